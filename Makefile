@@ -1,0 +1,95 @@
+# Everything a user or developer runs. Needs only make and Python >= 3.11 with its venv module; all else goes into .venv.
+#   make PYTHON=/path/to/python3.12   chooses the interpreter .venv is made with
+#   make test PYTEST_ARGS='-k shapemap -x'   passes arguments on; BENCH_ARGS and DEMO_ARGS do the same
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e
+CODE := $(wildcard bbgrap agents coordinator tests benchmarks tools)
+MAX_LINES := 500
+BENCH_ARGS ?= zoo:resnet50 --agents 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-network bench check format-check lint types imports sizes format dev pins clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/runtime.stamp ## coordinator and two agents on this machine, ResNet50, verified and timed
+	@$(BIN)/bbgrap demo $(DEMO_ARGS)
+
+test: $(VENV)/test.stamp ## the default test suite
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: $(VENV)/test.stamp ## long property runs, 2,000 examples each
+	@$(BIN)/python -m pytest -m slow --hypothesis-profile=thorough --timeout=1800 $(PYTEST_ARGS)
+
+test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root)
+	@[ "$$(id -u)" = 0 ] || { echo "test-network makes network namespaces and must run as root" >&2; exit 1; }
+	@$(BIN)/python -m pytest -m network $(PYTEST_ARGS)
+
+bench: $(VENV)/runtime.stamp ## one machine against two local agents
+	@$(BIN)/bbgrap bench $(BENCH_ARGS)
+
+check: format-check lint types imports sizes ## all static checks (make -k check: all, even after a failure)
+
+format-check: $(VENV)/dev.stamp
+	@echo "checking format"
+	@$(BIN)/ruff format --quiet --check . || { echo "run: make format" >&2; exit 1; }
+
+lint: $(VENV)/dev.stamp
+	@echo "checking rules"
+	@$(BIN)/ruff check --quiet .
+
+types: $(VENV)/dev.stamp
+	@echo "checking types"
+	@$(BIN)/mypy --no-error-summary
+
+imports: $(VENV)/dev.stamp
+	@echo "checking import directions"
+	@$(BIN)/lint-imports --no-logo >$(VENV)/imports.log || { cat $(VENV)/imports.log >&2; exit 1; }
+
+sizes:
+	@echo "checking file sizes"
+	@find $(CODE) -name '*.py' -exec awk 'FNR == $(MAX_LINES) + 1 { print FILENAME " has more than $(MAX_LINES) lines: split it"; bad = 1 } END { exit bad }' {} +
+
+format: $(VENV)/dev.stamp ## rewrite the sources in the project's format
+	@$(BIN)/ruff check --quiet --fix --select I .
+	@$(BIN)/ruff format .
+
+dev: $(VENV)/dev.stamp ## make .venv with everything a developer needs
+
+pins: ## renew constraints.txt from what is newest now
+	@rm -rf build/pins && $(PYTHON) -m venv build/pins
+	@build/pins/bin/python -m pip --disable-pip-version-check -qq install '.[dev]'
+	@{ sed -n '/^#/p' constraints.txt; build/pins/bin/python -m pip freeze --exclude bbgrap | sort -f; } > build/pins/new.txt
+	@mv build/pins/new.txt constraints.txt
+
+clean: ## delete .venv, caches and build results
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
+
+# --- .venv: one stamp per set of packages, renewed when the project file or the pins change ---
+
+$(VENV)/created.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "bbgrap needs Python 3.11 or newer; '$(PYTHON)' is not. Run: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/runtime.stamp: $(VENV)/created.stamp pyproject.toml constraints.txt
+	@echo "installing bbgrap (about a minute on a fresh machine)"
+	@$(INSTALL) .
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/created.stamp pyproject.toml constraints.txt
+	@echo "installing bbgrap and the test tools (about a minute on a fresh machine)"
+	@$(INSTALL) '.[test]'
+	@touch $(VENV)/runtime.stamp $@
+
+$(VENV)/dev.stamp: $(VENV)/created.stamp pyproject.toml constraints.txt
+	@echo "installing bbgrap, the test tools and the checkers (about a minute on a fresh machine)"
+	@$(INSTALL) '.[dev]'
+	@touch $(VENV)/runtime.stamp $(VENV)/test.stamp $@

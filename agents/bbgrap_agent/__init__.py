@@ -1,0 +1,1 @@
+"""The process that runs on every machine and computes its part of a plan."""

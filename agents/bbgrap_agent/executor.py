@@ -1,0 +1,238 @@
+"""The thread that owns the data plane and runs requests.
+
+    receive -> deliver -> advance the oldest request that can go on -> receive ...
+
+A request begins with the host's first message. Several requests run interleaved: while the oldest waits for a message, the next one does
+one step at a time. Laws: only this thread touches the data plane (`post` and `wake` apart); an error in a kernel ends its request, not
+the agent; whatever comes over the network is dropped unless the schedule expects it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
+from bbgrap.graph.types import Array
+from bbgrap.program.execution import Execution
+from bbgrap.program.schedule import Schedule
+from bbgrap.protocol.data import Frame, Kind, Letter, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.messages import Peer
+from bbgrap.transport.data import Arrival, DataPlane
+
+MAX_EARLY = 1024
+"""Messages kept for requests that have not begun: the data of the fastest neighbours, for every request in flight."""
+MAX_ENDED = 4096
+"""Ended requests remembered, so that their late messages are known as such."""
+
+Key = tuple[int, int]
+"""Epoch and request."""
+
+Segment = Callable[[Sequence[Array]], Sequence[Array]]
+"""A loaded segment; its inputs and outputs are in the order of `Run`."""
+
+_log = logging.getLogger("bbgrap.agent")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A deployment as the executor needs it.
+
+    Invariants: `addresses` are the data planes of all devices, in device order, the host last.
+    """
+
+    epoch: int
+    schedule: Schedule
+    segments: tuple[Segment, ...]
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+    received: Mapping[int, Letter] = field(init=False)
+    sent: Mapping[int, Letter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look up once what every message is."""
+        object.__setattr__(self, "received", letters_received(self.schedule))
+        object.__setattr__(self, "sent", letters_sent(self.schedule))
+
+    @property
+    def destinations(self) -> tuple[str, ...]:
+        """The data planes it sends to."""
+        return tuple(self.addresses[device] for device in sorted({letter.peer for letter in self.sent.values()}))
+
+
+@dataclass(slots=True)
+class _Running:
+    deployment: Deployment
+    execution: Execution
+    request: int
+    can_go_on: bool = True
+
+
+class Executor:
+    """Runs requests until `stop`.
+
+    Invariants: a request is in at most one of `_running`, `_early` and `_ended`.
+    """
+
+    def __init__(self, plane: DataPlane, on_failure: Callable[[int, int, str], None]) -> None:
+        """Own a data plane; `on_failure(epoch, request, reason)` is called from this thread."""
+        self.plane = plane
+        self._on_failure = on_failure
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._deployments: dict[int, Deployment] = {}
+        self._running: dict[Key, _Running] = {}
+        self._early: OrderedDict[Key, list[tuple[int, list[Array]]]] = OrderedDict()
+        self._early_count = 0
+        self._ended: OrderedDict[Key, None] = OrderedDict()
+        self._ping_addresses: frozenset[str] = frozenset()
+        self._complained: set[str] = set()
+        self._stopped = False
+
+    # --- from other threads -------------------------------------------------------------------------------------------------------
+
+    def post(self, command: Callable[[], None]) -> None:
+        """Have a function called in the executor's thread, soon."""
+        self._commands.put(command)
+        self.plane.wake()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self.post(self._stop)
+
+    # --- in the executor's thread ---------------------------------------------------------------------------------------------------
+
+    def install(self, deployment: Deployment) -> None:
+        """Make a deployment ready for requests."""
+        self._deployments[deployment.epoch] = deployment
+        for address in deployment.destinations:
+            self.plane.connect(address)
+
+    def remove(self, epoch: int) -> None:
+        """Forget a deployment and its requests."""
+        deployment = self._deployments.pop(epoch, None)
+        if deployment is None:
+            return
+        for key in [key for key in (*self._running, *self._early) if key[0] == epoch]:
+            self._end(key)
+        for address in deployment.destinations:
+            self.plane.disconnect(address)
+
+    def drop(self, epoch: int, request: int) -> None:
+        """Forget a request."""
+        self._end((epoch, request))
+
+    def allow_pings(self, peers: Sequence[Peer]) -> None:
+        """Answer the pings of these peers."""
+        self._ping_addresses = frozenset(peer.address for peer in peers)
+
+    def run(self) -> None:
+        """Work until stopped."""
+        while not self._stopped:
+            busy = any(running.can_go_on for running in self._running.values())
+            arrival = self.plane.receive(0 if busy else None)
+            if arrival is not None:
+                self.accept(arrival)
+            while not self._commands.empty():
+                self._commands.get()()
+            self._advance()
+        self.plane.close()
+
+    def accept(self, arrival: Arrival) -> None:
+        """Take a message, or drop it if nobody expects it."""
+        try:
+            frame = Frame.parse(arrival.header)
+            if frame.kind in {Kind.DATA, Kind.START}:
+                self._take(frame, arrival)
+            elif frame.kind is Kind.PING:
+                self._answer_ping(frame, arrival)
+        except RemoteProtocolError as error:
+            if arrival.sender not in self._complained and len(self._complained) < 1000:
+                self._complained.add(arrival.sender)
+                _log.warning("dropping messages of %s: %s", arrival.sender, error)
+
+    def _take(self, frame: Frame, arrival: Arrival) -> None:
+        key = (frame.epoch, frame.request)
+        deployment = self._deployments.get(frame.epoch)
+        if deployment is None or key in self._ended:
+            return
+        running = self._running.get(key)
+        if running is None and frame.source == deployment.schedule.host:
+            running = self._begin(key, deployment)
+        if frame.kind is Kind.START:
+            return
+        letter = deployment.received.get(frame.message)
+        if letter is None or letter.peer != frame.source:
+            raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
+        parts = unpack(letter.types, arrival.payload)
+        if running is None:
+            self._keep_early(key, frame.message, parts)
+        else:
+            running.execution.deliver(frame.message, parts)
+            running.can_go_on = True
+
+    def _begin(self, key: Key, deployment: Deployment) -> _Running:
+        running = self._running[key] = _Running(deployment, Execution(deployment.schedule), key[1])
+        early = self._early.pop(key, [])
+        self._early_count -= len(early)
+        for message, parts in early:
+            running.execution.deliver(message, parts)
+        return running
+
+    def _keep_early(self, key: Key, message: int, parts: list[Array]) -> None:
+        self._early.setdefault(key, []).append((message, parts))
+        self._early_count += 1
+        while self._early_count > MAX_EARLY:
+            self._early_count -= len(self._early.popitem(last=False)[1])
+
+    def _end(self, key: Key) -> None:
+        self._running.pop(key, None)
+        self._early_count -= len(self._early.pop(key, []))
+        self._ended[key] = None
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    def _advance(self) -> None:
+        """Let the oldest request that can go on do so; a younger one does a single step before messages are looked for again."""
+        for place, (key, running) in enumerate(self._running.items()):
+            if running.can_go_on:
+                self._step(key, running, None if place == 0 else 1)
+                return
+
+    def _step(self, key: Key, running: _Running, limit: int | None) -> None:
+        deployment, execution = running.deployment, running.execution
+        before = execution.position
+
+        def kernel(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
+            try:
+                return deployment.segments[segment](inputs)
+            except Exception as error:  # onnxruntime's exceptions have no common base
+                raise ExecutionError(f"segment '{deployment.names[segment]}': {' '.join(str(error).split())[:2000]}") from error
+
+        def outbox(message: int, destination: int, parts: Sequence[Array]) -> None:
+            header = Frame(Kind.DATA, deployment.schedule.device, key[0], key[1], message).to_bytes()
+            self.plane.send(deployment.addresses[destination], header, pack(deployment.sent[message].types, parts))
+
+        try:
+            finished = execution.advance(kernel, outbox, limit=limit)
+        except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
+            self._end(key)
+            self._on_failure(key[0], key[1], str(error))
+            return
+        if finished:
+            self._end(key)
+        running.can_go_on = limit is not None and execution.position != before
+
+    def _answer_ping(self, frame: Frame, arrival: Arrival) -> None:
+        address = bytes(arrival.payload[:256]).split(b"\0", 1)[0].decode("ascii", "replace")
+        if address not in self._ping_addresses:
+            return
+        self.plane.connect(address)
+        answer = Frame(Kind.PONG, 0, 0, frame.request, 0).to_bytes()
+        self.plane.send(address, answer, bytes(min(frame.message, 1 << 22)))
+        self.plane.disconnect(address)
+
+    def _stop(self) -> None:
+        self._stopped = True

@@ -1,0 +1,136 @@
+"""The command `bbgrap-agent`: one agent on this machine, until it is stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bbgrap.errors import BbgrapError, ClusterFileError, UsageError
+
+_log = logging.getLogger("bbgrap.agent")
+
+
+def main(
+    join: Annotated[str, typer.Option(help="The coordinator: tcp://HOST:PORT.", envvar="BBGRAP_COORDINATOR")],
+    name: Annotated[str, typer.Option(help="A name of its own in the cluster; default: host name and process number.")] = "",
+    threads: Annotated[int, typer.Option(min=0, help="Threads that compute; 0: one per core it may use.")] = 0,
+    profile: Annotated[Path | None, typer.Option(help="A measured or hand-written profile of this machine.")] = None,
+    core: Annotated[int | None, typer.Option(min=0, help="Use this core only.")] = None,
+    cores: Annotated[str, typer.Option(help="Use these cores only, for example 0,2-3.")] = "",
+    cache_dir: Annotated[Path | None, typer.Option(help="Where weights are kept; default ~/.cache/bbgrap/agent.")] = None,
+    advertise: Annotated[str, typer.Option(help="The host name or address other machines reach this one by.")] = "",
+    data_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: a free one.")] = 0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
+    debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
+) -> None:
+    """Join a coordinator and compute for it."""
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    try:
+        chosen = parse_cores(cores) if cores else {core} if core is not None else set()
+        if chosen:
+            pin(chosen)
+        fault = _work(join, name, threads, profile, cache_dir, advertise, data_port)
+    except BbgrapError as error:
+        if debug:
+            raise
+        typer.echo(f"bbgrap-agent: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
+    if fault:
+        typer.echo(f"bbgrap-agent: {fault}", err=True)
+        raise typer.Exit(1)
+
+
+def _work(join: str, name: str, threads: int, profile: Path | None, cache_dir: Path | None, advertise: str, data_port: int) -> str:
+    # Here and not above: affinity must be set before the libraries count cores, and `--help` must be quick.
+    import zmq
+
+    from bbgrap.transport.control import ControlClient, check_address
+    from bbgrap.transport.data import ZmqDataPlane
+    from bbgrap_agent.agent import Agent
+    from bbgrap_agent.facts import introduce
+    from bbgrap_agent.weights import WeightStore
+
+    address = check_address(join)
+    host = advertise or own_address(address)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    plane = ZmqDataPlane(context, f"tcp://*:{data_port}", host)
+    control = ControlClient(context, address)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    store = WeightStore(cache_dir or home / "bbgrap" / "agent")
+    given = None if profile is None else read_profile(profile)
+    introduction = introduce(name or f"{socket.gethostname()}-{os.getpid()}", threads, plane.address, given)
+    agent = Agent(control, plane, introduction, store)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
+    _log.info("agent '%s', %d threads, joins %s, data plane at %s", introduction.name, introduction.threads, address, plane.address)
+    try:
+        return agent.run()
+    finally:
+        context.term()
+
+
+def parse_cores(text: str) -> set[int]:
+    """Return the cores of a list like `0,2-3`.
+
+    Raises:
+        UsageError: if it is none.
+    """
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise UsageError(f"cores: expected a list like 0,2-3, got '{text}'")
+        chosen.update(range(int(first), int(last or first) + 1))
+    return chosen
+
+
+def pin(cores: set[int]) -> None:
+    """Bind this process, with all threads to come, to some cores.
+
+    Raises:
+        UsageError: if this process may not use them, or the system has no such thing.
+    """
+    try:
+        os.sched_setaffinity(0, cores)
+    except (AttributeError, OSError, ValueError) as error:
+        raise UsageError(f"cores: this process cannot be bound to {sorted(cores)}: {error}") from error
+
+
+def own_address(coordinator: str) -> str:
+    """Return the address of this machine on the way to the coordinator; nothing is sent."""
+    host, _, port = coordinator.removeprefix("tcp://").rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))
+            return str(probe.getsockname()[0])
+        except OSError as error:
+            raise UsageError(f"coordinator '{coordinator}': its host cannot be found: {error.strerror or error}") from error
+
+
+def read_profile(path: Path) -> object:
+    """Read a profile file (JSON).
+
+    Raises:
+        ClusterFileError: if it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ClusterFileError(f"profile '{path}': {error}") from error
+
+
+def run() -> None:
+    """Start the command line."""
+    typer.run(main)
+
+
+if __name__ == "__main__":
+    run()

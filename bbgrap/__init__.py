@@ -1,0 +1,1 @@
+"""Partition ONNX models over several CPU machines."""

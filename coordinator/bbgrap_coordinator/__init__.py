@@ -1,0 +1,1 @@
+"""The process that registers agents, plans, deploys and dispatches requests."""

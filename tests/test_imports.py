@@ -1,0 +1,79 @@
+"""What import-linter's layers cannot say: every module has a layer, and the lower ones are pure."""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+LAYERS = [
+    module.strip(" ()")
+    for contract in CONTRACTS
+    if contract["type"] == "layers"
+    for layer in contract["layers"]
+    for module in layer.split("|")
+]
+PURE = LAYERS[LAYERS.index("bbgrap.zoo") :]
+
+# No socket, thread, process, clock or unseeded randomness, no kernels, no terminal.
+IMPURE = {
+    "asyncio",
+    "concurrent",
+    "multiprocessing",
+    "onnxruntime",
+    "psutil",
+    "random",
+    "rich",
+    "secrets",
+    "selectors",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+    "typer",
+    "uuid",
+    "zmq",
+}
+
+
+def sources(module: str) -> list[Path]:
+    """List the files of a module or package; none if it is not written yet."""
+    path = ROOT.joinpath(*module.split("."))
+    return [path.with_suffix(".py")] if path.with_suffix(".py").exists() else sorted(path.rglob("*.py"))
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the top-level name and the line of every import, at whatever depth it stands."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((alias.name.partition(".")[0], node.lineno) for alias in names)
+            case ast.ImportFrom(module=str(name)):
+                yield name.partition(".")[0], node.lineno
+            case ast.Name(id="__import__") | ast.Attribute(attr="import_module"):
+                yield "importlib", node.lineno
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_import_nothing_impure(module):
+    faults = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sources(module)
+        for name, line in imported(ast.parse(path.read_text()))
+        if name in IMPURE | {"importlib"}
+    ]
+    assert not faults
+
+
+def test_import_finder_sees_every_form():
+    text = "import time\ndef f():\n    import os.path, zmq.asyncio\n    from socket import AF_INET\n    __import__('x')"
+    assert sorted(imported(ast.parse(text))) == [("importlib", 5), ("os", 3), ("socket", 4), ("time", 1), ("zmq", 3)]
+
+
+def test_every_module_has_a_layer():
+    written = {f"bbgrap.{path.stem}" for path in (ROOT / "bbgrap").iterdir() if path.suffix == ".py"}
+    written |= {f"bbgrap.{path.parent.name}" for path in (ROOT / "bbgrap").glob("*/__init__.py")}
+    assert written - set(LAYERS) == {"bbgrap.__init__"}
