@@ -1,0 +1,1 @@
+"""The kernels: everything that imports onnxruntime."""

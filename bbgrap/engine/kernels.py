@@ -1,0 +1,34 @@
+"""Running the segments of a deployment with onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnxruntime as ort
+
+from bbgrap.engine.sessions import make_session
+from bbgrap.graph import Array
+from bbgrap.program.artifacts import Artifacts, SegmentModel
+from bbgrap.program.execution import Kernel
+
+
+def load_segment(model: SegmentModel, weights: Mapping[str, Array], *, threads: int = 1) -> ort.InferenceSession:
+    """Load one segment; `weights` are slices by digest."""
+    arrays = {name: weights[ref.digest] for name, ref in model.weights.items()}
+    return make_session(model.skeleton, weights=arrays, threads=threads)
+
+
+def local_kernels(artifacts: Artifacts, *, threads: int = 1) -> list[Kernel]:
+    """Load the segments of every device into this process and return one kernel per device, for `simulate`."""
+    return [_kernel(device.segments, artifacts.weights, threads) for device in artifacts.devices]
+
+
+def _kernel(segments: Sequence[SegmentModel], weights: Mapping[str, Array], threads: int) -> Kernel:
+    sessions = [load_segment(segment, weights, threads=threads) for segment in segments]
+
+    def run(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
+        model = segments[segment]
+        outputs: Sequence[Array] = sessions[segment].run(list(model.outputs), dict(zip(model.inputs, inputs, strict=True)))
+        return outputs
+
+    return run

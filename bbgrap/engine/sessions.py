@@ -1,0 +1,123 @@
+"""onnxruntime sessions, made in one place and in one way: all optimisations, quiet, weights shared, threads under control.
+
+Threads. A session of its own pool with n threads computes in the calling thread and n-1 helpers; with one thread there are none. Many
+sessions in one process (an agent has one per segment) can share one pool per process instead. Two properties of onnxruntime (1.31)
+decide who may ask for that: once the shared pool exists, *every* session of the process must use it, those of other libraries
+too, and its helpers always spin for a while after a run (40 ms of one core measured), whatever `spinning` says. So it is for
+processes that belong to us (agents), and off by default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from bbgrap.errors import ModelError
+from bbgrap.graph.types import Array, DType, TensorType
+
+_FATAL = 4
+"""onnxruntime's log level: every error also arrives as an exception, and warnings are not for the user's terminal."""
+
+_DTYPES = {f"tensor({dtype.name.lower()})": dtype for dtype in DType if dtype is not DType.OTHER}
+
+_pool_threads = 0
+"""Size of this process's shared pool; 0 while there is none."""
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_session(
+    model: bytes | Path,
+    *,
+    weights: Mapping[str, Array] | None = None,
+    threads: int | None = None,
+    shared_pool: bool = False,
+    spinning: bool | int = True,
+    optimize: bool = True,
+) -> ort.InferenceSession:
+    """Load a model for running on the CPU.
+
+    Args:
+        model: The bytes of a model, or its file; a file may refer to weights beside it.
+        weights: Arrays for the initializers whose bytes are not in the model, by name; shared, not copied, and kept alive.
+        threads: How many threads compute one operator, the calling one included; None for all cores of this process.
+        shared_pool: Use one pool for all sessions of this process. Its size is what the first such session asks for.
+        spinning: Whether idle helpers wait busily for the next operator (faster, burns a core); a number is for how many microseconds.
+        optimize: Apply all of onnxruntime's optimisations; without, run the model as it is.
+
+    Raises:
+        ModelError: if onnxruntime cannot load the model.
+    """
+    options = session_options(threads=threads, shared_pool=shared_pool, spinning=spinning)
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    return open_session(model, options, weights or {})
+
+
+def session_options(*, threads: int | None, shared_pool: bool = False, spinning: bool | int = True) -> ort.SessionOptions:
+    """Return options that are quiet and follow the process's rule for threads; arguments as in `make_session`."""
+    count = usable_cores() if threads is None else threads
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL
+    if (shared_pool and count > 1 and _share_pool(count)) or _pool_threads:
+        options.use_per_session_threads = False
+        return options
+    options.intra_op_num_threads = count
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
+    if spinning is not True and spinning:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(spinning))  # unknown before 1.26, and ignored
+    return options
+
+
+def open_session(
+    model: bytes | Path, options: ort.SessionOptions, weights: Mapping[str, Array], *, disabled_optimizers: tuple[str, ...] = ()
+) -> ort.InferenceSession:
+    """Load a model with the given options on the CPU.
+
+    Raises:
+        ModelError: if onnxruntime cannot load the model; its reason in one line.
+    """
+    values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()}
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
+    try:
+        session = ort.InferenceSession(
+            model if isinstance(model, bytes) else str(model),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(disabled_optimizers) or None,
+            enable_fallback=0,  # it would print, and try the same provider again
+        )
+    except Exception as error:  # its exceptions have no common base
+        raise ModelError(f"onnxruntime {ort.__version__} cannot load the model: {reason_of(error)}") from None
+    session.kept_alive = values  # the session reads the arrays' memory
+    return session
+
+
+def declared_type(argument: ort.NodeArg) -> TensorType:
+    """Return the type that a session declares for an input or output; `shape=None` unless it is concrete."""
+    dtype = _DTYPES.get(argument.type, DType.OTHER)
+    concrete = isinstance(argument.shape, list) and all(isinstance(size, int) for size in argument.shape)
+    return TensorType(dtype, tuple(argument.shape) if concrete and dtype is not DType.OTHER else None)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the message of an onnxruntime exception in one line, without its label."""
+    return " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
+
+
+def _share_pool(threads: int) -> bool:
+    """Make this process's shared pool unless it exists; return whether there is one."""
+    global _pool_threads  # noqa: PLW0603,RUF100 - onnxruntime's pool is one per process, too
+    if not _pool_threads and hasattr(ort, "set_global_thread_pool_sizes"):  # since 1.23
+        ort.set_global_thread_pool_sizes(threads, 1)
+        _pool_threads = threads
+    return bool(_pool_threads)

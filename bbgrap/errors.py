@@ -1,0 +1,59 @@
+"""Every error this package raises on purpose.
+
+Law: a message says who, what was expected, what was got and what to do; the class says whose fault it is, and with it the exit code
+of the command line (see `docs/interface.md`).
+"""
+
+
+class BbgrapError(Exception):
+    """Base of all errors that a user can cause or must see; everything else is a bug."""
+
+    exit_code = 1
+
+
+class ModelError(BbgrapError):
+    """The model file cannot be read, is rejected by the ONNX checker, or has no meaning for its inputs."""
+
+
+class InputError(BbgrapError):
+    """A tensor given by the user does not fit the model's input: name, dtype or shape."""
+
+
+class PlanError(BbgrapError):
+    """No plan exists for this model on this cluster, or a plan breaks one of its invariants."""
+
+
+class ProgramError(BbgrapError):
+    """A program breaks one of its invariants, or a pass changed what it must keep."""
+
+
+class ClusterFileError(BbgrapError):
+    """A cluster or profile file is wrong; the message lists every fault in it."""
+
+
+class UsageError(BbgrapError):
+    """Options that contradict each other or the model."""
+
+    exit_code = 2
+
+
+class ClusterUnavailableError(BbgrapError):
+    """No coordinator answers, or it has no agent to work with."""
+
+    exit_code = 3
+
+
+class ExecutionError(BbgrapError):
+    """A request failed while it ran: a kernel error, a lost agent, a deadline."""
+
+
+class ProtocolError(BbgrapError):
+    """Bytes or messages that the protocol does not allow; subclasses say who broke it."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side sent something malformed, oversized or out of turn."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side tried to send something malformed, oversized or out of turn: a bug or a wrong call."""

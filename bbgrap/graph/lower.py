@@ -1,0 +1,152 @@
+"""Rewriting a fresh `Graph` into fewer kinds of operators, without changing what it computes.
+
+- Wires go: `Identity`, and `Dropout` outside training. One stays where it is the direct way from a graph input, a weight or another
+  graph output to a graph output, or where the body of a control-flow node reads one of its ends by name.
+- `Split` becomes one `Slice` per output: each is a plain copy, so the parts can be computed, and placed, apart.
+- Nodes that no output depends on go, and with them the weights and types that nothing mentions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from itertools import accumulate, count
+
+import numpy as np
+
+from bbgrap.graph.types import Graph, Node, TensorType, Weight
+from bbgrap.graph.weights import make_weight
+
+_SLICE_WITH_INPUTS = 10
+"""The opset from which `Slice` takes starts and ends as inputs."""
+
+_DROPOUT_WITH_MODE = 12
+"""The opset from which `Dropout` takes `training_mode` as an input; from 7 to here it never drops anything."""
+
+
+def lower(graph: Graph) -> Graph:
+    """Apply every rewriting of this module once, in the order of its list."""
+    return remove_dead(split_to_slices(remove_wires(graph)))
+
+
+def remove_wires(graph: Graph) -> Graph:
+    """Remove nodes that hand on their first input unchanged, and let its readers read what it read."""
+    pinned = {name for node in graph.nodes for name in node.captured}
+    alias: dict[str, str] = {}
+    kept = [node for node in graph.nodes if not (_is_wire(graph, node) and _bypass(graph, node, pinned, alias))]
+    if not alias:
+        return graph
+    nodes = [replace(node, inputs=_resolve(alias, node.inputs), outputs=_resolve(alias, node.outputs)) for node in kept]
+    types = dict(graph.types)
+    for name, (stand_in,) in ((name, _resolve(alias, (name,))) for name in alias):
+        if types[stand_in].shape is None:
+            types[stand_in] = types[name]
+    return replace(graph, nodes=tuple(nodes), types=types)
+
+
+def split_to_slices(graph: Graph) -> Graph:
+    """Replace every `Split` whose parts have known sizes."""
+    if graph.opsets.get("", 0) < _SLICE_WITH_INPUTS:
+        return graph
+    nodes: list[Node] = []
+    weights: dict[str, Weight] = {}
+    for node in graph.nodes:
+        sizes = _part_sizes(graph, node) if node.op == "Split" and not node.domain else None
+        if sizes is None:
+            nodes.append(node)
+        else:
+            nodes += _slices(graph, node, sizes, weights)
+    types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
+    return replace(graph, nodes=tuple(nodes), weights={**graph.weights, **weights}, types=types) if weights else graph
+
+
+def remove_dead(graph: Graph) -> Graph:
+    """Keep only what the graph outputs depend on, and all graph inputs."""
+    needed = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.outputs):
+            kept.append(node)
+            needed.update(node.reads)
+    nodes = tuple(reversed(kept))
+    defined = needed.union(graph.inputs, *(node.outputs for node in nodes))
+    return replace(
+        graph,
+        nodes=nodes,
+        weights={name: weight for name, weight in graph.weights.items() if name in needed},
+        types={name: type_ for name, type_ in graph.types.items() if name in defined},
+    )
+
+
+def unique_name(wanted: str, *taken: Container[str]) -> str:
+    """Return the wanted name, with a number added if it is in use."""
+    candidates = (wanted if k == 1 else f"{wanted}_{k}" for k in count(1))
+    return next(name for name in candidates if not any(name in names for names in taken))
+
+
+def _is_wire(graph: Graph, node: Node) -> bool:
+    if node.domain or node.op not in ("Identity", "Dropout"):
+        return False
+    if node.op == "Identity":
+        return True
+    opset = graph.opsets.get("", 0)
+    mask_is_read = len(node.outputs) > 1 and (node.outputs[1] in graph.consumers or node.outputs[1] in graph.outputs)
+    mode = node.inputs[2] if len(node.inputs) > 2 and opset >= _DROPOUT_WITH_MODE else ""
+    constant = graph.constant(mode)
+    trains = bool(mode) and (constant is None or bool(constant.any()))
+    return opset >= 7 and not mask_is_read and not trains
+
+
+def _bypass(graph: Graph, wire: Node, pinned: set[str], alias: dict[str, str]) -> bool:
+    """Let one end of a wire stand for the other, if nothing needs both names; return whether that is so."""
+    (source,), target = _resolve(alias, wire.inputs[:1]), wire.outputs[0]
+    if target in pinned:
+        return False
+    if target not in graph.outputs:
+        alias[target] = source
+    elif source in graph.producers and source not in graph.outputs and source not in pinned:
+        alias[source] = target
+    else:
+        return False
+    return True
+
+
+def _resolve(alias: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Follow each name to the one that stands for it."""
+    while any(name in alias for name in names):
+        names = tuple(alias.get(name, name) for name in names)
+    return names
+
+
+def _axis(graph: Graph, node: Node) -> int:
+    axis = node.attributes.get("axis", 0)
+    rank = len(graph.types[node.inputs[0]].known_shape)
+    return axis % rank if isinstance(axis, int) and rank else 0
+
+
+def _part_sizes(graph: Graph, node: Node) -> list[int] | None:
+    """Return the length of each part along the axis, or None if one is not known before the run."""
+    parts = [graph.types.get(name) for name in node.outputs]
+    if graph.types[node.inputs[0]].shape is None:
+        return None
+    axis = _axis(graph, node)
+    shapes = [part.shape for part in parts if isinstance(part, TensorType) and part.shape is not None]
+    return [shape[axis] for shape in shapes] if len(shapes) == len(node.outputs) else None
+
+
+def _slices(graph: Graph, node: Node, sizes: list[int], weights: dict[str, Weight]) -> list[Node]:
+    """Make one `Slice` per part, and add the weights they read to `weights`."""
+    bounds = [0, *accumulate(sizes)]
+    numbers = {"axis": _axis(graph, node), "step": 1, **{f"at{bound}": bound for bound in bounds}}
+    names = {label: unique_name(f"{node.name}.{label}", graph.types, weights) for label in numbers}
+    for label, value in numbers.items():
+        weights[names[label]] = make_weight(names[label], np.array([value], np.int64))
+    return [
+        Node(
+            unique_name(f"{node.name}.{k}", graph.node_by_name),
+            "Slice",
+            (node.inputs[0], names[f"at{start}"], names[f"at{stop}"], names["axis"], names["step"]),
+            (output,),
+        )
+        for k, (output, start, stop) in enumerate(zip(node.outputs, bounds[:-1], bounds[1:], strict=True))
+    ]

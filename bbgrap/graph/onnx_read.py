@@ -1,0 +1,252 @@
+"""From an ONNX file to a checked handle.
+
+Laws: nothing outside the directory of the model file is ever opened; a large weight is taken out of the protobuf when the file is
+read and kept beside it as an array, so that every later step copies kilobytes. One of the files that import onnx (see `onnx_io`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx  # noqa: TID251 - a part of onnx_io
+import onnx.inliner  # noqa: TID251 - a part of onnx_io
+import onnx.shape_inference  # noqa: TID251 - a part of onnx_io
+from onnx import TensorProto, numpy_helper  # noqa: TID251 - a part of onnx_io
+
+from bbgrap.errors import ModelError
+from bbgrap.graph.types import Array, DType
+
+INLINE_BYTES = 1024
+"""A weight of at most this many bytes stays inside the protobuf: every parameter that steers a shape is smaller (at most one int64
+per axis), and onnxruntime's optimiser and ONNX's shape inference look only at weights that are inside."""
+
+LEAST_IR_VERSION = 8
+"""The least IR version that is written: since version 4, weights need not be graph inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """A graph input or output as the file declares it: a dimension is a number, a symbol, or unknown; `shape=None` has no rank."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelFile:
+    """A checked ONNX model; a handle to pass on, not to look into.
+
+    `proto` and `weights` belong to the files that import onnx. `weights` holds the arrays (read-only, maybe memory-mapped) of the
+    initializers whose bytes were taken out of `proto`.
+    """
+
+    name: str
+    inputs: tuple[ModelInput, ...]
+    """What a caller must give; initializers that old files list as inputs too are not among them."""
+    outputs: tuple[ModelInput, ...]
+    opsets: Mapping[str, int]
+    """Domain ('' is ai.onnx) to version."""
+    proto: onnx.ModelProto = field(repr=False)
+    weights: Mapping[str, Array] = field(repr=False)
+
+    def detached(self) -> tuple[bytes, Mapping[str, Array]]:
+        """Return the model without its large weights, and these by initializer name."""
+        return self.proto.SerializeToString(deterministic=True), self.weights
+
+    @property
+    def operators(self) -> frozenset[tuple[str, str]]:
+        """Domain and type of every operator in the model, those in the bodies of control flow included."""
+        return frozenset((standard_domain(n.domain), n.op_type) for g in graphs_of(self.proto.graph) for n in g.node)
+
+
+def read_model(path: Path) -> ModelFile:
+    """Read and check an ONNX file.
+
+    Raises:
+        ModelError: if the file is missing, is not ONNX, breaks the ONNX rules, is newer than the onnx package, uses sparse weights,
+            or keeps weights in files that are missing, too short, or not inside the directory of the model.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"model '{path}': cannot be read: {error.strerror or error}") from None
+    try:
+        proto = onnx.ModelProto.FromString(data)
+    except Exception:  # protobuf's DecodeError; that package ships no types
+        raise ModelError(f"model '{path}': it is not an ONNX file, or it is cut short") from None
+    if not proto.ir_version or not proto.graph.node:
+        raise ModelError(f"model '{path}': it is not an ONNX file, or it has no nodes")
+    _check_versions(path, proto)
+    _check_external_files(path, proto)
+    try:
+        onnx.checker.check_model(path, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        raise ModelError(f"model '{path}': the ONNX checker rejects it: {_first_line(error)}") from None
+    return _handle(path.stem, proto, path.parent)
+
+
+def parse_model(data: bytes, directory: Path, name: str) -> ModelFile:
+    """Make a handle of a model that onnxruntime has just written, unchecked; `directory` holds the weights that it left out."""
+    return _handle(name, onnx.ModelProto.FromString(data), directory)
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and every graph inside it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from graphs_of(body)
+
+
+def dtype_of(code: int) -> DType:
+    """Return the element type of an ONNX type code; `OTHER` if it is none that can leave its machine."""
+    return DType(code) if code in DType._value2member_map_ else DType.OTHER
+
+
+def standard_domain(domain: str) -> str:
+    """Return '' for the standard operators, which may also be written 'ai.onnx'."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def array_of(tensor: TensorProto) -> Array:
+    """Return the content of a tensor inside the protobuf, read-only; types that numpy lacks become those of `ml_dtypes`."""
+    array: Array = np.asarray(numpy_helper.to_array(tensor))
+    array.flags.writeable = False
+    return array
+
+
+def detach(tensor: TensorProto, nbytes: int, offset: int = 0, location: str = "weights") -> None:
+    """Replace the bytes of a tensor by a reference to a file; with the default place, whoever loads the model gives it by name."""
+    for content in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+        tensor.ClearField(content)
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(nbytes))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+
+
+def is_external(tensor: TensorProto) -> bool:
+    """Whether the bytes of a tensor are outside the protobuf."""
+    return tensor.data_location == TensorProto.EXTERNAL
+
+
+def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> ModelFile:
+    if proto.functions:
+        proto = onnx.inliner.inline_local_functions(proto)
+    if any(graph.sparse_initializer for graph in graphs_of(proto.graph)):
+        raise ModelError(f"model '{name}': it has sparse weights, which are not supported; export it with dense ones")
+    for tensor in _inner_tensors(proto.graph):
+        _load(tensor, directory)
+    weights: dict[str, Array] = {}
+    for tensor in proto.graph.initializer:
+        dtype = dtype_of(tensor.data_type)
+        nbytes = prod(tensor.dims) * dtype.itemsize
+        if nbytes > INLINE_BYTES and dtype is not DType.BFLOAT16:
+            weights[tensor.name] = _mapped(tensor, directory) if is_external(tensor) else array_of(tensor)
+            detach(tensor, nbytes)
+        else:
+            _load(tensor, directory)
+    proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    inputs = [value for value in proto.graph.input if value.name not in constants]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    return describe(name, proto, weights)
+
+
+def _load(tensor: TensorProto, directory: Path) -> None:
+    if is_external(tensor):
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(directory))
+
+
+def describe(name: str, proto: onnx.ModelProto, weights: Mapping[str, Array]) -> ModelFile:
+    """Make the handle of a model whose large weights are taken out."""
+    return ModelFile(
+        name,
+        tuple(_declared(value) for value in proto.graph.input),
+        tuple(_declared(value) for value in proto.graph.output),
+        {standard_domain(entry.domain): entry.version for entry in proto.opset_import},
+        proto,
+        weights,
+    )
+
+
+def _declared(value: onnx.ValueInfoProto) -> ModelInput:
+    tensor = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        return ModelInput(value.name, DType.OTHER, None)
+    if not tensor.HasField("shape"):
+        return ModelInput(value.name, dtype_of(tensor.elem_type), None)
+    dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+    return ModelInput(value.name, dtype_of(tensor.elem_type), dims)
+
+
+def _check_versions(path: Path, proto: onnx.ModelProto) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    opset = max((entry.version for entry in proto.opset_import if not standard_domain(entry.domain)), default=0)
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(f"model '{path}': IR version {proto.ir_version}; onnx {onnx.__version__} reads up to {onnx.IR_VERSION}")
+    if opset > newest:
+        raise ModelError(f"model '{path}': opset {opset}; onnx {onnx.__version__} knows up to {newest}")
+
+
+def _check_external_files(path: Path, proto: onnx.ModelProto) -> None:
+    """Refuse weights that are kept outside the model's directory, before anything opens them."""
+    functions = [onnx.GraphProto(node=function.node) for function in proto.functions]
+    tensors = [t for graph in (proto.graph, *functions) for t in (*graph.initializer, *_inner_tensors(graph))]
+    for tensor in tensors:
+        if is_external(tensor):
+            file, offset, length = _location(tensor, path.parent)
+            if file.stat().st_size < offset + length:
+                raise ModelError(f"model '{path}': weight '{tensor.name}' reaches beyond the end of '{file.name}': it is cut short")
+
+
+def _location(tensor: TensorProto, directory: Path) -> tuple[Path, int, int]:
+    """Return the file that holds a tensor, and offset and length in it, in bytes."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = Path(entries.get("location", ""))
+    who = f"weight '{tensor.name}': its file '{location}'"
+    if location.is_absolute() or ".." in location.parts or not location.parts:
+        raise ModelError(f"{who} is not a path inside the model's directory: refused")
+    file = directory / location
+    if not file.resolve().is_relative_to(directory.resolve()):
+        raise ModelError(f"{who} is a link that leads out of the model's directory: refused; put the file itself there")
+    if not file.is_file():
+        raise ModelError(f"{who} is missing; it must lie beside the model")
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
+    except ValueError:
+        offset = length = -1
+    if offset < 0 or length < 0:
+        raise ModelError(f"{who}: offset and length must be whole numbers")
+    return file, offset, length or prod(tensor.dims) * dtype_of(tensor.data_type).itemsize
+
+
+def _mapped(tensor: TensorProto, directory: Path) -> Array:
+    file, offset, _ = _location(tensor, directory)
+    dtype = dtype_of(tensor.data_type).numpy.newbyteorder("<")
+    array: Array = np.memmap(file, dtype, "r", offset, tuple(tensor.dims)).view(np.ndarray)
+    return array if array.flags.aligned else array.copy()
+
+
+def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Yield the tensors of all attributes, and the initializers of the graphs inside this one."""
+    for body in graphs_of(graph):
+        if body is not graph:
+            yield from body.initializer
+        for node in body.node:
+            for attribute in node.attribute:
+                yield from ([attribute.t] if attribute.HasField("t") else [])
+                yield from attribute.tensors
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,116 @@
+"""What is done to a model before it becomes a `Graph`: its opset is made current and its input shapes are made concrete.
+
+One of the files that import onnx (see `onnx_io`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx  # noqa: TID251 - a part of onnx_io
+from onnx import numpy_helper  # noqa: TID251 - a part of onnx_io
+
+from bbgrap.errors import InputError
+from bbgrap.graph.onnx_read import LEAST_IR_VERSION, ModelFile, ModelInput, array_of, describe, graphs_of, is_external
+
+OLDEST_OPSET = 13
+"""Older models are converted: from here on, parameters such as the axes of `Squeeze` are inputs."""
+
+TARGET_OPSET = 17
+"""What older models are converted to; every supported onnxruntime has kernels for it."""
+
+
+def normalize_opset(model: ModelFile) -> ModelFile:
+    """Convert a model older than opset 13 to 17; keep it as it is if it is newer or the converter cannot do it."""
+    if model.opsets.get("", TARGET_OPSET) >= OLDEST_OPSET:
+        return model
+    try:
+        proto = onnx.version_converter.convert_version(model.proto, TARGET_OPSET)
+    except Exception:  # the C++ converter raises whatever an operator's adapter throws
+        return model
+    if {tensor.name for tensor in proto.graph.initializer if is_external(tensor)} - set(model.weights):
+        return model  # it renamed a weight that was taken out
+    proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
+    return describe(model.name, proto, model.weights)
+
+
+def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -> ModelFile:
+    """Fix the shapes of all inputs.
+
+    A dimension that the file fixes must be the one given, except the first one: where that differs, the file hard-codes a batch
+    size (exporters do), and the constants of `Reshape` that repeat it become 0, 'as in the input'.
+
+    Raises:
+        InputError: if a shape is for no input, has the wrong rank, or differs from a dimension that is fixed; or if one is missing
+            for an input with free dimensions.
+    """
+    fixed = {item.name: _fixed_shape(item, shapes.get(item.name)) for item in model.inputs}
+    strangers = sorted(set(shapes) - set(fixed))
+    if strangers:
+        raise InputError(f"input '{strangers[0]}': the model has no such input, it has {', '.join(sorted(fixed))}")
+    if all(item.shape == fixed[item.name] for item in model.inputs):
+        return model
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    leading = {item.name: item.shape[0] for item in model.inputs if item.shape}
+    old_batches = {size for name, size in leading.items() if isinstance(size, int) and size != fixed[name][0]}
+    if old_batches:
+        _free_reshapes(proto.graph, old_batches)
+    for value in proto.graph.input:
+        del value.type.tensor_type.shape.dim[:]
+        for size in fixed[value.name]:
+            value.type.tensor_type.shape.dim.add().dim_value = size
+    _forget_shapes(proto.graph)
+    return describe(model.name, proto, model.weights)
+
+
+def _forget_shapes(graph: onnx.GraphProto) -> None:
+    """Drop the shapes written for the old sizes: shape inference would keep them, wrong as they are."""
+    for value in graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    for body in graphs_of(graph):
+        del body.value_info[:]
+
+
+def _fixed_shape(item: ModelInput, given: tuple[int, ...] | None) -> tuple[int, ...]:
+    declared = item.shape
+    if given is None:
+        if declared is None or not all(isinstance(size, int) for size in declared):
+            raise InputError(f"input '{item.name}': its shape {_shape_text(declared)} has free dimensions; give a concrete shape")
+        return tuple(size for size in declared if isinstance(size, int))
+    expected = f"input '{item.name}': expected {_shape_text(declared)}, got {_shape_text(given)}"
+    if any(size < 0 for size in given):
+        raise InputError(f"{expected}; sizes cannot be negative")
+    if declared is None:
+        return given
+    if len(declared) != len(given):
+        raise InputError(f"{expected}; the ranks differ")
+    pairs = enumerate(zip(declared, given, strict=True))
+    different = [axis for axis, (size, wanted) in pairs if axis > 0 and isinstance(size, int) and size != wanted]
+    if different:
+        raise InputError(f"{expected}; dimension {different[0]} is fixed by the model")
+    return given
+
+
+def _shape_text(shape: tuple[int | str | None, ...] | None) -> str:
+    return "a tensor of any rank" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def _free_reshapes(graph: onnx.GraphProto, batches: set[int]) -> None:
+    """Let every `Reshape` whose constant shape begins with an old batch size take that size from its input."""
+    constants = {tensor.name: array_of(tensor) for tensor in graph.initializer if not is_external(tensor)}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            constants[node.output[0]] = array_of(node.attribute[0].t)
+    for node in graph.node:
+        shape = constants.get(node.input[1]) if node.op_type == "Reshape" and len(node.input) > 1 else None
+        literal_zero = any(attribute.name == "allowzero" and attribute.i for attribute in node.attribute)
+        if shape is None or shape.ndim != 1 or not len(shape) or int(shape[0]) not in batches or literal_zero:
+            continue
+        if node.input[0] in constants:
+            continue  # a reshaped parameter has no batch
+        patched = np.concatenate([np.zeros(1, np.int64), shape[1:].astype(np.int64)])
+        node.input[1] = f"{node.output[0]}.shape"
+        graph.initializer.append(numpy_helper.from_array(patched, node.input[1]))

@@ -1,0 +1,201 @@
+"""From a `Graph` to an ONNX model: the same graph gives the same bytes. One of the files that import onnx (see `onnx_io`).
+
+An attribute is written with the kind that the operator's schema demands, so a `Graph` made by hand may say 1 where ONNX wants 1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+import onnx  # noqa: TID251 - a part of onnx_io
+from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper  # noqa: TID251 - a part of onnx_io
+
+from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_read import INLINE_BYTES, LEAST_IR_VERSION, detach
+from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, Weight
+
+_PROTOBUF_LIMIT = 2_000_000_000
+"""A protobuf message must be smaller than 2^31 bytes; this leaves room for everything that is not weights."""
+
+_KIND_CODES = {
+    onnx.defs.OpSchema.AttrType.FLOAT: AttributeProto.FLOAT,
+    onnx.defs.OpSchema.AttrType.INT: AttributeProto.INT,
+    onnx.defs.OpSchema.AttrType.STRING: AttributeProto.STRING,
+    onnx.defs.OpSchema.AttrType.FLOATS: AttributeProto.FLOATS,
+    onnx.defs.OpSchema.AttrType.INTS: AttributeProto.INTS,
+    onnx.defs.OpSchema.AttrType.STRINGS: AttributeProto.STRINGS,
+    onnx.defs.OpSchema.AttrType.GRAPHS: AttributeProto.GRAPHS,
+    onnx.defs.OpSchema.AttrType.TYPE_PROTO: AttributeProto.TYPE_PROTO,
+}
+
+_ALIGNMENT = 4096
+"""Weights in a file of their own begin at multiples of this many bytes, so that they can be memory-mapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A written model, and the names of the weights whose bytes are not in it, sorted."""
+
+    data: bytes
+    detached: tuple[str, ...]
+
+
+def write_graph(graph: Graph, *, weights: Literal["inline", "detached"], free_batch: bool = False) -> Written:
+    """Write a graph as a `ModelProto`.
+
+    With `detached` weights the model keeps only references for those larger than 1 KiB: whoever loads it gives the arrays by name
+    (`add_external_initializers`). Parameters that steer shapes, such as those of `Reshape`, `Slice` and `Pad`, are smaller and stay
+    inside, where onnxruntime's optimiser needs them; so do strings and element types that numpy does not have.
+
+    With `free_batch`, dimension 0 of every graph input and output becomes the symbol N.
+
+    Raises:
+        ModelError: if the model would be larger than a protobuf can be (2 GB).
+    """
+    detached = tuple(sorted(w.name for w in graph.weights.values() if _detachable(w))) if weights == "detached" else ()
+    proto = _proto(graph, dict.fromkeys(detached, (0, "weights")), free_batch)
+    try:
+        return Written(proto.SerializeToString(deterministic=True), detached)
+    except Exception as error:  # protobuf's EncodeError; that package ships no types
+        raise ModelError(f"model '{graph.name}': it cannot be written: {error}; keep its weights outside") from None
+
+
+def save_graph(graph: Graph, path: Path, *, free_batch: bool = False, inline_limit: int = _PROTOBUF_LIMIT) -> None:
+    """Write a graph to a file; if its weights take more than `inline_limit` bytes, these go to a file named `path` + '.data'.
+
+    Raises:
+        ModelError: if the model cannot be written.
+    """
+    movable = [w for _, w in sorted(graph.weights.items()) if _detachable(w)]
+    if sum(weight.array.nbytes for weight in movable) <= inline_limit:
+        path.write_bytes(write_graph(graph, weights="inline", free_batch=free_batch).data)
+        return
+    file = path.with_name(f"{path.name}.data")
+    with file.open("wb") as stream:
+        places = {weight.name: (_append(stream, weight.array), file.name) for weight in movable}
+    path.write_bytes(_proto(graph, places, free_batch).SerializeToString(deterministic=True))
+
+
+def _append(stream: BinaryIO, array: Array) -> int:
+    """Write an array at the next aligned position of a file and return that position."""
+    stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
+    offset = stream.tell()
+    stream.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data)
+    return offset
+
+
+def _detachable(weight: Weight) -> bool:
+    return weight.type.nbytes > INLINE_BYTES and weight.type.dtype is not DType.BFLOAT16
+
+
+def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free_batch: bool) -> onnx.ModelProto:
+    used = {node.domain for node in graph.nodes} | {""}
+    proto = onnx.ModelProto(ir_version=max(graph.ir_version, LEAST_IR_VERSION), producer_name="bbgrap")
+    for domain, version in sorted(graph.opsets.items()):
+        if domain in used or any(_has_body(node) for node in graph.nodes):  # a body may use any domain
+            proto.opset_import.add(domain=domain, version=version)
+    proto.graph.name = graph.name
+    proto.graph.input.extend(_value(graph, name, free_batch) for name in graph.inputs)
+    proto.graph.output.extend(_value(graph, name, free_batch) for name in graph.outputs)
+    proto.graph.node.extend(_node(node, graph.opsets) for node in graph.nodes)
+    proto.graph.initializer.extend(_tensor(weight, places.get(name)) for name, weight in sorted(graph.weights.items()))
+    return proto
+
+
+def _has_body(node: Node) -> bool:
+    return any(
+        isinstance(value, Subgraph) or (isinstance(value, tuple) and Subgraph in map(type, value)) for value in node.attributes.values()
+    )
+
+
+def _value(graph: Graph, name: str, free_batch: bool) -> ValueInfoProto:
+    type_ = graph.types[name]
+    value = ValueInfoProto(name=name)
+    if type_.dtype is DType.OTHER:
+        return value  # onnxruntime infers it
+    value.type.tensor_type.elem_type = type_.dtype.value
+    if type_.shape is not None:
+        value.type.tensor_type.shape.SetInParent()
+        for axis, size in enumerate(type_.shape):
+            dim = value.type.tensor_type.shape.dim.add()
+            if axis == 0 and free_batch:
+                dim.dim_param = "N"
+            else:
+                dim.dim_value = size
+    return value
+
+
+def _tensor(weight: Weight, place: tuple[int, str] | None) -> TensorProto:
+    if place is None:
+        return numpy_helper.from_array(np.ascontiguousarray(weight.array).reshape(weight.array.shape), weight.name)
+    tensor = TensorProto(name=weight.name, dims=weight.array.shape, data_type=weight.type.dtype.value)
+    detach(tensor, weight.type.nbytes, *place)
+    return tensor
+
+
+def _node(node: Node, opsets: Mapping[str, int]) -> NodeProto:
+    proto = NodeProto(op_type=node.op, name=node.name, domain=node.domain, input=node.inputs, output=node.outputs)
+    kinds = _kinds(node.op, opsets.get(node.domain, 1), node.domain)
+    for name, value in sorted(node.attributes.items()):
+        proto.attribute.append(_attribute(name, value, kinds.get(name)))
+    return proto
+
+
+def _kinds(op: str, opset: int, domain: str) -> dict[str, int]:
+    """Return the kind of each attribute by the operator's schema; nothing for operators that onnx does not know."""
+    try:
+        schema = onnx.defs.get_schema(op, opset, domain)
+    except onnx.defs.SchemaError:
+        return {}
+    return {name: _KIND_CODES[attribute.type] for name, attribute in schema.attributes.items() if attribute.type in _KIND_CODES}
+
+
+def _attribute(name: str, value: Attribute, kind: int | None) -> AttributeProto:
+    result = AttributeProto(name=name)
+    match value:
+        case bytes() if kind == AttributeProto.TYPE_PROTO:
+            result.type = AttributeProto.TYPE_PROTO
+            result.tp.ParseFromString(value)
+        case str() | bytes():
+            result.type, result.s = AttributeProto.STRING, _raw(value)
+        case int() | float() | np.number():
+            if kind == AttributeProto.FLOAT or (kind is None and isinstance(value, float)):
+                result.type, result.f = AttributeProto.FLOAT, float(value)
+            else:
+                result.type, result.i = AttributeProto.INT, int(value)
+        case Subgraph():
+            result.type = AttributeProto.GRAPH
+            result.g.ParseFromString(value.serialized)
+        case np.ndarray():
+            result.type = AttributeProto.TENSOR
+            result.t.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape)))
+        case tuple():
+            return _sequence(name, value, kind)
+    return result
+
+
+def _sequence(name: str, values: Sequence[object], kind: int | None) -> AttributeProto:
+    if kind is None:
+        kinds = {str: AttributeProto.STRINGS, float: AttributeProto.FLOATS, Subgraph: AttributeProto.GRAPHS}
+        kind = kinds.get(type(values[0]), AttributeProto.INTS) if values else AttributeProto.INTS
+    result = AttributeProto(name=name, type=AttributeProto.AttributeType.ValueType(kind))
+    for value in values:
+        match value:
+            case Subgraph():
+                result.graphs.add().ParseFromString(value.serialized)
+            case str() | bytes():
+                result.strings.append(_raw(value))
+            case int() | float() | np.number():
+                numbers = result.floats if kind == AttributeProto.FLOATS else result.ints
+                numbers.append(value)
+            case _:
+                raise ModelError(f"attribute '{name}': a sequence cannot hold {value!r}")
+    return result
+
+
+def _raw(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,140 @@
+"""The paper's planner: every layer is cut evenly (or by shares) over all nodes along one direction, and re-balanced layer by layer.
+
+The direction is an axis of the model's input (rows, columns, both as a grid, batch) that is followed through the layers as long as it
+survives: a convolution keeps rows, a reshape may rename them, a global pool ends them. For the direction `channels` it is the output
+channels (features) of every layer with weights. What a direction does not reach is computed
+    (a) by output features over all nodes, if it is a product whose weights are heavy: reading them is then the work;
+    (b) whole on one node otherwise, the one with the largest share.
+Which regions the machines need of each other is not decided here: it follows from the tiles, back to front (`bbgrap.program.build`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph, Node
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.shares import grid_of, split_by_shares
+from bbgrap.shapemap import IntervalSet, ShapeMap
+from bbgrap.tdl import Description, describe, granularity, splittable_axes
+from bbgrap.tdl.analysis import accesses_in
+from bbgrap.tdl.language import All, indices_in
+
+HEAVY_WEIGHT_BYTES = 16 << 20
+"""Weights from here on are worth an exchange: at about 20 GB/s, reading half of 16 MiB less saves 0.4 ms, an exchange costs 0.1-0.2 ms."""
+
+FEATURE_AXIS = {"Conv": 1, "ConvTranspose": 1, "Gemm": -1, "MatMul": -1}
+"""Operators with weights, and where their output channels or features are."""
+
+Axes = tuple[int | None, ...]
+"""Per direction (one, or two for a grid) the axis of a value that it runs along, or None."""
+
+
+def plan_bbgrap(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Plan:
+    """Plan every node of a graph over a cluster along `options.split`."""
+    follower = _Follower(graph, cluster, options)
+    tiles = {node.name: follower.tiles(node, descriptions[node.name]) for node in graph.nodes}
+    return Plan("bbgrap", graph, cluster, tiles)
+
+
+class _Follower:
+    """Follows the directions through the graph, node by node in topological order."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+        self.graph = graph
+        self.split = options.split
+        self.shares = cluster.shares
+        self.root = max(range(len(self.shares)), key=lambda d: (self.shares[d], -d))
+        self.grid = options.grid or grid_of(len(self.shares))
+        self.axes: dict[str, Axes] = {name: self._input_axes(len(graph.types[name].shape or ())) for name in graph.inputs}
+
+    def _input_axes(self, rank: int) -> Axes:
+        rows = 2 if rank > 2 else 1 if rank == 2 else None
+        columns = rank - 1 if rank > 3 else None
+        match self.split:
+            case "rows":
+                return (rows,)
+            case "columns":
+                return (columns if columns is not None else rows,)
+            case "grid":
+                return (rows, columns)
+            case "channels":
+                return (1 if rank > 2 else None,)
+            case "batch":
+                return (0 if rank else None,)
+
+    def tiles(self, node: Node, description: Description | None) -> tuple[Tile, ...]:
+        """Return the tiles of a node and remember along which axes its output is cut."""
+        whole = whole_output(self.graph, node)
+        axes = self._axes_of(node, description)
+        cuts = self._usable(description, axes)
+        if not cuts and description is not None and self._is_heavy(node):
+            axes = (FEATURE_AXIS[node.op] % whole.rank,)
+            cuts = self._usable(description, axes)
+        self.axes |= {name: axes if cuts else (None,) * len(axes) for name in node.outputs if name}
+        if not cuts or description is None:
+            return (Tile(self.root, whole),)
+        regions = self._regions(description, whole, cuts)
+        return tuple(Tile(device, region) for device, region in enumerate(regions) if not region.is_empty)
+
+    def _axes_of(self, node: Node, description: Description | None) -> Axes:
+        if description is None:
+            return (None,)
+        if self.split == "channels" and node.op in FEATURE_AXIS:
+            return (FEATURE_AXIS[node.op] % len(description.outputs),)
+        best: Axes = (None,)
+        size = 0
+        for number, name in enumerate(node.inputs):
+            carried = self.axes.get(name)
+            if carried is None:
+                continue
+            here = tuple(None if axis is None else surviving_axis(description, number, axis) for axis in carried)
+            weight = prod(self.graph.types[name].shape or ())
+            if any(axis is not None for axis in here) and weight > size:
+                best, size = here, weight
+        return best
+
+    def _usable(self, description: Description | None, axes: Axes) -> tuple[int, ...]:
+        if description is None:
+            return ()
+        allowed = splittable_axes(description)
+        return tuple(dict.fromkeys(a for a in axes if a is not None and a in allowed and description.shape[a] > 1))
+
+    def _is_heavy(self, node: Node) -> bool:
+        weights = (self.graph.weights[name] for name in node.inputs if name in self.graph.weights)
+        return node.op in FEATURE_AXIS and sum(w.type.nbytes for w in weights) >= HEAVY_WEIGHT_BYTES
+
+    def _regions(self, description: Description, whole: ShapeMap, cuts: tuple[int, ...]) -> list[ShapeMap]:
+        units = [granularity(description, axis) for axis in cuts]
+        units = [unit if unit * 2 <= description.shape[axis] else 1 for unit, axis in zip(units, cuts, strict=True)]
+        if len(cuts) == 1:
+            pieces = split_by_shares(description.shape[cuts[0]], self.shares, units[0])
+            return [whole.replace(cuts[0], IntervalSet.of(piece)) for piece in pieces]
+        rows, columns = self.grid
+        bands = [self.shares[r * columns : (r + 1) * columns] for r in range(rows)]
+        heights = split_by_shares(description.shape[cuts[0]], [sum(band) for band in bands], units[0])
+        return [
+            whole.replace(cuts[0], IntervalSet.of(height)).replace(cuts[1], IntervalSet.of(width))
+            for height, band in zip(heights, bands, strict=True)
+            for width in split_by_shares(description.shape[cuts[1]], band, units[1])
+        ]
+
+
+def surviving_axis(description: Description, operand: int, axis: int) -> int | None:
+    """Return the output axis along which a cut of an operand's axis carries on, or None where it ends."""
+    names = [index.name for index in description.outputs]
+    for access in accesses_in(description.body):
+        if access.operand != operand or isinstance(subscript := access.subscripts[axis], All):
+            continue
+        for index in indices_in(subscript):
+            if index.name in names and names.index(index.name) in splittable_axes(description):
+                return names.index(index.name)
+    return None
+
+
+def all_descriptions(graph: Graph) -> dict[str, Description | None]:
+    """Return the description of every node, by node name; None for those that run whole."""
+    return {node.name: describe(graph, node) for node in graph.nodes}

@@ -1,0 +1,86 @@
+"""A plan: which machine computes which region of every node's output. The one type that every planner produces.
+
+Laws (`check_plan`): the tiles of a node lie inside its output and cover it; a node without a description has one tile, the whole;
+tiles cut only axes that the operator can split. Tiles may overlap (computed twice instead of sent), leave devices out, or put a whole
+layer on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from bbgrap.cluster import Cluster
+from bbgrap.errors import PlanError
+from bbgrap.graph import Graph, Node
+from bbgrap.shapemap import ShapeMap, subtract_all
+from bbgrap.tdl import Description, describe, splittable_axes
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A device computes a region (global coordinates) of a node's first output; its other outputs, if any, whole."""
+
+    device: int
+    region: ShapeMap
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tiles of every node, by node name, in device order; devices are numbered as in `cluster.nodes`."""
+
+    planner: str
+    graph: Graph = field(repr=False)
+    cluster: Cluster
+    tiles: Mapping[str, tuple[Tile, ...]] = field(repr=False)
+
+    @cached_property
+    def devices_used(self) -> tuple[int, ...]:
+        """Devices that compute anything, ascending."""
+        return tuple(sorted({tile.device for tiles in self.tiles.values() for tile in tiles}))
+
+
+def whole_output(graph: Graph, node: Node) -> ShapeMap:
+    """Return the region of a node's whole first output; that of an unknown shape is one indivisible point."""
+    first = next(name for name in node.outputs if name)
+    return ShapeMap.full(graph.types[first].shape or ())
+
+
+def check_plan(plan: Plan, descriptions: Mapping[str, Description | None] | None = None) -> tuple[str, ...]:
+    """List every breach of the laws of this module; empty if the plan keeps them."""
+    faults: list[str] = []
+    for node in plan.graph.nodes:
+        tiles = plan.tiles.get(node.name, ())
+        described = descriptions[node.name] if descriptions is not None else describe(plan.graph, node)
+        faults += [f"node '{node.name}' ({node.op}): {fault}" for fault in _tile_faults(plan, node, tiles, described)]
+    return tuple(faults)
+
+
+def _tile_faults(plan: Plan, node: Node, tiles: tuple[Tile, ...], described: Description | None) -> list[str]:
+    whole = whole_output(plan.graph, node)
+    outside = [t for t in tiles if not whole.issuperset(t.region) or t.region.is_empty]
+    if outside:
+        return [f"device {t.device}: tile {t.region} is empty or not inside {whole}" for t in outside]
+    faults = [f"device {t.device} does not exist" for t in tiles if not 0 <= t.device < plan.cluster.host]
+    if len({t.device for t in tiles}) != len(tiles):
+        faults.append("a device has two tiles")
+    if described is None and (len(tiles) != 1 or tiles[0].region != whole):
+        return [*faults, "it cannot be split, so it needs one tile, the whole"]
+    if missing := subtract_all(whole, (t.region for t in tiles)):
+        faults.append(f"no tile covers {', '.join(map(str, missing))}")
+    if described is not None:
+        allowed = splittable_axes(described)
+        cut = {axis for t in tiles for axis in range(whole.rank) if t.region.axes[axis] != whole.axes[axis]}
+        faults += [f"axis {axis} is cut, but the operator cannot be split there" for axis in sorted(cut - set(allowed))]
+    return faults
+
+
+def verify_plan(plan: Plan, descriptions: Mapping[str, Description | None] | None = None) -> None:
+    """Raise if a plan breaks a law.
+
+    Raises:
+        PlanError: with every fault.
+    """
+    if faults := check_plan(plan, descriptions):
+        raise PlanError(f"plan of '{plan.planner}': " + "; ".join(faults[:20]))

@@ -1,0 +1,17 @@
+"""The whole model on one machine: the baseline of every comparison, through the same pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.tdl import Description
+
+
+def plan_single(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Plan:
+    """Put every node whole on the node with the largest share."""
+    best = max(range(cluster.host), key=lambda d: (cluster.shares[d], -d))
+    return Plan("single", graph, cluster, {node.name: (Tile(best, whole_output(graph, node)),) for node in graph.nodes})

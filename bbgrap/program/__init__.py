@@ -1,0 +1,1 @@
+"""Programs: what every machine runs, sends and receives. Build, optimise, export, simulate."""

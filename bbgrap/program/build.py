@@ -1,0 +1,133 @@
+"""The initial program (BBGraP, section 3.2): after every layer all pieces go to all devices, are concatenated, and are cropped again.
+
+For every value that a node computes: each device that holds a tile sends it to all other devices; each device concatenates the whole
+value; before each use the needed region is cropped out of it. The model's inputs are sent whole to every device that reads them, its
+outputs go from the tiles to the host. Nothing is pruned here: `passes` do that, and `simulate` shows that they change no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+
+from bbgrap.graph import Graph, Node
+from bbgrap.planners.plan import Plan, Tile
+from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
+from bbgrap.shapemap import ShapeMap, subtract_all
+from bbgrap.tdl import Description, localize
+
+
+class _DeviceBuilder:
+    """The growing program of one device."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.buffers: dict[BufferId, Buffer] = {}
+        self.steps: list[Step] = []
+        self.full: dict[str, BufferId] = {}
+        """The buffer that holds the whole of a value, once it is there."""
+
+    def buffer(self, value: str, region: ShapeMap) -> BufferId:
+        number = len(self.buffers)
+        self.buffers[number] = Buffer(value, region)
+        return number
+
+    def finish(self, feeds: tuple[BufferId, ...] = (), results: tuple[BufferId, ...] = ()) -> DeviceProgram:
+        return DeviceProgram(self.device, self.buffers, tuple(self.steps), feeds, results)
+
+
+def build_initial(plan: Plan, descriptions: Mapping[str, Description | None]) -> Program:
+    """Return the initial program of a plan."""
+    return _Builder(plan, descriptions).run()
+
+
+class _Builder:
+    def __init__(self, plan: Plan, descriptions: Mapping[str, Description | None]) -> None:
+        self.graph: Graph = plan.graph
+        self.plan = plan
+        self.descriptions = descriptions
+        self.host = plan.cluster.host
+        self.devices = [_DeviceBuilder(d) for d in range(self.host + 1)]
+        self.messages = count()
+
+    def run(self) -> Program:
+        host = self.devices[self.host]
+        feeds = tuple(self._scatter(name) for name in self.graph.inputs)
+        for node in self.graph.nodes:
+            self._layer(node)
+        results = tuple(host.full[name] for name in self.graph.outputs)
+        return Program(self.graph, tuple(d.finish(feeds, results) if d is host else d.finish() for d in self.devices))
+
+    def _whole(self, value: str) -> ShapeMap:
+        return ShapeMap.full(self.graph.types[value].shape or ())
+
+    def _scatter(self, value: str) -> BufferId:
+        whole = self._whole(value)
+        buffer = self.devices[self.host].buffer(value, whole)
+        self.devices[self.host].full[value] = buffer
+        readers = {tile.device for node in self.graph.consumers.get(value, ()) for tile in self.plan.tiles[node.name]}
+        for device in sorted(readers):
+            self.devices[device].full[value] = self._send(value, self.host, Piece(buffer, whole), device)
+        return buffer
+
+    def _send(self, value: str, source: int, piece: Piece, destination: int) -> BufferId:
+        message = next(self.messages)
+        self.devices[source].steps.append(Send(message, destination, (piece,)))
+        received = self.devices[destination].buffer(value, piece.region)
+        self.devices[destination].steps.append(Receive(message, source, (received,)))
+        return received
+
+    def _layer(self, node: Node) -> None:
+        outputs = [name for name in node.outputs if name]
+        own: dict[str, list[tuple[int, Piece]]] = {name: [] for name in outputs}
+        for tile in self.plan.tiles[node.name]:
+            for name, buffer in zip(outputs, self._compute(node, tile), strict=True):
+                own[name].append((tile.device, Piece(buffer, self.devices[tile.device].buffers[buffer].region)))
+        for name in outputs:
+            if name in self.graph.consumers:
+                for device in range(self.host):
+                    self._gather(name, own[name], device)
+            if name in self.graph.outputs:
+                self._gather(name, own[name], self.host)
+
+    def _compute(self, node: Node, tile: Tile) -> list[BufferId]:
+        builder = self.devices[tile.device]
+        local = localize(self.graph, node, self.descriptions[node.name], tile.region)
+        needed = [*zip(node.inputs, local.reads, strict=True), *((name, self._whole(name)) for name in node.captured)]
+        reads = tuple(self._crop(builder, name, region) for name, region in needed)
+        outputs = [name for name in node.outputs if name]
+        regions = [tile.region, *(self._whole(name) for name in outputs[1:])]
+        writes = [builder.buffer(name, region) for name, region in zip(outputs, regions, strict=True)]
+        builder.steps.append(Compute((Apply(node.name, local, reads, tuple(writes)),)))
+        return writes
+
+    def _crop(self, builder: _DeviceBuilder, value: str, region: ShapeMap | None) -> BufferId | None:
+        if not value or region is None or value in self.graph.weights or region.is_empty:
+            return None
+        full = builder.full[value]
+        if region == builder.buffers[full].region:
+            return full
+        cropped = builder.buffer(value, region)
+        builder.steps.append(Compute((Assemble(cropped, (Piece(full, region),)),)))
+        return cropped
+
+    def _gather(self, value: str, holders: list[tuple[int, Piece]], device: int) -> None:
+        """Bring all pieces of a value to a device and concatenate them, its own piece first where tiles overlap."""
+        here = self.devices[device]
+        pieces = sorted(holders, key=lambda held: (held[0] != device, held[0]))
+        local = [piece if source == device else Piece(self._send(value, source, piece, device), piece.region) for source, piece in pieces]
+        if len(local) == 1:
+            here.full[value] = local[0].buffer
+            return
+        target = here.buffer(value, self._whole(value))
+        here.steps.append(Compute((Assemble(target, disjoint_pieces(self._whole(value), local)),)))
+        here.full[value] = target
+
+
+def disjoint_pieces(region: ShapeMap, sources: list[Piece]) -> tuple[Piece, ...]:
+    """Cover a region from sources that may overlap: each takes what the ones before it left."""
+    found: list[Piece] = []
+    for source in sources:
+        wanted = region.intersect(source.region)
+        found += [Piece(source.buffer, rest) for rest in subtract_all(wanted, (p.region for p in found))]
+    return tuple(found)

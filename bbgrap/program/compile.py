@@ -1,0 +1,27 @@
+"""From a plan to its programs, initial and optimised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bbgrap.planners.plan import Plan
+from bbgrap.program.build import build_initial
+from bbgrap.program.passes import optimize
+from bbgrap.program.steps import Program
+from bbgrap.tdl import Description
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A plan with the program before and after the passes."""
+
+    plan: Plan
+    initial: Program
+    optimized: Program
+
+
+def compile_plan(plan: Plan, descriptions: Mapping[str, Description | None], *, verify: bool = False) -> Compiled:
+    """Build and optimise the program of a plan; `verify` checks every law between passes."""
+    initial = build_initial(plan, descriptions)
+    return Compiled(plan, initial, optimize(initial, verify=verify))

@@ -1,0 +1,94 @@
+"""Running a schedule, one request at a time: the same code drives agents, the coordinator and `simulate`.
+
+An `Execution` walks through the steps until it needs a message that has not arrived. It never waits, opens nothing and starts nothing:
+whoever owns the sockets calls `deliver` when a message came and `advance` to go on. Compute and sending are given to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bbgrap.errors import ExecutionError
+from bbgrap.graph.types import Array
+from bbgrap.program.schedule import Join, Receive, Run, Schedule, Send, extract, last_reads, place
+
+Kernel = Callable[[int, Sequence[Array]], Sequence[Array]]
+"""Runs segment number n on its inputs."""
+
+Outbox = Callable[[int, int, Sequence[Array]], None]
+"""Sends message number m to a device; the parts may be views, to be copied or sent before the call returns."""
+
+
+class Execution:
+    """One request on one device.
+
+    Invariants: `position` only grows; a message is delivered at most once; after the last step `finished` is true.
+    """
+
+    def __init__(self, schedule: Schedule, feeds: Sequence[Array] = ()) -> None:
+        """Start before the first step, with the feed buffers filled."""
+        if len(feeds) != len(schedule.feeds):
+            raise ExecutionError(f"device {schedule.device}: expected {len(schedule.feeds)} feeds, got {len(feeds)}")
+        self.schedule = schedule
+        self.position = 0
+        self._buffers: dict[int, Array] = dict(zip(schedule.feeds, feeds, strict=True))
+        self._mail: dict[int, Sequence[Array]] = {}
+        self._freed = last_reads(schedule)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step is done."""
+        return self.position == len(self.schedule.steps)
+
+    @property
+    def awaited(self) -> Receive | None:
+        """The receive step the execution stands at, if it stands at one."""
+        step = None if self.finished else self.schedule.steps[self.position]
+        return step if isinstance(step, Receive) else None
+
+    def deliver(self, message: int, parts: Sequence[Array]) -> None:
+        """Hand over a message that arrived; early ones wait here, a repeated one is ignored."""
+        self._mail.setdefault(message, parts)
+
+    def advance(self, kernel: Kernel, outbox: Outbox, *, limit: int | None = None) -> bool:
+        """Do steps until one needs a message that is not there, the end, or `limit` steps; return whether the end is reached."""
+        steps = self.schedule.steps
+        stop = len(steps) if limit is None else min(len(steps), self.position + limit)
+        while self.position < stop:
+            step = steps[self.position]
+            match step:
+                case Receive():
+                    if step.message not in self._mail:
+                        return False
+                    self._fill(step.buffers, self._mail.pop(step.message))
+                case Run():
+                    self._fill(step.outputs, kernel(step.segment, [self._buffers[b] for b in step.inputs]))
+                case Join():
+                    self._buffers[step.output] = self._join(step)
+                case Send():
+                    outbox(step.message, step.destination, [extract(self._buffers[p.buffer], p.box) for p in step.parts])
+            for buffer in self._freed[self.position]:
+                self._buffers.pop(buffer, None)
+            self.position += 1
+        return self.finished
+
+    def results(self) -> list[Array]:
+        """Return the result buffers, in order; only once finished."""
+        return [self._buffers[b] for b in self.schedule.results]
+
+    def _fill(self, buffers: Sequence[int], arrays: Sequence[Array]) -> None:
+        self._buffers.update(zip(buffers, arrays, strict=True))
+
+    def _join(self, step: Join) -> Array:
+        if len(step.pieces) == 1 and step.pieces[0][1] is None:
+            part = step.pieces[0][0]
+            return extract(self._buffers[part.buffer], part.box)
+        spec = self.schedule.buffers[step.output]
+        if spec.shape is None:
+            raise ExecutionError(f"device {self.schedule.device}: '{spec.name}' has no shape to join pieces in")
+        joined = np.empty(spec.shape, spec.dtype.numpy)
+        for part, box in step.pieces:
+            place(joined, box, extract(self._buffers[part.buffer], part.box))
+        return joined

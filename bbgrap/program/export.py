@@ -1,0 +1,96 @@
+"""From a program to what is shipped: every device's schedule and stand-alone models."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from bbgrap.graph import Array, Graph
+from bbgrap.graph.onnx_io import write_graph
+from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.program.assembly import box_within
+from bbgrap.program.schedule import BufferSpec, Join, Part, Run, Schedule
+from bbgrap.program.schedule import Receive as LocalReceive
+from bbgrap.program.schedule import Send as LocalSend
+from bbgrap.program.schedule import Step as LocalStep
+from bbgrap.program.segments import Segment, WeightCutter, buffer_names, build_segment, read_outside
+from bbgrap.program.steps import Assemble, BufferId, Compute, DeviceProgram, Piece, Program, Receive, Send
+
+
+def segment_graphs(program: Program) -> tuple[tuple[Segment, ...], ...]:
+    """Return the stand-alone models of every device but the host, in the order in which it runs them."""
+    cutter = WeightCutter(program.graph)
+    found = []
+    for device in program.devices[: program.host]:
+        names, outside = buffer_names(program.graph, device), read_outside(device)
+        computes = [(n, step) for n, step in enumerate(device.steps) if isinstance(step, Compute)]
+        found.append(
+            tuple(
+                build_segment(program, device, step, outside[n], names, cutter, f"device{device.device}.segment{k}")
+                for k, (n, step) in enumerate(computes)
+            )
+        )
+    return tuple(found)
+
+
+def export(program: Program) -> Artifacts:
+    """Return schedules, models with their weights detached, and the weight slices by digest."""
+    weights: dict[str, Array] = {}
+    devices = []
+    for device, segments in zip(program.devices, segment_graphs(program), strict=False):
+        models = tuple(_ship(segment, weights) for segment in segments)
+        devices.append(DeviceArtifacts(schedule_of(program, device, segments), models))
+    return Artifacts(tuple(devices), schedule_of(program, program.devices[program.host], ()), weights)
+
+
+def _ship(segment: Segment, weights: dict[str, Array]) -> SegmentModel:
+    written = write_graph(segment.graph, weights="detached")
+    used = {name: segment.graph.weights[name] for name in written.detached}
+    weights.update({weight.digest: weight.array for weight in used.values()})
+    references = {name: WeightRef(weight.digest, weight.type) for name, weight in used.items()}
+    graph = segment.graph
+    return SegmentModel(graph.name, hashlib.sha256(written.data).hexdigest(), written.data, graph.inputs, graph.outputs, references)
+
+
+def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment, ...]) -> Schedule:
+    """Return a device's steps in local coordinates, with its buffers renumbered in the order of `device.buffers`."""
+    names = buffer_names(program.graph, device)
+    numbers = {buffer: n for n, buffer in enumerate(device.buffers)}
+    steps: list[LocalStep] = []
+    runs = iter(enumerate(segments))
+    for step in device.steps:
+        match step:
+            case Receive():
+                steps.append(LocalReceive(step.message, step.source, tuple(numbers[b] for b in step.buffers)))
+            case Send():
+                steps.append(LocalSend(step.message, step.destination, tuple(_part(device, numbers, p) for p in step.parts)))
+            case Compute() if device.device == program.host:
+                steps += [_join(device, numbers, op) for op in step.ops if isinstance(op, Assemble)]
+            case Compute():
+                number, segment = next(runs)
+                ins, outs = (tuple(numbers[b] for b in side) for side in (segment.inputs, segment.outputs))
+                steps.append(Run(number, ins, outs))
+    return Schedule(
+        device=device.device,
+        host=program.host,
+        buffers=tuple(_spec(program.graph, device, names, b) for b in device.buffers),
+        steps=tuple(steps),
+        feeds=tuple(numbers[b] for b in device.feeds),
+        results=tuple(numbers[b] for b in device.results),
+    )
+
+
+def _spec(graph: Graph, device: DeviceProgram, names: Mapping[BufferId, str], buffer: BufferId) -> BufferSpec:
+    held = device.buffers[buffer]
+    kind = graph.types[held.value]
+    return BufferSpec(names[buffer], kind.dtype, None if kind.shape is None else held.region.shape)
+
+
+def _part(device: DeviceProgram, numbers: Mapping[BufferId, int], piece: Piece) -> Part:
+    return Part(numbers[piece.buffer], box_within(piece.region, device.buffers[piece.buffer].region))
+
+
+def _join(device: DeviceProgram, numbers: Mapping[BufferId, int], op: Assemble) -> Join:
+    target = device.buffers[op.output].region
+    pieces = tuple((_part(device, numbers, p), box_within(p.region, target)) for p in op.pieces)
+    return Join(numbers[op.output], pieces)

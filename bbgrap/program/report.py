@@ -1,0 +1,90 @@
+"""What a plan does, as plain values: the object of `plan --json`, and the text of `plan --explain`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from bbgrap.program.cases import Case, Need, needs_of
+from bbgrap.program.compile import Compiled
+from bbgrap.program.segments import region_name
+from bbgrap.program.statistics import Statistics, statistics_of
+from bbgrap.shapemap import ShapeMap
+
+EXPLAINED_NEEDS = 400
+"""Lines of the explanation that list single needs; a longer list is cut, and says so."""
+
+
+def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
+    """Return the object of `plan --json`; times are null as long as no cost model predicts them."""
+    plan = compiled.plan
+    names = [node.name for node in plan.cluster.nodes]
+    cases = Counter(need.case for need in needs_of(plan, compiled.initial))
+    return {
+        "schema": 1,
+        "planner": plan.planner,
+        "model": plan.graph.name,
+        "agents": names,
+        "nodes_used": [names[d] for d in plan.devices_used],
+        "search_s": search_s,
+        "initial": asdict(statistics_of(compiled.initial)),
+        "optimized": asdict(statistics_of(compiled.optimized)),
+        "cases": {case.name.lower(): cases[case] for case in Case},
+        "predicted_ms": None,
+        "predicted_single_node_ms": None,
+        "nodes": [
+            {"name": node.name, "operator": node.op, "device": names[tile.device], "region": str(tile.region)}
+            for node in plan.graph.nodes
+            for tile in plan.tiles[node.name]
+        ],
+    }
+
+
+def explain(compiled: Compiled) -> Iterator[str]:
+    """Yield the lines of `plan --explain`."""
+    plan = compiled.plan
+    names = [node.name for node in plan.cluster.nodes]
+    yield f"Plan of '{plan.graph.name}' by planner '{plan.planner}' over {len(names)} nodes: {', '.join(names)}"
+    yield ""
+    yield from _table(statistics_of(compiled.initial), statistics_of(compiled.optimized))
+    needs = list(needs_of(plan, compiled.initial))
+    counts = Counter(need.case for need in needs)
+    yield ""
+    yield "What the nodes hold against what they need (figure 5 of the paper), over all layers and nodes:"
+    for case in Case:
+        yield f"  {counts[case]:6d}  {case.value}"
+    yield ""
+    yield "Every need that costs something:"
+    dear = [need for need in needs if need.case is not Case.IDENTICAL]
+    for need in dear[:EXPLAINED_NEEDS]:
+        yield f"  {_line(compiled, names, need)}"
+    if len(dear) > EXPLAINED_NEEDS:
+        yield f"  ... and {len(dear) - EXPLAINED_NEEDS} more"
+
+
+def _table(initial: Statistics, optimized: Statistics) -> Iterator[str]:
+    yield f"  {'per request':<22}{'initial':>14}{'optimised':>14}"
+    rows = {
+        "transfers": "messages between nodes",
+        "bytes": "bytes between nodes",
+        "syncs": "waits for other nodes",
+        "crops": "crops",
+        "concats": "concatenations",
+        "segments": "segments to run",
+        "scatter_bytes": "input bytes sent",
+        "gather_bytes": "output bytes returned",
+    }
+    before, after = asdict(initial), asdict(optimized)
+    for key, label in rows.items():
+        yield f"  {label:<22}{before[key]:>14,}{after[key]:>14,}"
+
+
+def _line(compiled: Compiled, names: list[str], need: Need) -> str:
+    whole = ShapeMap.full(compiled.plan.graph.types[need.value].shape or ())
+    missing = ", ".join(str(region) for region in need.missing)
+    letter = need.case.value.split(":")[0]
+    held = "nothing" if need.held is None else str(need.held)
+    what = f"{names[need.device]:<10} {letter:<7} {need.node} reads {region_name(need.value, need.needed, whole)}, holds {held}"
+    return what if need.case is Case.CROP or not missing else f"{what}, missing {missing}"

@@ -1,0 +1,45 @@
+"""All devices of a deployment in one process: the oracle of the tests, and what `bbgrap simulate` runs.
+
+Devices take turns, each going on until it needs a message that has not been sent; messages arrive at once. Compute is given, so the
+same walk serves onnxruntime, an interpreter, or a recorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bbgrap.errors import ProgramError
+from bbgrap.graph import Array
+from bbgrap.program.artifacts import Artifacts
+from bbgrap.program.execution import Execution, Kernel
+
+
+def simulate(artifacts: Artifacts, feeds: Sequence[Array], kernels: Sequence[Kernel]) -> list[Array]:
+    """Run one request and return the model's outputs.
+
+    Args:
+        artifacts: what would be deployed.
+        feeds: the model's inputs, in order.
+        kernels: one per device, running its segments by number.
+
+    Raises:
+        ProgramError: if devices wait for each other for ever.
+    """
+    host = artifacts.host
+    runs = [Execution(device.schedule) for device in artifacts.devices] + [Execution(host, feeds)]
+
+    def send(message: int, destination: int, parts: Sequence[Array]) -> None:
+        runs[destination].deliver(message, [part.copy() for part in parts])
+
+    while not all(run.finished for run in runs):
+        before = [run.position for run in runs]
+        for run, kernel in zip(runs, [*kernels, _no_kernel], strict=True):
+            run.advance(kernel, send)
+        if [run.position for run in runs] == before:
+            waiting = [f"device {n} for message {run.awaited.message}" for n, run in enumerate(runs) if run.awaited is not None]
+            raise ProgramError(f"simulation: nothing moves any more, waiting: {', '.join(waiting)}")
+    return runs[-1].results()
+
+
+def _no_kernel(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
+    raise ProgramError(f"host: it computes nothing, but was asked to run segment {segment}")

@@ -1,0 +1,76 @@
+"""Counting what a program does: the numbers of `plan --json`, before and after the passes.
+
+Between agents only, unless named scatter or gather: the host's inputs and outputs travel in every plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from bbgrap.program.steps import Assemble, Compute, Program, Receive, Send
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counts of one program, over all agents.
+
+    `transfers`: messages between agents; `bytes`: what they carry; `crops` and `concats`: assemblies from one and from several pieces;
+    `syncs`: places where an agent waits for other agents; `segments`: models to run.
+    """
+
+    transfers: int
+    bytes: int
+    crops: int
+    concats: int
+    syncs: int
+    segments: int
+    scatter_bytes: int
+    gather_bytes: int
+    bytes_by_operator: dict[str, int]
+    """Bytes between agents by the operator that computed them."""
+
+
+def traffic_bytes(program: Program) -> int:
+    """Return all bytes that travel, scatter and gather included."""
+    return sum(program.piece_bytes(d.device, p) for d in program.devices for s in d.steps if isinstance(s, Send) for p in s.parts)
+
+
+def statistics_of(program: Program) -> Statistics:
+    """Count what a program does."""
+    totals: Counter[str] = Counter()
+    by_operator: Counter[str] = Counter()
+    for device in program.devices:
+        waiting = False
+        for step in device.steps:
+            match step:
+                case Send():
+                    sizes = [program.piece_bytes(device.device, p) for p in step.parts]
+                    if device.device == program.host or step.destination == program.host:
+                        totals["scatter" if device.device == program.host else "gather"] += sum(sizes)
+                        continue
+                    totals["transfers"] += 1
+                    for part, size in zip(step.parts, sizes, strict=True):
+                        producer = program.graph.producers.get(device.buffers[part.buffer].value)
+                        by_operator[producer.op if producer else "input"] += size
+                case Receive() if step.source != program.host and device.device != program.host:
+                    totals["syncs"] += not waiting
+                case Compute() if device.device != program.host:
+                    totals["segments"] += 1
+                    for op in step.ops:
+                        if isinstance(op, Assemble):
+                            totals["crops" if len(op.pieces) == 1 else "concats"] += 1
+                case _:
+                    pass
+            waiting = isinstance(step, Receive) and step.source != program.host
+    return Statistics(
+        transfers=totals["transfers"],
+        bytes=sum(by_operator.values()),
+        crops=totals["crops"],
+        concats=totals["concats"],
+        syncs=totals["syncs"],
+        segments=totals["segments"],
+        scatter_bytes=totals["scatter"],
+        gather_bytes=totals["gather"],
+        bytes_by_operator=dict(sorted(by_operator.items())),
+    )

@@ -1,0 +1,243 @@
+"""A program: for every device an ordered list of steps over buffers, in global coordinates.
+
+A buffer is a dense local tensor that holds a region of one value of the graph. Every step reads and writes buffers by number:
+
+    Receive   wait for a message; its parts fill buffers
+    Compute   run operations: `Apply` (a piece of a graph node) and `Assemble` (put a region together from regions of other buffers)
+    Send      send regions of buffers to another device, as one message
+
+An `Assemble` from one buffer is a crop, from several a concat. The last device is the host (the coordinator); it never applies anything.
+The initial program (`build`) and the final one (after `passes`) are of this one type, and both run.
+
+Laws (`check_program`): a buffer is written once, before it is read; a message has one sender and one receiver, with equal parts, and
+its data were ready; an assembly's pieces are disjoint and cover its region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from bbgrap.graph import Graph
+from bbgrap.shapemap import ShapeMap, subtract_all
+from bbgrap.tdl import LocalOp
+
+BufferId = int
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A region of a value, held densely by one device."""
+
+    value: str
+    region: ShapeMap
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A region (global coordinates) of a buffer."""
+
+    buffer: BufferId
+    region: ShapeMap
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Compute a piece of a graph node.
+
+    `reads` follows the node's inputs, then what its subgraphs capture: None for absent operands, weights and parameters.
+    `writes` follows the node's present outputs.
+    """
+
+    node: str
+    local: LocalOp = field(repr=False, compare=False)
+    reads: tuple[BufferId | None, ...]
+    writes: tuple[BufferId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assemble:
+    """Put `output` together from disjoint pieces that cover it: one piece is a crop, several a concat."""
+
+    output: BufferId
+    pieces: tuple[Piece, ...]
+
+
+Op = Apply | Assemble
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Wait for message `message` from `source`; its parts fill `buffers`."""
+
+    message: int
+    source: int
+    buffers: tuple[BufferId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run operations in order: one stand-alone model. Before fusion every operation is one of its own."""
+
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the parts to `destination` as message `message`."""
+
+    message: int
+    destination: int
+    parts: tuple[Piece, ...]
+
+
+Step = Receive | Compute | Send
+
+
+@dataclass(frozen=True)
+class DeviceProgram:
+    """The steps of one device, and its buffers by number.
+
+    `feeds` are filled before the first step (the host: the model's inputs), `results` are read after the last (its outputs).
+    """
+
+    device: int
+    buffers: Mapping[BufferId, Buffer] = field(repr=False)
+    steps: tuple[Step, ...] = field(repr=False)
+    feeds: tuple[BufferId, ...] = ()
+    results: tuple[BufferId, ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program per device; the last is the host's."""
+
+    graph: Graph = field(repr=False)
+    devices: tuple[DeviceProgram, ...]
+
+    @property
+    def host(self) -> int:
+        """The device number of the host."""
+        return len(self.devices) - 1
+
+    @cached_property
+    def senders(self) -> Mapping[int, tuple[int, Send]]:
+        """Message number to its sending device and step."""
+        return {s.message: (d.device, s) for d in self.devices for s in d.steps if isinstance(s, Send)}
+
+    def piece_bytes(self, device: int, piece: Piece) -> int:
+        """Bytes of a region of a device's buffer; 0 where the shape is only known at run time."""
+        kind = self.graph.types[self.devices[device].buffers[piece.buffer].value]
+        return 0 if kind.shape is None else piece.region.size * kind.dtype.itemsize
+
+
+def reads_of(item: Step | Op) -> Iterator[BufferId]:
+    """Yield the buffers that a step or operation reads (inside a `Compute` also those it writes itself)."""
+    match item:
+        case Receive():
+            return
+        case Compute():
+            for op in item.ops:
+                yield from reads_of(op)
+        case Apply():
+            yield from (b for b in item.reads if b is not None)
+        case Assemble():
+            yield from (p.buffer for p in item.pieces)
+        case Send():
+            yield from (p.buffer for p in item.parts)
+
+
+def writes_of(item: Step | Op) -> Iterator[BufferId]:
+    """Yield the buffers that a step or operation writes."""
+    match item:
+        case Receive():
+            yield from item.buffers
+        case Compute():
+            for op in item.ops:
+                yield from writes_of(op)
+        case Apply():
+            yield from item.writes
+        case Assemble():
+            yield item.output
+        case Send():
+            return
+
+
+def check_program(program: Program) -> tuple[str, ...]:
+    """List every breach of the laws of this module; empty if the program keeps them. Also detects a deadlock."""
+    faults = [fault for device in program.devices for fault in _device_faults(device)]
+    receivers: dict[int, int] = {}
+    for device in program.devices:
+        for step in device.steps:
+            if isinstance(step, Receive):
+                if step.message in receivers:
+                    faults.append(f"message {step.message}: received twice")
+                receivers[step.message] = device.device
+                faults += _message_faults(program, device, step)
+    faults += [f"message {m}: nobody receives it" for m, (_, s) in program.senders.items() if receivers.get(m) != s.destination]
+    return tuple(faults) or _deadlock(program)
+
+
+def _device_faults(device: DeviceProgram) -> list[str]:
+    faults: list[str] = []
+    written = set(device.feeds)
+
+    def note(item: Receive | Send | Op) -> None:
+        unread = [b for b in reads_of(item) if b not in written]
+        faults.extend(f"device {device.device}: {type(item).__name__} reads buffer {b} before it is written" for b in unread)
+        for buffer in writes_of(item):
+            if buffer in written:
+                faults.append(f"device {device.device}: buffer {buffer} is written twice")
+            written.add(buffer)
+        if isinstance(item, Assemble) and not unread:
+            faults.extend(_assembly_faults(device, item))
+
+    for step in device.steps:
+        for item in step.ops if isinstance(step, Compute) else (step,):
+            note(item)
+    faults += [f"device {device.device}: result {b} is never written" for b in device.results if b not in written]
+    return faults
+
+
+def _assembly_faults(device: DeviceProgram, assembly: Assemble) -> list[str]:
+    target = device.buffers[assembly.output]
+    label = f"device {device.device}: assembly of '{target.value}' {target.region}"
+    faults = []
+    if sum(p.region.size for p in assembly.pieces) != target.region.size:
+        faults.append(f"{label}: its pieces have {sum(p.region.size for p in assembly.pieces)} elements, not {target.region.size}")
+    if missing := subtract_all(target.region, (p.region for p in assembly.pieces)):
+        faults.append(f"{label}: no piece covers {', '.join(map(str, missing))}")
+    for piece in assembly.pieces:
+        source = device.buffers[piece.buffer]
+        if source.value != target.value or not source.region.issuperset(piece.region):
+            faults.append(f"{label}: piece {piece.region} is not in buffer '{source.value}' {source.region}")
+    return faults
+
+
+def _message_faults(program: Program, device: DeviceProgram, step: Receive) -> list[str]:
+    if step.message not in program.senders:
+        return [f"message {step.message}: nobody sends it"]
+    sender, send = program.senders[step.message]
+    sent = [(program.devices[sender].buffers[p.buffer].value, p.region) for p in send.parts]
+    got = [(device.buffers[b].value, device.buffers[b].region) for b in step.buffers]
+    return [] if sent == got and sender == step.source else [f"message {step.message}: sent {sent}, but {got} are expected"]
+
+
+def _deadlock(program: Program) -> tuple[str, ...]:
+    position = [0] * len(program.devices)
+    sent: set[int] = set()
+    moved = True
+    while moved:
+        moved = False
+        for device in program.devices:
+            while position[device.device] < len(device.steps):
+                step = device.steps[position[device.device]]
+                if isinstance(step, Receive) and step.message not in sent:
+                    break
+                if isinstance(step, Send):
+                    sent.add(step.message)
+                position[device.device] += 1
+                moved = True
+    stuck = [d.device for d in program.devices if position[d.device] < len(d.steps)]
+    return (f"devices {stuck} wait for each other for ever",) if stuck else ()

@@ -1,0 +1,27 @@
+"""The tensor description language: what operators read, how they split, how a piece is computed."""
+
+from bbgrap.tdl import operators as _operators  # registers the rules
+from bbgrap.tdl.analysis import even_split, flops, granularity, input_regions, splittable_axes, strategies
+from bbgrap.tdl.language import Description
+from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOp, Result, describe, described_operators, localize, site_of
+
+__all__ = [
+    "Description",
+    "Input",
+    "Literal",
+    "LocalNode",
+    "LocalOp",
+    "Result",
+    "describe",
+    "described_operators",
+    "even_split",
+    "flops",
+    "granularity",
+    "input_regions",
+    "localize",
+    "site_of",
+    "splittable_axes",
+    "strategies",
+]
+
+del _operators

@@ -1,0 +1,211 @@
+"""What follows from a description: regions read, axes that split, work per region (Tofu 4.1 and BBGraP equations 2-6, corrected).
+
+For BBGraP's windowed operators the subscript is `o * S + k * D - P`; its bounds over an output range `[o0, o1)` and the kernel are
+`o0 * S - P` and `(o1 - 1) * S - P + (K - 1) * D`, which is equations 2 to 6 of the paper in one line: half-open, per node, and
+clipped to the tensor. Laws: a predicted region contains every element that is read; it is the hull of what is read along each axis
+(holes inside a dilated or strided window are kept, since a local piece must be dense).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import gcd, lcm, prod
+from typing import Literal
+
+from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
+from bbgrap.tdl.language import (
+    Access,
+    All,
+    Bounds,
+    Call,
+    Constant,
+    Description,
+    Expression,
+    Index,
+    IndexExpression,
+    Opaque,
+    Quotient,
+    Reduce,
+    ReducerKind,
+    Scaled,
+    Sum2,
+    bounds,
+    indices_in,
+)
+
+Shape = tuple[int, ...]
+OPAQUE_FLOPS_PER_ELEMENT = 8
+"""Work of an opaque function per output element: chosen (an exponential, a division and a few additions); it never dominates a model."""
+
+
+def accesses_in(expression: Expression) -> Iterator[Access]:
+    """Yield every operand access of an expression."""
+    match expression:
+        case Access():
+            yield expression
+        case Call(arguments=arguments) | Opaque(arguments=arguments):
+            for argument in arguments:
+                yield from accesses_in(argument)
+        case Reduce(body=body):
+            yield from accesses_in(body)
+
+
+def input_regions(
+    description: Description,
+    region: ShapeMap,
+    operand_shapes: Sequence[Shape | None],
+    reduction: Mapping[str, Interval] | None = None,
+) -> tuple[ShapeMap | None, ...]:
+    """Return, per operand, the region that an output region reads; None for an operand that the description never reads.
+
+    Args:
+        description: of the node.
+        region: of its output, global coordinates.
+        operand_shapes: the whole operands' shapes; None for one that is absent or no tensor.
+        reduction: ranges of reduction indices that are split; the others run in full.
+    """
+    ranges = {index.name: axis.ranges for index, axis in zip(description.outputs, region.axes, strict=True)}
+    ranges |= {name: (interval,) for name, interval in (reduction or {}).items()}
+    found: list[ShapeMap | None] = [None] * len(operand_shapes)
+    for access in accesses_in(description.body):
+        shape = operand_shapes[access.operand]
+        if shape is None:
+            continue
+        read = ShapeMap(
+            tuple(
+                IntervalSet.full(extent) if isinstance(subscript, All) else _values(subscript, ranges, extent)
+                for subscript, extent in zip(access.subscripts, shape, strict=True)
+            )
+        )
+        before = found[access.operand]
+        found[access.operand] = read if before is None else before.hull(read)
+    if region.is_empty:
+        return tuple(None if read is None else ShapeMap(tuple(IntervalSet(()) for _ in read.axes)) for read in found)
+    return tuple(found)
+
+
+def _values(expression: IndexExpression, ranges: Mapping[str, tuple[Interval, ...]], extent: int) -> IntervalSet:
+    """Return the in-bounds values of a subscript, as one hull per combination of its indices' ranges."""
+    names = [index.name for index in indices_in(expression) if index.name in ranges]
+    hulls: list[tuple[int, int]] = []
+    for combination in product(*(ranges[name] for name in names)):
+        of: dict[str, Bounds] = {name: (r.start, r.stop - 1) for name, r in zip(names, combination, strict=True)}
+        low, high = bounds(expression, of)
+        hulls.append((max(low, 0), min(high + 1, extent)))
+    return IntervalSet.of(*hulls)
+
+
+def splittable_axes(description: Description) -> tuple[int, ...]:
+    """Return the output axes along which tiles can be computed independently: all but those inside an opaque function."""
+    opaque = {index.name for index in _opaque_indices(description.body)}
+    return tuple(axis for axis, index in enumerate(description.outputs) if index.name not in opaque)
+
+
+def _opaque_indices(expression: Expression) -> Iterator[Index]:
+    match expression:
+        case Opaque(element=element):
+            yield from element
+        case Call(arguments=arguments):
+            for argument in arguments:
+                yield from _opaque_indices(argument)
+        case Reduce(body=body):
+            yield from _opaque_indices(body)
+        case Access():
+            pass
+
+
+def granularity(description: Description, axis: int) -> int:
+    """Return the step at which cuts along an output axis are free of waste: a multiple of it never splits a unit of the input.
+
+    A cut elsewhere is still correct: both sides then read the shared unit.
+    """
+    name = description.outputs[axis].name
+    steps = [
+        step
+        for access in accesses_in(description.body)
+        for subscript in access.subscripts
+        if not isinstance(subscript, All)
+        for step in _steps(subscript, name)
+    ]
+    return lcm(*steps) if steps else 1
+
+
+def _steps(expression: IndexExpression, name: str) -> Iterator[int]:
+    match expression:
+        case Quotient(expression=inner, divisor=divisor, exact=False):
+            factor = _factor_of(inner, name)
+            if factor:
+                yield divisor // gcd(divisor, factor)
+        case Sum2(left=left, right=right):
+            yield from _steps(left, name)
+            yield from _steps(right, name)
+        case Scaled(expression=inner):
+            yield from _steps(inner, name)
+        case Quotient() | Index() | Constant():
+            pass
+
+
+def _factor_of(expression: IndexExpression, name: str) -> int:
+    match expression:
+        case Index():
+            return int(expression.name == name)
+        case Sum2(left=left, right=right):
+            return _factor_of(left, name) + _factor_of(right, name)
+        case Scaled(expression=inner, factor=factor):
+            return abs(factor) * _factor_of(inner, name)
+        case Quotient() | Constant():
+            return 0
+
+
+def flops(description: Description, region: ShapeMap, reduction: Mapping[str, Interval] | None = None) -> int:
+    """Return the floating point operations of an output region: one per scalar call and per step of a reduction."""
+    return region.size * _work(description.body, reduction or {})
+
+
+def _work(expression: Expression, reduction: Mapping[str, Interval]) -> int:
+    match expression:
+        case Call(arguments=arguments):
+            return 1 + sum(_work(argument, reduction) for argument in arguments)
+        case Reduce(over=over, body=body):
+            steps = prod(len(reduction[i.name]) if i.name in reduction else i.extent for i in over)
+            return steps * (1 + _work(body, reduction))
+        case Opaque():
+            return OPAQUE_FLOPS_PER_ELEMENT
+        case Access():
+            return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to split a node over workers (Tofu 4.1): along an output index (concatenate) or a reduction index (combine with `kind`)."""
+
+    index: str
+    kind: Literal["concatenate"] | ReducerKind
+    regions: tuple[tuple[ShapeMap | None, ...], ...]
+    """Per worker, per operand: what it reads."""
+
+
+def strategies(description: Description, operand_shapes: Sequence[Shape | None], workers: int = 2) -> tuple[Strategy, ...]:
+    """Return every strategy for a number of workers: splittable output indices first, then indices of an outermost reduction."""
+    found = []
+    whole = ShapeMap.full(description.shape)
+    for axis in splittable_axes(description):
+        pieces = even_split(description.shape[axis], workers)
+        tiles = [whole.replace(axis, IntervalSet.of(piece)) for piece in pieces]
+        regions = tuple(input_regions(description, tile, operand_shapes) for tile in tiles)
+        found.append(Strategy(description.outputs[axis].name, "concatenate", regions))
+    if isinstance(description.body, Reduce):
+        for index in description.body.over:
+            pieces = even_split(index.extent, workers)
+            regions = tuple(input_regions(description, whole, operand_shapes, {index.name: piece}) for piece in pieces)
+            found.append(Strategy(index.name, description.body.kind, regions))
+    return tuple(found)
+
+
+def even_split(extent: int, parts: int) -> tuple[Interval, ...]:
+    """Cut `[0, extent)` into `parts` intervals, the remainder round-robin from the first: 8 over 3 is 3, 3, 2 (BBGraP equation 1)."""
+    base, extra = divmod(extent, parts)
+    stops = [base * (i + 1) + min(i + 1, extra) for i in range(parts)]
+    return tuple(Interval(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True))

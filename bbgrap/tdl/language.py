@@ -1,0 +1,249 @@
+"""The description language: what one output element of an operator reads (Tofu, section 4.1).
+
+A description gives the output element at an index as an expression over input elements at integer expressions of that index:
+
+    conv1d:          out[b, co, x] = Sum over ci, dx of data[b, ci, x + dx] * filters[ci, co, dx]
+    batch_cholesky:  out[b, i, j]  = Opaque(matrix[b, :, :])[i, j]
+
+Written with this module:
+
+    b, co, x, ci, dx = indices(b=8, co=16, x=30, ci=4, dx=3)
+    data, filters = operand(0), operand(1)
+    Description((b, co, x), Sum((ci, dx), data[b, ci, x + dx] * filters[ci, co, dx]))
+
+No loops, no recursion, no data-dependent index. Extents are concrete: a description belongs to one node with its shapes.
+Reading outside an operand's bounds means reading padding: nothing is read there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+Bounds = tuple[int, int]
+"""Smallest and largest value, both inclusive."""
+
+
+class _IndexArithmetic:
+    """The operators of index expressions."""
+
+    __slots__ = ()
+
+    def __add__(self, other: IndexExpression | int) -> IndexExpression:
+        """Add."""
+        return Sum2(cast("IndexExpression", self), _expression(other))
+
+    def __sub__(self, other: IndexExpression | int) -> IndexExpression:
+        """Subtract: `[l, u] - [l', u'] = [l - u', u - l']` (the paper's rule, componentwise, is unsound)."""
+        return self + _expression(other) * -1
+
+    def __mul__(self, factor: int) -> IndexExpression:
+        """Multiply by a constant; a negative one swaps the bounds."""
+        return Scaled(cast("IndexExpression", self), factor)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, divisor: int) -> IndexExpression:
+        """Divide by a positive constant, rounding down."""
+        return Quotient(cast("IndexExpression", self), divisor)
+
+
+@dataclass(frozen=True, slots=True)
+class Index(_IndexArithmetic):
+    """An iteration index: `0 <= name < extent`."""
+
+    name: str
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(_IndexArithmetic):
+    """A fixed integer."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sum2(_IndexArithmetic):
+    """`left + right`."""
+
+    left: IndexExpression
+    right: IndexExpression
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(_IndexArithmetic):
+    """`expression * factor`."""
+
+    expression: IndexExpression
+    factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient(_IndexArithmetic):
+    """`expression // divisor`, rounding down; with `exact`, only values that divide without remainder read anything."""
+
+    expression: IndexExpression
+    divisor: int
+    exact: bool = False
+
+
+IndexExpression = Index | Constant | Sum2 | Scaled | Quotient
+"""An integer expression over iteration indices; the union is closed, so that every `match` over it is checked for completeness."""
+
+
+def _expression(value: IndexExpression | int) -> IndexExpression:
+    return Constant(value) if isinstance(value, int) else value
+
+
+def bounds(expression: IndexExpression, of: Mapping[str, Bounds]) -> Bounds:
+    """Return the smallest and largest value of an expression, given those of its indices (interval arithmetic).
+
+    Exact where each index occurs once. With an exact quotient the result may be empty: largest below smallest.
+    """
+    match expression:
+        case Index(name=name, extent=extent):
+            return of.get(name, (0, extent - 1))
+        case Constant(value=value):
+            return value, value
+        case Sum2(left=left, right=right):
+            (low, high), (low2, high2) = bounds(left, of), bounds(right, of)
+            return low + low2, high + high2
+        case Scaled(expression=inner, factor=factor):
+            low, high = bounds(inner, of)
+            return (low * factor, high * factor) if factor >= 0 else (high * factor, low * factor)
+        case Quotient(expression=inner, divisor=divisor, exact=exact):
+            low, high = bounds(inner, of)
+            return -(-low // divisor) if exact else low // divisor, high // divisor
+
+
+def indices_in(expression: IndexExpression) -> tuple[Index, ...]:
+    """Return the indices an expression depends on, in order of appearance, without repeats."""
+    match expression:
+        case Index():
+            return (expression,)
+        case Sum2(left=left, right=right):
+            return tuple(dict.fromkeys((*indices_in(left), *indices_in(right))))
+        case Scaled(expression=inner) | Quotient(expression=inner):
+            return indices_in(inner)
+        case Constant():
+            return ()
+
+
+class _Arithmetic:
+    """The operators of scalar expressions."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Expression) -> Call:
+        """Add."""
+        return Call("add", (cast("Expression", self), other))
+
+    def __mul__(self, other: Expression) -> Call:
+        """Multiply."""
+        return Call("mul", (cast("Expression", self), other))
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """The subscript `:`: the whole axis."""
+
+
+ALL = All()
+Subscript = IndexExpression | All
+
+
+@dataclass(frozen=True, slots=True)
+class Access(_Arithmetic):
+    """The element (or, with `ALL`, the slice) of operand number `operand` at the subscripts."""
+
+    operand: int
+    subscripts: tuple[Subscript, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(_Arithmetic):
+    """A scalar function of scalars."""
+
+    function: str
+    arguments: tuple[Expression, ...]
+
+
+ReducerKind = Literal["sum", "max", "min", "prod"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(_Arithmetic):
+    """A reduction of `body` over `over`; partial results over parts of an index combine with the same reducer."""
+
+    kind: ReducerKind
+    over: tuple[Index, ...]
+    body: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque(_Arithmetic):
+    """An unknown function of whole slices, of which the element at `element` is taken; no index in `element` can be split."""
+
+    function: str
+    arguments: tuple[Access, ...]
+    element: tuple[Index, ...]
+
+
+Expression = Access | Call | Reduce | Opaque
+"""A scalar expression over input elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Operand number `number`; subscript it to read an element."""
+
+    number: int
+
+    def __getitem__(self, subscripts: tuple[Subscript | int, ...]) -> Access:
+        """Read an element; an int is a constant subscript."""
+        return Access(self.number, tuple(Constant(s) if isinstance(s, int) else s for s in subscripts))
+
+
+def operand(number: int) -> Operand:
+    """Return operand number `number` of the node."""
+    return Operand(number)
+
+
+def indices(**extents: int) -> tuple[Index, ...]:
+    """Return one index per keyword, with its extent."""
+    return tuple(Index(name, extent) for name, extent in extents.items())
+
+
+def Sum(over: tuple[Index, ...], body: Expression) -> Reduce:  # noqa: N802 - the language's own spelling
+    """Sum of `body` over the indices."""
+    return Reduce("sum", over, body)
+
+
+def Max(over: tuple[Index, ...], body: Expression) -> Reduce:  # noqa: N802
+    """Maximum of `body` over the indices."""
+    return Reduce("max", over, body)
+
+
+def Min(over: tuple[Index, ...], body: Expression) -> Reduce:  # noqa: N802
+    """Minimum of `body` over the indices."""
+    return Reduce("min", over, body)
+
+
+def Prod(over: tuple[Index, ...], body: Expression) -> Reduce:  # noqa: N802
+    """Product of `body` over the indices."""
+    return Reduce("prod", over, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The element of an operator's (first) output at the index `outputs`, one index per output axis."""
+
+    outputs: tuple[Index, ...]
+    body: Expression
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The output's shape."""
+        return tuple(index.extent for index in self.outputs)

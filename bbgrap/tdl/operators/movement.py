@@ -1,0 +1,242 @@
+"""Operators that only move elements: concatenation, slices, padding, transposition, resizing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bbgrap.graph.types import Attribute
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.language import ALL, Access, Call, Constant, Description, Index, Opaque, Subscript, operand
+from bbgrap.tdl.operators.windows import Reads, spatial_interval
+from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register
+
+
+def _outputs(site: Site) -> tuple[Index, ...]:
+    return tuple(Index(f"i{axis}", extent) for axis, extent in enumerate(site.output_shape))
+
+
+def integers(*values: int) -> Literal:
+    """Return a 1-D int64 parameter."""
+    return Literal(np.array(values, np.int64))
+
+
+def describe_concat(site: Site) -> Description | None:
+    """out[..., a, ...] = operand k at a - offset k, for the one k where that lies inside."""
+    out = _outputs(site)
+    axis = site.integer("axis", 0) % len(out)
+    reads: list[Access] = []
+    offset = 0
+    for number in range(len(site.inputs)):
+        subscripts: list[Subscript] = [*out[:axis], out[axis] - offset, *out[axis + 1 :]]
+        reads.append(operand(number)[tuple(subscripts)])
+        offset += site.shape(number)[axis]
+    return Description(out, Call("select", tuple(reads)))
+
+
+def localize_concat(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Concatenate the operands that the tile touches; one alone is passed through."""
+    present = tuple(Input(k) for k, read in enumerate(reads) if read is not None and not read.is_empty)
+    if len(present) == 1:
+        return (LocalNode("Identity", present),)
+    return (LocalNode("Concat", present, site.node.attributes),)
+
+
+def slice_bounds(site: Site) -> tuple[tuple[int, int], ...] | None:
+    """Return (first element, step) per axis of a Slice's input, or None where a parameter is only known at run time."""
+    shape = site.shape(0)
+    given = [site.constant(k) for k in range(1, len(site.inputs)) if site.has(k)]
+    if any(g is None for g in given):
+        return None
+    starts = np.asarray(site.constant(1)).ravel()
+    axes = np.asarray(site.constant(3)).ravel() if site.has(3) else np.arange(len(starts))
+    steps = np.asarray(site.constant(4)).ravel() if site.has(4) else np.ones(len(starts), np.int64)
+    found = [(0, 1)] * len(shape)
+    for start, axis, step in zip(starts.tolist(), axes.tolist(), steps.tolist(), strict=True):
+        extent = shape[axis]
+        first = start + extent if start < 0 else start
+        found[axis] = (min(max(first, 0), extent if step > 0 else extent - 1), step)
+    return tuple(found)
+
+
+def describe_slice(site: Site) -> Description | None:
+    """out[i...] = x[start + step * i...]."""
+    found = slice_bounds(site)
+    if found is None:
+        return None
+    out = _outputs(site)
+    read = operand(0)[tuple(index * step + start for index, (start, step) in zip(out, found, strict=True))]
+    return Description(out, Call("copy", (read,)))
+
+
+def localize_slice(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Where every step is 1 the piece read is the piece wanted; else slice the hull that was read, with local bounds."""
+    found, read = slice_bounds(site), reads[0]
+    assert found is not None, "described, so its parameters are constant"
+    assert read is not None, "a Slice reads its input"
+    stepped = [axis for axis, (_, step) in enumerate(found) if step != 1]
+    if not stepped:
+        return (LocalNode("Identity", (Input(0),)),)
+    starts, ends = [], []
+    for axis in stepped:
+        first, step = found[axis]
+        piece = spatial_interval(site, region, axis)
+        start = first + step * piece.start - read.axes[axis].hull.start
+        end = start + step * len(piece)
+        starts.append(start)
+        ends.append(end if end >= 0 else -(2**62))
+    parameters = (integers(*starts), integers(*ends), integers(*stepped), integers(*(found[axis][1] for axis in stepped)))
+    return (LocalNode("Slice", (Input(0), *parameters)),)
+
+
+def pad_widths(site: Site) -> tuple[tuple[int, int], ...] | None:
+    """Return (before, after) per axis of a Pad, or None where they are only known at run time."""
+    pads = site.constant(1)
+    if pads is None:
+        return None
+    rank = len(site.shape(0))
+    axes = [int(a) % rank for a in np.asarray(site.constant(3)).ravel()] if site.has(3) else list(range(rank))
+    widths = [(0, 0)] * rank
+    for position, axis in enumerate(axes):
+        widths[axis] = (int(pads[position]), int(pads[position + len(axes)]))
+    return tuple(widths)
+
+
+def describe_pad(site: Site) -> Description | None:
+    """out[i...] = x[i - before...], or the padding outside; axes that reflect, repeat or wrap cannot be split."""
+    widths = pad_widths(site)
+    if widths is None or (site.has(2) and site.constant(2) is None) or (site.has(3) and site.constant(3) is None):
+        return None
+    out = _outputs(site)
+    if site.text("mode", "constant") == "constant":
+        return Description(out, Call("copy", (operand(0)[tuple(i - before for i, (before, _) in zip(out, widths, strict=True))],)))
+    fixed = tuple(i for i, width in zip(out, widths, strict=True) if width != (0, 0))
+    return Description(out, Opaque("pad", (operand(0)[tuple(ALL if i in fixed else i for i in out)],), fixed))
+
+
+def localize_pad(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Pad by what of the tile lies outside the input; a tile wholly in the padding is a constant."""
+    widths, read = pad_widths(site), reads[0]
+    kind = site.inputs[0]
+    assert widths is not None, "described, so its widths are constant"
+    assert read is not None, "a Pad reads its input"
+    assert kind is not None, "a Pad has an input"
+    given = site.constant(2)
+    value = np.zeros((), kind.dtype.numpy) if given is None else given.reshape(())
+    if read.is_empty:
+        return (LocalNode("Identity", (Literal(np.full(region.shape, value, kind.dtype.numpy)),)),)
+    constant = site.text("mode", "constant") == "constant"
+    befores, afters = [], []
+    for axis, (before, after) in enumerate(widths):
+        if constant and (before, after) != (0, 0):
+            piece, extent = spatial_interval(site, region, axis), site.shape(0)[axis]
+            before, after = max(0, before - piece.start), max(0, piece.stop - before - extent)
+        befores.append(before)
+        afters.append(after)
+    operands = (Input(0), integers(*befores, *afters), *((Literal(value),) if constant else ()))
+    return (LocalNode("Pad", operands, {k: v for k, v in site.node.attributes.items() if k == "mode"}),)
+
+
+def permutation(site: Site) -> tuple[int, ...]:
+    """Return the permutation of a Transpose: output axis a is input axis permutation[a]."""
+    rank = len(site.shape(0))
+    return site.integers("perm", tuple(reversed(range(rank))))
+
+
+def describe_transpose(site: Site) -> Description | None:
+    """out[i...] = x[i permuted]."""
+    out = _outputs(site)
+    order = permutation(site)
+    return Description(out, Call("copy", (operand(0)[tuple(out[order.index(axis)] for axis in range(len(order)))],)))
+
+
+def resize_scales(site: Site) -> tuple[float, ...] | None:
+    """Return the true scale of every axis, or None where it is only known at run time or depends on all extents at once.
+
+    Given scales count, not the ratio of the extents: 5 by 2.1 gives 10, but is no doubling.
+    """
+    shape = site.shape(0)
+    if site.has(2) and site.shape(2) != (0,):
+        given = site.constant(2)
+        if given is None:
+            return None
+        scales = [1.0] * len(shape)
+        for axis, scale in zip(site.integers("axes", range(len(shape))), given.tolist(), strict=True):
+            scales[axis] = scale
+        return tuple(scales)
+    if site.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return None
+    return tuple(after / before for before, after in zip(shape, site.output_shape, strict=True))
+
+
+def describe_resize(site: Site) -> Description | None:
+    """Nearest or linear by whole factors: out[i] reads x[i // s] (and its neighbour); other forms leave the scaled axes whole."""
+    scales, out = resize_scales(site), _outputs(site)
+    if scales is None or 0 in site.shape(0) or site.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        return None
+    subscripts: list[tuple[Subscript, ...]] = []
+    fixed = []
+    for index, before, scale in zip(out, site.shape(0), scales, strict=True):
+        if scale == 1:
+            subscripts.append((index,))
+        elif _scales_by_blocks(site) and scale == index.extent // before:
+            subscripts.append(_taps(site, index, int(scale)))
+        else:
+            subscripts.append((ALL,))
+            fixed.append(index)
+    if len(fixed) == len(out):
+        return None
+    low = operand(0)[tuple(s[0] for s in subscripts)]
+    high = operand(0)[tuple(s[-1] for s in subscripts)]
+    if fixed:
+        return Description(out, Opaque("resize", (low, high), tuple(fixed)))
+    return Description(out, Call("interpolate", (low, high)))
+
+
+def _scales_by_blocks(site: Site) -> bool:
+    """Tell whether a whole factor maps every block of outputs to the same inputs, whatever the piece starts with."""
+    transform, nearest = site.text("coordinate_transformation_mode", "half_pixel"), site.text("nearest_mode", "round_prefer_floor")
+    centred = transform in ("half_pixel", "pytorch_half_pixel")
+    if site.integer("antialias", 0):
+        return False
+    match site.text("mode", "nearest"):
+        case "nearest":
+            return (centred and nearest.startswith("round_prefer")) or (transform == "asymmetric" and nearest == "floor")
+        case "linear":
+            return centred
+        case _:
+            return False
+
+
+def _taps(site: Site, index: Index, factor: int) -> tuple[Subscript, ...]:
+    if site.text("mode", "nearest") == "nearest":
+        return (index // factor,)
+    left = (index * 2 + Constant(1 - factor)) // (2 * factor)
+    return left, left + 1
+
+
+def localize_resize(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Resize the piece that was read by the same scales, then keep the tile's own part."""
+    read, scales = reads[0], resize_scales(site)
+    assert read is not None, "a Resize reads its input"
+    assert scales is not None, "described, so its scales are known"
+    attributes: dict[str, Attribute] = {k: v for k, v in site.node.attributes.items() if k not in ("axes", "keep_aspect_ratio_policy")}
+    split = [axis for axis, scale in enumerate(scales) if scale != 1 and region.shape[axis] != site.output_shape[axis]]
+    extents = list(region.shape)
+    for axis in split:
+        extents[axis] = int(scales[axis]) * read.shape[axis]
+    if site.has(2) and site.shape(2) != (0,):
+        resized = LocalNode("Resize", (Input(0), None, Literal(np.array(scales, np.float32))), attributes)
+    else:
+        resized = LocalNode("Resize", (Input(0), None, None, integers(*extents)), attributes)
+    starts = [spatial_interval(site, region, axis).start - int(scales[axis]) * read.axes[axis].hull.start for axis in split]
+    if all(extents[axis] == region.shape[axis] for axis in split):
+        return (resized,)
+    stops = [start + region.shape[axis] for start, axis in zip(starts, split, strict=True)]
+    return resized, LocalNode("Slice", (Result(0), integers(*starts), integers(*stops), integers(*split)))
+
+
+register(OperatorRule(describe_concat, localize_concat), "Concat")
+register(OperatorRule(describe_slice, localize_slice), "Slice")
+register(OperatorRule(describe_pad, localize_pad), "Pad")
+register(OperatorRule(describe_transpose), "Transpose")
+register(OperatorRule(describe_resize, localize_resize), "Resize")

@@ -1,0 +1,100 @@
+"""Operators that only rename axes: Reshape, Flatten, Squeeze, Unsqueeze, Expand.
+
+Input and output axes are matched in groups of equal products. In a group the outermost axes survive: of `[C, H, W] -> [C*H*W]` a range
+of the output is a range of channels, of `[G*K] -> [G, K]` a range of groups is a range of G*K. The inner axes of a group cannot be
+split. A cut that falls inside a unit is computed from the whole unit and cropped.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.language import ALL, Call, Constant, Description, Expression, Index, Opaque, Subscript, operand
+from bbgrap.tdl.operators.movement import integers
+from bbgrap.tdl.operators.windows import Reads
+from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register
+
+Group = tuple[tuple[int, ...], tuple[int, ...]]
+"""Input axes and output axes whose extents have equal products; axes of extent 1 belong to none."""
+
+
+def groups_of(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Group, ...]:
+    """Match the axes of a reshape in the smallest groups of equal product, outermost first."""
+    left = [a for a, extent in enumerate(before) if extent != 1]
+    right = [a for a, extent in enumerate(after) if extent != 1]
+    groups: list[Group] = []
+    while left:
+        ins, outs = [left.pop(0)], [right.pop(0)]
+        while (have := prod(before[a] for a in ins)) != (want := prod(after[a] for a in outs)):
+            (ins if have < want else outs).append((left if have < want else right).pop(0))
+        groups.append((tuple(ins), tuple(outs)))
+    return tuple(groups)
+
+
+def describe_reshape(site: Site) -> Description | None:
+    """out[i...] = x at the same place in row-major order."""
+    before, after = site.shape(0), site.output_shape
+    if prod(before) == 0:
+        return None
+    out = tuple(Index(f"i{axis}", extent) for axis, extent in enumerate(after))
+    subscripts: list[Subscript] = [Constant(0)] * len(before)
+    fixed: list[Index] = []
+    for ins, outs in groups_of(before, after):
+        unit_in, unit_out = (prod(shape[a] for a in axes[1:]) for shape, axes in ((before, ins), (after, outs)))
+        first = out[outs[0]]
+        if unit_in == unit_out:
+            subscripts[ins[0]] = first
+        else:
+            flat = first * unit_out + Index(f"r{outs[0]}", unit_out) if unit_out > 1 else first
+            subscripts[ins[0]] = flat // unit_in if unit_in > 1 else flat
+        for axis in ins[1:]:
+            subscripts[axis] = ALL
+        fixed += [out[a] for a in outs[1:]]
+    read = operand(0)[tuple(subscripts)]
+    body: Expression = Opaque("reshape", (read,), tuple(fixed)) if fixed else Call("copy", (read,))
+    return Description(out, body)
+
+
+def localize_reshape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Reshape what was read; where the tile begins or ends inside a unit, pick its elements."""
+    read = reads[0]
+    assert read is not None, "a Reshape reads its input"
+    if read.size != region.size:
+        return _reshape_by_elements(site, region, read)
+    return (LocalNode("Reshape", (Input(0), integers(*region.shape))),)
+
+
+def _reshape_by_elements(site: Site, region: ShapeMap, read: ShapeMap) -> tuple[LocalNode, ...]:
+    """The general form for a cut inside a unit: flatten what was read, take the tile's elements by number, give them its shape."""
+    before, after = site.shape(0), site.output_shape
+    tile = np.ix_(*(np.array(list(axis), np.int64) for axis in region.axes))
+    numbers = np.ravel_multi_index(np.broadcast_arrays(*tile), after) if after else np.zeros((), np.int64)
+    coordinates = np.unravel_index(numbers, before)
+    lookup = []
+    for axis, values in zip(read.axes, coordinates, strict=True):
+        members = np.array(list(axis), np.int64)
+        lookup.append(np.searchsorted(members, values))
+    local = np.ravel_multi_index(tuple(lookup), read.shape).astype(np.int64)
+    flat = LocalNode("Reshape", (Input(0), integers(-1)))
+    return flat, LocalNode("Gather", (Result(0), Literal(local)), {"axis": 0})
+
+
+def describe_expand(site: Site) -> Description | None:
+    """out[i...] = x[i...], a broadcast axis read at 0."""
+    out = tuple(Index(f"i{axis}", extent) for axis, extent in enumerate(site.output_shape))
+    shape = site.shape(0)
+    tail = out[len(out) - len(shape) :]
+    read = operand(0)[tuple(Constant(0) if extent == 1 else index for index, extent in zip(tail, shape, strict=True))]
+    return Description(out, Call("copy", (read,)))
+
+
+def localize_expand(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Expand to the tile's shape."""
+    return (LocalNode("Expand", (Input(0), integers(*region.shape))),)
+
+
+register(OperatorRule(describe_reshape, localize_reshape), "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+register(OperatorRule(describe_expand, localize_expand), "Expand")

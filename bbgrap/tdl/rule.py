@@ -1,0 +1,237 @@
+"""Operator rules: a description for every operator, and how a node changes when only a piece of it is computed.
+
+A rule is two functions: `describe` says what an output element reads (everything else about splitting follows from that), `localize`
+says which small ONNX nodes compute an output region from exactly the input regions that `input_regions` predicts. Most operators keep
+their node as it is; windowed ones change their pads, `Reshape` its target, `Slice` its bounds.
+An operator without a rule, or whose `describe` returns None, runs whole on one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bbgrap.errors import PlanError
+from bbgrap.graph.types import Array, Attribute, Graph, Node, TensorType
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.analysis import input_regions
+from bbgrap.tdl.language import Description
+
+MINIMUM_OPSET = 13
+"""Descriptions speak of operators as of this opset; older models are converted on entry, and what cannot be converted runs whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node in its place: types of what it reads and writes, and the content of operands that are constants.
+
+    All tuples follow `node.inputs` (None: absent) and `node.outputs`.
+    """
+
+    node: Node
+    inputs: tuple[TensorType | None, ...]
+    outputs: tuple[TensorType, ...]
+    constants: tuple[Array | None, ...]
+
+    @property
+    def input_shapes(self) -> tuple[tuple[int, ...] | None, ...]:
+        """Shapes of the operands; None for an absent one or one whose shape is unknown."""
+        return tuple(None if t is None else t.shape for t in self.inputs)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the first output."""
+        return self.outputs[0].known_shape
+
+    def has(self, operand: int) -> bool:
+        """Tell whether an operand is present."""
+        return operand < len(self.inputs) and self.inputs[operand] is not None
+
+    def shape(self, operand: int) -> tuple[int, ...]:
+        """Return the shape of a present operand."""
+        kind = self.inputs[operand]
+        if kind is None:
+            raise PlanError(f"node '{self.node.name}' ({self.node.op}): operand {operand} is absent")
+        return kind.known_shape
+
+    def constant(self, operand: int) -> Array | None:
+        """Return the content of an operand that is a constant, else None."""
+        return self.constants[operand] if operand < len(self.constants) else None
+
+    def integer(self, name: str, default: int) -> int:
+        """Return an integer attribute."""
+        value = self.node.attributes.get(name, default)
+        if not isinstance(value, int):
+            raise PlanError(f"node '{self.node.name}' ({self.node.op}): attribute '{name}' is no integer: {value!r}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a float attribute."""
+        value = self.node.attributes.get(name, default)
+        if not isinstance(value, int | float):
+            raise PlanError(f"node '{self.node.name}' ({self.node.op}): attribute '{name}' is no number: {value!r}")
+        return float(value)
+
+    def text(self, name: str, default: str) -> str:
+        """Return a string attribute."""
+        value = self.node.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    def integers(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
+        """Return a list-of-integers attribute."""
+        value = self.node.attributes.get(name, tuple(default))
+        if not isinstance(value, tuple):
+            raise PlanError(f"node '{self.node.name}' ({self.node.op}): attribute '{name}' is no list: {value!r}")
+        return tuple(int(v) for v in value if isinstance(v, int))
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The local piece of operand number `operand`."""
+
+    operand: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Literal:
+    """A constant that the local piece needs, e.g. a new target shape."""
+
+    array: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The output of an earlier node of the same `LocalOp`."""
+
+    node: int
+
+
+LocalOperand = Input | Literal | Result | None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """One ONNX node of a local piece."""
+
+    op: str
+    operands: tuple[LocalOperand, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOp:
+    """How one machine computes its piece of a node.
+
+    `reads` gives, per operand of the node, the global region its local piece covers (None: not read as data).
+    The outputs of the last node are the node's outputs.
+    """
+
+    reads: tuple[ShapeMap | None, ...]
+    nodes: tuple[LocalNode, ...]
+
+
+Describe = Callable[[Site], Description | None]
+Localize = Callable[[Site, ShapeMap, tuple[ShapeMap | None, ...]], tuple[LocalNode, ...]]
+
+
+def same_node(site: Site, region: ShapeMap, reads: tuple[ShapeMap | None, ...]) -> tuple[LocalNode, ...]:
+    """Keep the node as it is: right wherever no attribute or parameter speaks of extents or borders."""
+    return (LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain),)
+
+
+def operands_of(site: Site, reads: tuple[ShapeMap | None, ...]) -> tuple[LocalOperand, ...]:
+    """Return the node's own operands: local pieces where they are read by region, whole constants elsewhere, None where absent."""
+    return tuple(None if kind is None else Input(i) if reads[i] is not None else _parameter(site, i) for i, kind in enumerate(site.inputs))
+
+
+def _parameter(site: Site, operand: int) -> Literal:
+    array = site.constant(operand)
+    if array is None:
+        raise PlanError(f"node '{site.node.name}' ({site.node.op}): parameter {operand} is no constant")
+    return Literal(array)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRule:
+    """How one operator is described and localized."""
+
+    describe: Describe
+    localize: Localize = same_node
+
+
+_RULES: dict[tuple[str, str], OperatorRule] = {}
+
+
+def register(rule: OperatorRule, *ops: str, domain: str = "") -> None:
+    """Enter a rule for operators.
+
+    Raises:
+        ValueError: if an operator has a rule already.
+    """
+    for op in ops:
+        if (domain, op) in _RULES:
+            raise ValueError(f"operator {domain}:{op} has a rule already")
+        _RULES[domain, op] = rule
+
+
+def described_operators() -> tuple[tuple[str, str], ...]:
+    """Return (domain, operator) of every rule, sorted."""
+    return tuple(sorted(_RULES))
+
+
+def site_of(graph: Graph, node: Node) -> Site:
+    """Return a node of a graph with its types and constants."""
+    return Site(
+        node,
+        tuple(graph.types[name] if name else None for name in node.inputs),
+        tuple(graph.types[name] for name in node.outputs if name),
+        tuple(graph.constant(name) if name else None for name in node.inputs),
+    )
+
+
+def describe(graph: Graph, node: Node) -> Description | None:
+    """Return the description of a node, or None if it has none and must run whole on one machine.
+
+    None for: no rule; an opset below 13; a tensor of unknown shape; several outputs in use; control flow; an empty tensor.
+    """
+    rule = _RULES.get((node.domain, node.op))
+    if rule is None or graph.opsets.get("", 0) < MINIMUM_OPSET or node.captured or sum(map(bool, node.outputs)) != 1:
+        return None
+    site = site_of(graph, node)
+    if any(t is not None and t.shape is None for t in (*site.inputs, *site.outputs)):
+        return None
+    if any(0 in (t.shape or ()) for t in site.outputs):
+        return None
+    return rule.describe(site)
+
+
+def localize(graph: Graph, node: Node, description: Description | None, region: ShapeMap) -> LocalOp:
+    """Return how a machine computes `region` (global, of the first output) of a node; without a description, the node as it is.
+
+    Raises:
+        PlanError: if the region cuts an axis that the operator cannot split.
+    """
+    if description is None:
+        reads = tuple(ShapeMap.full(graph.types[name].shape or ()) if name else None for name in node.inputs)
+        operands = tuple(Input(i) if name else None for i, name in enumerate(node.inputs))
+        return LocalOp(reads, (LocalNode(node.op, operands, node.attributes, node.domain),))
+    site = site_of(graph, node)
+    found = input_regions(description, region, site.input_shapes)
+    nodes = _RULES[node.domain, node.op].localize(site, region, found)
+    return LocalOp(found, tuple(_with_empty_literals(site, found, n) for n in nodes))
+
+
+def _with_empty_literals(site: Site, reads: tuple[ShapeMap | None, ...], node: LocalNode) -> LocalNode:
+    """Replace operands of which nothing is read (a piece wholly inside padding) by empty constants: nobody has to send them."""
+
+    def operand(o: LocalOperand) -> LocalOperand:
+        if isinstance(o, Input) and (read := reads[o.operand]) is not None and read.is_empty:
+            kind = site.inputs[o.operand]
+            assert kind is not None, "an operand that is read is present"
+            return Literal(np.empty(read.shape, kind.dtype.numpy))
+        return o
+
+    return LocalNode(node.op, tuple(operand(o) for o in node.operands), node.attributes, node.domain)

@@ -1,0 +1,73 @@
+"""Well-known networks, built here with seeded random weights: no download, and the same file, to the byte, wherever it is built.
+
+They have the layers, shapes and parameter counts of the originals, but know nothing: they are for measuring and testing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_io import save_graph
+from bbgrap.graph.types import Graph
+from bbgrap.zoo.alexnet import alexnet
+from bbgrap.zoo.mobilenet import mobilenet_v2
+from bbgrap.zoo.resnet import resnet50, resnet152, tiny
+from bbgrap.zoo.unet import unet
+from bbgrap.zoo.vgg import vgg16
+from bbgrap.zoo.yolo import yolo
+
+__all__ = ["build", "materialize", "names"]
+
+_RECIPE = 1
+"""Part of every file's name; to be raised when a network here changes, so that no stale file is used."""
+
+_BUILDERS: Mapping[str, Callable[[], Graph]] = {
+    recipe.__name__: recipe for recipe in (alexnet, mobilenet_v2, resnet50, resnet152, tiny, unet, vgg16, yolo)
+}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all networks, sorted."""
+    return tuple(sorted(_BUILDERS))
+
+
+def build(name: str) -> Graph:
+    """Build a network for batch 1.
+
+    Raises:
+        ModelError: if there is no network of this name.
+    """
+    try:
+        return _BUILDERS[name]()
+    except KeyError:
+        raise ModelError(f"zoo: there is no model '{name}'; there are {', '.join(names())}") from None
+
+
+def materialize(name: str, cache_dir: Path | None = None) -> Path:
+    """Return the ONNX file of a network, with a free batch dimension N; build it if it is not there yet.
+
+    Args:
+        name: One of `names()`.
+        cache_dir: Where files are kept; default `$XDG_CACHE_HOME/bbgrap/zoo`, or `~/.cache/bbgrap/zoo`.
+
+    Raises:
+        ModelError: if there is no network of this name, or the file cannot be written.
+    """
+    if name not in _BUILDERS:
+        build(name)
+    directory = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bbgrap" / "zoo"
+    path = directory / f"{name}-{_RECIPE}.onnx"
+    if not path.exists():
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=directory) as scratch:  # whoever else builds it now does the same: the last rename wins
+                draft = Path(scratch) / path.name
+                save_graph(build(name), draft, free_batch=True)
+                draft.replace(path)
+        except OSError as error:
+            raise ModelError(f"zoo: '{path}' cannot be written: {error.strerror or error}") from None
+    return path

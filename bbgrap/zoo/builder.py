@@ -1,0 +1,170 @@
+"""Building a network as a `Graph`, layer by layer: shapes are tracked, weights are drawn from a seeded generator.
+
+Weights are He-initialised (variance 2 / fan-in, which keeps the size of activations through `Relu`) and batch-norm statistics are
+random, so that outputs depend on every input and an error in any region of any layer shows in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, TensorType, Weight
+from bbgrap.graph.weights import make_weight
+
+OPSET = 17
+IR_VERSION = 8
+
+_BN_RANGE = (0.5, 1.5)
+"""Batch-norm scale and variance; folding them must matter, and no channel may vanish."""
+
+
+def _out(size: int, kernel: int, stride: int, pad: int) -> int:
+    return (size + 2 * pad - kernel) // stride + 1
+
+
+class Builder:
+    """A network under construction; every method adds a layer and returns the name of its output.
+
+    Invariants: `types` knows every value so far, with batch 1 in dimension 0.
+    """
+
+    def __init__(self, name: str, input_shape: tuple[int, ...]) -> None:
+        """Start a network `name` (which is also the seed) with one input `input` of shape `[1, C, H, W]`."""
+        self.name = name
+        self.types: dict[str, TensorType] = {"input": TensorType(DType.FLOAT, input_shape)}
+        self._nodes: list[Node] = []
+        self._weights: dict[str, Weight] = {}
+        self._random = np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
+
+    def shape(self, value: str) -> tuple[int, ...]:
+        """Return the shape of a value."""
+        return self.types[value].known_shape
+
+    def graph(self, *outputs: str) -> Graph:
+        """Return the finished network."""
+        return Graph(self.name, tuple(self._nodes), ("input",), outputs, self._weights, self.types, {"": OPSET}, IR_VERSION)
+
+    def conv(
+        self,
+        x: str,
+        name: str,
+        channels: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        pad: int | None = None,
+        groups: int = 1,
+        bias: bool = False,
+        gain: float = 1.0,
+    ) -> str:
+        """Add a square convolution; `pad=None` keeps the size at stride 1, `gain` scales its weights."""
+        n, c, h, w = self.shape(x)
+        pad = kernel // 2 if pad is None else pad
+        fan_in = c // groups * kernel * kernel
+        inputs = [x, self._drawn(f"{name}.weight", (channels, c // groups, kernel, kernel), fan_in / gain**2)]
+        if bias:
+            inputs.append(self._bias(f"{name}.bias", channels))
+        shape = (n, channels, _out(h, kernel, stride, pad), _out(w, kernel, stride, pad))
+        attributes: dict[str, Attribute] = {"kernel_shape": (kernel,) * 2, "strides": (stride,) * 2, "pads": (pad,) * 4, "group": groups}
+        return self.node("Conv", name, inputs, shape, attributes)
+
+    def up_conv(self, x: str, name: str, channels: int) -> str:
+        """Add a transposed convolution 2x2 of stride 2, with biases: twice the height and width."""
+        n, c, h, w = self.shape(x)
+        inputs = [x, self._drawn(f"{name}.weight", (c, channels, 2, 2), c), self._bias(f"{name}.bias", channels)]
+        return self.node("ConvTranspose", name, inputs, (n, channels, 2 * h, 2 * w), {"kernel_shape": (2, 2), "strides": (2, 2)})
+
+    def norm(self, x: str, name: str, *, gain: float = 1.0) -> str:
+        """Add a batch normalisation with random statistics; `gain` scales what it puts out."""
+        channels = self.shape(x)[1]
+        low, high = _BN_RANGE
+        parts = {
+            "weight": self._random.uniform(low, high, channels) * gain,
+            "bias": self._random.normal(0, 0.1, channels),
+            "running_mean": self._random.normal(0, 0.1, channels),
+            "running_var": self._random.uniform(low, high, channels),
+        }
+        inputs = [x, *(self.weight(f"{name}.{part}", values.astype(np.float32)) for part, values in parts.items())]
+        return self.node("BatchNormalization", name, inputs, self.shape(x), {"epsilon": 1e-5})
+
+    def act(self, op: str, x: str, name: str) -> str:
+        """Add an element-wise function of one input (`Relu`, `Sigmoid`)."""
+        return self.node(op, name, [x], self.shape(x))
+
+    def relu6(self, x: str, name: str) -> str:
+        """Add a clip to 0..6."""
+        bounds = [self.weight(label, np.array(value, np.float32)) for label, value in (("relu6.min", 0), ("relu6.max", 6))]
+        return self.node("Clip", name, [x, *bounds], self.shape(x))
+
+    def binary(self, op: str, x: str, y: str, name: str) -> str:
+        """Add an element-wise function of two inputs of one shape (`Add`, `Mul`)."""
+        return self.node(op, name, [x, y], self.shape(x))
+
+    def max_pool(self, x: str, name: str, kernel: int, stride: int, pad: int = 0) -> str:
+        """Add a maximum over square windows."""
+        n, c, h, w = self.shape(x)
+        shape = (n, c, _out(h, kernel, stride, pad), _out(w, kernel, stride, pad))
+        return self.node("MaxPool", name, [x], shape, {"kernel_shape": (kernel,) * 2, "strides": (stride,) * 2, "pads": (pad,) * 4})
+
+    def mean(self, x: str, name: str) -> str:
+        """Add an average over height and width."""
+        return self.node("GlobalAveragePool", name, [x], (*self.shape(x)[:2], 1, 1))
+
+    def concat(self, parts: Sequence[str], name: str, axis: int = 1) -> str:
+        """Join values along an axis."""
+        shape = list(self.shape(parts[0]))
+        shape[axis] = sum(self.shape(part)[axis] for part in parts)
+        return self.node("Concat", name, list(parts), tuple(shape), {"axis": axis})
+
+    def double(self, x: str, name: str) -> str:
+        """Repeat every row and column."""
+        n, c, h, w = self.shape(x)
+        scales = self.weight("double.scales", np.array([1, 1, 2, 2], np.float32))
+        attributes: dict[str, Attribute] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        return self.node("Resize", name, [x, "", scales], (n, c, 2 * h, 2 * w), attributes)
+
+    def reshape(self, x: str, name: str, shape: tuple[int, ...]) -> str:
+        """Give a value another shape, keeping the batch; `shape` is without dimension 0."""
+        wanted = self.weight(f"{name}.shape", np.array([0, *shape], np.int64))
+        return self.node("Reshape", name, [x, wanted], (self.shape(x)[0], *shape))
+
+    def transpose(self, x: str, name: str, order: tuple[int, ...]) -> str:
+        """Reorder the axes."""
+        return self.node("Transpose", name, [x], tuple(self.shape(x)[axis] for axis in order), {"perm": order})
+
+    def flatten(self, x: str, name: str) -> str:
+        """Join all axes but the batch."""
+        n, *rest = self.shape(x)
+        return self.node("Flatten", name, [x], (n, prod(rest)), {"axis": 1})
+
+    def dense(self, x: str, name: str, features: int) -> str:
+        """Add a fully connected layer with biases."""
+        n, width = self.shape(x)
+        inputs = [x, self._drawn(f"{name}.weight", (features, width), width), self._bias(f"{name}.bias", features)]
+        return self.node("Gemm", name, inputs, (n, features), {"transB": 1})
+
+    def node(
+        self, op: str, name: str, inputs: Sequence[str], shape: tuple[int, ...], attributes: Mapping[str, Attribute] | None = None
+    ) -> str:
+        """Add any operator with one output, named like the node."""
+        self._nodes.append(Node(name, op, tuple(inputs), (name,), attributes or {}))
+        self.types[name] = TensorType(DType.FLOAT, shape)
+        return name
+
+    def weight(self, name: str, array: Array) -> str:
+        """Add a constant; asked again for the same name, keep the first."""
+        if name not in self._weights:
+            self._weights[name] = make_weight(name, array)
+            self.types[name] = self._weights[name].type
+        return name
+
+    def _drawn(self, name: str, shape: tuple[int, ...], fan_in: float) -> str:
+        values = self._random.standard_normal(shape, np.float32)
+        return self.weight(name, values * np.float32(np.sqrt(2 / fan_in)))
+
+    def _bias(self, name: str, size: int) -> str:
+        return self.weight(name, self._random.standard_normal(size, np.float32) * np.float32(0.1))
