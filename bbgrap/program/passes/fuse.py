@@ -3,59 +3,84 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bbgrap.program.steps import BufferId, Compute, DeviceProgram, Op, Program, Receive, Send, Step, reads_of, writes_of
+from bbgrap.program.steps import Assemble, BufferId, Compute, DeviceProgram, Op, Program, Receive, Send, Step, reads_of, writes_of
 
 Phase = int
 
 
 @dataclass(frozen=True, slots=True)
 class FuseSegments:
-    """Give every operation a phase, the number of exchanges that must come before it, and fuse by phase.
+    """Give every layer a phase, the number of exchanges that must come before it, and fuse by phase.
 
-    1. As early as possible: an operation comes after what it reads; what is received comes one phase after what was sent.
-    2. As late as it can: an operation that nobody waits for abroad moves to the phase of its first reader, so that what must be sent
-       is computed first and less is carried from segment to segment.
+    1. As early as possible: a layer comes after what it reads, and one phase later if any device has to fetch some of that from
+       another. Phases belong to layers, not to devices: a device that has all it needs still sends before it goes on, so that the
+       others do not wait for it.
+    2. As late as it can: what nobody waits for abroad moves to the phase of its first reader, so that what must be sent is computed
+       first and less is carried from segment to segment.
     3. All operations of a device and phase become one segment. Before it come the messages it reads, after it those made from it,
-       one per destination.
+       one per destination. Segments with nothing between them become one.
     """
 
     def run(self, program: Program) -> Program:
-        """Return the program as one segment per device and phase."""
-        early, sent = _earliest(program)
-        late = [_latest(device, early[device.device]) for device in program.devices]
-        return _regrouped(program, late, sent)
+        """Return the program as one segment per device and exchange."""
+        layers = _layer_phases(program)
+        late = [_latest(device, _earliest(program, device, layers)) for device in program.devices]
+        return _regrouped(program, late, _sent_phases(program, layers))
 
 
-def _earliest(program: Program) -> tuple[list[dict[BufferId, Phase]], dict[int, Phase]]:
-    """Return the earliest phase of every buffer (per device) and of every message at its sender, by walking all devices at once."""
-    ready: list[dict[BufferId, Phase]] = [dict.fromkeys(device.feeds, 0) for device in program.devices]
-    sent: dict[int, Phase] = {}
-    position = [0] * len(program.devices)
-    moved = True
-    while moved:
-        moved = False
-        for device in program.devices:
-            here = ready[device.device]
-            while position[device.device] < len(device.steps):
-                step = device.steps[position[device.device]]
-                match step:
-                    case Receive():
-                        if step.message not in sent:
-                            break
-                        # what the host holds is there before anything runs: receiving it opens no new phase
-                        arrival = 0 if step.source == program.host else sent[step.message] + 1
-                        here.update(dict.fromkeys(step.buffers, arrival))
-                    case Compute():
-                        for op in step.ops:
-                            phase = max((here[b] for b in reads_of(op)), default=0)
-                            here.update(dict.fromkeys(writes_of(op), phase))
-                    case Send():
-                        sent[step.message] = max((here[p.buffer] for p in step.parts), default=0)
-                position[device.device] += 1
-                moved = True
-    return ready, sent
+def _layer_phases(program: Program) -> dict[str, Phase]:
+    """Return the phase of every value: inputs 0; a node's outputs after its operands, one phase after those that anyone fetches."""
+    fetched = {pair for device in program.devices[: program.host] for pair in _fetches(program, device)}
+    phases: dict[str, Phase] = dict.fromkeys((*program.graph.inputs, *program.graph.weights), 0)
+    for node in program.graph.nodes:
+        phase = max((phases[v] + ((node.name, v) in fetched) for v in node.reads), default=0)
+        phases |= dict.fromkeys(filter(None, node.outputs), phase)
+    return phases
+
+
+def _fetches(program: Program, device: DeviceProgram) -> Iterator[tuple[str, str]]:
+    """Yield (node, value) wherever the node on this device reads something of the value that another agent sent."""
+    foreign: set[BufferId] = set()
+    for step in device.steps:
+        if isinstance(step, Receive) and step.source != program.host:
+            foreign.update(step.buffers)
+        for op in step.ops if isinstance(step, Compute) else ():
+            if isinstance(op, Assemble):
+                foreign.update([op.output] if not foreign.isdisjoint(reads_of(op)) else [])
+            else:
+                yield from ((op.node, device.buffers[b].value) for b in reads_of(op) if b in foreign)
+
+
+def _sent_phases(program: Program, layers: dict[str, Phase]) -> dict[int, Phase]:
+    """Return the phase at whose end each message is sent."""
+    return {
+        step.message: max((layers[device.buffers[p.buffer].value] for p in step.parts), default=0)
+        for device in program.devices
+        for step in device.steps
+        if isinstance(step, Send)
+    }
+
+
+def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase]) -> dict[BufferId, Phase]:
+    """Return the first phase in which each buffer of a device can be there."""
+    early = dict.fromkeys(device.feeds, 0)
+    for step in device.steps:
+        match step:
+            case Receive():
+                # what the host holds is there before anything runs: receiving it opens no new phase
+                early |= {b: 0 if step.source == program.host else layers[device.buffers[b].value] + 1 for b in step.buffers}
+            case Compute():
+                for op in step.ops:
+                    if isinstance(op, Assemble):
+                        early[op.output] = max(early[b] for b in reads_of(op))
+                    else:
+                        early |= {b: layers[device.buffers[b].value] for b in op.writes}
+            case Send():
+                pass
+    return early
 
 
 def _latest(device: DeviceProgram, early: dict[BufferId, Phase]) -> dict[BufferId, Phase]:
@@ -129,6 +154,10 @@ def _device(device: DeviceProgram, late: dict[BufferId, Phase], sent: dict[int, 
     for phase in sorted({*ops, *sends, *receives}):
         steps += receives[phase]
         if ops[phase]:
-            steps.append(Compute(tuple(ops[phase])))
+            last = steps[-1] if steps else None
+            if isinstance(last, Compute):
+                steps[-1] = Compute((*last.ops, *ops[phase]))
+            else:
+                steps.append(Compute(tuple(ops[phase])))
         steps += [sends[phase][number] for number in sorted(sends[phase])]
     return replace(device, steps=tuple(steps))

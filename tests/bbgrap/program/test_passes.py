@@ -1,0 +1,86 @@
+"""Every pass keeps the answer and adds no byte; together they leave what `needed - held` says and nothing more."""
+
+from hypothesis import given
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners import PlanOptions
+from bbgrap.program.passes import DEFAULT_PASSES
+from bbgrap.program.statistics import statistics_of, traffic_bytes
+from bbgrap.program.steps import Receive, Send, check_program
+from bbgrap.shapemap import ShapeMap, subtract_all
+from bbgrap.zoo import build
+from tests.partition import all_values, assert_close, compiled, run_checked
+from tests.random_models import clusters, networks, plan_options, random_feeds
+
+
+@given(networks(), clusters(), plan_options())
+def test_every_pass_keeps_every_tensor_and_adds_no_byte(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+    feeds = random_feeds(graph)
+    values = all_values(graph, feeds)
+    program = compiled(graph, cluster, options).initial
+    assert not check_program(program)
+    programs = [program]
+    for step in DEFAULT_PASSES:
+        programs.append(step.run(programs[-1]))
+        assert not check_program(programs[-1]), type(step).__name__
+        assert traffic_bytes(programs[-1]) <= traffic_bytes(programs[-2]), type(step).__name__
+        assert statistics_of(step.run(programs[-1])) == statistics_of(programs[-1]), f"{type(step).__name__} is not idempotent"
+    for candidate in (programs[0], programs[1], programs[-1]):
+        for name, got in zip(graph.outputs, run_checked(candidate, feeds, values), strict=True):
+            assert_close(got, values[name], name)
+
+
+@given(networks(), clusters(), plan_options())
+def test_every_needed_element_arrives_exactly_once_from_a_holder(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+    result = compiled(graph, cluster, options)
+    program = result.optimized
+    for device in program.devices:
+        arrived: dict[str, list[ShapeMap]] = {}
+        for step in device.steps:
+            if not isinstance(step, Receive):
+                continue
+            sender, send = program.senders[step.message]
+            for buffer, part in zip(step.buffers, send.parts, strict=True):
+                value, region = device.buffers[buffer].value, device.buffers[buffer].region
+                held = _tile(result.plan.tiles, graph, value, sender)
+                assert held is None or held.issuperset(region), f"{value}: device {sender} sends what it does not hold"
+                own = _tile(result.plan.tiles, graph, value, device.device)
+                assert own is None or own.intersect(region).is_empty, f"{value}: device {device.device} is sent what it holds"
+                for before in arrived.setdefault(value, []):
+                    assert before.intersect(region).is_empty, f"{value}: {region} arrives twice at device {device.device}"
+                arrived[value].append(region)
+                assert part.region == region
+
+
+def _tile(tiles: object, graph: Graph, value: str, device: int) -> ShapeMap | None:
+    producer = graph.producers.get(value)
+    assert isinstance(tiles, dict)
+    found = tiles[producer.name] if producer else ()
+    return next((t.region for t in found if t.device == device), None)
+
+
+@given(networks(), clusters(), plan_options())
+def test_tiles_cover_every_output_without_overlap(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+    for node, tiles in compiled(graph, cluster, options).plan.tiles.items():
+        whole = ShapeMap.full(graph.types[graph.node_by_name[node].outputs[0]].known_shape)
+        assert not subtract_all(whole, (t.region for t in tiles))
+        assert sum(t.region.size for t in tiles) == whole.size
+
+
+@given(networks(), clusters(), plan_options())
+def test_the_same_input_gives_the_same_program(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+    first, second = compiled(graph, cluster, options), compiled(graph, cluster, options)
+    assert [d.steps for d in first.optimized.devices] == [d.steps for d in second.optimized.devices]
+
+
+def test_messages_are_one_per_neighbour_and_exchange() -> None:
+    program = compiled(build("tiny"), Cluster.even(3), PlanOptions(split="rows")).optimized
+    for device in program.devices:
+        run: list[int] = []
+        for step in device.steps:
+            if isinstance(step, Send):
+                assert step.destination not in run or device.device == program.host
+                run.append(step.destination)
+            else:
+                run = []
