@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from math import prod
 
 
@@ -78,15 +78,20 @@ class IntervalSet:
 
     def __post_init__(self) -> None:
         """Check the normal form."""
-        for left, right in zip(self.ranges, self.ranges[1:], strict=False):
-            if left.stop >= right.start:
-                raise ValueError(f"interval set: ranges {left} and {right} touch, overlap or are out of order")
-        if any(not interval for interval in self.ranges):
-            raise ValueError("interval set: empty range")
+        before: int | None = None
+        for interval in self.ranges:
+            if interval.start == interval.stop:
+                raise ValueError("interval set: empty range")
+            if before is not None and before >= interval.start:
+                raise ValueError(f"interval set: range {interval} touches, overlaps or precedes the one that ends at {before}")
+            before = interval.stop
 
     @classmethod
     def of(cls, *intervals: Interval | tuple[int, int]) -> IntervalSet:
         """Build the normal form of any intervals: empty ones dropped, overlapping and touching ones merged."""
+        if len(intervals) == 1:  # nearly always
+            only = intervals[0] if isinstance(intervals[0], Interval) else Interval(*intervals[0])
+            return cls((only,)) if only.start < only.stop else _EMPTY
         bounds = sorted((i.start, i.stop) if isinstance(i, Interval) else i for i in intervals)
         merged: list[Interval] = []
         for start, stop in bounds:
@@ -101,7 +106,7 @@ class IntervalSet:
     @classmethod
     def full(cls, extent: int) -> IntervalSet:
         """Return `[0, extent)`."""
-        return cls.of((0, extent))
+        return _full(extent)
 
     def __len__(self) -> int:
         """Count the integers inside."""
@@ -173,6 +178,14 @@ class IntervalSet:
             raise ValueError(f"interval set {self} does not lie within {outer}")
         local = ((outer.position_of(r.start), len(r)) for r in self.ranges)
         return IntervalSet.of(*((start, start + length) for start, length in local)).ranges
+
+
+_EMPTY = IntervalSet(())
+
+
+@lru_cache(maxsize=4096)
+def _full(extent: int) -> IntervalSet:
+    return IntervalSet((Interval(0, extent),)) if extent else _EMPTY
 
 
 @dataclass(frozen=True)

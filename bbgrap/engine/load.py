@@ -86,4 +86,5 @@ def _types_by_runtime(graph: Graph) -> dict[str, TensorType]:
     except ModelError:  # a sequence, say, cannot be a graph output without a type
         return {}
     found = {item.name: declared_type(item) for item in session.get_outputs()}
-    return {name: type_ for name, type_ in found.items() if name in unknown and type_.dtype is not DType.OTHER}
+    # onnxruntime reports an unknown rank as it reports a scalar, with no dimensions: such an answer says nothing
+    return {name: type_ for name, type_ in found.items() if name in unknown and type_.dtype is not DType.OTHER and type_.shape}

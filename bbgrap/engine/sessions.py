@@ -77,9 +77,7 @@ def session_options(*, threads: int | None, shared_pool: bool = False, spinning:
     return options
 
 
-def open_session(
-    model: bytes | Path, options: ort.SessionOptions, weights: Mapping[str, Array], *, disabled_optimizers: tuple[str, ...] = ()
-) -> ort.InferenceSession:
+def open_session(model: bytes | Path, options: ort.SessionOptions, weights: Mapping[str, Array]) -> ort.InferenceSession:
     """Load a model with the given options on the CPU.
 
     Raises:
@@ -93,7 +91,6 @@ def open_session(
             model if isinstance(model, bytes) else str(model),
             options,
             providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(disabled_optimizers) or None,
             enable_fallback=0,  # it would print, and try the same provider again
         )
     except Exception as error:  # its exceptions have no common base

@@ -3,7 +3,9 @@
 - Wires go: `Identity`, and `Dropout` outside training. One stays where it is the direct way from a graph input, a weight or another
   graph output to a graph output, or where the body of a control-flow node reads one of its ends by name.
 - `Split` becomes one `Slice` per output: each is a plain copy, so the parts can be computed, and placed, apart.
+- A value without elements is a constant: its readers read an empty weight, so nobody computes or sends it.
 - Nodes that no output depends on go, and with them the weights and types that nothing mentions.
+- A graph output that is a weight gets an `Identity`: every output is then a graph input or the output of a node.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from itertools import accumulate, count
 
 import numpy as np
 
-from bbgrap.graph.types import Graph, Node, TensorType, Weight
+from bbgrap.graph.types import STORABLE, Graph, Node, TensorType, Weight
 from bbgrap.graph.weights import make_weight
 
 _SLICE_WITH_INPUTS = 10
@@ -26,7 +28,7 @@ _DROPOUT_WITH_MODE = 12
 
 def lower(graph: Graph) -> Graph:
     """Apply every rewriting of this module once, in the order of its list."""
-    return remove_dead(split_to_slices(remove_wires(graph)))
+    return name_constant_outputs(remove_dead(empty_to_constant(split_to_slices(remove_wires(graph)))))
 
 
 def remove_wires(graph: Graph) -> Graph:
@@ -58,6 +60,36 @@ def split_to_slices(graph: Graph) -> Graph:
             nodes += _slices(graph, node, sizes, weights)
     types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
     return replace(graph, nodes=tuple(nodes), weights={**graph.weights, **weights}, types=types) if weights else graph
+
+
+def empty_to_constant(graph: Graph) -> Graph:
+    """Let every reader of a value that is known to have no elements read an empty weight instead; control flow keeps its names."""
+    pinned = {name for node in graph.nodes for name in node.captured}
+    weights: dict[str, Weight] = {}
+    stand_in: dict[str, str] = {}
+    for name in graph.consumers:
+        kind = graph.types[name]
+        if kind.shape is not None and 0 in kind.shape and kind.dtype in STORABLE and name not in graph.weights and name not in pinned:
+            stand_in[name] = unique_name(f"{name}.empty", graph.types)
+            weights[stand_in[name]] = make_weight(stand_in[name], np.empty(kind.shape, kind.dtype.numpy))
+    if not weights:
+        return graph
+    nodes = tuple(replace(node, inputs=tuple(stand_in.get(name, name) for name in node.inputs)) for node in graph.nodes)
+    types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
+    return replace(graph, nodes=nodes, weights={**graph.weights, **weights}, types=types)
+
+
+def name_constant_outputs(graph: Graph) -> Graph:
+    """Give every graph output that is a weight a node that produces it."""
+    constant = [name for name in dict.fromkeys(graph.outputs) if name in graph.weights]
+    if not constant:
+        return graph
+    inner = {name: unique_name(f"{name}.value", graph.types) for name in constant}
+    weights = {inner.get(name, name): replace(weight, name=inner.get(name, name)) for name, weight in graph.weights.items()}
+    types = {**graph.types, **{inner[name]: graph.types[name] for name in constant}}
+    copies = [Node(unique_name(f"copy {name}", graph.node_by_name), "Identity", (inner[name],), (name,)) for name in constant]
+    nodes = [replace(node, inputs=tuple(inner.get(name, name) for name in node.inputs)) for node in graph.nodes]
+    return replace(graph, nodes=(*copies, *nodes), weights=weights, types=types)
 
 
 def remove_dead(graph: Graph) -> Graph:

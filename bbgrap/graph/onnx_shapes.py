@@ -21,10 +21,16 @@ TARGET_OPSET = 17
 """What older models are converted to; every supported onnxruntime has kernels for it."""
 
 
+_SCAN_WITHOUT_BATCH = 9
+"""The opset in which `Scan` lost its batch axis."""
+
+
 def normalize_opset(model: ModelFile) -> ModelFile:
     """Convert a model older than opset 13 to 17; keep it as it is if it is newer or the converter cannot do it."""
     if model.opsets.get("", TARGET_OPSET) >= OLDEST_OPSET:
         return model
+    if ("", "Scan") in model.operators and model.opsets.get("", TARGET_OPSET) < _SCAN_WITHOUT_BATCH:
+        return model  # the converter passes it on unchanged, though it means something else since then
     try:
         proto = onnx.version_converter.convert_version(model.proto, TARGET_OPSET)
     except Exception:  # the C++ converter raises whatever an operator's adapter throws

@@ -86,6 +86,9 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.COMPLEX64: np.dtype(np.complex64),
     DType.COMPLEX128: np.dtype(np.complex128),
 }
+STORABLE = frozenset(_NUMPY)
+"""Element types that numpy arrays hold: only these can be weights of ours or cross machines."""
+
 _FROM_NUMPY = {dtype: code for code, dtype in _NUMPY.items()}
 
 

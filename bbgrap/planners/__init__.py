@@ -9,11 +9,12 @@ from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, check_plan, verify_plan
 from bbgrap.planners.single import plan_single
+from bbgrap.planners.widest import plan_widest
 from bbgrap.tdl import Description
 
 Planner = Callable[[Graph, Cluster, PlanOptions, Mapping[str, Description | None]], Plan]
 
-PLANNERS: Mapping[str, Planner] = {"bbgrap": plan_bbgrap, "single": plan_single}
+PLANNERS: Mapping[str, Planner] = {"bbgrap": plan_bbgrap, "single": plan_single, "widest": plan_widest}
 
 
 def make_plan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None] | None = None) -> Plan:

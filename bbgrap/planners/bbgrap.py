@@ -20,7 +20,7 @@ from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import Description, describe, granularity, splittable_axes
-from bbgrap.tdl.analysis import accesses_in
+from bbgrap.tdl.language import accesses_in
 from bbgrap.tdl.language import All, indices_in
 
 HEAVY_WEIGHT_BYTES = 16 << 20

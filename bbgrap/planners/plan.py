@@ -59,7 +59,7 @@ def check_plan(plan: Plan, descriptions: Mapping[str, Description | None] | None
 
 def _tile_faults(plan: Plan, node: Node, tiles: tuple[Tile, ...], described: Description | None) -> list[str]:
     whole = whole_output(plan.graph, node)
-    outside = [t for t in tiles if not whole.issuperset(t.region) or t.region.is_empty]
+    outside = [t for t in tiles if not whole.issuperset(t.region) or (t.region.is_empty and t.region != whole)]
     if outside:
         return [f"device {t.device}: tile {t.region} is empty or not inside {whole}" for t in outside]
     faults = [f"device {t.device} does not exist" for t in tiles if not 0 <= t.device < plan.cluster.host]

@@ -112,8 +112,12 @@ class _Builder:
         return cropped
 
     def _gather(self, value: str, holders: list[tuple[int, Piece]], device: int) -> None:
-        """Bring all pieces of a value to a device and concatenate them, its own piece first where tiles overlap."""
+        """Bring all pieces of a value to a device and concatenate them, its own first where tiles overlap; an empty value has no pieces."""
         here = self.devices[device]
+        if self._whole(value).is_empty:
+            here.full[value] = here.buffer(value, self._whole(value))
+            here.steps.append(Compute((Assemble(here.full[value], ()),)))
+            return
         pieces = sorted(holders, key=lambda held: (held[0] != device, held[0]))
         local = [piece if source == device else Piece(self._send(value, source, piece, device), piece.region) for source, piece in pieces]
         if len(local) == 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, repeat
 from math import gcd, lcm, prod
 from typing import Literal
 
@@ -18,7 +18,6 @@ from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl.language import (
     Access,
     All,
-    Bounds,
     Call,
     Constant,
     Description,
@@ -30,26 +29,14 @@ from bbgrap.tdl.language import (
     Reduce,
     ReducerKind,
     Scaled,
+    Subscript,
     Sum2,
     bounds,
-    indices_in,
 )
 
 Shape = tuple[int, ...]
 OPAQUE_FLOPS_PER_ELEMENT = 8
 """Work of an opaque function per output element: chosen (an exponential, a division and a few additions); it never dominates a model."""
-
-
-def accesses_in(expression: Expression) -> Iterator[Access]:
-    """Yield every operand access of an expression."""
-    match expression:
-        case Access():
-            yield expression
-        case Call(arguments=arguments) | Opaque(arguments=arguments):
-            for argument in arguments:
-                yield from accesses_in(argument)
-        case Reduce(body=body):
-            yield from accesses_in(body)
 
 
 def input_regions(
@@ -66,19 +53,14 @@ def input_regions(
         operand_shapes: the whole operands' shapes; None for one that is absent or no tensor.
         reduction: ranges of reduction indices that are split; the others run in full.
     """
-    ranges = {index.name: axis.ranges for index, axis in zip(description.outputs, region.axes, strict=True)}
-    ranges |= {name: (interval,) for name, interval in (reduction or {}).items()}
+    sets = {index.name: axis for index, axis in zip(description.outputs, region.axes, strict=True)}
+    sets |= {name: IntervalSet.of(interval) for name, interval in (reduction or {}).items()}
     found: list[ShapeMap | None] = [None] * len(operand_shapes)
-    for access in accesses_in(description.body):
+    for access, names in zip(description.accesses, description.indices_of_accesses, strict=True):
         shape = operand_shapes[access.operand]
         if shape is None:
             continue
-        read = ShapeMap(
-            tuple(
-                IntervalSet.full(extent) if isinstance(subscript, All) else _values(subscript, ranges, extent)
-                for subscript, extent in zip(access.subscripts, shape, strict=True)
-            )
-        )
+        read = ShapeMap(tuple(map(_values, access.subscripts, names, shape, repeat(sets))))
         before = found[access.operand]
         found[access.operand] = read if before is None else before.hull(read)
     if region.is_empty:
@@ -86,34 +68,25 @@ def input_regions(
     return tuple(found)
 
 
-def _values(expression: IndexExpression, ranges: Mapping[str, tuple[Interval, ...]], extent: int) -> IntervalSet:
-    """Return the in-bounds values of a subscript, as one hull per combination of its indices' ranges."""
-    names = [index.name for index in indices_in(expression) if index.name in ranges]
+def _values(subscript: Subscript, names: tuple[str, ...], extent: int, sets: Mapping[str, IntervalSet]) -> IntervalSet:
+    """Return the in-bounds values of a subscript, as one hull per combination of the ranges of its indices `names`."""
+    if isinstance(subscript, All):
+        return IntervalSet.full(extent)
+    if isinstance(subscript, Index) and subscript.extent <= extent:
+        return sets[subscript.name] if subscript.name in sets else IntervalSet.full(subscript.extent)
+    split = [name for name in names if name in sets]
     hulls: list[tuple[int, int]] = []
-    for combination in product(*(ranges[name] for name in names)):
-        of: dict[str, Bounds] = {name: (r.start, r.stop - 1) for name, r in zip(names, combination, strict=True)}
-        low, high = bounds(expression, of)
-        hulls.append((max(low, 0), min(high + 1, extent)))
+    for combination in product(*(sets[name].ranges for name in split)):
+        low, high = bounds(subscript, {name: (r.start, r.stop - 1) for name, r in zip(split, combination, strict=True)})
+        low, high = max(low, 0), min(high + 1, extent)
+        if low < high:
+            hulls.append((low, high))
     return IntervalSet.of(*hulls)
 
 
 def splittable_axes(description: Description) -> tuple[int, ...]:
     """Return the output axes along which tiles can be computed independently: all but those inside an opaque function."""
-    opaque = {index.name for index in _opaque_indices(description.body)}
-    return tuple(axis for axis, index in enumerate(description.outputs) if index.name not in opaque)
-
-
-def _opaque_indices(expression: Expression) -> Iterator[Index]:
-    match expression:
-        case Opaque(element=element):
-            yield from element
-        case Call(arguments=arguments):
-            for argument in arguments:
-                yield from _opaque_indices(argument)
-        case Reduce(body=body):
-            yield from _opaque_indices(body)
-        case Access():
-            pass
+    return description.splittable_axes
 
 
 def granularity(description: Description, axis: int) -> int:
@@ -124,7 +97,7 @@ def granularity(description: Description, axis: int) -> int:
     name = description.outputs[axis].name
     steps = [
         step
-        for access in accesses_in(description.body)
+        for access in description.accesses
         for subscript in access.subscripts
         if not isinstance(subscript, All)
         for step in _steps(subscript, name)

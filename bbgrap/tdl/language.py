@@ -17,8 +17,9 @@ Reading outside an operand's bounds means reading padding: nothing is read there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, cast
 
 Bounds = tuple[int, int]
@@ -236,14 +237,59 @@ def Prod(over: tuple[Index, ...], body: Expression) -> Reduce:  # noqa: N802
     return Reduce("prod", over, body)
 
 
-@dataclass(frozen=True, slots=True)
+def accesses_in(expression: Expression) -> Iterator[Access]:
+    """Yield every operand access of an expression."""
+    match expression:
+        case Access():
+            yield expression
+        case Call(arguments=arguments) | Opaque(arguments=arguments):
+            for argument in arguments:
+                yield from accesses_in(argument)
+        case Reduce(body=body):
+            yield from accesses_in(body)
+
+
+def opaque_indices_in(expression: Expression) -> Iterator[Index]:
+    """Yield every index inside the element of an opaque function: none of them can be split."""
+    match expression:
+        case Opaque(element=element):
+            yield from element
+        case Call(arguments=arguments):
+            for argument in arguments:
+                yield from opaque_indices_in(argument)
+        case Reduce(body=body):
+            yield from opaque_indices_in(body)
+        case Access():
+            pass
+
+
+@dataclass(frozen=True)
 class Description:
     """The element of an operator's (first) output at the index `outputs`, one index per output axis."""
 
     outputs: tuple[Index, ...]
     body: Expression
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The output's shape."""
         return tuple(index.extent for index in self.outputs)
+
+    @cached_property
+    def accesses(self) -> tuple[Access, ...]:
+        """Every operand access."""
+        return tuple(accesses_in(self.body))
+
+    @cached_property
+    def indices_of_accesses(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
+        """Per access, per subscript: the names of the indices it depends on."""
+        return tuple(
+            tuple(() if isinstance(s, All) else tuple(index.name for index in indices_in(s)) for s in access.subscripts)
+            for access in self.accesses
+        )
+
+    @cached_property
+    def splittable_axes(self) -> tuple[int, ...]:
+        """Output axes along which tiles can be computed independently: all but those inside an opaque function."""
+        opaque = {index.name for index in opaque_indices_in(self.body)}
+        return tuple(axis for axis, index in enumerate(self.outputs) if index.name not in opaque)

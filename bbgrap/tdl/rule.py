@@ -219,9 +219,18 @@ def localize(graph: Graph, node: Node, description: Description | None, region: 
         operands = tuple(Input(i) if name else None for i, name in enumerate(node.inputs))
         return LocalOp(reads, (LocalNode(node.op, operands, node.attributes, node.domain),))
     site = site_of(graph, node)
+    _check_whole_axes(node, description, region)
     found = input_regions(description, region, site.input_shapes)
     nodes = _RULES[node.domain, node.op].localize(site, region, found)
     return LocalOp(found, tuple(_with_empty_literals(site, found, n) for n in nodes))
+
+
+def _check_whole_axes(node: Node, description: Description, region: ShapeMap) -> None:
+    if len(description.splittable_axes) == region.rank:
+        return
+    for axis, (piece, extent) in enumerate(zip(region.shape, description.shape, strict=True)):
+        if axis not in description.splittable_axes and piece != extent:
+            raise PlanError(f"node '{node.name}' ({node.op}): axis {axis} of its output cannot be split, but the tile is {region}")
 
 
 def _with_empty_literals(site: Site, reads: tuple[ShapeMap | None, ...], node: LocalNode) -> LocalNode:

@@ -70,9 +70,8 @@ def _drop_trivial(device: DeviceProgram) -> DeviceProgram:
         for op in step.ops:
             op = _renamed_op(op, alias)
             if isinstance(op, Assemble):
-                source = op.pieces[0]
-                if len(op.pieces) == 1 and source.region == device.buffers[source.buffer].region:
-                    alias[op.output] = source.buffer
+                if len(op.pieces) == 1 and op.pieces[0].region == device.buffers[op.pieces[0].buffer].region:
+                    alias[op.output] = op.pieces[0].buffer
                     continue
                 key = device.buffers[op.output]
                 if key in first:

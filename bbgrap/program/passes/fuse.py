@@ -75,7 +75,7 @@ def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase])
             case Compute():
                 for op in step.ops:
                     if isinstance(op, Assemble):
-                        early[op.output] = max(early[b] for b in reads_of(op))
+                        early[op.output] = max((early[b] for b in reads_of(op)), default=0)
                     else:
                         early |= {b: layers[device.buffers[b].value] for b in op.writes}
             case Send():

@@ -6,7 +6,7 @@ import numpy as np
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Access, Call, Constant, Description, Index, Opaque, Subscript, operand
+from bbgrap.tdl.language import ALL, Access, Call, Constant, Description, Index, Opaque, Subscript, Sum, operand
 from bbgrap.tdl.operators.windows import Reads, spatial_interval
 from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register
 
@@ -169,27 +169,30 @@ def resize_scales(site: Site) -> tuple[float, ...] | None:
 
 
 def describe_resize(site: Site) -> Description | None:
-    """Nearest or linear by whole factors: out[i] reads x[i // s] (and its neighbour); other forms leave the scaled axes whole."""
+    """Nearest or linear by whole factors: out[i] reads x[i // s], or the two around it; other forms leave the scaled axes whole."""
     scales, out = resize_scales(site), _outputs(site)
     if scales is None or 0 in site.shape(0) or site.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         return None
-    subscripts: list[tuple[Subscript, ...]] = []
-    fixed = []
+    subscripts: list[Subscript] = []
+    fixed: list[Index] = []
+    taps: list[Index] = []
     for index, before, scale in zip(out, site.shape(0), scales, strict=True):
         if scale == 1:
-            subscripts.append((index,))
-        elif _scales_by_blocks(site) and scale == index.extent // before:
-            subscripts.append(_taps(site, index, int(scale)))
-        else:
-            subscripts.append((ALL,))
+            subscripts.append(index)
+        elif not (_scales_by_blocks(site) and scale == index.extent // before):
+            subscripts.append(ALL)
             fixed.append(index)
+        elif site.text("mode", "nearest") == "nearest":
+            subscripts.append(index // int(scale))
+        else:
+            taps.append(Index(f"t{len(subscripts)}", 2))
+            subscripts.append((index * 2 + Constant(1 - int(scale))) // (2 * int(scale)) + taps[-1])
     if len(fixed) == len(out):
         return None
-    low = operand(0)[tuple(s[0] for s in subscripts)]
-    high = operand(0)[tuple(s[-1] for s in subscripts)]
+    read = operand(0)[tuple(subscripts)]
     if fixed:
-        return Description(out, Opaque("resize", (low, high), tuple(fixed)))
-    return Description(out, Call("interpolate", (low, high)))
+        return Description(out, Opaque("resize", (read,), tuple(fixed)))
+    return Description(out, Call("interpolate", (Sum(tuple(taps), read) if taps else read,)))
 
 
 def _scales_by_blocks(site: Site) -> bool:
@@ -205,13 +208,6 @@ def _scales_by_blocks(site: Site) -> bool:
             return centred
         case _:
             return False
-
-
-def _taps(site: Site, index: Index, factor: int) -> tuple[Subscript, ...]:
-    if site.text("mode", "nearest") == "nearest":
-        return (index // factor,)
-    left = (index * 2 + Constant(1 - factor)) // (2 * factor)
-    return left, left + 1
 
 
 def localize_resize(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:

@@ -79,6 +79,10 @@ def _reshape_by_elements(site: Site, region: ShapeMap, read: ShapeMap) -> tuple[
         lookup.append(np.searchsorted(members, values))
     local = np.ravel_multi_index(tuple(lookup), read.shape).astype(np.int64)
     flat = LocalNode("Reshape", (Input(0), integers(-1)))
+    first, last = int(local.flat[0]), int(local.flat[-1])
+    if last - first + 1 == local.size:  # numbers ascend, so these are all in between
+        part = LocalNode("Slice", (Result(0), integers(first), integers(last + 1), integers(0)))
+        return flat, part, LocalNode("Reshape", (Result(1), integers(*region.shape)))
     return flat, LocalNode("Gather", (Result(0), Literal(local)), {"axis": 0})
 
 

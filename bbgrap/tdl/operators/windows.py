@@ -59,7 +59,7 @@ class Window:
 
 
 def windows_of(site: Site, extents: Shape, kernel: Shape) -> tuple[Window, ...]:
-    """Return the window of every spatial axis of a node, `auto_pad` resolved."""
+    """Return the window of every spatial axis of a node, `auto_pad` resolved (SAME with stride > kernel may give negative pads)."""
     rank = len(kernel)
     strides = site.integers("strides", (1,) * rank)
     dilations = site.integers("dilations", (1,) * rank)
@@ -72,11 +72,16 @@ def windows_of(site: Site, extents: Shape, kernel: Shape) -> tuple[Window, ...]:
             begin = end = 0
         elif mode in ("SAME_UPPER", "SAME_LOWER"):
             reach = (kernel[axis] - 1) * dilations[axis] + 1
-            total = max(0, (-(-extents[axis] // strides[axis]) - 1) * strides[axis] + reach - extents[axis])
+            total = (-(-extents[axis] // strides[axis]) - 1) * strides[axis] + reach - extents[axis]
             small, large = total // 2, total - total // 2
             begin, end = (small, large) if mode == "SAME_UPPER" else (large, small)
         found.append(Window(extents[axis], kernel[axis], strides[axis], dilations[axis], begin, end))
     return tuple(found)
+
+
+def _is_odd(windows: tuple[Window, ...]) -> bool:
+    """Tell whether some padding is negative: what SAME then means is left open, and runtimes differ."""
+    return any(w.pad_begin < 0 or w.pad_end < 0 for w in windows)
 
 
 def spatial_interval(site: Site, region: ShapeMap, axis: int) -> Interval:
@@ -113,6 +118,8 @@ def describe_conv(site: Site) -> Description | None:
     per_group_in, groups = site.shape(1)[1], site.integer("group", 1)
     per_group_out = channels // groups
     windows = conv_windows(site)
+    if _is_odd(windows):
+        return None
     n, c, ci = Index("n", batch), Index("c", channels), Index("ci", per_group_in)
     s, k = _spatial("s", tuple(space)), _spatial("k", tuple(w.kernel for w in windows))
     channel = ci if groups == 1 else (c // per_group_out) * per_group_in + ci
@@ -185,7 +192,8 @@ def pool_windows(site: Site) -> tuple[Window, ...]:
 def describe_pool(site: Site) -> Description | None:
     """out[n, c, s...] = reduction over k... of x[n, c, s * S + k * D - P...]."""
     windows = pool_windows(site)
-    if site.integer("storage_order", 0) or (site.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") and site.integer("ceil_mode", 0)):
+    same = site.text("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    if site.integer("storage_order", 0) or _is_odd(windows) or (same and site.integer("ceil_mode", 0)):
         return None  # the standard leaves the combination of SAME padding and ceil_mode open
     batch, channels, *space = site.output_shape
     n, c = Index("n", batch), Index("c", channels)
@@ -241,7 +249,7 @@ def transposed_pad_begins(site: Site, windows: tuple[Window, ...]) -> tuple[int,
         return tuple(w.pad_begin for w in windows)
     extra = site.integers("output_padding", (0,) * len(windows))
     totals = [(w.extent - 1) * w.stride + e + w.reach - out for w, e, out in zip(windows, extra, site.output_shape[2:], strict=True)]
-    return tuple(total // 2 for total in totals)
+    return tuple(total - total // 2 for total in totals)
 
 
 def localize_conv_transpose(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -249,6 +257,8 @@ def localize_conv_transpose(site: Site, region: ShapeMap, reads: Reads) -> tuple
     windows = windows_of(site, site.shape(0)[2:], site.integers("kernel_shape", site.shape(1)[2:]))
     read = reads[0]
     assert read is not None, "a ConvTranspose reads its input"
+    if read.is_empty:
+        return _only_bias(site, region)
     begins, ends, extra = [], [], []
     for axis, (window, begin) in enumerate(zip(windows, transposed_pad_begins(site, windows), strict=True)):
         piece, source = spatial_interval(site, region, axis + 2), read.axes[axis + 2].hull
@@ -259,6 +269,15 @@ def localize_conv_transpose(site: Site, region: ShapeMap, reads: Reads) -> tuple
     kept = {k: v for k, v in site.node.attributes.items() if k not in ("pads", "auto_pad", "output_padding", "output_shape")}
     changed: dict[str, Attribute] = {**kept, "pads": (*begins, *ends), "output_padding": tuple(extra)}
     return (LocalNode("ConvTranspose", operands_of(site, reads), changed),)
+
+
+def _only_bias(site: Site, region: ShapeMap) -> tuple[LocalNode, ...]:
+    """A tile of a ConvTranspose that no input reaches."""
+    if not site.has(2):
+        return (LocalNode("Identity", (Literal(np.zeros(region.shape, site.outputs[0].dtype.numpy)),)),)
+    column = Literal(np.array([1, -1, *(1 for _ in region.shape[2:])], np.int64))
+    shape = Literal(np.array(region.shape, np.int64))
+    return LocalNode("Reshape", (Input(2), column)), LocalNode("Expand", (Result(0), shape))
 
 
 def describe_lrn(site: Site) -> Description | None:

@@ -37,7 +37,7 @@ def test_names_are_readable_and_weights_are_slices(tmp_path: Path) -> None:
     conv = next(node for node in whole.nodes if node.op == "Conv")
     assert conv.name in [node.name for node in model.graph.node]
     sliced = next(i for i in model.graph.initializer if i.name.startswith(conv.inputs[1]))
-    assert sliced.name.endswith("[0:%d,:,:,:]" % sliced.dims[0])
+    assert sliced.name.endswith(f"[0:{sliced.dims[0]},:,:,:]")
     assert sliced.dims[0] * 2 == whole.weights[conv.inputs[1]].type.known_shape[0]
     assert np.array_equal(onnx.numpy_helper.to_array(sliced), whole.weights[conv.inputs[1]].array[: sliced.dims[0]])
 

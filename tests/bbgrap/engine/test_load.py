@@ -1,0 +1,123 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap import zoo
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.reference import Reference
+from bbgrap.engine.sessions import make_session
+from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_io import write_graph
+from tests.light_models import NAMES, light_model
+
+LARGE = ("vgg19", "zfnet512", "bvlc_alexnet")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+def run_graph(graph, feeds, weights):
+    written = write_graph(graph, weights=weights)
+    arrays = {name: graph.weights[name].array for name in written.detached}
+    return make_session(written.data, weights=arrays, threads=1).run(None, feeds)
+
+
+def save(tmp_path, nodes, inputs, outputs, weights=(), domains=()):
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+        [numpy_helper.from_array(array, name) for name, array in dict(weights).items()],
+    )
+    opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in NAMES])
+def test_light_models_say_the_same_as_onnxruntime_and_depend_on_their_input(name, cache):
+    path = light_model(name, cache)
+    reference = Reference(path)
+    (item,) = reference.inputs
+    x = np.random.default_rng(0).standard_normal(item.shape, np.float32)
+    y = x.copy()
+    y[:, :, 100] = 0
+    (whole,) = reference.run({item.name: x})
+    (changed,) = reference.run({item.name: y})
+    assert np.isfinite(whole).all()
+    assert whole.std() > 1e-2
+    assert np.abs(whole - changed).max() > 1e-5 * np.abs(whole).max()
+    (got,) = run_graph(load_graph(path, {}), {item.name: x}, "inline")
+    np.testing.assert_allclose(got, whole, rtol=1e-5, atol=1e-5 * np.abs(whole).max())
+
+
+def test_the_batch_of_a_model_that_fixes_it_can_be_changed(cache):
+    path = light_model("resnet50", cache)
+    reference = Reference(path)
+    (item,) = reference.inputs
+    x = np.random.default_rng(0).standard_normal((2, *item.shape[1:]), np.float32)
+    (got,) = run_graph(load_graph(path, {item.name: x.shape}), {item.name: x}, "inline")
+    for k in range(2):
+        (alone,) = reference.run({item.name: x[k : k + 1]})
+        np.testing.assert_allclose(got[k : k + 1], alone, rtol=1e-4, atol=1e-5 * np.abs(alone).max())
+
+
+@pytest.mark.parametrize("weights", ["inline", "detached"])
+@pytest.mark.parametrize("name", ["tiny", "mobilenet_v2", "unet", "yolo", "resnet50"])
+def test_zoo_models_come_through_unchanged(name, weights, cache):
+    path = zoo.materialize(name, cache)
+    reference = Reference(path)
+    x = np.random.default_rng(0).standard_normal((1, *reference.inputs[0].shape[1:]), np.float32)
+    graph = load_graph(path, {"input": x.shape})
+    assert "BatchNormalization" not in {node.op for node in graph.nodes}
+    assert graph.opsets == {"": zoo.builder.OPSET}
+    (expected,) = reference.run({"input": x})
+    (got,) = run_graph(graph, {"input": x}, weights)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vgg16", "resnet152", "alexnet"])
+def test_large_zoo_models_come_through_unchanged(name, cache):
+    test_zoo_models_come_through_unchanged(name, "detached", cache)
+
+
+def test_equal_files_give_equal_graphs(cache):
+    path = zoo.materialize("tiny", cache)
+    assert load_graph(path, {"input": (2, 3, 32, 32)}) == load_graph(path, {"input": (2, 3, 32, 32)})
+
+
+def test_operators_nobody_knows_are_refused(tmp_path):
+    path = save(tmp_path, [helper.make_node("Secret", ["x"], ["y"], domain="acme")], {"x": [4]}, {"y": [4]}, domains=["acme"])
+    with pytest.raises(ModelError, match=r"onnxruntime .* cannot load the model: .*Secret"):
+        load_graph(path, {})
+
+
+def test_operators_of_onnxruntime_have_types(tmp_path):
+    nodes = [helper.make_node("FusedMatMul", ["x", "w"], ["a"], domain="com.microsoft", alpha=2.0), helper.make_node("Relu", ["a"], ["y"])]
+    path = save(tmp_path, nodes, {"x": [2, 4]}, {"y": [2, 3]}, {"w": np.ones((4, 3), np.float32)}, ["com.microsoft"])
+    graph = load_graph(path, {})
+    assert str(graph.types["a"]) == "float[2, 3]"
+    assert graph.opsets == {"": 17, "com.microsoft": 1}
+    (got,) = run_graph(graph, {"x": np.ones((2, 4), np.float32)}, "inline")
+    np.testing.assert_array_equal(got, np.full((2, 3), 8, np.float32))
+
+
+def test_no_operator_of_onnxruntime_is_brought_in(tmp_path):
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Div", ["r", "two"], ["d"]),
+        helper.make_node("Erf", ["d"], ["e"]),
+        helper.make_node("Add", ["e", "one"], ["p"]),
+        helper.make_node("Mul", ["r", "p"], ["m"]),
+        helper.make_node("Mul", ["m", "half"], ["y"]),
+    ]
+    scalars = {name: np.array(value, np.float32) for name, value in (("two", 2**0.5), ("one", 1), ("half", 0.5))}
+    weights = {"w": np.ones((4, 3, 1, 1), np.float32)} | scalars
+    graph = load_graph(save(tmp_path, nodes, {"x": [1, 3, 4, 4]}, {"y": [1, 4, 4, 4]}, weights), {})
+    assert {node.domain for node in graph.nodes} == {""}

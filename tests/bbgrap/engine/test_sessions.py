@@ -1,0 +1,94 @@
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bbgrap import zoo
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.reference import Reference
+from bbgrap.engine.sessions import make_session, usable_cores
+from bbgrap.errors import ExecutionError, InputError, ModelError
+from bbgrap.graph import DType
+from bbgrap.graph.onnx_io import write_graph
+
+X = np.random.default_rng(0).standard_normal((1, 3, 32, 32), np.float32)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return zoo.materialize("tiny", tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.mark.parametrize("threads", [1, 2, None])
+@pytest.mark.parametrize("spinning", [True, False, 100])
+def test_answers_do_not_depend_on_threads_or_spinning(tiny, threads, spinning):
+    (expected,) = Reference(tiny).run({"input": X})
+    (got,) = make_session(tiny, threads=threads, spinning=spinning).run(None, {"input": X})
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_detached_weights_give_the_same_bits_and_are_kept_alive(tiny):
+    graph = load_graph(tiny, {"input": X.shape})
+    inline, detached = (write_graph(graph, weights=form) for form in ("inline", "detached"))
+    assert detached.detached
+    session = make_session(detached.data, weights={name: graph.weights[name].array.copy() for name in detached.detached}, threads=1)
+    (expected,) = make_session(inline.data, threads=1).run(None, {"input": X})
+    del graph
+    (got,) = session.run(None, {"input": X})
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_unoptimised_models_run(tiny):
+    (expected,) = Reference(tiny).run({"input": X})
+    (got,) = make_session(tiny, threads=1, optimize=False).run(None, {"input": X})
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_one_thread_means_the_calling_one(tiny):
+    before = threading.active_count(), _kernel_threads()
+    make_session(tiny, threads=1).run(None, {"input": X})
+    assert (threading.active_count(), _kernel_threads()) == before
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_and_prints_nothing(capfd):
+    with pytest.raises(ModelError, match="cannot load the model"):
+        make_session(b"nonsense", threads=1)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_shared_pool_serves_every_session_of_a_process(tiny):
+    program = f"""
+import numpy as np
+from pathlib import Path
+from bbgrap.engine.reference import Reference
+from bbgrap.engine.sessions import make_session
+x = np.ones((1, 3, 32, 32), np.float32)
+path = Path({str(tiny)!r})
+before = Reference(path).run({{"input": x}})[0]
+shared = [make_session(path, threads=2, shared_pool=True) for _ in range(3)] + [make_session(path, threads=1)]
+assert all((s.run(None, {{"input": x}})[0] == before).all() for s in shared)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_usable_cores():
+    assert usable_cores() >= 1
+
+
+def test_reference_names_what_is_wrong(tiny):
+    reference = Reference(tiny)
+    assert [(i.name, i.dtype, i.shape) for i in reference.inputs] == [("input", DType.FLOAT, ("N", 3, 32, 32))]
+    assert [o.shape for o in reference.outputs] == [("N", 10)]
+    with pytest.raises(InputError, match="expected input; got wrong"):
+        reference.run({"wrong": X})
+    with pytest.raises(ExecutionError, match=r"onnxruntime failed: .*input"):
+        reference.run({"input": X.astype(np.float64)})
+
+
+def _kernel_threads():
+    with Path("/proc/self/status").open() as status:
+        return next(line for line in status if line.startswith("Threads:"))

@@ -1,0 +1,336 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap.errors import InputError, ModelError
+from bbgrap.graph import DType, Graph, Node, Subgraph, TensorType, check_graph
+from bbgrap.graph.onnx_io import normalize_opset, read_model, save_graph, to_graph, with_input_shapes, write_graph
+from bbgrap.graph.weights import make_weight
+
+
+def model_of(nodes, inputs, outputs, weights=(), opset=17, ir_version=8, **graph_parts):
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+        [numpy_helper.from_array(array, name) for name, array in dict(weights).items()],
+        **graph_parts,
+    )
+    return helper.make_model(graph, ir_version=ir_version, opset_imports=[helper.make_opsetid("", opset)])
+
+
+@pytest.fixture
+def load(tmp_path):
+    def save_and_read(*args, **kwargs):
+        path = tmp_path / "model.onnx"
+        onnx.save(model_of(*args, **kwargs), path)
+        return read_model(path)
+
+    return save_and_read
+
+
+@pytest.fixture
+def external(tmp_path):
+    """A model of one weight in a file beside it; called with the location to write into the model."""
+
+    def save(location="weights.bin", length=4096):
+        weight = TensorProto(name="w", dims=[1024], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+        for key, value in (("location", location), ("offset", "0"), ("length", str(length))):
+            weight.external_data.add(key=key, value=value)
+        model = model_of([helper.make_node("Add", ["x", "w"], ["y"])], {"x": [1024]}, {"y": [1024]})
+        model.graph.initializer.append(weight)
+        path = tmp_path / "models" / "model.onnx"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(model.SerializeToString())
+        return path
+
+    return save
+
+
+RELU = helper.make_node("Relu", ["x"], ["y"])
+
+
+# --- reading ---
+
+
+def test_interface_without_weights_that_old_files_list_as_inputs(load):
+    add = helper.make_node("Add", ["x", "w"], ["y"])
+    model = load([add], {"x": ["N", 4], "w": [4]}, {"y": ["N", 4]}, {"w": np.ones(4, np.float32)}, opset=9, ir_version=3)
+    assert [(i.name, i.dtype, i.shape) for i in model.inputs] == [("x", DType.FLOAT, ("N", 4))]
+    assert [o.name for o in model.outputs] == ["y"]
+    assert model.opsets == {"": 9}
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff garbage" * 50, bytes(range(256)), b"not a model"])
+def test_other_bytes_are_refused(tmp_path, content):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match="not an ONNX file"):
+        read_model(path)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    data = model_of([RELU], {"x": [4]}, {"y": [4]}, {"w": np.ones(999, np.float32)}).SerializeToString()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelError, match="model '"):
+        read_model(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"nowhere.onnx': cannot be read: No such file"):
+        read_model(tmp_path / "nowhere.onnx")
+
+
+def test_the_checker_has_its_say(load):
+    with pytest.raises(ModelError, match=r"the ONNX checker rejects it: .*Nonsense"):
+        load([helper.make_node("Nonsense", ["x"], ["y"])], {"x": [4]}, {"y": [4]})
+
+
+def test_too_new_a_model_is_refused(load):
+    with pytest.raises(ModelError, match="opset 999"):
+        load([RELU], {"x": [4]}, {"y": [4]}, opset=999)
+    with pytest.raises(ModelError, match="IR version 99"):
+        load([RELU], {"x": [4]}, {"y": [4]}, ir_version=99)
+
+
+def test_weights_beside_the_model_are_read(external):
+    path = external()
+    values = np.arange(1024, dtype=np.float32)
+    (path.parent / "weights.bin").write_bytes(values.tobytes())
+    graph = to_graph(read_model(path))
+    np.testing.assert_array_equal(graph.weights["w"].array, values)
+    assert graph.weights["w"].digest == make_weight("other", values.copy()).digest
+
+
+def test_missing_and_short_weight_files_are_named(external):
+    path = external()
+    with pytest.raises(ModelError, match=r"weight 'w': its file 'weights.bin' is missing"):
+        read_model(path)
+    (path.parent / "weights.bin").write_bytes(bytes(100))
+    with pytest.raises(ModelError, match="cut short"):
+        read_model(path)
+
+
+@pytest.mark.parametrize("location", ["../secret", "a/../../secret", "/etc/hostname", ""])
+def test_weights_elsewhere_are_never_opened(external, tmp_path, location):
+    (tmp_path / "secret").write_bytes(bytes(4096))
+    with pytest.raises(ModelError, match="refused"):
+        read_model(external(location))
+
+
+def test_links_out_of_the_directory_are_refused(external, tmp_path):
+    path = external()
+    (tmp_path / "secret").write_bytes(bytes(4096))
+    (path.parent / "weights.bin").symlink_to(tmp_path / "secret")
+    with pytest.raises(ModelError, match="link that leads out"):
+        read_model(path)
+
+
+# --- input shapes and opset ---
+
+
+def test_free_dimensions_become_concrete(load):
+    model = with_input_shapes(load([RELU], {"x": ["N", 4]}, {"y": ["N", 4]}), {"x": (3, 4)})
+    assert to_graph(model).types["y"] == TensorType(DType.FLOAT, (3, 4))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({}, r"input 'x': its shape \[N, 4\] has free dimensions"),
+        ({"z": (1, 4)}, "input"),
+        ({"x": (1, 4), "z": (1,)}, "input 'z': the model has no such input, it has x"),
+        ({"x": (4,)}, r"expected \[N, 4\], got \[4\]; the ranks differ"),
+        ({"x": (1, 5)}, r"expected \[N, 4\], got \[1, 5\]; dimension 1 is fixed"),
+        ({"x": (-1, 4)}, "negative"),
+    ],
+)
+def test_shapes_that_do_not_fit(load, shapes, message):
+    with pytest.raises(InputError, match=message):
+        with_input_shapes(load([RELU], {"x": ["N", 4]}, {"y": ["N", 4]}), shapes)
+
+
+def test_a_batch_written_into_the_file_is_replaced(load):
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Reshape", ["r", "s"], ["y"])]
+    info = [helper.make_tensor_value_info("r", TensorProto.FLOAT, [1, 2, 2])]
+    model = load(nodes, {"x": [1, 2, 2]}, {"y": [1, 4]}, {"s": np.array([1, 4])}, value_info=info)
+    graph = to_graph(with_input_shapes(model, {"x": (3, 2, 2)}))
+    assert graph.types["r"].shape == (3, 2, 2)
+    assert graph.types["y"].shape == (3, 4)
+    assert to_graph(with_input_shapes(model, {})).types["y"].shape == (1, 4)
+
+
+def test_a_reshaped_parameter_keeps_its_shape(load):
+    nodes = [helper.make_node("Reshape", ["w", "s"], ["v"]), helper.make_node("Add", ["x", "v"], ["y"])]
+    model = load(nodes, {"x": [1, 4]}, {"y": [1, 4]}, {"s": np.array([1, 4]), "w": np.ones(4, np.float32)})
+    assert to_graph(with_input_shapes(model, {"x": (3, 4)})).types["v"].shape == (1, 4)
+
+
+def test_old_models_become_current_and_others_stay(load):
+    model = load([helper.make_node("Squeeze", ["x"], ["y"], axes=[0])], {"x": [1, 4]}, {"y": [4]}, opset=9)
+    graph = to_graph(normalize_opset(model))
+    assert graph.opsets == {"": 17}
+    assert graph.nodes[0].inputs[1:] != ()
+    current = load([RELU], {"x": [4]}, {"y": [4]}, opset=13)
+    assert normalize_opset(current) is current
+
+
+# --- to Graph ---
+
+
+def test_nodes_without_names_get_readable_unique_ones(load):
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Relu", ["a"], ["b"], name="Relu_a")]
+    graph = to_graph(load([*nodes, helper.make_node("Abs", ["b"], ["y"], name="Relu_a")], {"x": [4]}, {"y": [4]}))
+    assert [node.name for node in graph.nodes] == ["Relu_a", "Relu_a_2", "Relu_a_3"]
+
+
+def test_constants_become_weights_and_dead_nodes_go(load):
+    constant = helper.make_node("Constant", [], ["c"], value_floats=[1.0, 2.0])
+    dead = helper.make_node("Abs", ["x"], ["unused"])
+    graph = to_graph(load([constant, dead, helper.make_node("Add", ["x", "c"], ["y"])], {"x": [2]}, {"y": [2]}))
+    assert [node.op for node in graph.nodes] == ["Add"]
+    assert graph.weights["c"].array.tolist() == [1.0, 2.0]
+    assert set(graph.types) == {"x", "c", "y"}
+
+
+def test_split_becomes_slices(load):
+    split = helper.make_node("Split", ["x", "sizes"], ["a", "b"], axis=-1, name="cut")
+    graph = to_graph(load([split], {"x": [2, 5]}, {"a": [2, 3], "b": [2, 2]}, {"sizes": np.array([3, 2])}))
+    assert [(node.name, node.op, node.outputs) for node in graph.nodes] == [("cut.0", "Slice", ("a",)), ("cut.1", "Slice", ("b",))]
+    parameters = [[graph.weights[name].array.item() for name in node.inputs[1:]] for node in graph.nodes]
+    assert parameters == [[0, 3, 1, 1], [3, 5, 1, 1]]
+
+
+def test_wires_go(load):
+    nodes = [
+        helper.make_node("Identity", ["x"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Dropout", ["b"], ["c"]),
+        helper.make_node("Identity", ["c"], ["y"]),
+    ]
+    graph = to_graph(load(nodes, {"x": [4]}, {"y": [4]}))
+    assert [(node.op, node.inputs, node.outputs) for node in graph.nodes] == [("Relu", ("x",), ("y",))]
+
+
+def test_wires_between_input_and_output_stay(load):
+    nodes = [helper.make_node("Identity", ["x"], ["y"]), helper.make_node("Relu", ["x"], ["z"]), helper.make_node("Identity", ["z"], ["u"])]
+    graph = to_graph(load(nodes, {"x": [4]}, {"y": [4], "z": [4], "u": [4]}))
+    assert [node.op for node in graph.nodes] == ["Identity", "Relu", "Identity"]
+
+
+def test_bodies_of_control_flow_tell_what_they_capture(load):
+    value = helper.make_tensor_value_info("v", TensorProto.FLOAT, [4])
+    bodies = {
+        f"{name}_branch": helper.make_graph([helper.make_node(op, inputs, ["v"])], name, [], [value])
+        for name, op, inputs in (("then", "Relu", ["a"]), ("else", "Add", ["a", "w"]))
+    }
+    nodes = [
+        helper.make_node("Identity", ["x"], ["a"]),
+        helper.make_node("ReduceMax", ["x"], ["m"], keepdims=0),
+        helper.make_node("Cast", ["m"], ["c"], to=TensorProto.BOOL),
+        helper.make_node("If", ["c"], ["y"], **bodies),
+    ]
+    graph = to_graph(load(nodes, {"x": [4]}, {"y": [4]}, {"w": np.ones(4, np.float32)}))
+    branch = graph.node_by_name["If_y"]
+    assert branch.captured == ("a", "w")
+    assert isinstance(branch.attributes["then_branch"], Subgraph)
+    assert [node.op for node in graph.nodes] == ["Identity", "ReduceMax", "Cast", "If"]  # the body reads 'a' by name
+
+
+def test_shapes_that_only_the_run_tells_are_none(load):
+    nodes = [helper.make_node("NonZero", ["x"], ["n"]), helper.make_node("Cast", ["n"], ["y"], to=TensorProto.FLOAT)]
+    graph = to_graph(load(nodes, {"x": [4]}, {"y": [1, "k"]}))
+    assert graph.types["n"] == TensorType(DType.INT64, None)
+
+
+def test_sequences_have_no_type_of_ours(load):
+    nodes = [helper.make_node("SequenceConstruct", ["x", "x"], ["s"]), helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)]
+    graph = to_graph(load(nodes, {"x": [4]}, {"y": [8]}))
+    assert graph.types["s"] == TensorType(DType.OTHER, None)
+
+
+# --- writing ---
+
+
+def graph_of(weight):
+    node = Node("scale", "LeakyRelu", ("s",), ("y",), {"alpha": 1})
+    types = {"x": TensorType(DType.FLOAT, weight.type.shape)} | {n: TensorType(DType.FLOAT, weight.type.shape) for n in "sy"}
+    nodes = (Node("sum", "Add", ("x", "w"), ("s",)), node)
+    return Graph("g", nodes, ("x",), ("y",), {"w": weight}, types | {"w": weight.type}, {"": 17})
+
+
+def test_only_large_weights_are_detached():
+    small, large = (graph_of(make_weight("w", np.ones(size, np.float32))) for size in (256, 257))
+    assert write_graph(small, weights="detached").detached == ()
+    written = write_graph(large, weights="detached")
+    assert written.detached == ("w",)
+    assert len(written.data) < 300 < 1028 < len(write_graph(large, weights="inline").data)
+
+
+def test_written_models_are_the_same_every_time_and_pass_the_checker():
+    graph = graph_of(make_weight("w", np.ones(257, np.float32)))
+    written = write_graph(graph, weights="inline").data
+    assert written == write_graph(graph, weights="inline").data
+    model = onnx.load_from_string(written)
+    onnx.checker.check_model(model, full_check=True)
+    assert (model.producer_name, model.ir_version, model.opset_import[0].version) == ("bbgrap", 8, 17)
+    assert model.graph.node[1].attribute[0].f == 1.0
+
+
+def test_free_batch():
+    graph = graph_of(make_weight("w", np.ones((1, 4), np.float32)))
+    model = onnx.load_from_string(write_graph(graph, weights="inline", free_batch=True).data)
+    dims = [value.type.tensor_type.shape.dim[0].dim_param for value in (*model.graph.input, *model.graph.output)]
+    assert dims == ["N", "N"]
+
+
+@pytest.mark.parametrize("limit", [10**9, 100])
+def test_saved_models_come_back(tmp_path, limit):
+    graph = graph_of(make_weight("w", np.arange(1000, dtype=np.float32)))
+    save_graph(graph, tmp_path / "m.onnx", inline_limit=limit)
+    assert (tmp_path / "m.onnx.data").exists() == (limit == 100)
+    back = to_graph(read_model(tmp_path / "m.onnx"))
+    assert back.weights == graph.weights
+    assert back.types == graph.types
+    assert [(n.op, n.inputs, n.outputs) for n in back.nodes] == [(n.op, n.inputs, n.outputs) for n in graph.nodes]
+
+
+def test_every_kind_of_attribute_survives(tmp_path, load):
+    value = helper.make_tensor_value_info("v", TensorProto.FLOAT, [4])
+    body = helper.make_graph([helper.make_node("Relu", ["x"], ["v"])], "b", [], [value])
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=helper.make_tensor("t", TensorProto.BOOL, [], [True])),
+        helper.make_node("If", ["c"], ["i"], then_branch=body, else_branch=body),
+        helper.make_node("ReduceMean", ["i"], ["m"], axes=[0], keepdims=1),
+        helper.make_node("ConstantOfShape", ["k"], ["f"], value=helper.make_tensor("t", TensorProto.FLOAT, [1], [2.0])),
+        helper.make_node("LeakyRelu", ["f"], ["l"], alpha=0.5),
+        helper.make_node("Optional", ["m"], ["o"]),
+        helper.make_node("OptionalGetElement", ["o"], ["g"]),
+        helper.make_node("Add", ["l", "g"], ["y"]),
+    ]
+    graph = to_graph(load(nodes, {"x": [4]}, {"y": [4]}, {"k": np.array([4])}))
+    save_graph(graph, tmp_path / "again.onnx")
+    again = to_graph(read_model(tmp_path / "again.onnx"))
+    assert [(n.name, n.op) for n in again.nodes] == [(n.name, n.op) for n in graph.nodes]
+    for before, after in zip(graph.nodes, again.nodes, strict=True):
+        assert {k: np.asarray(v).tolist() for k, v in before.attributes.items()} == {
+            k: np.asarray(v).tolist() for k, v in after.attributes.items()
+        }
+
+
+@pytest.mark.parametrize("code", [TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.INT4])
+def test_weights_of_types_that_numpy_lacks_are_kept_inline(tmp_path, code):
+    cast = helper.make_node("Cast", ["w"], ["f"], to=TensorProto.FLOAT)
+    model = model_of([cast, helper.make_node("Add", ["x", "f"], ["y"])], {"x": [2048]}, {"y": [2048]}, opset=21, ir_version=10)
+    model.graph.initializer.append(helper.make_tensor("w", code, [2048], [1.0] * 2048))
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = to_graph(read_model(tmp_path / "m.onnx"))
+    assert check_graph(graph) == ()
+    written = write_graph(graph, weights="detached")
+    assert written.detached == ()
+    tensor = onnx.load_from_string(written.data).graph.initializer[0]
+    assert tensor.data_type == code
+    assert tensor.raw_data == numpy_helper.from_array(numpy_helper.to_array(model.graph.initializer[0])).raw_data

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from bbgrap import zoo
+from bbgrap.engine.reference import Reference
+from bbgrap.errors import ModelError
+from bbgrap.graph import DType, check_graph
+from bbgrap.graph.onnx_io import read_model, to_graph, with_input_shapes
+
+PARAMETERS = {  # as torchvision counts them: without running statistics
+    "alexnet": 61_100_840,
+    "mobilenet_v2": 3_504_872,
+    "resnet50": 25_557_032,
+    "resnet152": 60_192_808,
+    "vgg16": 138_357_544,
+}
+LARGE = ("alexnet", "resnet152", "vgg16")
+OUTPUTS = {"tiny": ("N", 10), "unet": ("N", 2, 256, 256), "yolo": ("N", 25_200, 85)}
+
+
+def by_size(names):
+    return [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in names]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("zoo")
+
+
+def test_names():
+    assert zoo.names() == ("alexnet", "mobilenet_v2", "resnet152", "resnet50", "tiny", "unet", "vgg16", "yolo")
+
+
+@pytest.mark.parametrize("name", by_size(PARAMETERS))
+def test_parameter_counts(name):
+    weights = zoo.build(name).weights.values()
+    trained = [w for w in weights if w.type.dtype is DType.FLOAT and w.array.ndim and "running" not in w.name]
+    assert sum(w.array.size for w in trained) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", by_size(zoo.names()))
+def test_files_have_a_free_batch_and_outputs_that_depend_on_the_input(name, cache):
+    model = Reference(zoo.materialize(name, cache), threads=None)
+    (item,) = model.inputs
+    (output,) = model.outputs
+    assert (item.name, item.shape[0]) == ("input", "N")
+    assert (output.name, output.shape) == ("output", OUTPUTS.get(name, ("N", 1000)))
+    rng = np.random.default_rng(0)
+    a, b = (model.run({"input": rng.standard_normal((1, *item.shape[1:]), np.float32)})[0] for _ in range(2))
+    assert np.isfinite(a).all()
+    assert a.std() > 1e-2
+    assert (a - b).std() > 1e-2
+    assert len(np.unique(a)) > 0.5 * min(a.size, 10_000)
+
+
+@pytest.mark.parametrize("name", ["tiny", "mobilenet_v2", "unet"])
+def test_the_builder_tracks_the_shapes_that_onnx_infers(name, cache):
+    built = zoo.build(name)
+    assert check_graph(built) == ()
+    read = to_graph(with_input_shapes(read_model(zoo.materialize(name, cache)), {"input": built.types["input"].shape}))
+    assert read.types == built.types
+
+
+def test_the_same_name_gives_the_same_bytes(tmp_path):
+    one, two = (zoo.materialize("tiny", tmp_path / where) for where in ("a", "b"))
+    assert one.read_bytes() == two.read_bytes()
+    assert [path.name for path in one.parent.iterdir()] == [one.name]
+
+
+def test_a_file_is_built_once_and_found_by_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = zoo.materialize("tiny")
+    assert path.parent == tmp_path / "bbgrap" / "zoo"
+    before = path.stat().st_mtime_ns
+    assert zoo.materialize("tiny") == path
+    assert path.stat().st_mtime_ns == before
+
+
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(ModelError, match="no model 'lenet'; there are alexnet, "):
+        zoo.materialize("lenet", tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match="cannot be written"):
+        zoo.materialize("tiny", tmp_path / "file")
