@@ -47,9 +47,9 @@ class BbgrapBackendRep(BackendRep):
     def run(self, inputs: Inputs, **kwargs: Any) -> tuple[Any, ...]:  # noqa: ANN401 - the interface's own signature
         """Run once; inputs in order, by name, or a single one."""
         given = [inputs[name] for name in self._names] if isinstance(inputs, Mapping) else _as_list(inputs)
-        feeds = [value if isinstance(value, list) or value is None else np.asarray(value) for value in given]
-        if any(not isinstance(feed, np.ndarray) for feed in feeds):
-            return self._run_whole(feeds)
+        if any(value is None or isinstance(value, list) for value in given):  # an optional or a sequence
+            return self._run_whole(given)
+        feeds = [np.asarray(value) for value in given]
         shapes = tuple(feed.shape for feed in feeds)
         if shapes not in self._runners:
             self._runners[shapes] = self._prepare(feeds)

@@ -20,8 +20,7 @@ from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import Description, describe, granularity, splittable_axes
-from bbgrap.tdl.language import accesses_in
-from bbgrap.tdl.language import All, indices_in
+from bbgrap.tdl.language import All, accesses_in, indices_in
 
 HEAVY_WEIGHT_BYTES = 16 << 20
 """Weights from here on are worth an exchange: at about 20 GB/s, reading half of 16 MiB less saves 0.4 ms, an exchange costs 0.1-0.2 ms."""

@@ -19,7 +19,7 @@ from bbgrap.tdl import Description, granularity, splittable_axes
 
 def plan_widest(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Plan:
     """Cut every described node by shares along its longest splittable axis; the others run whole on the first node."""
-    tiles = {node.name: (Tile(0, whole_output(graph, node)),) for node in graph.nodes}
+    tiles: dict[str, tuple[Tile, ...]] = {node.name: (Tile(0, whole_output(graph, node)),) for node in graph.nodes}
     for name, description in descriptions.items():
         axes = [a for a in splittable_axes(description) if description.shape[a] > 1] if description is not None else []
         if description is None or not axes:
