@@ -46,13 +46,13 @@ def plain_outputs(graph: Graph, feeds: Sequence[Array]) -> list[Array]:
     return list(session.run(list(graph.outputs), dict(zip(graph.inputs, feeds, strict=True))))
 
 
-def assert_close(got: Array, want: Array, label: str, rtol: float = 1e-5) -> None:
-    """Compare relative to the tensor's largest magnitude."""
+def assert_close(got: Array, want: Array, label: str, rtol: float = 1e-5, scale: float | None = None) -> None:
+    """Compare relative to the largest magnitude in the whole tensor: of `want`, or given as `scale` where that is a region of it."""
     assert got.shape == want.shape, f"{label}: shape {got.shape}, expected {want.shape}"
     if got.dtype.kind != "f":
         assert np.array_equal(got, want), label
         return
-    scale = max(float(np.abs(want).max(initial=0.0)), 1e-6)
+    scale = max(float(np.abs(want).max(initial=0.0)) if scale is None else scale, 1e-6)
     worst = float(np.abs(got.astype(np.float64) - want).max(initial=0.0)) / scale
     assert worst <= rtol, f"{label}: relative error {worst:.3g}"
 
@@ -75,7 +75,8 @@ def _checked(kernel: Kernel, device: DeviceProgram, artifacts: Artifacts, values
             buffer = buffers[number]
             whole = values[buffer.value]
             want = extract(whole, box_within(buffer.region, ShapeMap.full(whole.shape)))
-            assert_close(array, want, f"device {device.device}, segment {segment}, '{buffer.value}' {buffer.region}", rtol)
+            label = f"device {device.device}, segment {segment}, '{buffer.value}' {buffer.region}"
+            assert_close(array, want, label, rtol, float(np.abs(whole).max(initial=0.0)))
         return outputs
 
     return run

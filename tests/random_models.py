@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.graph import Array, Graph
 from bbgrap.planners.options import SPLITS, PlanOptions
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
+from bbgrap.tdl import describe, splittable_axes
 from bbgrap.zoo.builder import Builder
 
 LAYERS = ("conv", "conv", "conv", "relu", "norm", "pool", "average", "residual", "concat", "double", "sigmoid")
@@ -104,3 +107,34 @@ def random_feeds(graph: Graph, seed: int = 0) -> list[Array]:
     """Return standard normal inputs."""
     random = np.random.default_rng(seed)
     return [random.standard_normal(graph.types[name].known_shape).astype(np.float32) for name in graph.inputs]
+
+
+@st.composite
+def plans(draw: st.DrawFn, graph: Graph, devices: int = 4) -> Plan:
+    """Draw any legal plan: per node a random subset of devices, random axes, random uneven cuts, overlaps, or the whole on one device."""
+    tiles: dict[str, tuple[Tile, ...]] = {}
+    for node in graph.nodes:
+        description = describe(graph, node)
+        regions = [whole_output(graph, node)]
+        if description is not None:
+            for axis in draw(st.lists(st.sampled_from(splittable_axes(description)), max_size=2, unique=True)):
+                regions = [piece for region in regions for piece in _random_cut(draw, region, axis)][:devices] or regions
+        regions = _covering(regions, whole_output(graph, node))
+        order = draw(st.permutations(range(devices)))
+        tiles[node.name] = tuple(sorted((Tile(d, r) for d, r in zip(order, regions, strict=False)), key=lambda t: t.device))
+    return Plan("random", graph, Cluster.even(devices), tiles)
+
+
+def _random_cut(draw: st.DrawFn, region: ShapeMap, axis: int) -> list[ShapeMap]:
+    (extent,) = region.axes[axis].ranges
+    if len(extent) < 2:
+        return [region]
+    at = draw(st.integers(extent.start + 1, extent.stop - 1))
+    overlap = draw(st.integers(0, 2))
+    first = Interval(extent.start, min(extent.stop, at + overlap))
+    return [region.replace(axis, IntervalSet.of(first)), region.replace(axis, IntervalSet.of((at, extent.stop)))]
+
+
+def _covering(regions: list[ShapeMap], whole: ShapeMap) -> list[ShapeMap]:
+    """Return the regions if they cover the whole (a cut may have been dropped for want of devices), else the whole alone."""
+    return regions if covers(regions, whole) else [whole]

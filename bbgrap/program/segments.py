@@ -137,7 +137,7 @@ class _Writer:
         results: list[str] = []
         for number, local in enumerate(op.local.nodes):
             last = number == len(op.local.nodes) - 1
-            name = op.node if last else f"{op.node}/{number}"
+            name = op.node if last else f"{op.node}.step{number}"
             operands: list[str] = []
             for place, item in enumerate(local.operands):
                 match item:
@@ -146,10 +146,10 @@ class _Writer:
                     case Input(operand=k):
                         operands.append(self._operand(source, op, k))
                     case Literal(array=array):
-                        operands.append(self._literal(f"{name}/{place}", array))
+                        operands.append(self._literal(f"{name}.parameter{place}", array))
                     case Result(node=n):
                         operands.append(results[n])
-            outputs = self._outputs(source, op) if last else (f"{name}/out",)
+            outputs = self._outputs(source, op) if last else (f"{name}.out",)
             results.append(outputs[0])
             self.nodes.append(Node(name, local.op, tuple(operands), outputs, local.attributes, local.domain))
         for captured in source.captured:
@@ -193,9 +193,9 @@ class _Writer:
                 shape = self.device.buffers[buffer].region.shape
                 cut = [axis for axis, (b, extent) in enumerate(zip(bounds, shape, strict=True)) if len(b) != extent]
                 parameters = ([bounds[a].start for a in cut], [bounds[a].stop for a in cut], cut)
-                literals = [self._literal(f"crop {name}/{k}", np.array(p, np.int64)) for k, p in enumerate(parameters)]
+                literals = [self._literal(f"crop {name}.parameter{k}", np.array(p, np.int64)) for k, p in enumerate(parameters)]
                 self.nodes.append(Node(f"crop {name}", "Slice", (self.names[buffer], *literals), (name,)))
             case Concatenate(axis=axis, parts=parts):
-                operands = tuple(self._emit(part, f"{name}/{k}") for k, part in enumerate(parts))
+                operands = tuple(self._emit(part, f"{name}.part{k}") for k, part in enumerate(parts))
                 self.nodes.append(Node(f"concat {name}", "Concat", operands, (name,), {"axis": axis}))
         return name

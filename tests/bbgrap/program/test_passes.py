@@ -1,17 +1,19 @@
 """Every pass keeps the answer and adds no byte; together they leave what `needed - held` says and nothing more."""
 
 from hypothesis import given
+from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
-from bbgrap.planners import PlanOptions
+from bbgrap.planners import PlanOptions, all_descriptions, check_plan
+from bbgrap.program.compile import compile_plan
 from bbgrap.program.passes import DEFAULT_PASSES
 from bbgrap.program.statistics import statistics_of, traffic_bytes
 from bbgrap.program.steps import Receive, Send, check_program
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.zoo import build
 from tests.partition import all_values, assert_close, compiled, run_checked
-from tests.random_models import clusters, networks, plan_options, random_feeds
+from tests.random_models import clusters, networks, plan_options, plans, random_feeds
 
 
 @given(networks(), clusters(), plan_options())
@@ -84,3 +86,16 @@ def test_messages_are_one_per_neighbour_and_exchange() -> None:
                 run.append(step.destination)
             else:
                 run = []
+
+
+@given(st.data())
+def test_any_legal_plan_runs_overlapping_uneven_with_nodes_left_out(data: st.DataObject) -> None:
+    graph = data.draw(networks())
+    plan = data.draw(plans(graph))
+    descriptions = all_descriptions(graph)
+    assert not check_plan(plan, descriptions)
+    feeds = random_feeds(graph)
+    values = all_values(graph, feeds)
+    result = compile_plan(plan, descriptions, verify=True)
+    for name, got in zip(graph.outputs, run_checked(result.optimized, feeds, values), strict=True):
+        assert_close(got, values[name], name)
