@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product, repeat
+from itertools import product
 from math import gcd, lcm, prod
 from typing import Literal
 
@@ -60,7 +60,7 @@ def input_regions(
         shape = operand_shapes[access.operand]
         if shape is None:
             continue
-        read = ShapeMap(tuple(map(_values, access.subscripts, names, shape, repeat(sets))))
+        read = ShapeMap(tuple(_values(*of, sets) for of in zip(access.subscripts, names, shape, strict=True)))
         before = found[access.operand]
         found[access.operand] = read if before is None else before.hull(read)
     if region.is_empty:

@@ -14,13 +14,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bbgrap.errors import PlanError
-from bbgrap.graph.types import Array, Attribute, Graph, Node, TensorType
+from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, TensorType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.analysis import input_regions
 from bbgrap.tdl.language import Description
 
 MINIMUM_OPSET = 13
 """Descriptions speak of operators as of this opset; older models are converted on entry, and what cannot be converted runs whole."""
+
+
+_IMMOVABLE = (DType.OTHER, DType.BFLOAT16)
+"""Types without a numpy counterpart: pieces of them could not be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +199,15 @@ def site_of(graph: Graph, node: Node) -> Site:
 def describe(graph: Graph, node: Node) -> Description | None:
     """Return the description of a node, or None if it has none and must run whole on one machine.
 
-    None for: no rule; an opset below 13; a tensor of unknown shape; several outputs in use; control flow; an empty tensor.
+    None for: no rule; an opset below 13; a tensor of unknown shape or of a type that cannot leave its machine; several outputs in use;
+    control flow; an empty tensor.
     """
     rule = _RULES.get((node.domain, node.op))
     if rule is None or graph.opsets.get("", 0) < MINIMUM_OPSET or node.captured or sum(map(bool, node.outputs)) != 1:
         return None
     site = site_of(graph, node)
-    if any(t is not None and t.shape is None for t in (*site.inputs, *site.outputs)):
+    types = [t for t in (*site.inputs, *site.outputs) if t is not None]
+    if any(t.shape is None or t.dtype in _IMMOVABLE for t in types):
         return None
     if any(0 in (t.shape or ()) for t in site.outputs):
         return None

@@ -58,6 +58,8 @@ def describe_reduction(site: Site) -> Description | None:
 def describe_along_axis(site: Site) -> Description | None:
     """out[..., j, ...] = f(x[..., :, ...])[j]: the axis cannot be split, all others can."""
     rank = len(site.output_shape)
+    if not rank:
+        return None
     axis = site.integer("axis", -1) % rank
     out = tuple(Index(f"i{a}", extent) for a, extent in enumerate(site.output_shape))
     whole = operand(0)[tuple(ALL if a == axis else index for a, index in enumerate(out))]

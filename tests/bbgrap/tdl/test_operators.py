@@ -1,0 +1,72 @@
+"""Every registered operator rule against onnxruntime: numeric, sound, minimal (see `verifier`)."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bbgrap.shapemap import IntervalSet, ShapeMap
+from bbgrap.tdl import described_operators, splittable_axes
+from tests.bbgrap.tdl.elementwise_cases import ELEMENTWISE
+from tests.bbgrap.tdl.other_cases import OTHERS
+from tests.bbgrap.tdl.verifier import Case, Whole, check, check_numeric
+from tests.bbgrap.tdl.window_cases import WINDOWS, whole_numbers
+from tests.strategies import tiles
+
+CASES = {("", op): case for op, case in (WINDOWS | OTHERS | ELEMENTWISE).items()}
+RANDOM = np.random.default_rng(0)
+FEWER = max(1, settings().max_examples // 5)
+
+
+def check_some_tile(data, case):
+    whole = Whole(case)
+    description = whole.describe()
+    several = range(len(description.shape)) if case.several_ranges is None else case.several_ranges
+    check(whole, data.draw(tiles(description.shape, splittable_axes(description), several), label="tile"))
+
+
+def test_every_registered_operator_has_a_case():
+    assert set(CASES) == set(described_operators())
+
+
+@pytest.mark.parametrize("op", [*WINDOWS, *OTHERS])
+@given(data=st.data())
+def test_structured_operator(op, data):
+    check_some_tile(data, data.draw(CASES["", op](), label="case"))
+
+
+@pytest.mark.parametrize("op", ELEMENTWISE)
+@settings(max_examples=FEWER)
+@given(data=st.data())
+def test_elementwise_operator(op, data):
+    check_some_tile(data, data.draw(CASES["", op](), label="case"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", [*WINDOWS, *OTHERS, *ELEMENTWISE])
+@given(data=st.data())
+def test_operator_at_length(op, data):
+    check_some_tile(data, data.draw(CASES["", op](), label="case"))
+
+
+BLOCKED = [
+    Case("Conv", (x, w), {"pads": (pad,) * 4, "strides": (stride, stride), "group": group})
+    for x, w, group in (
+        (whole_numbers(RANDOM, 1, 32, 6, 5), whole_numbers(RANDOM, 32, 32, 3, 3), 1),
+        (whole_numbers(RANDOM, 1, 32, 6, 5), whole_numbers(RANDOM, 32, 1, 3, 3), 32),
+        (whole_numbers(RANDOM, 1, 3, 6, 5), whole_numbers(RANDOM, 32, 3, 3, 3), 1),
+    )
+    for pad, stride in ((1, 1), (1, 2), (4, 1))
+]
+
+
+@pytest.mark.parametrize("case", BLOCKED, ids=str)
+def test_layout_of_blocks_of_channels(case):
+    """With many channels onnxruntime computes in another layout: the same pieces, the same bits, also for a piece wholly in padding."""
+    whole = Whole(case)
+    shape = whole.output.shape
+    for rows, channels in product(((0, 1), (1, 3), (2, shape[2]), (shape[2] - 1, shape[2])), ((0, 32), (0, 16), (5, 20))):
+        region = ShapeMap.full(shape).replace(1, IntervalSet.of(channels)).replace(2, IntervalSet.of(rows))
+        check_numeric(whole, region, whole.localize(region))
