@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -10,7 +12,8 @@ from bbgrap.graph import Array, Graph
 from bbgrap.planners.options import SPLITS, PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
-from bbgrap.tdl import describe, splittable_axes
+from bbgrap.tdl import Part, describe, reducible, splittable_axes
+from bbgrap.tdl.language import Index
 from bbgrap.zoo.builder import Builder
 
 LAYERS = ("conv", "conv", "conv", "relu", "norm", "pool", "average", "residual", "concat", "double", "sigmoid")
@@ -115,6 +118,10 @@ def plans(draw: st.DrawFn, graph: Graph, devices: int = 4) -> Plan:
     tiles: dict[str, tuple[Tile, ...]] = {}
     for node in graph.nodes:
         description = describe(graph, node)
+        inner = [index for index in reducible(graph, node, description) if index.extent > 1]
+        if inner and draw(st.booleans()):
+            tiles[node.name] = _partial_tiles(draw, whole_output(graph, node), draw(st.sampled_from(inner)), devices)
+            continue
         regions = [whole_output(graph, node)]
         if description is not None:
             for axis in draw(st.lists(st.sampled_from(splittable_axes(description)), max_size=2, unique=True)):
@@ -123,6 +130,13 @@ def plans(draw: st.DrawFn, graph: Graph, devices: int = 4) -> Plan:
         order = draw(st.permutations(range(devices)))
         tiles[node.name] = tuple(sorted((Tile(d, r) for d, r in zip(order, regions, strict=False)), key=lambda t: t.device))
     return Plan("random", graph, Cluster.even(devices), tiles)
+
+
+def _partial_tiles(draw: st.DrawFn, whole: ShapeMap, index: Index, devices: int) -> tuple[Tile, ...]:
+    cuts = sorted(draw(st.sets(st.integers(1, index.extent - 1), min_size=1, max_size=devices - 1)))
+    order = draw(st.permutations(range(devices)))
+    parts = [Part(index.name, Interval(start, stop)) for start, stop in pairwise([0, *cuts, index.extent])]
+    return tuple(sorted((Tile(d, whole, part) for d, part in zip(order, parts, strict=False)), key=lambda t: t.device))
 
 
 def _random_cut(draw: st.DrawFn, region: ShapeMap, axis: int) -> list[ShapeMap]:

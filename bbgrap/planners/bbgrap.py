@@ -2,7 +2,8 @@
 
 The direction is an axis of the model's input (rows, columns, both as a grid, batch) that is followed through the layers as long as it
 survives: a convolution keeps rows, a reshape may rename them, a global pool ends them. For the direction `channels` it is the output
-channels (features) of every layer with weights. What a direction does not reach is computed
+channels (features) of every layer with weights; for `inputs` its input channels, whose partial sums are added up by channels. What a
+direction does not reach is computed
     (a) by output features over all nodes, if it is a product whose weights are heavy: reading them is then the work;
     (b) whole on one node otherwise, the one with the largest share.
 Which regions the machines need of each other is not decided here: it follows from the tiles, back to front (`bbgrap.program.build`).
@@ -19,7 +20,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.shapemap import IntervalSet, ShapeMap
-from bbgrap.tdl import Description, describe, granularity, splittable_axes
+from bbgrap.tdl import Description, Part, describe, granularity, reducible, splittable_axes
 from bbgrap.tdl.language import All, accesses_in, indices_in
 
 HEAVY_WEIGHT_BYTES = 16 << 20
@@ -60,7 +61,7 @@ class _Follower:
                 return (columns if columns is not None else rows,)
             case "grid":
                 return (rows, columns)
-            case "channels":
+            case "channels" | "inputs":
                 return (1 if rank > 2 else None,)
             case "batch":
                 return (0 if rank else None,)
@@ -69,6 +70,9 @@ class _Follower:
         """Return the tiles of a node and remember along which axes its output is cut."""
         whole = whole_output(self.graph, node)
         axes = self._axes_of(node, description)
+        if self.split == "inputs" and description is not None and (parts := self._parts(node, description)):
+            self.axes |= dict.fromkeys(filter(None, node.outputs), (FEATURE_AXIS[node.op] % whole.rank,))
+            return tuple(Tile(device, whole, part) for device, part in parts)
         cuts = self._usable(description, axes)
         if not cuts and description is not None and self._is_heavy(node):
             axes = (FEATURE_AXIS[node.op] % whole.rank,)
@@ -79,10 +83,18 @@ class _Follower:
         regions = self._regions(description, whole, cuts)
         return tuple(Tile(device, region) for device, region in enumerate(regions) if not region.is_empty)
 
+    def _parts(self, node: Node, description: Description) -> list[tuple[int, Part]]:
+        """Return each device's range of a layer's input channels; empty if there are too few to divide."""
+        index = next(iter(reducible(self.graph, node, description)), None) if node.op in FEATURE_AXIS else None
+        if index is None or index.extent < 2:
+            return []
+        pieces = split_by_shares(index.extent, self.shares)
+        return [(device, Part(index.name, piece)) for device, piece in enumerate(pieces) if len(piece)]
+
     def _axes_of(self, node: Node, description: Description | None) -> Axes:
         if description is None:
             return (None,)
-        if self.split == "channels" and node.op in FEATURE_AXIS:
+        if self.split in ("channels", "inputs") and node.op in FEATURE_AXIS:
             return (FEATURE_AXIS[node.op] % len(description.outputs),)
         best: Axes = (None,)
         size = 0

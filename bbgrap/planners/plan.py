@@ -1,8 +1,9 @@
 """A plan: which machine computes which region of every node's output. The one type that every planner produces.
 
 Laws (`check_plan`): the tiles of a node lie inside its output and cover it; a node without a description has one tile, the whole;
-tiles cut only axes that the operator can split. Tiles may overlap (computed twice instead of sent), leave devices out, or put a whole
-layer on one device.
+tiles cut only axes that the operator can split. Either no tile of a node is partial or all are: then they cut one reduction index,
+the ranges are disjoint and cover it, and the tiles of every range cover the output. Tiles may overlap (computed twice instead of
+sent), leave devices out, or put a whole layer on one device.
 """
 
 from __future__ import annotations
@@ -10,20 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from bbgrap.cluster import Cluster
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph, Node
-from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import Description, describe, splittable_axes
+from bbgrap.shapemap import Interval, ShapeMap, subtract_all
+from bbgrap.tdl import Description, Part, describe, reducible, splittable_axes
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A device computes a region (global coordinates) of a node's first output; its other outputs, if any, whole."""
+    """A device computes a region (global coordinates) of a node's first output; its other outputs, if any, whole.
+
+    With `part` it computes a partial result, over a range of a reduction index; the parts are summed where they are needed.
+    """
 
     device: int
     region: ShapeMap
+    part: Part | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +73,32 @@ def _tile_faults(plan: Plan, node: Node, tiles: tuple[Tile, ...], described: Des
         faults.append("a device has two tiles")
     if described is None and (len(tiles) != 1 or tiles[0].region != whole):
         return [*faults, "it cannot be split, so it needs one tile, the whole"]
-    if missing := subtract_all(whole, (t.region for t in tiles)):
-        faults.append(f"no tile covers {', '.join(map(str, missing))}")
+    uncovered = ((part, subtract_all(whole, (t.region for t in tiles if t.part == part))) for part in dict.fromkeys(t.part for t in tiles))
+    faults += [
+        f"no tile covers {', '.join(map(str, missing))}{f' for part {part}' if part else ''}" for part, missing in uncovered if missing
+    ]
     if described is not None:
+        faults += _part_faults(plan, node, tiles, described)
         allowed = splittable_axes(described)
         cut = {axis for t in tiles for axis in range(whole.rank) if t.region.axes[axis] != whole.axes[axis]}
         faults += [f"axis {axis} is cut, but the operator cannot be split there" for axis in sorted(cut - set(allowed))]
     return faults
+
+
+def _part_faults(plan: Plan, node: Node, tiles: tuple[Tile, ...], described: Description) -> list[str]:
+    parts = sorted({t.part for t in tiles if t.part is not None}, key=lambda p: (p.index, p.interval))
+    if not parts:
+        return []
+    if any(t.part is None for t in tiles) or len({part.index for part in parts}) != 1:
+        return ["some of its tiles are partial and some are not, or they are over different indices"]
+    extent = next((i.extent for i in reducible(plan.graph, node, described) if i.name == parts[0].index), None)
+    if extent is None:
+        return [f"it has no partial results along '{parts[0].index}'"]
+    bounds = [0, *(part.interval.stop for part in parts)]
+    expected = [Interval(start, stop) for start, stop in pairwise(bounds)]
+    if bounds[-1] != extent or [part.interval for part in parts] != expected:
+        return [f"its parts {', '.join(map(str, parts))} do not divide 0:{extent}"]
+    return []
 
 
 def verify_plan(plan: Plan, descriptions: Mapping[str, Description | None] | None = None) -> None:

@@ -8,13 +8,15 @@ outputs go from the tiles to the host. Nothing is pruned here: `passes` do that,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import count
 
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.plan import Plan, Tile
-from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
+from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
 from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import Description, localize
+from bbgrap.tdl import Description, localize, localize_part, reducer_of
+from bbgrap.tdl.language import ReducerKind
 
 
 class _DeviceBuilder:
@@ -27,9 +29,9 @@ class _DeviceBuilder:
         self.full: dict[str, BufferId] = {}
         """The buffer that holds the whole of a value, once it is there."""
 
-    def buffer(self, value: str, region: ShapeMap) -> BufferId:
+    def buffer(self, value: str, region: ShapeMap, part: int | None = None) -> BufferId:
         number = len(self.buffers)
-        self.buffers[number] = Buffer(value, region)
+        self.buffers[number] = Buffer(value, region, part)
         return number
 
     def finish(self, feeds: tuple[BufferId, ...] = (), results: tuple[BufferId, ...] = ()) -> DeviceProgram:
@@ -39,6 +41,15 @@ class _DeviceBuilder:
 def build_initial(plan: Plan, descriptions: Mapping[str, Description | None]) -> Program:
     """Return the initial program of a plan."""
     return _Builder(plan, descriptions).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a device holds of a value that was just computed; `part` numbers partial results."""
+
+    device: int
+    piece: Piece
+    part: int | None
 
 
 class _Builder:
@@ -67,37 +78,56 @@ class _Builder:
         self.devices[self.host].full[value] = buffer
         readers = {tile.device for node in self.graph.consumers.get(value, ()) for tile in self.plan.tiles[node.name]}
         for device in sorted(readers):
-            self.devices[device].full[value] = self._send(value, self.host, Piece(buffer, whole), device)
+            self.devices[device].full[value] = self._send(self.host, Piece(buffer, whole), device)
         return buffer
 
-    def _send(self, value: str, source: int, piece: Piece, destination: int) -> BufferId:
+    def _send(self, source: int, piece: Piece, destination: int) -> BufferId:
         message = next(self.messages)
         self.devices[source].steps.append(Send(message, destination, (piece,)))
-        received = self.devices[destination].buffer(value, piece.region)
+        held = self.devices[source].buffers[piece.buffer]
+        received = self.devices[destination].buffer(held.value, piece.region, held.part)
         self.devices[destination].steps.append(Receive(message, source, (received,)))
         return received
 
     def _layer(self, node: Node) -> None:
         outputs = [name for name in node.outputs if name]
-        own: dict[str, list[tuple[int, Piece]]] = {name: [] for name in outputs}
-        for tile in self.plan.tiles[node.name]:
-            for name, buffer in zip(outputs, self._compute(node, tile), strict=True):
-                own[name].append((tile.device, Piece(buffer, self.devices[tile.device].buffers[buffer].region)))
+        own: dict[str, list[_Held]] = {name: [] for name in outputs}
+        tiles = self.plan.tiles[node.name]
+        parts = sorted({tile.part.interval for tile in tiles if tile.part is not None})
+        for tile in tiles:
+            part = None if tile.part is None else parts.index(tile.part.interval)
+            for name, buffer in zip(outputs, self._compute(node, tile, part), strict=True):
+                own[name].append(_Held(tile.device, Piece(buffer, self.devices[tile.device].buffers[buffer].region), part))
+        kind = reducer_of(description) if (description := self.descriptions[node.name]) is not None else None
         for name in outputs:
             if name in self.graph.consumers:
                 for device in range(self.host):
-                    self._gather(name, own[name], device)
+                    self._gather(name, own[name], device, kind)
             if name in self.graph.outputs:
-                self._gather(name, own[name], self.host)
+                self._return(name, own[name], kind)
 
-    def _compute(self, node: Node, tile: Tile) -> list[BufferId]:
+    def _return(self, value: str, holders: list[_Held], kind: ReducerKind | None) -> None:
+        """Bring a model output to the host; partial results are added up by an agent before, since the host computes nothing."""
+        if holders[0].part is None:
+            self._gather(value, holders, self.host, kind)
+            return
+        adder = self.devices[holders[0].device]
+        if value not in adder.full:
+            self._gather(value, holders, adder.device, kind)
+        self.devices[self.host].full[value] = self._send(adder.device, Piece(adder.full[value], self._whole(value)), self.host)
+
+    def _compute(self, node: Node, tile: Tile, part: int | None) -> list[BufferId]:
         builder = self.devices[tile.device]
-        local = localize(self.graph, node, self.descriptions[node.name], tile.region)
+        description = self.descriptions[node.name]
+        if tile.part is not None and description is not None:
+            local = localize_part(self.graph, node, description, tile.region, tile.part)
+        else:
+            local = localize(self.graph, node, description, tile.region)
         needed = [*zip(node.inputs, local.reads, strict=True), *((name, self._whole(name)) for name in node.captured)]
         reads = tuple(self._crop(builder, name, region) for name, region in needed)
         outputs = [name for name in node.outputs if name]
         regions = [tile.region, *(self._whole(name) for name in outputs[1:])]
-        writes = [builder.buffer(name, region) for name, region in zip(outputs, regions, strict=True)]
+        writes = [builder.buffer(name, region, part) for name, region in zip(outputs, regions, strict=True)]
         builder.steps.append(Compute((Apply(node.name, local, reads, tuple(writes)),)))
         return writes
 
@@ -111,21 +141,31 @@ class _Builder:
         builder.steps.append(Compute((Assemble(cropped, (Piece(full, region),)),)))
         return cropped
 
-    def _gather(self, value: str, holders: list[tuple[int, Piece]], device: int) -> None:
-        """Bring all pieces of a value to a device and concatenate them, its own first where tiles overlap; an empty value has no pieces."""
+    def _gather(self, value: str, holders: list[_Held], device: int, kind: ReducerKind | None) -> None:
+        """Bring all pieces of a value to a device, concatenate them, and add up partial results."""
         here = self.devices[device]
-        if self._whole(value).is_empty:
-            here.full[value] = here.buffer(value, self._whole(value))
-            here.steps.append(Compute((Assemble(here.full[value], ()),)))
+        parts = list(dict.fromkeys(sorted(h.part for h in holders if h.part is not None)))
+        if not parts:
+            here.full[value] = self._concatenate(value, holders, here, None)
             return
-        pieces = sorted(holders, key=lambda held: (held[0] != device, held[0]))
-        local = [piece if source == device else Piece(self._send(value, source, piece, device), piece.region) for source, piece in pieces]
+        assert kind is not None, "partial tiles belong to a reduction"
+        whole = [self._concatenate(value, [h for h in holders if h.part == part], here, part) for part in parts]
+        here.full[value] = here.buffer(value, self._whole(value))
+        here.steps.append(Compute((Combine(here.full[value], kind, tuple(whole)),)))
+
+    def _concatenate(self, value: str, holders: list[_Held], here: _DeviceBuilder, part: int | None) -> BufferId:
+        """Return the buffer of a whole value, its own piece first where tiles overlap; an empty value has no pieces."""
+        whole = self._whole(value)
+        pieces = sorted(holders, key=lambda held: (held.device != here.device, held.device))
+        local = [
+            held.piece if held.device == here.device else Piece(self._send(held.device, held.piece, here.device), held.piece.region)
+            for held in ([] if whole.is_empty else pieces)
+        ]
         if len(local) == 1:
-            here.full[value] = local[0].buffer
-            return
-        target = here.buffer(value, self._whole(value))
-        here.steps.append(Compute((Assemble(target, disjoint_pieces(self._whole(value), local)),)))
-        here.full[value] = target
+            return local[0].buffer
+        target = here.buffer(value, whole, part)
+        here.steps.append(Compute((Assemble(target, disjoint_pieces(whole, local)),)))
+        return target
 
 
 def disjoint_pieces(region: ShapeMap, sources: list[Piece]) -> tuple[Piece, ...]:

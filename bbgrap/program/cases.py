@@ -12,12 +12,13 @@ from bbgrap.shapemap import ShapeMap
 
 
 class Case(Enum):
-    """How the needed region γ relates to the held region α (figure 5; `REMOTE` and `SCATTER` are not in the paper)."""
+    """How the needed region γ relates to the held region α (figure 5; `REDUCE`, `REMOTE` and `SCATTER` are not in the paper)."""
 
     FETCH_AND_CONCAT = "b: needs more than it holds: fetch the missing part and concatenate"
     IDENTICAL = "c: needs exactly what it holds: no crop, no concat, no transfer"
     CROP = "d: needs a part of what it holds: crop only"
     CROP_AND_FETCH = "e: needs a part of what it holds and something else: crop and fetch"
+    REDUCE = "partial: holds a part of a sum, or none: fetch the other parts and add them up"
     REMOTE = "remote: holds nothing of what it needs: fetch all of it"
     SCATTER = "input: the coordinator sends what is needed of the model's input"
 
@@ -65,7 +66,14 @@ def needs_of(plan: Plan, program: Program) -> Iterator[Need]:
                         continue
                     held = _held(plan, value, device.device)
                     case = Case.SCATTER if value in graph.inputs else classify(held, needed)
+                    if _is_partial(plan, value):
+                        held, case = None, Case.REDUCE
                     yield Need(node.name, value, device.device, held, needed, case)
+
+
+def _is_partial(plan: Plan, value: str) -> bool:
+    producer = plan.graph.producers.get(value)
+    return producer is not None and plan.tiles[producer.name][0].part is not None
 
 
 def _held(plan: Plan, value: str, device: int) -> ShapeMap | None:

@@ -35,7 +35,13 @@ def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
         "predicted_ms": None,
         "predicted_single_node_ms": None,
         "nodes": [
-            {"name": node.name, "operator": node.op, "device": names[tile.device], "region": str(tile.region)}
+            {
+                "name": node.name,
+                "operator": node.op,
+                "device": names[tile.device],
+                "region": str(tile.region),
+                "part": tile.part and str(tile.part),
+            }
             for node in plan.graph.nodes
             for tile in plan.tiles[node.name]
         ],
@@ -72,6 +78,7 @@ def _table(initial: Statistics, optimized: Statistics) -> Iterator[str]:
         "syncs": "waits for other nodes",
         "crops": "crops",
         "concats": "concatenations",
+        "sums": "sums of partial results",
         "segments": "segments to run",
         "scatter_bytes": "input bytes sent",
         "gather_bytes": "output bytes returned",

@@ -14,9 +14,12 @@ from bbgrap.graph import Array, Graph, Node, TensorType, Weight
 from bbgrap.graph.weights import make_weight
 from bbgrap.program.assembly import Assembly, Concatenate, Crop, assembly_of, box_within
 from bbgrap.program.schedule import extract
-from bbgrap.program.steps import Apply, Assemble, BufferId, Compute, DeviceProgram, Program, reads_of, writes_of
+from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Program, reads_of, writes_of
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import Input, Literal, Result
+from bbgrap.tdl.language import ReducerKind
+
+COMBINERS: Mapping[ReducerKind, str] = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ def buffer_names(graph: Graph, device: DeviceProgram) -> dict[BufferId, str]:
     taken: dict[str, int] = {}
     for number, buffer in device.buffers.items():
         name = region_name(buffer.value, buffer.region, ShapeMap.full(graph.types[buffer.value].shape or ()))
+        name += "" if buffer.part is None else f".partial{buffer.part}"
         taken[name] = taken.get(name, 0) + 1
         names[number] = name if taken[name] == 1 else f"{name}#{taken[name]}"
     return names
@@ -97,6 +101,8 @@ def build_segment(
                 writer.apply(op)
             case Assemble():
                 writer.assemble(op)
+            case Combine():
+                writer.combine(op)
     written = set(writes_of(step))
     inputs = tuple(dict.fromkeys(b for b in reads_of(step) if b not in written))
     outputs = tuple(b for b in dict.fromkeys(writes_of(step)) if b in kept)
@@ -181,6 +187,17 @@ class _Writer:
         assembly = assembly_of(target.region, op.pieces, held)
         name = self.names[op.output]
         made = self._emit(assembly, name)
+        if made != name:
+            self.nodes.append(Node(f"pass {name}", "Identity", (made,), (name,)))
+
+    def combine(self, op: Combine) -> None:
+        """Add up pairwise, in the order of the parts: `Sum` takes floats only, and leaves its order open."""
+        name = self.names[op.output]
+        made = self.names[op.inputs[0]]
+        for number, buffer in enumerate(op.inputs[1:], 2):
+            target = name if number == len(op.inputs) else f"{name}.parts{number}"
+            self.nodes.append(Node(f"combine {target}", COMBINERS[op.kind], (made, self.names[buffer]), (target,)))
+            made = target
         if made != name:
             self.nodes.append(Node(f"pass {name}", "Identity", (made,), (name,)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from bbgrap.program.steps import Assemble, Compute, Program, Receive, Send
+from bbgrap.program.steps import Assemble, Combine, Compute, Program, Receive, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class Statistics:
     """Counts of one program, over all agents.
 
     `transfers`: messages between agents; `bytes`: what they carry; `crops` and `concats`: assemblies from one and from several pieces;
+    `sums`: additions of partial results;
     `syncs`: places where an agent waits for other agents; `segments`: models to run.
     """
 
@@ -23,6 +24,7 @@ class Statistics:
     bytes: int
     crops: int
     concats: int
+    sums: int
     syncs: int
     segments: int
     scatter_bytes: int
@@ -60,6 +62,7 @@ def statistics_of(program: Program) -> Statistics:
                     for op in step.ops:
                         if isinstance(op, Assemble):
                             totals["crops" if len(op.pieces) == 1 else "concats"] += 1
+                        totals["sums"] += isinstance(op, Combine)
                 case _:
                     pass
             waiting = isinstance(step, Receive) and step.source != program.host
@@ -68,6 +71,7 @@ def statistics_of(program: Program) -> Statistics:
         bytes=sum(by_operator.values()),
         crops=totals["crops"],
         concats=totals["concats"],
+        sums=totals["sums"],
         syncs=totals["syncs"],
         segments=totals["segments"],
         scatter_bytes=totals["scatter"],

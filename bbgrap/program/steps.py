@@ -3,7 +3,8 @@
 A buffer is a dense local tensor that holds a region of one value of the graph. Every step reads and writes buffers by number:
 
     Receive   wait for a message; its parts fill buffers
-    Compute   run operations: `Apply` (a piece of a graph node) and `Assemble` (put a region together from regions of other buffers)
+    Compute   run operations: `Apply` (a piece of a graph node), `Assemble` (put a region together from regions of other buffers) and
+              `Combine` (add up partial results)
     Send      send regions of buffers to another device, as one message
 
 An `Assemble` from one buffer is a crop, from several a concat. The last device is the host (the coordinator); it never applies anything.
@@ -16,22 +17,24 @@ its data were ready; an assembly's pieces are disjoint and cover its region.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from bbgrap.graph import Graph
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import LocalOp
+from bbgrap.tdl.language import ReducerKind
 
 BufferId = int
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A region of a value, held densely by one device."""
+    """A region of a value, held densely by one device; with `part`, partial result number `part` of it."""
 
     value: str
     region: ShapeMap
+    part: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,16 @@ class Assemble:
     pieces: tuple[Piece, ...]
 
 
-Op = Apply | Assemble
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """Add up (or maximise, ...) all partial results of one region of a value, in the order of the parts: always the same."""
+
+    output: BufferId
+    kind: ReducerKind
+    inputs: tuple[BufferId, ...]
+
+
+Op = Apply | Assemble | Combine
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +156,8 @@ def reads_of(item: Step | Op) -> Iterator[BufferId]:
             yield from (b for b in item.reads if b is not None)
         case Assemble():
             yield from (p.buffer for p in item.pieces)
+        case Combine():
+            yield from item.inputs
         case Send():
             yield from (p.buffer for p in item.parts)
 
@@ -158,7 +172,7 @@ def writes_of(item: Step | Op) -> Iterator[BufferId]:
                 yield from writes_of(op)
         case Apply():
             yield from item.writes
-        case Assemble():
+        case Assemble() | Combine():
             yield item.output
         case Send():
             return
@@ -192,6 +206,8 @@ def _device_faults(device: DeviceProgram) -> list[str]:
             written.add(buffer)
         if isinstance(item, Assemble) and not unread:
             faults.extend(_assembly_faults(device, item))
+        if isinstance(item, Combine):
+            faults.extend(_combination_faults(device, item))
 
     for step in device.steps:
         for item in step.ops if isinstance(step, Compute) else (step,):
@@ -210,17 +226,25 @@ def _assembly_faults(device: DeviceProgram, assembly: Assemble) -> list[str]:
         faults.append(f"{label}: no piece covers {', '.join(map(str, missing))}")
     for piece in assembly.pieces:
         source = device.buffers[piece.buffer]
-        if source.value != target.value or not source.region.issuperset(piece.region):
+        if (source.value, source.part) != (target.value, target.part) or not source.region.issuperset(piece.region):
             faults.append(f"{label}: piece {piece.region} is not in buffer '{source.value}' {source.region}")
     return faults
+
+
+def _combination_faults(device: DeviceProgram, combination: Combine) -> list[str]:
+    target = device.buffers[combination.output]
+    inputs = [device.buffers[b] for b in combination.inputs]
+    if [i.part for i in inputs] == list(range(len(inputs))) and {(i.value, i.region) for i in inputs} == {(target.value, target.region)}:
+        return []
+    return [f"device {device.device}: '{target.value}' {target.region} is not the sum of {', '.join(map(str, inputs))}"]
 
 
 def _message_faults(program: Program, device: DeviceProgram, step: Receive) -> list[str]:
     if step.message not in program.senders:
         return [f"message {step.message}: nobody sends it"]
     sender, send = program.senders[step.message]
-    sent = [(program.devices[sender].buffers[p.buffer].value, p.region) for p in send.parts]
-    got = [(device.buffers[b].value, device.buffers[b].region) for b in step.buffers]
+    sent = [replace(program.devices[sender].buffers[p.buffer], region=p.region) for p in send.parts]
+    got = [device.buffers[b] for b in step.buffers]
     return [] if sent == got and sender == step.source else [f"message {step.message}: sent {sent}, but {got} are expected"]
 
 

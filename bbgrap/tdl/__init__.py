@@ -3,6 +3,7 @@
 from bbgrap.tdl import operators as _operators  # registers the rules
 from bbgrap.tdl.analysis import even_split, flops, granularity, input_regions, splittable_axes, strategies
 from bbgrap.tdl.language import Description
+from bbgrap.tdl.partial import Part, localize_part, reducer_of, reducible
 from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOp, Result, describe, described_operators, localize, site_of
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Literal",
     "LocalNode",
     "LocalOp",
+    "Part",
     "Result",
     "describe",
     "described_operators",
@@ -19,6 +21,9 @@ __all__ = [
     "granularity",
     "input_regions",
     "localize",
+    "localize_part",
+    "reducer_of",
+    "reducible",
     "site_of",
     "splittable_axes",
     "strategies",

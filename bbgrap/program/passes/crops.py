@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bbgrap.program.steps import Apply, Assemble, BufferId, Compute, DeviceProgram, Op, Piece, Program, Send, Step
+from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Op, Piece, Program, Send, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,30 +14,60 @@ class ForwardCrops:
 
     1. An assembly that reads other assemblies reads their pieces instead: a crop of a concat becomes a concat of crops, and only the
        pieces that the crop touches remain.
-    2. The inner assembly stays for readers that are no assemblies; if there are none, `DropUnused` removes it.
+    2. A crop of a sum becomes a sum of crops: every device adds up only what it needs (reduce-scatter).
+    3. What was read before stays for readers of other kinds; if there are none, `DropUnused` removes it.
     """
 
     def run(self, program: Program) -> Program:
-        """Return the program with every assembly reading no other assembly."""
-        return replace(program, devices=tuple(_forward(device) for device in program.devices))
+        """Return the program with every assembly reading no other assembly and no sum."""
+        return replace(program, devices=tuple(_Forwarder(device).run() for device in program.devices))
 
 
-def _forward(device: DeviceProgram) -> DeviceProgram:
-    assembled: dict[BufferId, tuple[Piece, ...]] = {}
+class _Forwarder:
+    def __init__(self, device: DeviceProgram) -> None:
+        self.device = device
+        self.buffers = dict(device.buffers)
+        self.assembled: dict[BufferId, tuple[Piece, ...]] = {}
+        self.combined: dict[BufferId, Combine] = {}
 
-    def forwarded(op: Op) -> Op:
+    def run(self) -> DeviceProgram:
+        steps = tuple(
+            Compute(tuple(new for op in step.ops for new in self._forwarded(op))) if isinstance(step, Compute) else step
+            for step in self.device.steps
+        )
+        return replace(self.device, steps=steps, buffers=self.buffers)
+
+    def _forwarded(self, op: Op) -> tuple[Op, ...]:
+        if isinstance(op, Combine):
+            self.combined[op.output] = op
         if not isinstance(op, Assemble):
-            return op
-        pieces = tuple(
+            return (op,)
+        if len(op.pieces) == 1 and op.pieces[0].buffer in self.combined:
+            return self._sum_of_crops(op, self.combined[op.pieces[0].buffer])
+        return (self._assembly(op.output, op.pieces),)
+
+    def _assembly(self, output: BufferId, pieces: tuple[Piece, ...]) -> Assemble:
+        forwarded = tuple(
             Piece(inner.buffer, common)
-            for piece in op.pieces
-            for inner in assembled.get(piece.buffer, (Piece(piece.buffer, piece.region),))
+            for piece in pieces
+            for inner in self.assembled.get(piece.buffer, (Piece(piece.buffer, piece.region),))
             if not (common := inner.region.intersect(piece.region)).is_empty
         )
-        assembled[op.output] = pieces
-        return Assemble(op.output, pieces)
+        self.assembled[output] = forwarded
+        return Assemble(output, forwarded)
 
-    return replace(device, steps=tuple(map_ops(step, forwarded) for step in device.steps))
+    def _sum_of_crops(self, op: Assemble, combination: Combine) -> tuple[Op, ...]:
+        region = op.pieces[0].region
+        crops: list[Op] = []
+        inputs: list[BufferId] = []
+        for source in combination.inputs:
+            cropped = max(self.buffers) + 1
+            self.buffers[cropped] = replace(self.buffers[source], region=region)
+            crops.append(self._assembly(cropped, (Piece(source, region),)))
+            inputs.append(cropped)
+        made = Combine(op.output, combination.kind, tuple(inputs))
+        self.combined[op.output] = made
+        return (*crops, made)
 
 
 def map_ops(step: Step, change: Callable[[Op], Op]) -> Step:
@@ -50,7 +80,7 @@ class DropTrivialAssemblies:
     """Figure 5 (c): what a device needs is exactly what it holds.
 
     1. An assembly of one piece that is all of its source is dropped; its readers read the source.
-    2. Two assemblies of one value and region on one device: the first serves the readers of both.
+    2. Two assemblies, or sums, of one value and region on one device: the first serves the readers of both.
     """
 
     def run(self, program: Program) -> Program:
@@ -69,8 +99,8 @@ def _drop_trivial(device: DeviceProgram) -> DeviceProgram:
         kept: list[Op] = []
         for op in step.ops:
             op = _renamed_op(op, alias)
-            if isinstance(op, Assemble):
-                if len(op.pieces) == 1 and op.pieces[0].region == device.buffers[op.pieces[0].buffer].region:
+            if not isinstance(op, Apply):
+                if isinstance(op, Assemble) and len(op.pieces) == 1 and op.pieces[0].region == device.buffers[op.pieces[0].buffer].region:
                     alias[op.output] = op.pieces[0].buffer
                     continue
                 key = device.buffers[op.output]
@@ -98,3 +128,5 @@ def _renamed_op(op: Op, alias: dict[BufferId, BufferId]) -> Op:
             return replace(op, reads=tuple(None if b is None else alias.get(b, b) for b in op.reads))
         case Assemble():
             return replace(op, pieces=tuple(Piece(alias.get(p.buffer, p.buffer), p.region) for p in op.pieces))
+        case Combine():
+            return replace(op, inputs=tuple(alias.get(b, b) for b in op.inputs))

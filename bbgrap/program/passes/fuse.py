@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bbgrap.program.steps import Assemble, BufferId, Compute, DeviceProgram, Op, Program, Receive, Send, Step, reads_of, writes_of
+from bbgrap.program.steps import Apply, BufferId, Compute, DeviceProgram, Op, Program, Receive, Send, Step, reads_of, writes_of
 
 Phase = int
 
@@ -27,8 +27,9 @@ class FuseSegments:
     def run(self, program: Program) -> Program:
         """Return the program as one segment per device and exchange."""
         layers = _layer_phases(program)
-        late = [_latest(device, _earliest(program, device, layers)) for device in program.devices]
-        return _regrouped(program, late, _sent_phases(program, layers))
+        early = [_earliest(program, device, layers) for device in program.devices]
+        late = [_latest(device, early[device.device]) for device in program.devices]
+        return _regrouped(program, late, _sent_phases(program, early))
 
 
 def _layer_phases(program: Program) -> dict[str, Phase]:
@@ -48,16 +49,16 @@ def _fetches(program: Program, device: DeviceProgram) -> Iterator[tuple[str, str
         if isinstance(step, Receive) and step.source != program.host:
             foreign.update(step.buffers)
         for op in step.ops if isinstance(step, Compute) else ():
-            if isinstance(op, Assemble):
+            if not isinstance(op, Apply):
                 foreign.update([op.output] if not foreign.isdisjoint(reads_of(op)) else [])
             else:
                 yield from ((op.node, device.buffers[b].value) for b in reads_of(op) if b in foreign)
 
 
-def _sent_phases(program: Program, layers: dict[str, Phase]) -> dict[int, Phase]:
+def _sent_phases(program: Program, early: list[dict[BufferId, Phase]]) -> dict[int, Phase]:
     """Return the phase at whose end each message is sent."""
     return {
-        step.message: max((layers[device.buffers[p.buffer].value] for p in step.parts), default=0)
+        step.message: max((early[device.device][p.buffer] for p in step.parts), default=0)
         for device in program.devices
         for step in device.steps
         if isinstance(step, Send)
@@ -74,7 +75,7 @@ def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase])
                 early |= {b: 0 if step.source == program.host else layers[device.buffers[b].value] + 1 for b in step.buffers}
             case Compute():
                 for op in step.ops:
-                    if isinstance(op, Assemble):
+                    if not isinstance(op, Apply):
                         early[op.output] = max((early[b] for b in reads_of(op)), default=0)
                     else:
                         early |= {b: layers[device.buffers[b].value] for b in op.writes}

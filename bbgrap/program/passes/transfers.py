@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bbgrap.program.passes.crops import map_ops
-from bbgrap.program.steps import Assemble, Buffer, BufferId, DeviceProgram, Op, Piece, Program, Receive, Send, Step, reads_of
+from bbgrap.program.steps import Assemble, BufferId, DeviceProgram, Op, Piece, Program, Receive, Send, Step, reads_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 
 
@@ -79,7 +79,7 @@ def _tailor_receiver(device: DeviceProgram, wanted: dict[tuple[int, int], list[S
             del buffers[buffer]
             split[buffer] = []
             for region in regions:
-                buffers[fresh] = Buffer(old.value, region)
+                buffers[fresh] = replace(old, region=region)
                 split[buffer].append(Piece(fresh, region))
                 kept.append(fresh)
                 fresh += 1

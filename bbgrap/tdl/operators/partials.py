@@ -1,0 +1,89 @@
+"""Operators whose partial results add up (or combine by maximum, minimum, product)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from bbgrap.graph.types import DType
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.operators.movement import integers
+from bbgrap.tdl.operators.reductions import reduced_axes
+from bbgrap.tdl.operators.windows import Reads, localize_conv
+from bbgrap.tdl.partial import Part, PartialRule, register_partial
+from bbgrap.tdl.rule import Input, Literal, LocalNode, Result, Site, same_node
+
+BIAS = 2
+"""Operand of Conv and Gemm that counts once: it belongs to the first part."""
+
+
+def _without_bias(nodes: tuple[LocalNode, ...], part: Part) -> tuple[LocalNode, ...]:
+    if part.interval.start == 0:
+        return nodes
+    return tuple(replace(node, operands=node.operands[:BIAS]) for node in nodes)
+
+
+def conv_indices(site: Site) -> tuple[str, ...]:
+    """Input channels, where all outputs share them."""
+    return ("ci",) if site.integer("group", 1) == 1 else ()
+
+
+def conv_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
+    """The same convolution over a range of input channels."""
+    return _without_bias(localize_conv(site, region, reads), part)
+
+
+def product_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
+    """The same product over a range of the inner dimension."""
+    return _without_bias(same_node(site, region, reads), part)
+
+
+def _reduced_names(site: Site) -> tuple[str, ...]:
+    return tuple(f"k{axis}" for axis in reduced_axes(site) or ())
+
+
+def _float_names(site: Site) -> tuple[str, ...]:
+    kind = site.inputs[0]
+    return _reduced_names(site) if kind is not None and kind.dtype in (DType.FLOAT, DType.DOUBLE, DType.FLOAT16) else ()
+
+
+def reduction_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
+    """The same reduction over a range of a reduced axis."""
+    return same_node(site, region, reads)
+
+
+def mean_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
+    """The sum over the range, divided by the number of all elements."""
+    return _scaled_sum(site, reduced_axes(site) or (), site.integer("keepdims", 1))
+
+
+def _scaled_sum(site: Site, axes: tuple[int, ...], keepdims: int) -> tuple[LocalNode, ...]:
+    kind = site.inputs[0]
+    assert kind is not None, "a reduction has an input"
+    total = prod(site.shape(0)[axis] for axis in axes)
+    factor = Literal(np.array(1 / total, kind.dtype.numpy))
+    return LocalNode("ReduceSum", (Input(0), integers(*axes)), {"keepdims": keepdims}), LocalNode("Mul", (Result(0), factor))
+
+
+def pool_indices(site: Site) -> tuple[str, ...]:
+    """Every spatial axis."""
+    return tuple(f"k{axis}" for axis in range(len(site.shape(0)) - 2))
+
+
+def global_average_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
+    """The sum over a range of rows or columns, divided by the size of the whole map."""
+    return _scaled_sum(site, tuple(range(2, len(site.shape(0)))), 1)
+
+
+def _inner(site: Site) -> tuple[str, ...]:
+    return ("k",)
+
+
+register_partial(PartialRule(conv_indices, conv_part), "Conv")
+register_partial(PartialRule(_inner, product_part), "Gemm", "MatMul")
+register_partial(PartialRule(_reduced_names, reduction_part), "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")
+register_partial(PartialRule(_float_names, mean_part), "ReduceMean")
+register_partial(PartialRule(pool_indices, global_average_part), "GlobalAveragePool")
+register_partial(PartialRule(pool_indices, reduction_part), "GlobalMaxPool")

@@ -1,0 +1,91 @@
+"""Partial results: splitting an index that is summed over (or maximised, ...) instead of one of the output (Tofu 4.1, case 2).
+
+A part of a node computes the whole output region from a range of one reduction index; the parts of all ranges, combined with the
+node's reducer, are the result. Terms that must count once (a bias) belong to the first part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bbgrap.errors import PlanError
+from bbgrap.graph.types import Graph, Node
+from bbgrap.shapemap import Interval, ShapeMap
+from bbgrap.tdl.analysis import input_regions
+from bbgrap.tdl.language import Call, Description, Expression, Index, Reduce, ReducerKind
+from bbgrap.tdl.rule import LocalNode, LocalOp, Site, site_of
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range (half-open) of the reduction index of a given name."""
+
+    index: str
+    interval: Interval
+
+    def __str__(self) -> str:
+        """Write as `ci 0:32`."""
+        return f"{self.index} {self.interval}"
+
+
+PartialLocalize = Callable[[Site, ShapeMap, tuple[ShapeMap | None, ...], Part], tuple[LocalNode, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRule:
+    """Which reduction indices of a node may be split, and how a part of it is computed from the regions that the part reads."""
+
+    indices: Callable[[Site], tuple[str, ...]]
+    localize: PartialLocalize
+
+
+_PARTIAL: dict[tuple[str, str], PartialRule] = {}
+
+
+def register_partial(rule: PartialRule, *ops: str, domain: str = "") -> None:
+    """Enter how operators compute partial results.
+
+    Raises:
+        ValueError: if an operator has such a rule already.
+    """
+    for op in ops:
+        if (domain, op) in _PARTIAL:
+            raise ValueError(f"operator {domain}:{op} has a rule for partial results already")
+        _PARTIAL[domain, op] = rule
+
+
+def reducer_of(description: Description) -> ReducerKind | None:
+    """Return how partial results of a node combine, or None if it reduces nothing."""
+    found = _outer_reduction(description.body)
+    return None if found is None else found.kind
+
+
+def reducible(graph: Graph, node: Node, description: Description | None) -> tuple[Index, ...]:
+    """Return the reduction indices along which a node can be split into partial results."""
+    rule = _PARTIAL.get((node.domain, node.op))
+    found = None if description is None else _outer_reduction(description.body)
+    if rule is None or found is None:
+        return ()
+    allowed = rule.indices(site_of(graph, node))
+    return tuple(index for index in found.over if index.name in allowed)
+
+
+def _outer_reduction(body: Expression) -> Reduce | None:
+    """Return the reduction whose parts add up to the result: the body itself, or its first argument under a final scalar call."""
+    if isinstance(body, Call) and body.arguments:
+        return _outer_reduction(body.arguments[0])
+    return body if isinstance(body, Reduce) else None
+
+
+def localize_part(graph: Graph, node: Node, description: Description, region: ShapeMap, part: Part) -> LocalOp:
+    """Return how a machine computes its part of an output region.
+
+    Raises:
+        PlanError: if the node cannot be split along that index.
+    """
+    if part.index not in {index.name for index in reducible(graph, node, description)}:
+        raise PlanError(f"node '{node.name}' ({node.op}): it has no partial results along '{part.index}'")
+    site = site_of(graph, node)
+    reads = input_regions(description, region, site.input_shapes, {part.index: part.interval})
+    return LocalOp(reads, _PARTIAL[node.domain, node.op].localize(site, region, reads, part))
