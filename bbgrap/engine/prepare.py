@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +51,12 @@ def compile_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
         PlanError: if no plan exists.
     """
     start = time.perf_counter()
-    descriptions = all_descriptions(graph)
-    compiled = compile_plan(make_plan(graph, cluster, options, descriptions), descriptions)
+    collecting = gc.isenabled()
+    gc.disable()  # planning makes many small values and no cycles: looking for garbage among them would take half of the time
+    try:
+        descriptions = all_descriptions(graph)
+        compiled = compile_plan(make_plan(graph, cluster, options, descriptions), descriptions)
+    finally:
+        if collecting:
+            gc.enable()
     return compiled, time.perf_counter() - start

@@ -7,7 +7,7 @@ read and kept beside it as an array, so that every later step copies kilobytes. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -53,6 +53,8 @@ class ModelFile:
     """Domain ('' is ai.onnx) to version."""
     proto: onnx.ModelProto = field(repr=False)
     weights: Mapping[str, Array] = field(repr=False)
+    files: tuple[str, ...] = ()
+    """Files beside the model that hold weights, relative to its directory, sorted; only `read_model` fills this in."""
 
     def detached(self) -> tuple[bytes, Mapping[str, Array]]:
         """Return the model without its large weights, and these by initializer name."""
@@ -82,12 +84,12 @@ def read_model(path: Path) -> ModelFile:
     if not proto.ir_version or not proto.graph.node:
         raise ModelError(f"model '{path}': it is not an ONNX file, or it has no nodes")
     _check_versions(path, proto)
-    _check_external_files(path, proto)
+    files = _check_external_files(path, proto)
     try:
         onnx.checker.check_model(path, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise ModelError(f"model '{path}': the ONNX checker rejects it: {_first_line(error)}") from None
-    return _handle(path.stem, proto, path.parent)
+    return replace(_handle(path.stem, proto, path.parent), files=files)
 
 
 def parse_model(data: bytes, directory: Path, name: str) -> ModelFile:
@@ -197,8 +199,9 @@ def _check_versions(path: Path, proto: onnx.ModelProto) -> None:
         raise ModelError(f"model '{path}': opset {opset}; onnx {onnx.__version__} knows up to {newest}")
 
 
-def _check_external_files(path: Path, proto: onnx.ModelProto) -> None:
-    """Refuse weights that are kept outside the model's directory, before anything opens them."""
+def _check_external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
+    """Refuse weights that are kept outside the model's directory, before anything opens them; return the files, sorted."""
+    files: set[str] = set()
     functions = [onnx.GraphProto(node=function.node) for function in proto.functions]
     tensors = [t for graph in (proto.graph, *functions) for t in (*graph.initializer, *_inner_tensors(graph))]
     for tensor in tensors:
@@ -206,6 +209,8 @@ def _check_external_files(path: Path, proto: onnx.ModelProto) -> None:
             file, offset, length = _location(tensor, path.parent)
             if file.stat().st_size < offset + length:
                 raise ModelError(f"model '{path}': weight '{tensor.name}' reaches beyond the end of '{file.name}': it is cut short")
+            files.add(str(file.relative_to(path.parent)))
+    return tuple(sorted(files))
 
 
 def _location(tensor: TensorProto, directory: Path) -> tuple[Path, int, int]:

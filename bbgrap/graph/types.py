@@ -59,7 +59,7 @@ class DType(Enum):
     @property
     def itemsize(self) -> int:
         """Bytes per element; 0 where elements have no fixed size."""
-        return _NUMPY[self].itemsize if self in _NUMPY and self is not DType.STRING else 2 if self is DType.BFLOAT16 else 0
+        return _ITEMSIZE.get(self, 0)
 
     @classmethod
     def of(cls, dtype: np.dtype[Any]) -> DType:
@@ -86,6 +86,7 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.COMPLEX64: np.dtype(np.complex64),
     DType.COMPLEX128: np.dtype(np.complex128),
 }
+_ITEMSIZE = {code: dtype.itemsize for code, dtype in _NUMPY.items() if code is not DType.STRING} | {DType.BFLOAT16: 2}
 STORABLE = frozenset(_NUMPY)
 """Element types that numpy arrays hold: only these can be weights of ours or cross machines."""
 

@@ -170,6 +170,8 @@ class _Builder:
 
 def disjoint_pieces(region: ShapeMap, sources: list[Piece]) -> tuple[Piece, ...]:
     """Cover a region from sources that may overlap: each takes what the ones before it left."""
+    if sum(source.region.size for source in sources) == region.size:
+        return tuple(sources)  # they cover the region, and have as many elements: so they are disjoint
     found: list[Piece] = []
     for source in sources:
         wanted = region.intersect(source.region)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Op, Piece, Program, Send, Step
+from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Op, Piece, Program, Send, Step, reads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,14 @@ def _drop_trivial(device: DeviceProgram) -> DeviceProgram:
 
 
 def _renamed(step: Step, alias: dict[BufferId, BufferId]) -> Step:
-    if isinstance(step, Send):
+    if isinstance(step, Send) and any(p.buffer in alias for p in step.parts):
         return replace(step, parts=tuple(Piece(alias.get(p.buffer, p.buffer), p.region) for p in step.parts))
     return step
 
 
 def _renamed_op(op: Op, alias: dict[BufferId, BufferId]) -> Op:
+    if not any(b in alias for b in reads_of(op)):
+        return op
     match op:
         case Apply():
             return replace(op, reads=tuple(None if b is None else alias.get(b, b) for b in op.reads))

@@ -44,8 +44,8 @@ def optimize(program: Program, passes: Sequence[Pass] = DEFAULT_PASSES, *, verif
         ProgramError: if a pass adds traffic, or (with `verify`) breaks a law of programs.
     """
     done: list[str] = []
+    before = traffic_bytes(program)
     for step in passes:
-        before = traffic_bytes(program)
         program = step.run(program)
         name = type(step).__name__
         if (after := traffic_bytes(program)) > before:
@@ -53,4 +53,5 @@ def optimize(program: Program, passes: Sequence[Pass] = DEFAULT_PASSES, *, verif
         if verify and (faults := check_program(program)):
             raise ProgramError(f"pass {name} broke the program: {'; '.join(faults[:5])}; passes before it: {', '.join(done) or 'none'}")
         done.append(name)
+        before = after
     return program

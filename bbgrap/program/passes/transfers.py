@@ -83,7 +83,7 @@ def _tailor_receiver(device: DeviceProgram, wanted: dict[tuple[int, int], list[S
                 split[buffer].append(Piece(fresh, region))
                 kept.append(fresh)
                 fresh += 1
-        steps.append(replace(step, buffers=tuple(kept)))
+        steps.append(Receive(step.message, step.source, tuple(kept)))
 
     def redirected(op: Op) -> Op:
         if not isinstance(op, Assemble):
@@ -104,7 +104,7 @@ def _tailor_sender(device: DeviceProgram, wanted: dict[tuple[int, int], list[Sha
         if not isinstance(step, Send):
             return step
         parts = (Piece(p.buffer, region) for number, p in enumerate(step.parts) for region in wanted[step.message, number])
-        return replace(step, parts=tuple(parts))
+        return Send(step.message, step.destination, tuple(parts))
 
     return replace(device, steps=tuple(tailored(step) for step in device.steps))
 

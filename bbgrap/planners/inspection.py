@@ -1,0 +1,66 @@
+"""What a model consists of and how it can be split, as plain values: the object of `bbgrap inspect --json`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from bbgrap.graph import Graph, Node
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl import Description, describe, flops, reducible, splittable_axes
+
+
+def inspect_graph(graph: Graph) -> dict[str, Any]:
+    """Return inputs, outputs, parameters, work, and per operator what splits along what; nodes that stay whole with the reason.
+
+    `flops` counts an addition and a multiplication as one each; nodes without a description count nothing.
+    """
+    descriptions = {node.name: describe(graph, node) for node in graph.nodes}
+    work = {name: 0 if d is None else flops(d, ShapeMap.full(d.shape)) for name, d in descriptions.items()}
+    by_operator: dict[str, Counter[str]] = defaultdict(Counter)
+    for node in graph.nodes:
+        label = f"{node.domain}.{node.op}" if node.domain else node.op
+        counts = by_operator[label]
+        counts["nodes"] += 1
+        counts["flops"] += work[node.name]
+        counts["weight_bytes"] += sum(graph.weights[v].type.nbytes for v in node.reads if v in graph.weights)
+        counts["whole"] += descriptions[node.name] is None
+    return {
+        "schema": 1,
+        "model": graph.name,
+        "opset": graph.opsets.get("", 0),
+        "inputs": {name: str(graph.types[name]) for name in graph.inputs},
+        "outputs": {name: str(graph.types[name]) for name in graph.outputs},
+        "nodes": len(graph.nodes),
+        "parameters": sum(w.array.size for w in graph.weights.values() if w.array.dtype.kind == "f"),
+        "weight_bytes": sum({w.digest: w.type.nbytes for w in graph.weights.values()}.values()),
+        "flops": sum(work.values()),
+        "operators": [{"operator": op, **counts} for op, counts in sorted(by_operator.items(), key=lambda item: -item[1]["flops"])],
+        "layers": [_layer(graph, node, descriptions[node.name], work[node.name]) for node in graph.nodes],
+    }
+
+
+def _layer(graph: Graph, node: Node, description: Description | None, work: int) -> dict[str, Any]:
+    first = next(name for name in node.outputs if name)
+    axes = [] if description is None else [a for a in splittable_axes(description) if description.shape[a] > 1]
+    return {
+        "name": node.name,
+        "operator": node.op,
+        "output": str(graph.types[first]),
+        "flops": work,
+        "splits_along": axes,
+        "reduces_over": [index.name for index in reducible(graph, node, description)],
+        "whole_because": why_whole(graph, node) if description is None else None,
+    }
+
+
+def why_whole(graph: Graph, node: Node) -> str:
+    """Return why a node without a description runs whole on one machine, in a few words."""
+    if node.captured or node.op in ("If", "Loop", "Scan"):
+        return "control flow"
+    unknown = [name for name in (*node.reads, *filter(None, node.outputs)) if graph.types[name].shape is None]
+    if unknown:
+        return f"the shape of '{unknown[0]}' is only known when the model runs"
+    if sum(map(bool, node.outputs)) > 1:
+        return "several of its outputs are used"
+    return "this operator, with these attributes, has no description"
