@@ -1,1 +1,84 @@
-"""Partition ONNX models over several CPU machines."""
+"""Partition ONNX models over several CPU machines.
+
+    with bbgrap.LocalCluster(agents=2) as cluster:              # or bbgrap.connect("tcp://head:7070")
+        session = bbgrap.InferenceSession("resnet50.onnx", cluster=cluster)
+        logits, = session.run(None, {"input": x})
+
+Names are loaded when they are first used, so that importing this package is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from bbgrap.protocol.version import VERSION
+
+if TYPE_CHECKING:
+    from bbgrap.cluster.types import Cluster, KernelRate, LinkProfile, NodeProfile
+    from bbgrap.errors import (
+        BbgrapError,
+        ClusterFileError,
+        ClusterUnavailableError,
+        ExecutionError,
+        InputError,
+        ModelError,
+        PlanError,
+        UsageError,
+    )
+    from bbgrap.local import LocalCluster
+    from bbgrap.planners.options import PlanOptions
+    from bbgrap.session.connection import Connection, connect
+    from bbgrap.session.inference import InferenceSession
+
+__version__ = VERSION
+
+_HOMES = {
+    "bbgrap.cluster.types": ("Cluster", "KernelRate", "LinkProfile", "NodeProfile"),
+    "bbgrap.session.connection": ("Connection", "connect"),
+    "bbgrap.errors": (
+        "BbgrapError",
+        "ClusterFileError",
+        "ClusterUnavailableError",
+        "ExecutionError",
+        "InputError",
+        "ModelError",
+        "PlanError",
+        "UsageError",
+    ),
+    "bbgrap.local": ("LocalCluster",),
+    "bbgrap.planners.options": ("PlanOptions",),
+    "bbgrap.session.inference": ("InferenceSession",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BbgrapError",
+    "Cluster",
+    "ClusterFileError",
+    "ClusterUnavailableError",
+    "Connection",
+    "ExecutionError",
+    "InferenceSession",
+    "InputError",
+    "KernelRate",
+    "LinkProfile",
+    "LocalCluster",
+    "ModelError",
+    "NodeProfile",
+    "PlanError",
+    "PlanOptions",
+    "UsageError",
+    "__version__",
+    "connect",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'bbgrap' has no attribute '{name}'")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -19,9 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 import zmq
 
 from bbgrap.errors import BbgrapError, RemoteProtocolError
-from bbgrap.protocol import agent_machine as machine
+from bbgrap.protocol import agent_events as events
+from bbgrap.protocol.agent_machine import AgentMachine
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
-from bbgrap.protocol.messages import Deploy, Join, Peer, WeightChunk
+from bbgrap.protocol.messages import Deploy, Join, WeightChunk
 from bbgrap.transport.control import ControlClient
 from bbgrap.transport.data import ZmqDataPlane
 from bbgrap.transport.mailbox import Mailbox
@@ -31,6 +32,11 @@ from bbgrap_agent.probe import measure
 from bbgrap_agent.weights import WeightStore
 
 _log = logging.getLogger("bbgrap.agent")
+
+
+def host_of(address: str) -> str:
+    """Return the host of `tcp://HOST:PORT`."""
+    return address.removeprefix("tcp://").rpartition(":")[0]
 
 
 class Agent:
@@ -45,15 +51,15 @@ class Agent:
         self._plane = plane
         self._join = join
         self._store = store
-        self._events: Mailbox[machine.Event] = Mailbox()
-        self._machine = machine.AgentMachine(join, time.monotonic())
-        self._executor = Executor(plane, lambda epoch, request, reason: self._events.put(machine.Broke(epoch, request, reason)))
+        self._events: Mailbox[events.Event] = Mailbox()
+        self._machine = AgentMachine(join, time.monotonic())
+        self._executor = Executor(plane, lambda epoch, request, reason: self._events.put(events.Broke(epoch, request, reason)))
         self._loader = ThreadPoolExecutor(1, "loader")
         self._fault: str | None = None
 
     def stop(self, reason: str) -> None:
         """Leave politely; may be called from a signal handler."""
-        self._events.put(machine.Stop(reason))
+        self._events.put(events.Stop(reason))
 
     def run(self) -> str:
         """Work until stopped or refused; return the reason of a refusal, or an empty text."""
@@ -75,7 +81,7 @@ class Agent:
             # Without its executor an agent is of no use; the operator's supervisor starts it again.
             _log.exception("the executor failed")
             self._fault = "the executor failed"
-            self._events.put(machine.Stop("the executor failed"))
+            self._events.put(events.Stop("the executor failed"))
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -89,7 +95,7 @@ class Agent:
             socket = self._control.socket
             self._receive()
             if time.monotonic() >= due:
-                self._handle(machine.Tick())
+                self._handle(events.Tick())
                 due = time.monotonic() + self._machine.next_tick_s
             if socket is not self._control.socket:
                 poller.unregister(socket)
@@ -98,57 +104,69 @@ class Agent:
     def _receive(self) -> None:
         while self._fault is None and (frames := self._control.receive()) is not None:
             try:
-                self._handle(machine.Received(TO_AGENT.decode(frames)))
+                self._handle(events.Received(TO_AGENT.decode(frames)))
             except RemoteProtocolError as error:
                 _log.warning("dropped a message of the coordinator: %s", error)
 
-    def _handle(self, event: machine.Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         for instruction in self._machine.handle(event, time.monotonic()):
             self._carry_out(instruction)
 
-    def _carry_out(self, instruction: machine.Instruction) -> None:  # noqa: C901 - one branch per instruction
+    def _carry_out(self, instruction: events.Instruction) -> None:  # noqa: C901 - one branch per instruction
         executor = self._executor
         match instruction:
-            case machine.Say(message):
+            case events.Say(message):
                 self._control.send(TO_COORDINATOR.encode(message))
-            case machine.CheckWeights(epoch, digests):
-                self._later(lambda: machine.WeightsChecked(epoch, self._store.missing(digests)))
-            case machine.StoreChunk(chunk):
-                self._later(lambda: self._store_chunk(chunk))
-            case machine.Load(deploy):
-                self._later(lambda: self._load(deploy))
-            case machine.Unload(epoch):
+            case events.CheckWeights(epoch, digests):
+                self._later(lambda: self._check(epoch, digests), lambda fault: events.Loaded(epoch, 0.0, fault))
+            case events.StoreChunk(chunk):
+                self._later(
+                    lambda: self._store_chunk(chunk), lambda fault: events.WeightArrived(chunk.digest, 0, complete=False, fault=fault)
+                )
+            case events.Load(deploy):
+                self._later(lambda: self._load(deploy), lambda fault: events.Loaded(deploy.epoch, 0.0, fault))
+            case events.Unload(epoch):
                 executor.post(lambda: executor.remove(epoch))
-            case machine.Drop(epoch, request):
+            case events.Drop(epoch, request):
                 executor.post(lambda: executor.drop(epoch, request))
-            case machine.AllowPings(peers):
+            case events.AllowPings(peers):
                 executor.post(lambda: executor.allow_pings(peers))
-            case machine.StartMeasuring(measurement, peers):
-                self._later(lambda: self._measure(measurement, peers))
-            case machine.Reconnect():
+            case events.StartMeasuring(measurement, peers):
+                self._later(
+                    lambda: events.MeasuringDone(measurement, measure(self._join, peers, executor)),
+                    lambda fault: events.MeasuringDone(measurement, None, fault),
+                )
+            case events.Reconnect():
                 self._control.reopen()
-            case machine.Tell(text):
+            case events.Tell(text):
                 _log.info(text)
-            case machine.Quit(fault):
+            case events.Quit(fault):
                 self._fault = self._fault or fault
 
-    def _later(self, work: Callable[[], machine.Event]) -> None:
-        """Do something that takes long in the loader's thread; what it returns comes back as an event."""
-        self._loader.submit(lambda: self._events.put(work()))
+    def _later(self, work: Callable[[], events.Event], failed: Callable[[str], events.Event]) -> None:
+        """Do something that takes long in the loader's thread; what it returns, or `failed` of its error, comes back as an event."""
 
-    def _store_chunk(self, chunk: WeightChunk) -> machine.Event:
-        try:
-            received, complete = self._store.add(chunk)
-        except (RemoteProtocolError, MemoryError) as error:
-            return machine.WeightArrived(chunk.digest, 0, complete=False, fault=str(error) or "out of memory")
-        return machine.WeightArrived(chunk.digest, received, complete)
+        def safely() -> None:
+            try:
+                self._events.put(work())
+            except (BbgrapError, MemoryError) as error:
+                self._events.put(failed(str(error) or "out of memory"))
+            except Exception as error:
+                # A bug or a broken disk must end this work with a reason, not leave the coordinator waiting for it.
+                _log.exception("the loader failed")
+                self._events.put(failed(f"{type(error).__name__}: {error}"))
 
-    def _load(self, deploy: Deploy) -> machine.Event:
+        self._loader.submit(safely)
+
+    def _check(self, epoch: int, digests: tuple[str, ...]) -> events.Event:
+        return events.WeightsChecked(epoch, self._store.missing(digests))
+
+    def _store_chunk(self, chunk: WeightChunk) -> events.Event:
+        return events.WeightArrived(chunk.digest, *self._store.add(chunk))
+
+    def _load(self, deploy: Deploy) -> events.Event:
         began = time.monotonic()
-        try:
-            deployment = load(deploy, self._store, self._join.threads)
-        except (BbgrapError, MemoryError) as error:
-            return machine.Loaded(deploy.epoch, 0.0, str(error) or "out of memory")
+        deployment = load(deploy, self._store, self._join.threads, host_of(self._control.address))
         installed = threading.Event()
 
         def install() -> None:
@@ -157,10 +175,4 @@ class Agent:
 
         self._executor.post(install)
         installed.wait()
-        return machine.Loaded(deploy.epoch, time.monotonic() - began)
-
-    def _measure(self, measurement: int, peers: tuple[Peer, ...]) -> machine.Event:
-        try:
-            return machine.MeasuringDone(measurement, measure(self._join, peers, self._executor))
-        except (BbgrapError, MemoryError) as error:
-            return machine.MeasuringDone(measurement, None, str(error) or "out of memory")
+        return events.Loaded(deploy.epoch, time.monotonic() - began)

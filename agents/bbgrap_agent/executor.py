@@ -28,6 +28,9 @@ MAX_EARLY = 1024
 MAX_ENDED = 4096
 """Ended requests remembered, so that their late messages are known as such."""
 
+MAX_PONG_BYTES = 4 << 20
+"""The largest answer to a ping."""
+
 Key = tuple[int, int]
 """Epoch and request."""
 
@@ -88,6 +91,7 @@ class Executor:
         self._early_count = 0
         self._ended: OrderedDict[Key, None] = OrderedDict()
         self._ping_addresses: frozenset[str] = frozenset()
+        self._on_pong: Callable[[int], None] | None = None
         self._complained: set[str] = set()
         self._stopped = False
 
@@ -125,8 +129,26 @@ class Executor:
         self._end((epoch, request))
 
     def allow_pings(self, peers: Sequence[Peer]) -> None:
-        """Answer the pings of these peers."""
+        """Answer the pings of these peers, and of no others, from now on."""
+        for address in self._ping_addresses:
+            self.plane.disconnect(address)
         self._ping_addresses = frozenset(peer.address for peer in peers)
+        for address in self._ping_addresses:
+            self.plane.connect(address)
+
+    def begin_pings(self, address: str, on_pong: Callable[[int], None]) -> None:
+        """Make pings to an address possible; their numbers come back to `on_pong`, in this thread."""
+        self.plane.connect(address)
+        self._on_pong = on_pong
+
+    def send_ping(self, address: str, frame: Frame) -> None:
+        """Ask a peer for an answer."""
+        self.plane.send(address, frame.to_bytes(), self.plane.address.encode())
+
+    def end_pings(self, address: str) -> None:
+        """Undo `begin_pings`."""
+        self.plane.disconnect(address)
+        self._on_pong = None
 
     def run(self) -> None:
         """Work until stopped."""
@@ -148,6 +170,8 @@ class Executor:
                 self._take(frame, arrival)
             elif frame.kind is Kind.PING:
                 self._answer_ping(frame, arrival)
+            elif self._on_pong is not None:
+                self._on_pong(frame.request)
         except RemoteProtocolError as error:
             if arrival.sender not in self._complained and len(self._complained) < 1000:
                 self._complained.add(arrival.sender)
@@ -226,13 +250,9 @@ class Executor:
         running.can_go_on = limit is not None and execution.position != before
 
     def _answer_ping(self, frame: Frame, arrival: Arrival) -> None:
-        address = bytes(arrival.payload[:256]).split(b"\0", 1)[0].decode("ascii", "replace")
-        if address not in self._ping_addresses:
-            return
-        self.plane.connect(address)
-        answer = Frame(Kind.PONG, 0, 0, frame.request, 0).to_bytes()
-        self.plane.send(address, answer, bytes(min(frame.message, 1 << 22)))
-        self.plane.disconnect(address)
+        address = bytes(arrival.payload[:256]).decode("ascii", "replace")
+        if address in self._ping_addresses:
+            self.plane.send(address, Frame(Kind.PONG, 0, 0, frame.request, 0).to_bytes(), bytes(min(frame.message, MAX_PONG_BYTES)))
 
     def _stop(self) -> None:
         self._stopped = True

@@ -23,15 +23,15 @@ _SPIN_US = 1_000
 _log = logging.getLogger("bbgrap.agent")
 
 
-def load(deploy: Deploy, store: WeightStore, threads: int) -> Deployment:
-    """Make and warm up the sessions of a deployment.
+def load(deploy: Deploy, store: WeightStore, threads: int, coordinator_host: str) -> Deployment:
+    """Make and warm up the sessions of a deployment; `coordinator_host` is the host this agent joined by.
 
     Raises:
         ModelError: if a segment cannot be loaded or a weight is gone; the message names the segment.
     """
     segments = tuple(_load_segment(segment, store, threads) for segment in deploy.segments)
     _warm_up(deploy, segments)
-    addresses = tuple(peer.address for peer in deploy.peers)
+    addresses = tuple(peer.address.replace("tcp://*:", f"tcp://{coordinator_host}:") for peer in deploy.peers)
     return Deployment(deploy.epoch, deploy.schedule, segments, tuple(s.name for s in deploy.segments), addresses)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -13,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.errors import BbgrapError, ClusterFileError, UsageError
+from bbgrap.errors import BbgrapError, UsageError
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -28,6 +27,7 @@ def main(
     cache_dir: Annotated[Path | None, typer.Option(help="Where weights are kept; default ~/.cache/bbgrap/agent.")] = None,
     advertise: Annotated[str, typer.Option(help="The host name or address other machines reach this one by.")] = "",
     data_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: a free one.")] = 0,
+    until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
 ) -> None:
@@ -37,7 +37,7 @@ def main(
         chosen = parse_cores(cores) if cores else {core} if core is not None else set()
         if chosen:
             pin(chosen)
-        fault = _work(join, name, threads, profile, cache_dir, advertise, data_port)
+        fault = _work(join, name, threads, profile, cache_dir, advertise, data_port, until_eof)
     except BbgrapError as error:
         if debug:
             raise
@@ -48,12 +48,16 @@ def main(
         raise typer.Exit(1)
 
 
-def _work(join: str, name: str, threads: int, profile: Path | None, cache_dir: Path | None, advertise: str, data_port: int) -> str:
+def _work(
+    join: str, name: str, threads: int, profile: Path | None, cache_dir: Path | None, advertise: str, data_port: int, until_eof: bool
+) -> str:
     # Here and not above: affinity must be set before the libraries count cores, and `--help` must be quick.
     import zmq
 
+    from bbgrap.cluster.files import read_profile
     from bbgrap.transport.control import ControlClient, check_address
     from bbgrap.transport.data import ZmqDataPlane
+    from bbgrap.transport.lifeline import stop_with_parent
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.facts import introduce
     from bbgrap_agent.weights import WeightStore
@@ -61,7 +65,8 @@ def _work(join: str, name: str, threads: int, profile: Path | None, cache_dir: P
     address = check_address(join)
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    plane = ZmqDataPlane(context, f"tcp://*:{data_port}", host)
+    # A machine that is reached by its loopback address only has no need to listen on others.
+    plane = ZmqDataPlane(context, f"tcp://{host if host.startswith('127.') else '*'}:{data_port}", host)
     control = ControlClient(context, address)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     store = WeightStore(cache_dir or home / "bbgrap" / "agent")
@@ -70,6 +75,8 @@ def _work(join: str, name: str, threads: int, profile: Path | None, cache_dir: P
     agent = Agent(control, plane, introduction, store)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
+    if until_eof:
+        stop_with_parent(lambda: agent.stop("its parent ended"))
     _log.info("agent '%s', %d threads, joins %s, data plane at %s", introduction.name, introduction.threads, address, plane.address)
     try:
         return agent.run()
@@ -113,18 +120,6 @@ def own_address(coordinator: str) -> str:
             return str(probe.getsockname()[0])
         except OSError as error:
             raise UsageError(f"coordinator '{coordinator}': its host cannot be found: {error.strerror or error}") from error
-
-
-def read_profile(path: Path) -> object:
-    """Read a profile file (JSON).
-
-    Raises:
-        ClusterFileError: if it cannot be read.
-    """
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ClusterFileError(f"profile '{path}': {error}") from error
 
 
 def run() -> None:

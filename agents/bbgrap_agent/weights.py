@@ -119,12 +119,12 @@ class WeightStore:
         path = self._path(digest)
         if path is None or not path.exists():
             return None
+        array: Array | None
         try:
-            array: Array = np.load(path, allow_pickle=False)
-            intact = digest_of(array) == digest
+            array = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError):
-            intact = False
-        if not intact:
+            array = None
+        if array is None or digest_of(array) != digest:
             _log.warning("weight %s on disk is damaged; it will be sent again", digest[:12])
             path.unlink(missing_ok=True)
             return None

@@ -1,0 +1,51 @@
+"""What an agent says about itself when it joins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime
+import psutil
+
+from bbgrap.cluster.types import NodeProfile
+from bbgrap.engine.sessions import usable_cores
+from bbgrap.protocol.messages import PROTOCOL_VERSION, Join
+from bbgrap.protocol.version import VERSION
+
+_OPSET_BY_MINOR = {22: 22, 23: 23, 24: 25}
+_NEWEST_OPSET = 26
+"""Highest opset by onnxruntime's minor version, measured (1.22 to 1.31); later ones accept at least the last."""
+
+
+def introduce(name: str, threads: int, data_address: str, profile: NodeProfile | None) -> Join:
+    """Return the first message of this agent; zero threads mean one per core it may use."""
+    cores = usable_cores()
+    return Join(
+        name=name,
+        protocol=PROTOCOL_VERSION,
+        version=VERSION,
+        onnxruntime=onnxruntime.__version__,
+        max_opset=max_opset(onnxruntime.__version__),
+        threads=threads or cores,
+        cores=cores,
+        memory_bytes=memory_limit(),
+        data_address=data_address,
+        profile=profile,
+    )
+
+
+def max_opset(version: str) -> int:
+    """Return the highest opset of ai.onnx that a version of onnxruntime runs."""
+    minor = int(version.split(".")[1])
+    return _OPSET_BY_MINOR.get(minor, _NEWEST_OPSET if minor > min(_OPSET_BY_MINOR) else 21)
+
+
+def memory_limit() -> int:
+    """Return the bytes of memory this process may use: the machine's, or its container's if that is less."""
+    total: int = psutil.virtual_memory().total
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            return min(total, int(Path(path).read_text()))
+        except (OSError, ValueError):
+            continue
+    return total

@@ -1,0 +1,182 @@
+"""A whole cluster on this machine: a coordinator and agents as child processes.
+
+    with LocalCluster(agents=2) as cluster:
+        session = InferenceSession("model.onnx", cluster=cluster)
+
+Laws: the children do not outlive this process, however it ends; what goes wrong in a child is in the error, with the end of its log.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bbgrap.errors import ClusterUnavailableError, UsageError
+from bbgrap.session.connection import Connection, connect
+
+_START_S = 30.0
+"""Starting a process and importing onnxruntime takes 1 s on a laptop, far longer on a busy or small machine."""
+_STOP_S = 3.0
+
+
+class LocalCluster:
+    """Coordinator and agents on this machine.
+
+    Invariants: `processes` holds the children by name, `coordinator` among them; `logs` is the folder with a file for each.
+    """
+
+    def __init__(
+        self,
+        agents: int = 2,
+        threads: int = 1,
+        *,
+        pin: bool = True,
+        port: int = 0,
+        cache_dir: Path | None = None,
+        coordinator_command: Sequence[str] = ("-m", "bbgrap_coordinator.main"),
+    ) -> None:
+        """Start and wait until all agents have joined.
+
+        Args:
+            agents: How many agents, named agent0, agent1, ...
+            threads: Threads of each agent.
+            pin: Give each agent cores of its own, if there are enough.
+            port: Port of the coordinator; 0 for a free one.
+            cache_dir: Where agents keep weights; default as for `bbgrap-agent`.
+            coordinator_command: What Python runs as the coordinator.
+
+        Raises:
+            ClusterUnavailableError: if a child does not start; the message has the end of its log.
+        """
+        if agents < 0 or threads < 1:
+            raise UsageError(f"local cluster: expected at least 0 agents with 1 thread, got {agents} with {threads}")
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._threads = threads
+        self._cache_dir = cache_dir
+        self._connection: Connection | None = None
+        self._home = tempfile.TemporaryDirectory(prefix="bbgrap-", ignore_cleanup_errors=True)
+        self.logs = Path(self._home.name)
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self._free_cores = cores if pin and len(cores) >= agents * threads else []
+        try:
+            self._command = tuple(coordinator_command)
+            self.address = self.start_coordinator(port)
+            self._connection = connect(self.address, _START_S)
+            names = [self._start_agent(f"agent{number}") for number in range(agents)]
+            self._wait_joined(names)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def connection(self) -> Connection:
+        """A connection to the coordinator, closed with the cluster."""
+        if self._connection is None:
+            raise ClusterUnavailableError("local cluster: it is closed")
+        return self._connection
+
+    def add_agent(self, name: str | None = None) -> str:
+        """Start one more agent, wait until it has joined, and return its name."""
+        count = len(self.processes)
+        chosen = name or next(n for n in (f"agent{i}" for i in range(count)) if n not in self.processes)
+        self._start_agent(chosen)
+        self._wait_joined([chosen])
+        return chosen
+
+    def kill(self, name: str) -> None:
+        """End a child at once, as a power cut would."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+    def log(self, name: str, lines: int = 20) -> str:
+        """Return the last lines of a child's log."""
+        path = self.logs / f"{name}.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+
+    def close(self) -> None:
+        """Stop all children."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        for name, process in self.processes.items():
+            if name != "coordinator":
+                process.terminate()
+        # Agents first: they say good-bye to a coordinator that still listens.
+        for name in sorted(self.processes, key=lambda name: name == "coordinator"):
+            process = self.processes[name]
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        self.processes = {}
+        self._home.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def start_coordinator(self, port: int | None = None) -> str:
+        """Start the coordinator, on the port it had before unless another is given, and return its address."""
+        ready = self.logs / "address"
+        ready.unlink(missing_ok=True)
+        port = int(self.address.rpartition(":")[2]) if port is None else port
+        options = ["--bind", f"tcp://127.0.0.1:{port}", "--state-dir", str(self.logs / "state"), "--ready-file", str(ready), "--until-eof"]
+        self._start("coordinator", [*self._command, *options])
+        deadline = time.monotonic() + _START_S
+        while not ready.exists():
+            self._check_alive("coordinator", deadline)
+            time.sleep(0.01)
+        return ready.read_text()
+
+    def _start_agent(self, name: str) -> str:
+        options = ["--join", self.address, "--name", name, "--threads", str(self._threads), "--until-eof"]
+        if self._cache_dir is not None:
+            options += ["--cache-dir", str(self._cache_dir)]
+        if len(self._free_cores) >= self._threads:
+            mine, self._free_cores = self._free_cores[: self._threads], self._free_cores[self._threads :]
+            options += ["--cores", ",".join(map(str, mine))]
+        self._start(name, ["-m", "bbgrap_agent.main", *options])
+        return name
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        with (self.logs / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, *command], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment()
+            )
+
+    def _check_alive(self, name: str, deadline: float) -> None:
+        status = self.processes[name].poll()
+        if status is not None:
+            raise ClusterUnavailableError(f"local cluster: '{name}' ended with status {status}; the end of its log:\n{self.log(name)}")
+        if time.monotonic() > deadline:
+            raise ClusterUnavailableError(
+                f"local cluster: '{name}' is not ready after {_START_S:g} s; the end of its log:\n{self.log(name)}"
+            )
+
+    def _wait_joined(self, names: Sequence[str]) -> None:
+        deadline = time.monotonic() + _START_S
+        while missing := set(names) - {node.name for node in self.connection.nodes()}:
+            for name in sorted(missing):
+                self._check_alive(name, deadline)
+            time.sleep(0.02)
+
+
+def _environment() -> Mapping[str, str]:
+    # Agents have as many threads as they are told; the libraries' own pools must not add to them.
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

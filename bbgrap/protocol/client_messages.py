@@ -1,0 +1,280 @@
+"""The control messages between clients and coordinator; see `messages` for the laws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from bbgrap.cluster.types import NodeProfile
+from bbgrap.errors import (
+    BbgrapError,
+    ClusterFileError,
+    ClusterUnavailableError,
+    ExecutionError,
+    InputError,
+    ModelError,
+    PlanError,
+    ProgramError,
+    RemoteProtocolError,
+    UsageError,
+)
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, FileName, Length, Name, Text
+from bbgrap.protocol.messages import Chunk, TensorHeader, Tensors
+
+# --- client -> coordinator: every one but `Ask` and `Cancel` is a call that gets one final answer ---------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first word of a client."""
+
+    call: int
+    protocol: int
+    version: Name
+
+
+@dataclass(frozen=True, slots=True)
+class ListNodes:
+    """Which agents are there?"""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A file of a model: the .onnx file or a file of external data beside it."""
+
+    name: FileName
+    digest: Digest
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfferModel:
+    """Which of these files are missing? The first one is the model; `model` is the digest of the whole offer."""
+
+    call: int
+    model: Digest
+    files: tuple[ModelFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChunk:
+    """Bytes of an offered file from `offset` on."""
+
+    call: int
+    digest: Digest
+    offset: int
+    payload: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareModel:
+    """Plan a model for concrete input shapes over the agents that are there, and deploy it."""
+
+    call: int
+    model: Digest
+    shapes: Mapping[Name, tuple[int, ...]]
+    options: PlanOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """Run one request on a plan; inputs in the model's order; an error if there is no answer within `deadline_s`."""
+
+    call: int
+    plan: Digest
+    deadline_s: float
+    inputs: tuple[TensorHeader, ...]
+    payload: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureNodes:
+    """Measure one agent and its links, or all of them one after the other (empty name)."""
+
+    call: int
+    name: Annotated[str, Length(200)]
+
+
+@dataclass(frozen=True, slots=True)
+class SetProfile:
+    """Use this profile for the node of that name from now on."""
+
+    call: int
+    profile: NodeProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The answer to a call is not wanted any more."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Which of these calls are you still working on?"""
+
+    calls: tuple[int, ...]
+
+
+ClientMessage = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | RunModel | MeasureNodes | SetProfile | Cancel | Ask
+
+
+# --- coordinator -> client ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """Answer to `Hello`."""
+
+    call: int
+    version: Name
+    agents: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """An agent as the coordinator sees it."""
+
+    name: Name
+    address: Name
+    state: Name
+    threads: int
+    cores: int
+    memory_bytes: int
+    version: Name
+    onnxruntime: Name
+    max_opset: int
+    profile: NodeProfile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Answer to `ListNodes`."""
+
+    call: int
+    nodes: tuple[NodeStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMissing:
+    """Answer to `OfferModel`: these files are not here yet (none: the model can be prepared)."""
+
+    call: int
+    digests: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStored:
+    """Answer to `ModelChunk`: the file is here up to `received`; go on from there."""
+
+    call: int
+    received: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the coordinator does for a call now; not a final answer."""
+
+    call: int
+    stage: Name
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPrepared:
+    """Answer to `PrepareModel`. `report` is JSON; `agents` are the names of devices 0, 1, ..."""
+
+    call: int
+    plan: Digest
+    epoch: int
+    agents: tuple[Name, ...]
+    report: Annotated[str, Length(MAX_REPORT_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Answer to `RunModel`; an `epoch` other than the prepared one says that the model was planned anew."""
+
+    call: int
+    epoch: int
+    outputs: tuple[TensorHeader, ...]
+    payload: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """Answer to `MeasureNodes` and `SetProfile`."""
+
+    call: int
+    profiles: tuple[NodeProfile, ...]
+
+
+class Fault(Enum):
+    """Kinds of failure, each with the error a client raises for it."""
+
+    MODEL = "model"
+    INPUT = "input"
+    PLAN = "plan"
+    PROGRAM = "program"
+    USAGE = "usage"
+    CLUSTER_FILE = "cluster-file"
+    UNAVAILABLE = "unavailable"
+    EXECUTION = "execution"
+    PROTOCOL = "protocol"
+    UNKNOWN_MODEL = "unknown-model"
+    UNKNOWN_PLAN = "unknown-plan"
+
+    @property
+    def error(self) -> type[BbgrapError]:
+        """The class of the error."""
+        return _ERRORS[self]
+
+    @classmethod
+    def of(cls, error: BbgrapError) -> Fault:
+        """Return the kind of an error; anything unforeseen counts as a failed execution."""
+        return next((fault for fault, kind in _ERRORS.items() if type(error) is kind), cls.EXECUTION)
+
+
+_ERRORS: dict[Fault, type[BbgrapError]] = {
+    Fault.MODEL: ModelError,
+    Fault.INPUT: InputError,
+    Fault.PLAN: PlanError,
+    Fault.PROGRAM: ProgramError,
+    Fault.USAGE: UsageError,
+    Fault.CLUSTER_FILE: ClusterFileError,
+    Fault.UNAVAILABLE: ClusterUnavailableError,
+    Fault.EXECUTION: ExecutionError,
+    Fault.PROTOCOL: RemoteProtocolError,
+    Fault.UNKNOWN_MODEL: ExecutionError,
+    Fault.UNKNOWN_PLAN: ExecutionError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Final answer to any call: it did not work, and why."""
+
+    call: int
+    fault: Fault
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class StillWorking:
+    """Answer to `Ask`: those of the calls that will still be answered."""
+
+    asked: tuple[int, ...]
+    known: tuple[int, ...]
+
+
+ClientAnswer = Greeting | Nodes | ModelMissing | ModelStored | Progress | ModelPrepared | RunResult | Profiles | Failed | StillWorking
+FinalAnswer = Greeting | Nodes | ModelMissing | ModelStored | ModelPrepared | RunResult | Profiles | Failed
+Call = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | RunModel | MeasureNodes | SetProfile

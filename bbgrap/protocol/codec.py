@@ -1,0 +1,101 @@
+"""Messages to frames and back.
+
+    frame 0: msgpack [version, message name, [field, field, ...]]      frames 1, 2, ...: the payload field, if the message has one
+
+Laws: `decode(encode(m)) == m`; `decode` raises nothing but `RemoteProtocolError`, whatever the bytes. The schema is in `schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar, cast, get_args
+
+import msgpack
+
+from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
+from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
+from bbgrap.protocol.limits import MAX_HEADER_BYTES, Payload
+from bbgrap.protocol.messages import PROTOCOL_VERSION, AgentCommand, AgentMessage, Buffer
+from bbgrap.protocol.schema import SchemaError, build, payload_of, schema_of, to_plain
+
+M = TypeVar("M")
+
+
+class Codec(Generic[M]):
+    """Encodes and decodes the messages of one direction.
+
+    Invariants: messages of another direction are as wrong as random bytes.
+    """
+
+    def __init__(self, *kinds: type[M]) -> None:
+        """Take the classes of the direction's union."""
+        self._kinds: dict[str, type[Any]] = {kind.__name__: kind for kind in kinds}
+        self._payloads = {name: payload_of(kind) for name, kind in self._kinds.items()}
+
+    def encode(self, message: M) -> list[Buffer]:
+        """Return the frames of a message; payload frames are those of the message, not copied.
+
+        Raises:
+            LocalProtocolError: if the message is of another direction or too large.
+        """
+        kind = type(message)
+        if kind.__name__ not in self._kinds:
+            raise LocalProtocolError(f"message {kind.__name__}: it is never sent in this direction")
+        payload = self._payloads[kind.__name__]
+        body = [to_plain(getattr(message, name), hint) for name, hint in schema_of(kind) if payload is None or name != payload[0]]
+        try:
+            header: bytes = msgpack.packb([PROTOCOL_VERSION, kind.__name__, body], use_bin_type=True)
+        except (OverflowError, ValueError, TypeError) as error:
+            raise LocalProtocolError(f"message {kind.__name__}: it cannot be encoded: {error}") from error
+        if len(header) > MAX_HEADER_BYTES:
+            raise LocalProtocolError(f"message {kind.__name__}: {len(header)} bytes exceed the limit of {MAX_HEADER_BYTES}")
+        return [header, *(getattr(message, payload[0]) if payload else ())]
+
+    def decode(self, frames: Sequence[Buffer]) -> M:
+        """Return the message of some frames.
+
+        Raises:
+            RemoteProtocolError: if they are anything but one valid message of this direction.
+        """
+        try:
+            return self._decode(frames)
+        except SchemaError as error:
+            raise RemoteProtocolError(f"message: {error}") from error
+        except BbgrapError as error:
+            raise RemoteProtocolError(str(error)) from error
+        except (ValueError, RecursionError, OverflowError, LookupError, MemoryError, msgpack.exceptions.UnpackException) as error:
+            raise RemoteProtocolError(f"message: it is not valid: {type(error).__name__}: {str(error)[:200]}") from error
+
+    def _decode(self, frames: Sequence[Buffer]) -> M:
+        if not frames or len(frames[0]) > MAX_HEADER_BYTES:
+            raise SchemaError(f"expected a header of 1 to {MAX_HEADER_BYTES} bytes")
+        match msgpack.unpackb(frames[0], raw=False, use_list=False, strict_map_key=True):
+            case (int(version), str(name), tuple(body)):
+                pass
+            case _:
+                raise SchemaError("expected [version, name, fields]")
+        if version != PROTOCOL_VERSION:
+            raise SchemaError(f"expected protocol version {PROTOCOL_VERSION}, got {version}; install the same bbgrap on all machines")
+        kind = self._kinds.get(name)
+        if kind is None:
+            raise SchemaError(f"'{name[:40]}' is no message of this direction")
+        payload = self._payloads[kind.__name__]
+        extra: dict[str, Any] = {}
+        if payload is not None:
+            _check_payload(payload[1], frames[1:])
+            extra[payload[0]] = tuple(frames[1:])
+        elif len(frames) > 1:
+            raise SchemaError(f"{name} has no payload, got {len(frames) - 1} frames")
+        return cast("M", build(kind, body, extra))
+
+
+def _check_payload(limit: Payload, frames: Sequence[Buffer]) -> None:
+    if len(frames) > limit.frames or any(len(frame) > limit.frame_bytes for frame in frames):
+        raise SchemaError(
+            f"expected at most {limit.frames} payload frames of {limit.frame_bytes} bytes, got {[len(f) for f in frames[:8]]}"
+        )
+
+
+TO_COORDINATOR: Codec[AgentMessage | ClientMessage] = Codec(*get_args(AgentMessage), *get_args(ClientMessage))
+TO_AGENT: Codec[AgentCommand] = Codec(*get_args(AgentCommand))
+TO_CLIENT: Codec[ClientAnswer] = Codec(*get_args(ClientAnswer))

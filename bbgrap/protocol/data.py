@@ -1,0 +1,251 @@
+"""The data plane: tensors between devices, framed without a codec.
+
+    frame 0 (32 bytes)   magic | version | kind | source | message | epoch | request
+    frame 1              the parts of one `Send`, each starting at a multiple of 8 bytes, C order, little endian
+
+Sizes are known from the schedule, so a part of known shape has no header. A part whose shape only the run tells, or of strings, starts
+with its own: [rank, bytes, extents...] as unsigned 64-bit integers. Strings are [length, UTF-8] one after the other.
+Laws: `unpack(specs, pack(specs, parts))` equals `parts`; `unpack` and `Frame.parse` raise nothing but `RemoteProtocolError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from bbgrap.errors import ModelError, RemoteProtocolError
+from bbgrap.graph.types import Array, DType, TensorType
+from bbgrap.program.schedule import Part, Receive, Schedule, Send, part_shape
+from bbgrap.protocol.limits import MAX_TENSOR_BYTES
+from bbgrap.protocol.messages import Buffer
+
+DATA_VERSION = 1
+_MAGIC = b"BBGr"
+_HEADER = struct.Struct("<4sBBHIxxxxQQ")
+_ALIGN = 8
+_MAX_RANK = 64
+
+
+class Kind(IntEnum):
+    """What a data message is."""
+
+    DATA = 0
+    """The parts of a `Send`."""
+    START = 1
+    """From the host to a device that it sends no tensor: a request begins."""
+    PING = 2
+    """Measuring: answer with as many bytes as `message` says. The payload is the address to answer to."""
+    PONG = 3
+    """The answer to `PING`; `request` tells which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The header of a data message: which request of which deployment, from which device, and which message number of the schedule."""
+
+    kind: Kind
+    source: int
+    epoch: int
+    request: int
+    message: int
+
+    def to_bytes(self) -> bytes:
+        """Return the 32 bytes of the header."""
+        return _HEADER.pack(_MAGIC, DATA_VERSION, self.kind, self.source, self.message, self.epoch, self.request)
+
+    @classmethod
+    def parse(cls, header: Buffer) -> Frame:
+        """Read a header.
+
+        Raises:
+            RemoteProtocolError: if the bytes are no header of this version.
+        """
+        if len(header) != _HEADER.size:
+            raise RemoteProtocolError(f"data message: expected a header of {_HEADER.size} bytes, got {len(header)}")
+        magic, version, kind, source, message, epoch, request = _HEADER.unpack(header)
+        if magic != _MAGIC or version != DATA_VERSION or kind > Kind.PONG:
+            raise RemoteProtocolError(f"data message: expected version {DATA_VERSION} of the data protocol, got other bytes")
+        return cls(_KINDS[kind], source, epoch, request, message)
+
+
+_KINDS = tuple(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """What a `Send` sends or a `Receive` expects: the other device and the types of the parts."""
+
+    peer: int
+    types: tuple[TensorType, ...]
+
+
+def letters_sent(schedule: Schedule) -> Mapping[int, Letter]:
+    """Return the messages a device sends, by number."""
+    return {
+        step.message: Letter(step.destination, tuple(_type_of(schedule, part) for part in step.parts))
+        for step in schedule.steps
+        if isinstance(step, Send)
+    }
+
+
+def _type_of(schedule: Schedule, part: Part) -> TensorType:
+    spec = schedule.buffers[part.buffer]
+    return TensorType(spec.dtype, part_shape(spec, part))
+
+
+def letters_received(schedule: Schedule) -> Mapping[int, Letter]:
+    """Return the messages a device expects, by number."""
+    return {
+        step.message: Letter(step.source, tuple(TensorType(schedule.buffers[b].dtype, schedule.buffers[b].shape) for b in step.buffers))
+        for step in schedule.steps
+        if isinstance(step, Receive)
+    }
+
+
+def _fixed(kind: TensorType) -> bool:
+    return kind.shape is not None and kind.dtype is not DType.STRING
+
+
+def pack(types: Sequence[TensorType], parts: Sequence[Array]) -> Buffer:
+    """Return the payload of some parts. A single dense part is not copied: the payload is a view of it.
+
+    Raises:
+        ModelError: if a part has no numpy counterpart or not the type the schedule says.
+    """
+    for kind, part in zip(types, parts, strict=True):
+        if part.shape != kind.shape and kind.shape is not None:
+            raise ModelError(f"tensor to send: the plan says {kind}, the kernel gave {part.dtype}{list(part.shape)}")
+    if len(parts) == 1 and _fixed(types[0]) and parts[0].flags.c_contiguous:
+        return _typed(types[0], parts[0]).reshape(-1).view(np.uint8).data
+    if all(map(_fixed, types)):
+        return _pack_fixed(types, parts)
+    chunks: list[Buffer] = []
+    for kind, part in zip(types, parts, strict=True):
+        content = encode_array(_typed(kind, part))
+        head = b"" if _fixed(kind) else struct.pack(f"<{2 + part.ndim}Q", part.ndim, len(content), *part.shape)
+        chunks += [head, content, bytes(-(len(head) + len(content)) % _ALIGN)]
+    return b"".join(chunks)
+
+
+def _pack_fixed(types: Sequence[TensorType], parts: Sequence[Array]) -> Buffer:
+    starts, total = _layout(types)
+    payload = np.empty(total, np.uint8)
+    for kind, part, start in zip(types, parts, starts, strict=True):
+        part = _typed(kind, part)
+        payload[start : start + part.nbytes].view(part.dtype).reshape(part.shape)[...] = part
+    return payload.data
+
+
+def _layout(types: Sequence[TensorType]) -> tuple[list[int], int]:
+    starts, position = [], 0
+    for kind in types:
+        starts.append(position)
+        position += kind.nbytes + -kind.nbytes % _ALIGN
+    return starts, position if len(types) > 1 else types[0].nbytes if types else 0
+
+
+def _typed(kind: TensorType, part: Array) -> Array:
+    expected = kind.dtype.numpy
+    if part.dtype != expected and not (kind.dtype is DType.STRING and part.dtype.kind in "OUST"):
+        raise ModelError(f"tensor to send: the plan says {kind}, the kernel gave {part.dtype}{list(part.shape)}")
+    return part
+
+
+def unpack(types: Sequence[TensorType], payload: Buffer) -> list[Array]:
+    """Return the parts of a payload: read-only views of it, except strings.
+
+    Raises:
+        RemoteProtocolError: if the payload does not have exactly the expected parts.
+    """
+    try:
+        if all(map(_fixed, types)):
+            return _unpack_fixed(types, payload)
+        parts, position = [], 0
+        for kind in types:
+            part, length = _unpack_one(kind, memoryview(payload)[position:])
+            parts.append(part)
+            position += length + -length % _ALIGN
+    except (ValueError, struct.error, ModelError, OverflowError) as error:
+        raise RemoteProtocolError(f"data message: its payload of {len(payload)} bytes has not the expected parts: {error}") from error
+    if position != len(payload):
+        raise RemoteProtocolError(f"data message: expected a payload of {position} bytes, got {len(payload)}")
+    return parts
+
+
+def _unpack_fixed(types: Sequence[TensorType], payload: Buffer) -> list[Array]:
+    starts, total = _layout(types)
+    if total != len(payload):
+        raise RemoteProtocolError(f"data message: expected a payload of {total} bytes, got {len(payload)}")
+    return [
+        decode_array(kind.dtype, kind.known_shape, memoryview(payload)[start : start + kind.nbytes])
+        for kind, start in zip(types, starts, strict=True)
+    ]
+
+
+def _unpack_one(kind: TensorType, payload: memoryview) -> tuple[Array, int]:
+    if _fixed(kind):
+        return decode_array(kind.dtype, kind.known_shape, payload[: kind.nbytes]), kind.nbytes
+    rank, length = struct.unpack_from("<2Q", payload)
+    if rank > _MAX_RANK:
+        raise RemoteProtocolError(f"data message: a tensor of rank {rank}")
+    shape = struct.unpack_from(f"<{rank}Q", payload, 16)
+    start = 16 + 8 * rank
+    if (kind.shape is not None and shape != kind.shape) or length > len(payload) - start:
+        raise RemoteProtocolError(f"data message: expected {kind}, got shape {list(shape)} in {length} of {len(payload)} bytes")
+    return decode_array(kind.dtype, shape, payload[start : start + length]), start + length
+
+
+def encode_array(array: Array) -> Buffer:
+    """Return the content of a tensor: C order, little endian; a view where it already is that."""
+    if array.dtype.kind in "OUST":
+        encoded = [item if isinstance(item, bytes) else str(item).encode() for item in array.reshape(-1).tolist()]
+        return b"".join(chunk for item in encoded for chunk in (struct.pack("<Q", len(item)), item))
+    dense = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return dense.reshape(-1).view(np.uint8).data
+
+
+def decode_array(dtype: DType, shape: tuple[int, ...], content: Buffer) -> Array:
+    """Return the tensor of some bytes: a read-only view where they are aligned, else a copy.
+
+    Raises:
+        RemoteProtocolError: if the bytes are not that tensor.
+    """
+    count = prod(shape)
+    if dtype is DType.STRING:
+        return _decode_strings(shape, count, memoryview(content))
+    try:
+        kind: np.dtype[Any] = dtype.numpy
+    except ModelError as error:
+        raise RemoteProtocolError(str(error)) from error
+    if count * kind.itemsize != len(content) or count > MAX_TENSOR_BYTES:
+        raise RemoteProtocolError(f"tensor {dtype.name.lower()}{list(shape)}: expected {count * kind.itemsize} bytes, got {len(content)}")
+    array: Array = np.frombuffer(content, kind).reshape(shape) if count else np.empty(shape, kind)
+    # Kernels are compiled for aligned elements; a vectorised loop over others may fault.
+    return array if array.flags.aligned else array.copy()
+
+
+def _decode_strings(shape: tuple[int, ...], count: int, content: memoryview) -> Array:
+    if count * 8 > len(content):
+        raise RemoteProtocolError(f"strings {list(shape)}: they do not fit into {len(content)} bytes")
+    texts, position = [], 0
+    try:
+        for _ in range(count):
+            (length,) = struct.unpack_from("<Q", content, position)
+            position += 8
+            if length > len(content) - position:
+                raise RemoteProtocolError(f"strings {list(shape)}: one of {length} bytes does not fit")
+            texts.append(str(content[position : position + length], "utf-8"))
+            position += length
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"strings {list(shape)}: {error}") from error
+    if position != len(content):
+        raise RemoteProtocolError(f"strings {list(shape)}: expected {position} bytes, got {len(content)}")
+    array: Array = np.empty(count, object)
+    array[:] = texts
+    return array.reshape(shape)

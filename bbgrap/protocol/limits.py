@@ -1,0 +1,62 @@
+"""Size limits of the protocol, and the markers by which a field states its own.
+
+A limit bounds what a broken or hostile peer can make this process hold; it is far above what real models need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+MAX_HEADER_BYTES = 64 << 20
+"""A control message without payload. Chosen: the skeletons of a model with 50,000 nodes take about 10 MB."""
+MAX_CHUNK_BYTES = 4 << 20
+"""A piece of a model or weight: short enough (34 ms at 1 Gb/s) for heartbeats between two of them."""
+MAX_TENSOR_BYTES = 1 << 30
+"""An input or output of a request, or a message of the data plane."""
+MAX_TEXT_BYTES = 64 << 10
+"""Any other string."""
+MAX_REPORT_BYTES = 48 << 20
+"""The JSON report of a plan: about 1 KB per node."""
+MAX_INTEGER = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The field's UTF-8 text or bytes are at most this long."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hex64:
+    """The field is the 64 lower-case hex digits of a SHA-256: safe as a file name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainName:
+    """The field is the name of a file in the folder at hand: no separator, no `.` or `..`, no control character."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The field travels in frames of its own: at most so many, each of at most so many bytes."""
+
+    frames: int
+    frame_bytes: int
+
+
+Name = Annotated[str, Length(1024)]
+Text = Annotated[str, Length(MAX_TEXT_BYTES)]
+Digest = Annotated[str, Hex64()]
+FileName = Annotated[str, PlainName(), Length(255)]
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is a SHA-256 in lower-case hex."""
+    return len(text) == 64 and not text.strip("0123456789abcdef")
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether a text names a file in the folder at hand and nothing else."""
+    return text not in {"", ".", ".."} and "/" not in text and "\\" not in text and text.isprintable()

@@ -1,0 +1,219 @@
+"""The control messages between agents and coordinator, as frozen values; one tagged union per direction.
+
+    agent  -- AgentMessage  --> coordinator -- AgentCommand --> agent
+    client -- ClientMessage --> coordinator -- ClientAnswer --> client       (in `client_messages`)
+
+Laws: all integers are 0 <= n < 2**63 and all floats finite; sizes are bytes and times seconds; a field marked `Payload` travels in
+frames of its own, uncopied. A message may arrive twice or not at all, so every one of them may be sent again.
+`PROTOCOL_VERSION` grows when an older peer could misunderstand a message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from bbgrap.cluster.types import NodeProfile
+from bbgrap.graph.types import DType, TensorType
+from bbgrap.program.artifacts import SegmentModel
+from bbgrap.program.schedule import Schedule
+from bbgrap.protocol.limits import (
+    MAX_CHUNK_BYTES,
+    MAX_TENSOR_BYTES,
+    Digest,
+    Name,
+    Payload,
+    Text,
+)
+
+PROTOCOL_VERSION = 1
+
+Buffer = bytes | memoryview
+Chunk = Annotated[tuple[Buffer, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
+Tensors = Annotated[tuple[Buffer, ...], Payload(frames=1024, frame_bytes=MAX_TENSOR_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """One tensor of a request or an answer; its content is the payload frame at the same place."""
+
+    name: Name
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A device of a deployment, where its data plane listens and what it is called."""
+
+    device: int
+    name: Name
+    address: Name
+
+
+# --- agent -> coordinator -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The first word of an agent, repeated until it is answered."""
+
+    name: Name
+    protocol: int
+    version: Name
+    onnxruntime: Name
+    max_opset: int
+    threads: int
+    cores: int
+    memory_bytes: int
+    data_address: Name
+    profile: NodeProfile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The agent lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsMissing:
+    """Answer to `Deploy`: send these weights; repeated when nothing came for a while."""
+
+    epoch: int
+    digests: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightStored:
+    """The first `received` bytes of a weight are here: permission to send more."""
+
+    digest: Digest
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """The deployment is loaded, warmed up and connected."""
+
+    epoch: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentFailed:
+    """The deployment cannot be used on this agent, or no longer."""
+
+    epoch: int
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A request broke on this agent; the agent itself is well."""
+
+    epoch: int
+    request: int
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Answer to `Measure`: the profile, or why there is none."""
+
+    measurement: int
+    profile: NodeProfile | None
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The agent stops on purpose."""
+
+    reason: Text
+
+
+AgentMessage = Join | Heartbeat | WeightsMissing | WeightStored | Deployed | DeploymentFailed | RequestFailed | Measured | Leave
+
+
+# --- coordinator -> agent -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Accepted. A new `membership` number means: whatever was deployed before is void."""
+
+    membership: int
+    heartbeat_s: float
+    dead_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not accepted; `retry` says whether waiting may help."""
+
+    reason: Text
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoin:
+    """The coordinator does not know the sender (any more): say `Join` again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSeen:
+    """Answer to `Heartbeat`: the coordinator lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """Be device `schedule.device` of deployment `epoch`; repeated until there is an answer."""
+
+    epoch: int
+    peers: tuple[Peer, ...]
+    schedule: Schedule
+    segments: tuple[SegmentModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChunk:
+    """Bytes of a weight slice from `offset` on; the slice is complete when `offset` and the chunk reach its size."""
+
+    digest: Digest
+    type: TensorType
+    offset: int
+    size: int
+    payload: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Forget a request: it failed elsewhere, ran out of time or is not wanted any more."""
+
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """End a deployment."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Measure this machine and the links to the peers."""
+
+    measurement: int
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPings:
+    """Answer measuring messages of these peers, and of no others."""
+
+    peers: tuple[Peer, ...]
+
+
+AgentCommand = Welcome | Refused | Rejoin | HeartbeatSeen | Deploy | WeightChunk | Abandon | Release | Measure | AnswerPings

@@ -1,0 +1,250 @@
+"""From dataclasses to msgpack's plain values and back, with the types of the fields as the schema.
+
+A value becomes the list of its fields in order, a member of a union is preceded by its class name, an enum is its value. Whatever does
+not have exactly the declared type, size and form is a `SchemaError` that says which field of which class it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache, partial
+from math import isfinite
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from bbgrap.errors import LocalProtocolError
+from bbgrap.program.schedule import Schedule, check_schedule
+from bbgrap.protocol.checks import check_deploy
+from bbgrap.protocol.limits import (
+    MAX_INTEGER,
+    MAX_TEXT_BYTES,
+    Hex64,
+    Length,
+    Payload,
+    PlainName,
+    is_digest,
+    is_plain_name,
+)
+from bbgrap.protocol.messages import Deploy
+
+Reader = Callable[[object], object]
+
+
+class SchemaError(Exception):
+    """A value does not have the type its field declares."""
+
+
+_CHECKS: dict[type[Any], Callable[[Any], Sequence[str]]] = {Schedule: check_schedule, Deploy: check_deploy}
+"""Laws beyond types; every value of these classes keeps them once decoded."""
+_SCHEMAS: dict[type[Any], tuple[tuple[str, object], ...]] = {}
+
+
+def schema_of(kind: type[Any]) -> tuple[tuple[str, object], ...]:
+    """Return the fields of a dataclass with their types."""
+    if kind not in _SCHEMAS:
+        hints = get_type_hints(kind, include_extras=True)
+        _SCHEMAS[kind] = tuple((field.name, hints[field.name]) for field in fields(kind))
+    return _SCHEMAS[kind]
+
+
+def payload_of(kind: type[Any]) -> tuple[str, Payload] | None:
+    """Return the field of a message that travels in frames of its own, and its limits."""
+    marks = ((name, mark) for name, hint in schema_of(kind) if get_origin(hint) is Annotated for mark in get_args(hint)[1:])
+    return next(((name, mark) for name, mark in marks if isinstance(mark, Payload)), None)
+
+
+# --- to plain values --------------------------------------------------------------------------------------------------------------
+
+
+def to_plain(value: object, hint: object) -> object:
+    """Return the plain form of a field's value.
+
+    Raises:
+        LocalProtocolError: if the value has no plain form.
+    """
+    if value is None or type(value) in {int, float, str, bytes, bool}:
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        item = get_args(_bare(hint))[1]
+        return {key: to_plain(entry, item) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return _plain_tuple(value, hint)
+    if not is_dataclass(value) or isinstance(value, type):
+        raise LocalProtocolError(f"value of type {type(value).__name__}: messages hold plain values only")
+    body = [to_plain(getattr(value, name), part) for name, part in schema_of(type(value))]
+    return [type(value).__name__, *body] if len(_classes(hint)) > 1 else body
+
+
+def _plain_tuple(value: tuple[object, ...], hint: object) -> list[object]:
+    hint = _bare(hint)
+    if get_origin(hint) is not tuple:
+        hint = next(option for option in get_args(hint) if get_origin(option) is tuple)
+    arguments = get_args(hint)
+    items = (arguments[0],) * len(value) if arguments[-1] is Ellipsis else arguments
+    return [to_plain(entry, item) for entry, item in zip(value, items, strict=True)]
+
+
+def _bare(hint: object) -> object:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _classes(hint: object) -> list[object]:
+    options = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
+    return [option for option in options if isinstance(option, type) and is_dataclass(option)]
+
+
+# --- from plain values ------------------------------------------------------------------------------------------------------------
+
+
+def build(kind: type[Any], body: object, extra: Mapping[str, object] | None = None) -> object:
+    """Make a dataclass of the list of its fields, except those given in `extra`.
+
+    Raises:
+        SchemaError: if a field does not have its type, or the whole breaks a law of its class.
+    """
+    schema = [(name, hint) for name, hint in schema_of(kind) if not extra or name not in extra]
+    if not isinstance(body, tuple) or len(body) != len(schema):
+        raise SchemaError(f"{kind.__name__}: expected {len(schema)} fields")
+    values = dict(extra or {})
+    for (name, hint), value in zip(schema, body, strict=True):
+        try:
+            values[name] = _reader(hint)(value)
+        except SchemaError as error:
+            raise SchemaError(f"{kind.__name__}.{name}: {error}") from error
+    built: object = kind(**values)
+    faults = _CHECKS[kind](built) if kind in _CHECKS else ()
+    if faults:
+        raise SchemaError(f"{kind.__name__}: {faults[0]}" + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""))
+    return built
+
+
+@cache
+def _reader(hint: Any) -> Reader:  # noqa: ANN401 - any type is a schema
+    """Return the function that turns a plain value into the field's type, or raises `SchemaError`."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _marked(arguments[0], arguments[1:])
+    if origin in {Union, UnionType}:
+        return _union(arguments)
+    if origin is tuple:
+        return _tuple(arguments)
+    if origin is Literal:
+        return _member({option: option for option in arguments})
+    if origin is not None:
+        return _mapping(_reader(arguments[0]), _reader(arguments[1]))
+    if issubclass(hint, Enum):
+        return _member({member.value: member for member in hint})
+    if is_dataclass(hint):
+        return partial(build, cast("type[Any]", hint))
+    return _SCALARS[hint]
+
+
+def _integer(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_INTEGER:
+        raise SchemaError(f"expected an integer from 0 to {MAX_INTEGER}, got {str(value)[:40]}")
+    return value
+
+
+def _number(value: object) -> float:
+    if type(value) not in {int, float} or not isfinite(cast("float", value)):
+        raise SchemaError(f"expected a finite number, got {str(value)[:40]}")
+    return float(cast("float", value))
+
+
+def _boolean(value: object) -> bool:
+    if type(value) is not bool:
+        raise SchemaError(f"expected true or false, got {str(value)[:40]}")
+    return value
+
+
+def _text(limit: int) -> Reader:
+    def read(value: object) -> str:
+        if type(value) is not str or len(value.encode()) > limit:
+            raise SchemaError(f"expected a text of at most {limit} bytes, got {type(value).__name__}")
+        return value
+
+    return read
+
+
+def _bytes(value: object) -> bytes:
+    if type(value) is not bytes:
+        raise SchemaError(f"expected bytes, got {type(value).__name__}")
+    return value
+
+
+_SCALARS: dict[object, Reader] = {int: _integer, float: _number, bool: _boolean, str: _text(MAX_TEXT_BYTES), bytes: _bytes}
+
+
+def _marked(hint: object, marks: Sequence[object]) -> Reader:
+    limit = next((mark.bytes for mark in marks if isinstance(mark, Length)), MAX_TEXT_BYTES)
+    read = _text(limit) if hint is str else _reader(hint)
+    if any(isinstance(mark, Hex64) for mark in marks):
+        return _checked(read, is_digest, "a SHA-256 in hex")
+    if any(isinstance(mark, PlainName) for mark in marks):
+        return _checked(read, is_plain_name, "a plain file name")
+    return read
+
+
+def _checked(read: Reader, holds: Callable[[str], bool], expected: str) -> Reader:
+    def checked(value: object) -> object:
+        text = read(value)
+        if not isinstance(text, str) or not holds(text):
+            raise SchemaError(f"expected {expected}, got '{str(value)[:80]}'")
+        return text
+
+    return checked
+
+
+def _tuple(arguments: tuple[object, ...]) -> Reader:
+    def read(value: object) -> tuple[object, ...]:
+        if not isinstance(value, tuple):
+            raise SchemaError(f"expected a list, got {type(value).__name__}")
+        if arguments[-1] is Ellipsis:
+            item = _reader(arguments[0])
+            return tuple([item(entry) for entry in value])
+        if len(value) != len(arguments):
+            raise SchemaError(f"expected a list of {len(arguments)}, got {len(value)}")
+        return tuple(_reader(hint)(entry) for hint, entry in zip(arguments, value, strict=True))
+
+    return read
+
+
+def _mapping(key: Reader, item: Reader) -> Reader:
+    def read(value: object) -> dict[object, object]:
+        if not isinstance(value, dict):
+            raise SchemaError(f"expected a map, got {type(value).__name__}")
+        return {key(name): item(entry) for name, entry in value.items()}
+
+    return read
+
+
+def _member(members: Mapping[object, object]) -> Reader:
+    def read(value: object) -> object:
+        if type(value) not in {int, str} or value not in members:
+            raise SchemaError(f"expected one of {', '.join(sorted(map(str, members)))}, got {str(value)[:40]}")
+        return members[value]
+
+    return read
+
+
+def _union(arguments: tuple[object, ...]) -> Reader:
+    """Read `T | None`, or a union of dataclasses, whose members are told apart by their names."""
+    others = [argument for argument in arguments if argument is not NoneType]
+    kinds = {kind.__name__: kind for kind in others if isinstance(kind, type)} if len(others) > 1 else {}
+
+    def read(value: object) -> object:
+        if value is None and len(others) < len(arguments):
+            return None
+        if not kinds:
+            return _reader(others[0])(value)
+        name = value[0] if isinstance(value, tuple) and value else None
+        kind = kinds.get(name) if isinstance(name, str) else None
+        if kind is None or not isinstance(value, tuple):
+            raise SchemaError(f"expected one of {', '.join(kinds)}")
+        return build(kind, value[1:])
+
+    return read

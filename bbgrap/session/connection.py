@@ -1,0 +1,226 @@
+"""A client's connection to a coordinator: calls from any thread, answered or failed, never silent.
+
+There is no thread behind it. Whoever waits for an answer looks after the socket; if several threads wait, one of them leads and
+wakes the others when their answers come. So a single caller pays for no hand-over between threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+import zmq
+
+from bbgrap.cluster.types import NodeProfile
+from bbgrap.errors import BbgrapError, RemoteProtocolError
+from bbgrap.protocol import client_machine as machine
+from bbgrap.protocol.client_messages import (
+    Call,
+    Failed,
+    FinalAnswer,
+    Greeting,
+    Hello,
+    ListNodes,
+    MeasureNodes,
+    Nodes,
+    NodeStatus,
+    Profiles,
+    Progress,
+    SetProfile,
+)
+from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.messages import PROTOCOL_VERSION, Buffer
+from bbgrap.protocol.version import VERSION
+from bbgrap.transport.control import ControlClient, check_address, unavailable
+from bbgrap.transport.mailbox import Mailbox
+
+A = TypeVar("A")
+OnProgress = Callable[[Progress], None]
+
+_TICK_S = 0.25
+
+
+class CallFailedError(Exception):
+    """A call ended with `Failed`; callers turn it into the error of its kind."""
+
+    def __init__(self, answer: Failed) -> None:
+        super().__init__(answer.reason)
+        self.answer = answer
+
+    @property
+    def error(self) -> BbgrapError:
+        """The error to raise."""
+        return self.answer.fault.error(self.answer.reason)
+
+
+class Connection:
+    """A connection to one coordinator.
+
+    Invariants: the socket is used by the leading thread only; `_done` holds answers that their callers have not taken yet.
+    """
+
+    def __init__(self, address: str, timeout_s: float = 3.0) -> None:
+        """Connect and greet.
+
+        Raises:
+            UsageError: if the address is malformed.
+            ClusterUnavailableError: if no coordinator answers in time.
+            RemoteProtocolError: if it speaks another version.
+        """
+        self.address = check_address(address)
+        self._control = ControlClient(zmq.Context.instance(), self.address)
+        self._machine = machine.ClientMachine(self.address)
+        self._numbers = itertools.count(1)
+        self._lock = threading.Condition()
+        self._leading = False
+        self._outbox: deque[list[Buffer]] = deque()
+        self._done: dict[int, FinalAnswer] = {}
+        self._listeners: dict[int, OnProgress] = {}
+        self._wakeups: Mailbox[None] = Mailbox()
+        self._poller = zmq.Poller()
+        self._poller.register(self._control.socket, zmq.POLLIN)
+        self._poller.register(self._wakeups.fileno(), zmq.POLLIN)
+        self._closed = False
+        try:
+            greeting = self._call(Hello(self.number(), PROTOCOL_VERSION, VERSION), Greeting, timeout_s=timeout_s)
+        except CallFailedError as failed:
+            self.close()
+            raise failed.error from None
+        except TimeoutError:
+            self.close()
+            raise unavailable(self.address, timeout_s) from None
+        self.coordinator_version = greeting.version
+
+    # --- what a user asks -----------------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """Return the agents that live."""
+        return self.ask(ListNodes(self.number()), Nodes).nodes
+
+    def profile(self, node: str = "", on_progress: OnProgress | None = None) -> tuple[NodeProfile, ...]:
+        """Measure one node, or all of them one after the other, and return what was found."""
+        return self.ask(MeasureNodes(self.number(), node), Profiles, on_progress).profiles
+
+    def add_profile(self, profile: NodeProfile) -> None:
+        """Use a profile for the node of its name from now on, whatever is measured."""
+        self.ask(SetProfile(self.number(), profile), Profiles)
+
+    def close(self) -> None:
+        """Close the connection; calls of other threads must have ended."""
+        if not self._closed:
+            self._closed = True
+            self._control.close()
+            self._wakeups.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # --- calls ----------------------------------------------------------------------------------------------------------------------
+
+    def number(self) -> int:
+        """Return the number for a new call."""
+        return next(self._numbers)
+
+    def ask(self, message: Call, expected: type[A], on_progress: OnProgress | None = None) -> A:
+        """Make a call and return its answer; a failure is raised as the error of its kind."""
+        try:
+            return self._call(message, expected, on_progress)
+        except CallFailedError as failed:
+            raise failed.error from None
+
+    def try_call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None) -> A:
+        """Make a call and return its answer; a failure is raised as `CallFailedError`."""
+        return self._call(message, expected, on_progress)
+
+    def _call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
+        if self._closed:
+            raise unavailable(self.address, 0)
+        number = message.call
+        with self._lock:
+            if on_progress is not None:
+                self._listeners[number] = on_progress
+            self._carry_out(self._machine.call(message, time.monotonic()))
+            if self._leading:
+                self._wakeups.put(None)
+        try:
+            answer = self._wait(number, None if timeout_s is None else time.monotonic() + timeout_s)
+        except BaseException:
+            with self._lock:
+                self._carry_out(self._machine.cancel(number))
+            raise
+        finally:
+            self._listeners.pop(number, None)
+        if isinstance(answer, Failed):
+            raise CallFailedError(answer)
+        if not isinstance(answer, expected):
+            raise RemoteProtocolError(f"coordinator: expected {expected.__name__}, got {type(answer).__name__}")
+        return answer
+
+    def _wait(self, number: int, deadline: float | None) -> FinalAnswer:
+        while True:
+            with self._lock:
+                while number not in self._done and self._leading:
+                    self._lock.wait()
+                if number in self._done:
+                    return self._done.pop(number)
+                self._leading = True
+            try:
+                self._lead(number, deadline)
+            finally:
+                with self._lock:
+                    self._leading = False
+                    self._lock.notify_all()
+
+    def _lead(self, number: int, deadline: float | None) -> None:
+        """Look after the socket until the answer to a call is there."""
+        while number not in self._done:
+            self._flush()
+            self._poller.poll(round(_TICK_S * 1000))
+            self._wakeups.take()
+            now = time.monotonic()
+            if deadline is not None and now > deadline:
+                raise TimeoutError
+            while (frames := self._control.receive()) is not None:
+                answer = TO_CLIENT.decode(frames)
+                with self._lock:
+                    self._carry_out(self._machine.received(answer, now))
+            with self._lock:
+                self._carry_out(self._machine.tick(now))
+
+    def _flush(self) -> None:
+        while self._outbox:
+            self._control.send(self._outbox.popleft())
+
+    def _carry_out(self, instructions: list[machine.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case machine.Say(message):
+                    self._outbox.append(TO_COORDINATOR.encode(message))
+                case machine.Complete(call, answer):
+                    self._done[call] = answer
+                    self._lock.notify_all()
+                case machine.Report(progress):
+                    listener = self._listeners.get(progress.call)
+                    if listener is not None:
+                        listener(progress)
+                case machine.Reconnect():
+                    self._poller.unregister(self._control.socket)
+                    self._control.reopen()
+                    self._poller.register(self._control.socket, zmq.POLLIN)
+
+
+def connect(address: str, timeout: float = 3.0) -> Connection:
+    """Connect to the coordinator at `tcp://HOST:PORT`; `timeout` in seconds.
+
+    Raises:
+        ClusterUnavailableError: if no coordinator answers in time.
+    """
+    return Connection(address, timeout)

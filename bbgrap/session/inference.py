@@ -1,0 +1,323 @@
+"""Inference on a cluster with onnxruntime's surface: `InferenceSession(model, cluster=...).run(names, feed)`.
+
+The model is brought to the coordinator once. For each combination of input shapes it is planned and deployed at the first run, and used
+from then on. Laws: a feed that does not fit the model fails before anything is sent; any thread may call `run`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, get_args
+
+from bbgrap.errors import InputError, ModelError, UsageError
+from bbgrap.graph.onnx_read import read_model
+from bbgrap.graph.types import Array
+from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.protocol.client_messages import (
+    Fault,
+    ModelChunk,
+    ModelFile,
+    ModelMissing,
+    ModelPrepared,
+    ModelStored,
+    OfferModel,
+    PrepareModel,
+    RunModel,
+    RunResult,
+)
+from bbgrap.protocol.coordinator_calls import offer_digest
+from bbgrap.protocol.data import decode_array, encode_array
+from bbgrap.protocol.limits import MAX_CHUNK_BYTES
+from bbgrap.protocol.messages import TensorHeader
+from bbgrap.session.connection import CallFailedError, Connection, OnProgress, connect
+from bbgrap.session.signature import NodeArg, Signature
+
+PROVIDER = "BBGrapExecutionProvider"
+_TRIES = 3
+"""A coordinator that was restarted has forgotten model and plan: bring them again, and once more if it happens just then."""
+
+R = TypeVar("R")
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class HasConnection(Protocol):
+    """Something with a connection of its own: a `LocalCluster`."""
+
+    @property
+    def connection(self) -> Connection:
+        """The connection; whoever has it closes it."""
+
+
+class PreparedPlan:
+    """What was planned for one combination of input shapes.
+
+    `report` is the object that `bbgrap plan --json` prints; `agents` are the names of its devices, in order.
+    """
+
+    def __init__(self, answer: ModelPrepared) -> None:
+        """Keep the coordinator's answer."""
+        self.key = answer.plan
+        self.epoch = answer.epoch
+        self.agents = answer.agents
+        self.report: Mapping[str, Any] = json.loads(answer.report)
+
+    def summary(self) -> str:
+        """Return a few lines for people."""
+        lines = [f"{self.report.get('planner', 'plan')} on {len(self.agents)} nodes: {', '.join(self.agents)}"]
+        times = {key: self.report.get(key) for key in ("predicted_ms", "predicted_single_node_ms")}
+        lines += [f"{key.removesuffix('_ms').replace('_', ' ')}: {ms:.2f} ms" for key, ms in times.items() if isinstance(ms, int | float)]
+        for stage in ("initial", "optimized"):
+            counts = self.report.get(stage)
+            if isinstance(counts, Mapping):
+                lines.append(f"{stage}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items() if isinstance(count, int)))
+        return "\n".join(lines)
+
+
+class ModelMetadata:
+    """The part of onnxruntime's model metadata that is known here."""
+
+    def __init__(self, graph_name: str) -> None:
+        """Fill in what onnxruntime has and a cluster does not."""
+        self.graph_name = graph_name
+        self.producer_name = self.description = self.domain = self.graph_description = ""
+        self.version = 0
+        self.custom_metadata_map: dict[str, str] = {}
+
+
+class InferenceSession:
+    """A model on a cluster.
+
+    Invariants: `_plans` holds one plan per combination of input shapes that was run or prepared.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | Path | bytes,
+        sess_options: object = None,
+        providers: Sequence[Any] | None = None,
+        *,
+        cluster: Connection | HasConnection | str,
+        options: PlanOptions | None = None,
+        planner: str = "bbgrap",
+        split: str = "rows",
+        deadline_s: float = 300.0,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        """Read the model; nothing is planned before the first run.
+
+        Args:
+            path_or_bytes: A file, `zoo:NAME`, or the bytes of a model.
+            sess_options: Accepted for compatibility; agents choose threads and optimisations for themselves.
+            providers: None, or a list with `BBGrapExecutionProvider` or `CPUExecutionProvider`.
+            cluster: A connection, a `LocalCluster`, or a coordinator's address.
+            options: Everything about planning; overrides `planner` and `split`.
+            planner: Who plans.
+            split: Along what tensors are cut.
+            deadline_s: A request without an answer after this long fails.
+            on_progress: Called while a model is planned and deployed.
+
+        Raises:
+            ModelError: if the model cannot be read.
+            UsageError: if an option does not exist.
+            ClusterUnavailableError: if there is no coordinator.
+        """
+        if split not in get_args(Split):
+            raise UsageError(f"split: expected one of {', '.join(get_args(Split))}, got '{split}'")
+        known = {PROVIDER, "CPUExecutionProvider"}
+        unknown = [str(p) for p in providers or () if (p[0] if isinstance(p, tuple) else p) not in known]
+        if unknown:
+            raise UsageError(f"providers: expected {PROVIDER}, got {', '.join(unknown)}")
+        self.options = options or PlanOptions(planner=planner, split=split)  # type: ignore[arg-type]
+        self._path = self._locate(path_or_bytes)
+        model = read_model(self._path)
+        self._name = model.name
+        self._weight_files = model.files
+        self._signature = Signature.of(model)
+        self._connection = _connection(cluster)
+        if isinstance(cluster, str):
+            weakref.finalize(self, self._connection.close)
+        self._deadline_s = deadline_s
+        self._on_progress = on_progress
+        self._files: tuple[ModelFile, ...] = ()
+        self._plans: dict[Shapes, PreparedPlan] = {}
+        self._latest: PreparedPlan | None = None
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    # --- onnxruntime's surface ------------------------------------------------------------------------------------------------------
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Return the inputs as the model declares them."""
+        return list(self._signature.inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Return the outputs as the model declares them."""
+        return list(self._signature.outputs)
+
+    def get_providers(self) -> list[str]:
+        """Return who computes."""
+        return [PROVIDER]
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """Return the model's name, and nothing about the rest."""
+        return ModelMetadata(self._name)
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None) -> list[Array]:
+        """Run the model once and return the outputs, all of them or those named.
+
+        Raises:
+            InputError: if a name, dtype or shape does not fit the model.
+            ExecutionError: if the request failed; running it again is harmless.
+            ClusterUnavailableError: if there is no coordinator or no agent.
+        """
+        del run_options  # onnxruntime's run options steer its own threads and logs
+        chosen = self._signature.choose_outputs(output_names)
+        feeds = self._signature.check_feed(input_feed)
+        shapes = tuple(array.shape for array in feeds)
+        headers = tuple(TensorHeader(arg.name, arg.dtype, array.shape) for arg, array in zip(self._signature.inputs, feeds, strict=True))
+        contents = tuple(encode_array(array) for array in feeds)
+        result = self._retrying(lambda: self._run(shapes, headers, contents))
+        if len(result.outputs) != len(self._signature.outputs):
+            raise InputError(f"model '{self._name}': expected {len(self._signature.outputs)} outputs, got {len(result.outputs)}")
+        return [_writable(result, index) for index in chosen]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Array], Any, str], None],
+        user_data: object,
+        run_options: object = None,
+    ) -> None:
+        """Run in the background and call `callback(results, user_data, error)`, where `error` is empty if it went well."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(16, "bbgrap-run")
+
+        def work() -> None:
+            try:
+                results, fault = self.run(output_names, input_feed, run_options), ""
+            except Exception as error:  # whatever it is, the callback must learn of it
+                results, fault = [], str(error) or type(error).__name__
+            callback(results, user_data, fault)
+
+        self._pool.submit(work)
+
+    # --- plans ----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> PreparedPlan:
+        """The plan used last; plans for the declared shapes if there was no run yet.
+
+        Raises:
+            InputError: if the declared shapes are not concrete and nothing was run.
+        """
+        if self._latest is None:
+            return self.prepare(self._signature.declared_shapes())
+        return self._latest
+
+    def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> PreparedPlan:
+        """Plan and deploy for these input shapes, so that the first run is as fast as the others."""
+        ordered = tuple(tuple(shapes[arg.name]) for arg in self._signature.inputs)
+        return self._retrying(lambda: self._prepared(ordered))
+
+    def _retrying(self, work: Callable[[], R]) -> R:
+        for left in reversed(range(_TRIES)):
+            try:
+                return work()
+            except CallFailedError as failed:
+                if not left or failed.answer.fault not in {Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN}:
+                    raise failed.error from None
+                with self._lock:
+                    self._plans.clear()
+        raise AssertionError("unreachable")
+
+    def _prepared(self, shapes: Shapes) -> PreparedPlan:
+        known = self._plans.get(shapes)
+        if known is not None:
+            # Not under the lock: requests must not wait while another shape is planned.
+            self._latest = known
+            return known
+        with self._lock:
+            plan = self._plans.get(shapes)
+            if plan is None:
+                model = self._bring()
+                named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
+                message = PrepareModel(self._connection.number(), model, named, self.options)
+                plan = PreparedPlan(self._connection.try_call(message, ModelPrepared, self._on_progress))
+                self._plans[shapes] = plan
+            self._latest = plan
+            return plan
+
+    def _run(self, shapes: Shapes, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...]) -> RunResult:
+        plan = self._prepared(shapes)
+        message = RunModel(self._connection.number(), plan.key, self._deadline_s, headers, contents)
+        result = self._connection.try_call(message, RunResult)
+        if result.epoch != plan.epoch:
+            # Planned anew since, over other agents: what `plan` shows is to be asked for again.
+            with self._lock:
+                self._plans.pop(shapes, None)
+        return result
+
+    # --- the model --------------------------------------------------------------------------------------------------------------------
+
+    def _locate(self, model: str | Path | bytes) -> Path:
+        if isinstance(model, bytes):
+            path = Path(tempfile.mkdtemp(prefix="bbgrap-model-")) / "model.onnx"
+            weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
+            path.write_bytes(model)
+            return path
+        if str(model).startswith("zoo:"):
+            from bbgrap.zoo import materialize
+
+            return materialize(str(model).removeprefix("zoo:"))
+        return Path(model)
+
+    def _bring(self) -> str:
+        """Bring the model to the coordinator, unless it is there; return its digest."""
+        folder = self._path.parent
+        self._files = self._files or (_describe(folder, self._path.name), *(_describe(folder, name) for name in self._weight_files))
+        digest = offer_digest(self._files)
+        offer = OfferModel(self._connection.number(), digest, self._files)
+        missing = self._connection.try_call(offer, ModelMissing).digests
+        for file in self._files:
+            if file.digest in missing:
+                self._send(file)
+        return digest
+
+    def _send(self, file: ModelFile) -> None:
+        offset, complete = 0, False
+        with (self._path.parent / file.name).open("rb") as stream:
+            while not complete:
+                stream.seek(offset)
+                chunk = ModelChunk(self._connection.number(), file.digest, offset, (stream.read(MAX_CHUNK_BYTES),))
+                answer = self._connection.try_call(chunk, ModelStored)
+                offset, complete = answer.received, answer.complete
+
+
+def _connection(cluster: Connection | HasConnection | str) -> Connection:
+    if isinstance(cluster, str):
+        return connect(cluster)
+    return cluster if isinstance(cluster, Connection) else cluster.connection
+
+
+def _describe(folder: Path, name: str) -> ModelFile:
+    if Path(name).name != name:
+        raise ModelError(f"model: its weights are in '{name}'; a cluster takes weight files that lie beside the model, not in folders")
+    with (folder / name).open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return ModelFile(name, digest, (folder / name).stat().st_size)
+
+
+def _writable(result: RunResult, index: int) -> Array:
+    header = result.outputs[index]
+    array = decode_array(header.dtype, header.shape, result.payload[index])
+    return array if array.flags.writeable else array.copy()

@@ -1,0 +1,174 @@
+"""Control connections: one ROUTER on the coordinator, one DEALER per agent or client.
+
+A message is the frames that `bbgrap.protocol.codec` makes. Laws: sending never waits; a peer that breaks the framing or the size limit
+loses its connection, nothing else; a socket belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from bbgrap.errors import ClusterUnavailableError, UsageError
+from bbgrap.protocol.limits import MAX_TENSOR_BYTES
+from bbgrap.protocol.messages import Buffer
+
+DEFAULT_PORT = 7070
+_QUEUE = 10_000
+"""Messages queued per peer. Chosen: far above the window of weight chunks; a full queue means that the peer is gone."""
+_LINGER_MS = 500
+"""A last `Leave` or answer may still go out; nothing waits longer at exit."""
+_ZERO_COPY_BYTES = 64 << 10
+"""From here on handing over memory is cheaper than copying it (pyzmq's own threshold)."""
+
+
+def _limit(socket: zmq.Socket[bytes]) -> None:
+    socket.linger = _LINGER_MS
+    socket.sndhwm = socket.rcvhwm = _QUEUE
+    socket.maxmsgsize = MAX_TENSOR_BYTES
+    # libzmq's own heartbeats end connections whose other side is gone without a word, so that reconnecting can begin.
+    socket.heartbeat_ivl = 2_000
+    socket.heartbeat_timeout = 6_000
+
+
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> bool:
+    """Send a multipart message; whether there was room for it."""
+    try:
+        last = len(frames) - 1
+        for place, frame in enumerate(frames):
+            flags = zmq.DONTWAIT | (zmq.SNDMORE if place < last else 0)
+            socket.send(frame, flags, copy=len(frame) < _ZERO_COPY_BYTES)
+    except zmq.Again:
+        return False
+    return True
+
+
+def receive_frames(socket: zmq.Socket[bytes]) -> list[Buffer] | None:
+    """Take a waiting multipart message without copying it, or None."""
+    try:
+        frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
+    except zmq.Again:
+        return None
+    return [frame.buffer for frame in frames]
+
+
+class ControlServer:
+    """The coordinator's end.
+
+    Invariants: `address` is where it listens, with the real port.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], bind: str) -> None:
+        """Listen on `tcp://HOST:PORT`; port 0 or `*` chooses a free one.
+
+        Raises:
+            UsageError: if the address is malformed or in use.
+        """
+        self.socket = context.socket(zmq.ROUTER)
+        _limit(self.socket)
+        # A peer that reconnects keeps its identity; the newest connection is the living one.
+        self.socket.router_handover = True
+        try:
+            self.socket.bind(bind)
+        except zmq.ZMQError as error:
+            self.socket.close(0)
+            if error.errno == zmq.EADDRINUSE:
+                raise UsageError(f"address {bind} is in use; is a coordinator running already? choose another port with --bind") from error
+            raise UsageError(f"address {bind}: expected tcp://HOST:PORT of this machine: {error.strerror}") from error
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """Send a message to a peer; one to a peer that is gone is lost."""
+        try:
+            send_frames(self.socket, [identity, *frames])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+
+    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+        """Take a waiting message, or None."""
+        frames = receive_frames(self.socket)
+        return None if frames is None else (bytes(frames[0]), frames[1:])
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.socket.close()
+
+
+class ControlClient:
+    """The end of an agent or client; it reconnects for ever by itself.
+
+    Invariants: the identity stays the same over reconnections.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        """Begin to connect to `tcp://HOST:PORT`.
+
+        Raises:
+            UsageError: if the address is malformed.
+        """
+        self._context = context
+        self._identity = secrets.token_bytes(15)
+        self.address = address
+        self.socket = self._open()
+
+    def _open(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        _limit(socket)
+        socket.routing_id = b"\1" + self._identity
+        socket.reconnect_ivl = 100
+        socket.reconnect_ivl_max = 2_000
+        try:
+            socket.connect(self.address)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            raise UsageError(f"address '{self.address}': expected tcp://HOST:PORT: {error.strerror}") from error
+        return socket
+
+    def reopen(self) -> None:
+        """Replace the connection; what was queued is lost."""
+        self.socket.close(0)
+        self.socket = self._open()
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send a message; with a full queue it is lost, and the protocol says it again."""
+        send_frames(self.socket, frames)
+
+    def receive(self) -> list[Buffer] | None:
+        """Take a waiting message, or None."""
+        return receive_frames(self.socket)
+
+    def close(self) -> None:
+        """Close the connection, after what is queued has gone out or half a second has passed."""
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def check_address(address: str) -> str:
+    """Return `tcp://HOST:PORT`; the scheme and the port may be left out.
+
+    Raises:
+        UsageError: if the address is none.
+    """
+    host, colon, port = address.removeprefix("tcp://").rpartition(":")
+    if not colon:
+        host, port = port, str(DEFAULT_PORT)
+    if not host or "://" in host or not port.isdigit() or not 0 <= int(port) < 65536:
+        raise UsageError(f"address '{address}': expected tcp://HOST:PORT, for example tcp://127.0.0.1:{DEFAULT_PORT}")
+    return f"tcp://{host}:{port}"
+
+
+def unavailable(address: str, within_s: float) -> ClusterUnavailableError:
+    """Return the error for a coordinator that does not answer."""
+    return ClusterUnavailableError(
+        f"no coordinator answers at {address} within {within_s:g} s; start one with: bbgrap-coordinator --bind {address}"
+    )

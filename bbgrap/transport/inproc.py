@@ -1,0 +1,69 @@
+"""A data plane within one process, for tests: the same laws as over ZeroMQ, without a socket."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections import Counter
+
+from bbgrap.protocol.messages import Buffer
+from bbgrap.transport.data import Arrival
+
+
+class InprocNetwork:
+    """What connects the data planes of one test.
+
+    Invariants: `mailboxes` holds the planes that are not closed.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.mailboxes: dict[str, queue.SimpleQueue[Arrival | None]] = {}
+        self._numbers = itertools.count()
+
+    def plane(self) -> InprocDataPlane:
+        """Open a new data plane."""
+        address = f"inproc://{next(self._numbers)}"
+        self.mailboxes[address] = queue.SimpleQueue()
+        return InprocDataPlane(self, address)
+
+
+class InprocDataPlane:
+    """One process's end; see `bbgrap.transport.data.DataPlane` for what its methods promise."""
+
+    def __init__(self, network: InprocNetwork, address: str) -> None:
+        """Belong to a network; use `InprocNetwork.plane`."""
+        self.address = address
+        self._network = network
+        self._mailbox = network.mailboxes[address]
+        self._users: Counter[str] = Counter()
+
+    def connect(self, address: str) -> None:
+        """See `DataPlane.connect`."""
+        self._users[address] += 1
+
+    def disconnect(self, address: str) -> None:
+        """See `DataPlane.disconnect`."""
+        if self._users[address]:
+            self._users[address] -= 1
+
+    def send(self, address: str, header: bytes, payload: Buffer = b"") -> None:
+        """See `DataPlane.send`."""
+        mailbox = self._network.mailboxes.get(address)
+        if self._users[address] and mailbox is not None:
+            mailbox.put(Arrival(header, bytes(payload)))
+
+    def receive(self, timeout_s: float | None) -> Arrival | None:
+        """See `DataPlane.receive`."""
+        try:
+            return self._mailbox.get_nowait() if timeout_s == 0 else self._mailbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def wake(self) -> None:
+        """See `DataPlane.wake`."""
+        self._mailbox.put(None)
+
+    def close(self) -> None:
+        """See `DataPlane.close`."""
+        self._network.mailboxes.pop(self.address, None)

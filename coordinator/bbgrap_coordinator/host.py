@@ -1,0 +1,151 @@
+"""The host's part of requests: scatter the inputs, gather the outputs.
+
+The coordinator is the last device of every deployment. Laws: every device that takes part gets exactly one first message per request, its
+inputs or a bare start; what arrives for a request that is not running is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
+from bbgrap.graph.types import Array, DType
+from bbgrap.program.execution import Execution
+from bbgrap.program.schedule import Schedule
+from bbgrap.protocol.client_messages import Fault
+from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
+from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.messages import TensorHeader
+from bbgrap.transport.data import Arrival, DataPlane
+
+_log = logging.getLogger("bbgrap.coordinator")
+
+
+@dataclass(frozen=True, slots=True)
+class _Deployment:
+    schedule: Schedule
+    addresses: dict[int, str]
+    received: dict[int, Letter]
+    sent: dict[int, Letter]
+    bare: tuple[int, ...]
+    """Devices that take part and get no input."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    deployment: _Deployment
+    epoch: int
+    execution: Execution
+
+
+class Host:
+    """Runs the host's schedules on the coordinator's thread.
+
+    Invariants: a running request's deployment is installed.
+    """
+
+    def __init__(self, plane: DataPlane) -> None:
+        """Use a data plane that belongs to the same thread."""
+        self._plane = plane
+        self._deployments: dict[int, _Deployment] = {}
+        self._running: dict[int, _Running] = {}
+        self._complained: set[str] = set()
+
+    def install(self, deploy: HostDeploy) -> None:
+        """Connect to the devices of a deployment."""
+        addresses = {peer.device: peer.address for peer in deploy.peers}
+        sent = dict(letters_sent(deploy.schedule))
+        fed = {letter.peer for letter in sent.values()}
+        bare = tuple(device for device in sorted(addresses) if device not in fed)
+        self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, dict(letters_received(deploy.schedule)), sent, bare)
+        for address in addresses.values():
+            self._plane.connect(address)
+
+    def release(self, epoch: int) -> None:
+        """Forget a deployment and its requests."""
+        deployment = self._deployments.pop(epoch, None)
+        if deployment is None:
+            return
+        for number in [number for number, running in self._running.items() if running.epoch == epoch]:
+            del self._running[number]
+        for address in deployment.addresses.values():
+            self._plane.disconnect(address)
+
+    def drop(self, request: int) -> None:
+        """Forget a request."""
+        self._running.pop(request, None)
+
+    def start(self, start: StartRequest) -> RequestDone | RequestBroke | None:
+        """Begin a request; returns its end if it ends at once."""
+        deployment = self._deployments.get(start.epoch)
+        if deployment is None:
+            return RequestBroke(start.request, Fault.EXECUTION, f"deployment {start.epoch} has ended, submit again")
+        try:
+            execution = Execution(deployment.schedule, _feeds(deployment.schedule, start))
+        except BbgrapError as error:
+            return RequestBroke(start.request, Fault.INPUT, str(error))
+        running = self._running[start.request] = _Running(deployment, start.epoch, execution)
+        for device in deployment.bare:
+            header = Frame(Kind.START, deployment.schedule.device, start.epoch, start.request, 0).to_bytes()
+            self._plane.send(deployment.addresses[device], header)
+        return self._advance(start.request, running)
+
+    def accept(self, arrival: Arrival) -> RequestDone | RequestBroke | None:
+        """Take a message; returns the end of its request if this was the last one."""
+        try:
+            frame = Frame.parse(arrival.header)
+            running = self._running.get(frame.request)
+            if frame.kind is not Kind.DATA or running is None or running.epoch != frame.epoch:
+                return None
+            letter = running.deployment.received.get(frame.message)
+            if letter is None or letter.peer != frame.source:
+                raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
+            running.execution.deliver(frame.message, unpack(letter.types, arrival.payload))
+        except RemoteProtocolError as error:
+            if arrival.sender not in self._complained and len(self._complained) < 1000:
+                self._complained.add(arrival.sender)
+                _log.warning("dropping messages of %s: %s", arrival.sender, error)
+            return None
+        return self._advance(frame.request, running)
+
+    def _advance(self, request: int, running: _Running) -> RequestDone | RequestBroke | None:
+        deployment, schedule = running.deployment, running.deployment.schedule
+
+        def outbox(message: int, destination: int, parts: Sequence[Array]) -> None:
+            header = Frame(Kind.DATA, schedule.device, running.epoch, request, message).to_bytes()
+            self._plane.send(deployment.addresses[destination], header, pack(deployment.sent[message].types, parts))
+
+        try:
+            if not running.execution.advance(_no_kernel, outbox):
+                return None
+            results = running.execution.results()
+        except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
+            self._running.pop(request, None)
+            return RequestBroke(request, Fault.EXECUTION, f"coordinator: {error}")
+        self._running.pop(request, None)
+        names = [schedule.buffers[b].name for b in schedule.results]
+        headers = tuple(TensorHeader(name, DType.of(array.dtype), array.shape) for name, array in zip(names, results, strict=True))
+        return RequestDone(request, headers, tuple(encode_array(array) for array in results))
+
+
+def _no_kernel(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
+    raise ExecutionError(f"the host's schedule runs segment {segment} on {len(inputs)} inputs, but the host computes nothing")
+
+
+def _feeds(schedule: Schedule, start: StartRequest) -> list[Array]:
+    if not len(start.inputs) == len(start.payload) == len(schedule.feeds):
+        raise RemoteProtocolError(
+            f"request: expected {len(schedule.feeds)} inputs, got {len(start.inputs)} with {len(start.payload)} contents"
+        )
+    feeds = []
+    for header, content, buffer in zip(start.inputs, start.payload, schedule.feeds, strict=True):
+        spec = schedule.buffers[buffer]
+        if header.dtype is not spec.dtype or (spec.shape is not None and header.shape != spec.shape):
+            got = f"{header.dtype.name.lower()}{list(header.shape)}"
+            raise RemoteProtocolError(
+                f"input '{header.name}': the plan is for {spec.dtype.name.lower()}{list(spec.shape or ())}, got {got}"
+            )
+        feeds.append(decode_array(header.dtype, header.shape, content))
+    return feeds

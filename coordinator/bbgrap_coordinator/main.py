@@ -1,0 +1,55 @@
+"""The command `bbgrap-coordinator`: registers agents, plans, deploys and dispatches, until it is stopped."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bbgrap.errors import BbgrapError
+
+_log = logging.getLogger("bbgrap.coordinator")
+
+
+def main(
+    bind: Annotated[str, typer.Option(help="Where to listen: tcp://HOST:PORT; port 0 takes a free one.")] = "tcp://127.0.0.1:7070",
+    data_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: a free one.")] = 0,
+    advertise: Annotated[str, typer.Option(help="The host name or address agents reach this machine by.")] = "",
+    state_dir: Annotated[Path | None, typer.Option(help="Where models are kept; default ~/.cache/bbgrap/coordinator.")] = None,
+    ready_file: Annotated[Path | None, typer.Option(help="Write the address to this file once it can be used.")] = None,
+    until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
+    debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
+) -> None:
+    """Coordinate agents."""
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    from bbgrap.engine.prepare import prepare
+    from bbgrap_coordinator.service import serve
+
+    try:
+        serve(
+            bind,
+            prepare=prepare,
+            data_port=data_port,
+            advertise=advertise,
+            state_dir=state_dir,
+            ready_file=ready_file,
+            until_eof=until_eof,
+        )
+    except BbgrapError as error:
+        if debug:
+            raise
+        typer.echo(f"bbgrap-coordinator: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def run() -> None:
+    """Start the command line."""
+    typer.run(main)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,190 @@
+"""The coordinator's loop: control messages, data messages and time go into the machine, its instructions are carried out.
+
+Planning takes long and runs in a thread of its own; everything else is done here, on one thread. Laws: every message that has arrived is
+handled before time is judged, so a busy coordinator does not take living agents for dead.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import zmq
+
+from bbgrap.cluster.types import Cluster
+from bbgrap.engine.prepare import Prepared
+from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.client_messages import Failed, Fault, StillWorking
+from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.coordinator_events import (
+    DropRequest,
+    Event,
+    FromPeer,
+    HostDeploy,
+    HostRelease,
+    Instruction,
+    PlanFailed,
+    Planned,
+    StartPlanning,
+    StartRequest,
+    Tell,
+    Tick,
+    ToAgent,
+    ToClient,
+    WriteChunk,
+)
+from bbgrap.protocol.coordinator_machine import CoordinatorMachine
+from bbgrap.protocol.messages import Deploy, DeploymentFailed
+from bbgrap.transport.control import ControlServer
+from bbgrap.transport.data import ZmqDataPlane
+from bbgrap.transport.mailbox import Mailbox
+from bbgrap_coordinator.host import Host
+from bbgrap_coordinator.models import ModelStore
+
+Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions], Prepared]
+
+_TICK_S = 0.25
+_BATCH = 256
+"""Messages handled before the other socket gets its turn."""
+
+_log = logging.getLogger("bbgrap.coordinator")
+
+
+class Server:
+    """One coordinator in this process.
+
+    Invariants: machine, host and sockets are used by the thread that calls `run` only.
+    """
+
+    def __init__(
+        self, control: ControlServer, plane: ZmqDataPlane, machine: CoordinatorMachine, models: ModelStore, prepare: Prepare
+    ) -> None:
+        """Take over the connections; nothing is handled before `run`."""
+        self._control = control
+        self._plane = plane
+        self._machine = machine
+        self._models = models
+        self._prepare = prepare
+        self._host = Host(plane)
+        self._events: Mailbox[Event | None] = Mailbox()
+        self._planner = ThreadPoolExecutor(1, "planner")
+        self._complained: set[bytes] = set()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End `run`; may be called from a signal handler."""
+        self._stopped = True
+        self._events.put(None)
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        poller = zmq.Poller()
+        poller.register(self._plane.socket, zmq.POLLIN)
+        poller.register(self._control.socket, zmq.POLLIN)
+        poller.register(self._events.fileno(), zmq.POLLIN)
+        due = time.monotonic() + _TICK_S
+        while not self._stopped:
+            wait = 0.001 if self._plane.crowded else due - time.monotonic()
+            poller.poll(max(0, round(wait * 1000)))
+            more = self._take_data() | self._take_control()
+            for event in self._events.take():
+                if event is not None:
+                    self._handle(event)
+            if not more and time.monotonic() >= due:
+                self._handle(Tick())
+                due = time.monotonic() + _TICK_S
+        self._planner.shutdown(wait=False, cancel_futures=True)
+        self._plane.close()
+        self._control.close()
+
+    def _take_data(self) -> bool:
+        for _ in range(_BATCH):
+            arrival = self._plane.receive(0)
+            if arrival is None:
+                return False
+            ended = self._host.accept(arrival)
+            if ended is not None:
+                self._handle(ended)
+        return True
+
+    def _take_control(self) -> bool:
+        for _ in range(_BATCH):
+            received = self._control.receive()
+            if received is None:
+                return False
+            identity, frames = received
+            try:
+                self._handle(FromPeer(identity, TO_COORDINATOR.decode(frames)))
+            except RemoteProtocolError as error:
+                if identity not in self._complained and len(self._complained) < 1000:
+                    self._complained.add(identity)
+                    _log.warning("dropping messages of %s: %s", identity.hex()[:12], error)
+        return True
+
+    def _handle(self, event: Event) -> None:
+        try:
+            instructions = self._machine.handle(event, time.monotonic())
+        except RemoteProtocolError as error:
+            _log.warning("dropped a message: %s", error)
+            return
+        for instruction in instructions:
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:  # noqa: C901 - one branch per instruction
+        match instruction:
+            case ToAgent():
+                self._say_to_agent(instruction)
+            case ToClient():
+                self._say_to_client(instruction)
+            case StartRequest():
+                ended = self._host.start(instruction)
+                if ended is not None:
+                    self._handle(ended)
+            case DropRequest():
+                self._host.drop(instruction.request)
+            case HostDeploy():
+                self._host.install(instruction)
+            case HostRelease():
+                self._host.release(instruction.epoch)
+            case WriteChunk():
+                self._handle(self._models.write(instruction))
+            case StartPlanning():
+                self._planner.submit(lambda: self._events.put(self._plan(instruction)))
+            case Tell(text):
+                _log.info(text)
+
+    def _say_to_agent(self, say: ToAgent) -> None:
+        try:
+            self._control.send(say.identity, TO_AGENT.encode(say.message))
+        except LocalProtocolError as error:
+            if not isinstance(say.message, Deploy):
+                raise
+            # A plan too large to be sent is a failed deployment, as if the agent had refused it.
+            self._handle(FromPeer(say.identity, DeploymentFailed(say.message.epoch, str(error))))
+
+    def _say_to_client(self, say: ToClient) -> None:
+        try:
+            frames = TO_CLIENT.encode(say.message)
+        except LocalProtocolError as error:
+            if isinstance(say.message, StillWorking):
+                raise
+            frames = TO_CLIENT.encode(Failed(say.message.call, Fault.EXECUTION, f"answer: {error}"))
+        self._control.send(say.identity, frames)
+
+    def _plan(self, job: StartPlanning) -> Event:
+        """Plan, in the planner's thread."""
+        try:
+            with self._models.folder(job.files) as path:
+                prepared = self._prepare(path, job.shapes, job.cluster, job.options)
+            return Planned(job.epoch, prepared.artifacts, json.dumps(prepared.report))
+        except BbgrapError as error:
+            return PlanFailed(job.epoch, Fault.of(error), str(error))
+        except Exception as error:
+            # A bug in a planner ends this request, not the coordinator.
+            _log.exception("planning of deployment %d failed", job.epoch)
+            return PlanFailed(job.epoch, Fault.PLAN, f"planner: {type(error).__name__}: {error}; the coordinator's log has the traceback")

@@ -1,0 +1,186 @@
+"""The executor on the in-process data plane: what runs when, and what is dropped."""
+
+import numpy as np
+import pytest
+from bbgrap_agent.executor import MAX_EARLY, Deployment, Executor
+
+from bbgrap.graph.types import DType
+from bbgrap.program.schedule import BufferSpec, Part, Receive, Run, Schedule, Send
+from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.messages import Peer
+from bbgrap.transport.inproc import InprocNetwork
+
+ROW = BufferSpec("row", DType.FLOAT, (2,))
+HOST, PEER = 2, 1
+
+
+class Bench:
+    """An executor as device 0 beside a peer and a host that the test plays."""
+
+    def __init__(self, kernel=lambda inputs: [inputs[0] + inputs[1]]):
+        network = InprocNetwork()
+        self.plane, self.peer, self.host = network.plane(), network.plane(), network.plane()
+        self.failures = []
+        self.ran = []
+        self.executor = Executor(self.plane, lambda *failure: self.failures.append(failure))
+        self.peer.connect(self.plane.address)
+        self.host.connect(self.plane.address)
+        schedule = Schedule(
+            0,
+            HOST,
+            (ROW, ROW, ROW),
+            (Receive(1, HOST, (0,)), Receive(2, PEER, (1,)), Run(0, (0, 1), (2,)), Send(3, HOST, (Part(2, None),))),
+        )
+
+        def segment(inputs):
+            self.ran.append(float(inputs[0][0]))
+            return kernel(inputs)
+
+        addresses = (self.plane.address, self.peer.address, self.host.address)
+        self.executor.install(Deployment(7, schedule, (segment,), ("first",), addresses))
+
+    def send(self, sender, source, request, message, value, epoch=7):
+        sender.send(
+            self.plane.address, Frame(Kind.DATA, source, epoch, request, message).to_bytes(), np.full(2, value, np.float32).data.cast("B")
+        )
+
+    def step(self):
+        """Do what the loop does, until nothing is left to do."""
+        while True:
+            arrival = self.plane.receive(0)
+            if arrival is not None:
+                self.executor.accept(arrival)
+            elif not any(running.can_go_on for running in self.executor._running.values()):
+                return
+            self.executor._advance()
+
+    def answers(self):
+        came = {}
+        while (arrival := self.host.receive(0)) is not None:
+            came[Frame.parse(arrival.header).request] = np.frombuffer(arrival.payload, np.float32).tolist()
+        return came
+
+
+def test_a_request_runs_when_its_messages_are_there():
+    bench = Bench()
+    bench.send(bench.host, HOST, 1, 1, 10)
+    bench.step()
+    assert bench.answers() == {}
+    bench.send(bench.peer, PEER, 1, 2, 1)
+    bench.step()
+    assert bench.answers() == {1: [11, 11]}
+    assert bench.executor._running == {}
+
+
+def test_a_neighbour_may_be_faster_than_the_host():
+    bench = Bench()
+    bench.send(bench.peer, PEER, 1, 2, 1)
+    bench.step()
+    assert bench.ran == []
+    bench.send(bench.host, HOST, 1, 1, 10)
+    bench.step()
+    assert bench.answers() == {1: [11, 11]}
+    assert bench.executor._early_count == 0
+
+
+def test_the_oldest_request_that_can_go_on_does():
+    bench = Bench()
+    for request in (1, 2, 3):
+        bench.send(bench.host, HOST, request, 1, request)
+    bench.send(bench.peer, PEER, 3, 2, 0)
+    bench.step()
+    assert bench.ran == [3]
+    bench.send(bench.peer, PEER, 2, 2, 0)
+    bench.send(bench.peer, PEER, 1, 2, 0)
+    for _ in range(2):
+        bench.executor.accept(bench.plane.receive(0))
+    bench.step()
+    assert bench.ran == [3, 1, 2]
+
+
+def test_a_kernel_error_fails_the_request_and_nothing_else():
+    def kernel(inputs):
+        if inputs[0][0] == 5:
+            raise RuntimeError("bad\n  luck")
+        return [inputs[0]]
+
+    bench = Bench(kernel)
+    for request, value in ((1, 5), (2, 6)):
+        bench.send(bench.host, HOST, request, 1, value)
+        bench.send(bench.peer, PEER, request, 2, 0)
+    bench.step()
+    assert bench.failures == [(7, 1, "segment 'first': bad luck")]
+    assert bench.answers() == {2: [6, 6]}
+
+
+def test_a_kernel_that_breaks_the_plan_fails_the_request():
+    bench = Bench(lambda inputs: [inputs[0][:1]])
+    bench.send(bench.host, HOST, 1, 1, 5)
+    bench.send(bench.peer, PEER, 1, 2, 0)
+    bench.step()
+    ((_, _, reason),) = bench.failures
+    assert "the plan says float[2], the kernel gave float32[1]" in reason
+
+
+def test_dropped_requests_and_removed_deployments_are_forgotten():
+    bench = Bench()
+    bench.send(bench.host, HOST, 1, 1, 10)
+    bench.send(bench.host, HOST, 2, 1, 10)
+    bench.step()
+    bench.executor.drop(7, 1)
+    bench.send(bench.peer, PEER, 1, 2, 1)
+    bench.send(bench.host, HOST, 1, 1, 10)
+    bench.step()
+    assert bench.ran == []
+    bench.executor.remove(7)
+    bench.send(bench.peer, PEER, 2, 2, 1)
+    bench.step()
+    assert bench.ran == []
+    assert bench.executor._running == {}
+
+
+def test_early_messages_are_bounded():
+    bench = Bench()
+    for request in range(MAX_EARLY + 10):
+        bench.send(bench.peer, PEER, request, 2, 1)
+    bench.step()
+    assert bench.executor._early_count == MAX_EARLY
+    assert (7, 9) not in bench.executor._early
+    assert (7, 10) in bench.executor._early
+
+
+@pytest.mark.parametrize(
+    ("header", "payload"),
+    [
+        (b"", b""),
+        (b"x" * 32, b"y"),
+        (Frame(Kind.DATA, PEER, 7, 1, 99).to_bytes(), b""),
+        (Frame(Kind.DATA, PEER, 7, 1, 1).to_bytes(), bytes(8)),
+        (Frame(Kind.DATA, HOST, 7, 1, 1).to_bytes(), bytes(7)),
+        (Frame(Kind.DATA, HOST, 8, 1, 1).to_bytes(), bytes(8)),
+        (Frame(Kind.PING, 5, 0, 1, 100).to_bytes(), b"tcp://elsewhere:1"),
+        (Frame(Kind.PONG, 5, 0, 1, 100).to_bytes(), b""),
+    ],
+)
+def test_what_nobody_expects_is_dropped(header, payload, caplog):
+    bench = Bench()
+    for _ in range(3):
+        bench.peer.send(bench.plane.address, header, payload)
+    bench.step()
+    assert bench.ran == []
+    assert bench.failures == []
+    assert len(caplog.records) <= 1
+    bench.send(bench.host, HOST, 2, 1, 10)
+    bench.send(bench.peer, PEER, 2, 2, 1)
+    bench.step()
+    assert bench.answers() == {2: [11, 11]}
+
+
+def test_pings_of_known_peers_are_answered_with_the_size_they_ask_for():
+    bench = Bench()
+    bench.executor.allow_pings([Peer(1, "b", bench.peer.address)])
+    bench.peer.send(bench.plane.address, Frame(Kind.PING, 0, 0, 5, 1000).to_bytes(), bench.peer.address.encode())
+    bench.step()
+    answer = bench.peer.receive(0)
+    assert Frame.parse(answer.header) == Frame(Kind.PONG, 0, 0, 5, 0)
+    assert len(answer.payload) == 1000

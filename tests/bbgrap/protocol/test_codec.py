@@ -1,0 +1,202 @@
+"""P7 of docs: what is encoded is decoded to the same; arbitrary bytes are a `RemoteProtocolError` and nothing else."""
+
+import dataclasses
+from typing import get_args
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bbgrap.cluster.types import KernelRate, LinkProfile, NodeProfile
+from bbgrap.errors import LocalProtocolError, RemoteProtocolError
+from bbgrap.graph.types import DType, TensorType
+from bbgrap.planners.options import PlanOptions
+from bbgrap.program.artifacts import SegmentModel, WeightRef
+from bbgrap.program.schedule import BufferSpec, Join, Part, Receive, Run, Schedule, Send
+from bbgrap.protocol import client_messages as client
+from bbgrap.protocol import messages as m
+from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.limits import MAX_CHUNK_BYTES
+
+DIGEST = "0123456789abcdef" * 4
+PROFILE = NodeProfile("a", 0.5, 2, 1, 10, 1e9, (KernelRate("conv", 3.5),), (LinkProfile("b", 1e8, 1e-4),))
+TENSOR = m.TensorHeader("x", DType.FLOAT, (1, 3))
+SCHEDULE = Schedule(
+    0,
+    2,
+    (
+        BufferSpec("x", DType.FLOAT, (4, 4)),
+        BufferSpec("y", DType.FLOAT, (4, 4)),
+        BufferSpec("z", DType.STRING, None),
+        BufferSpec("j", DType.FLOAT, (4, 4)),
+    ),
+    (
+        Receive(0, 2, (0, 2)),
+        Run(0, (0,), (1,)),
+        Join(3, ((Part(1, (((0, 2), (3, 4)), ((0, 4),))), (((0, 3),), ((0, 4),))), (Part(0, None), None))),
+        Send(1, 1, (Part(3, (((0, 1),), ((0, 4),))), Part(2, None))),
+    ),
+)
+SEGMENT = SegmentModel("s", DIGEST, b"model", ("x",), ("y",), {"w": WeightRef(DIGEST, TensorType(DType.FLOAT, (2, 2)))})
+PEERS = (m.Peer(0, "a", "tcp://a:1"), m.Peer(1, "b", "tcp://b:1"), m.Peer(2, "host", "tcp://h:1"))
+
+AGENT = [
+    m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", PROFILE),
+    m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", None),
+    m.Heartbeat(),
+    m.WeightsMissing(7, (DIGEST,)),
+    m.WeightStored(DIGEST, 5),
+    m.Deployed(7, 0.25),
+    m.DeploymentFailed(7, "no"),
+    m.RequestFailed(7, 8, "no"),
+    m.Measured(1, PROFILE, ""),
+    m.Leave("bye"),
+]
+COMMANDS = [
+    m.Welcome(3, 0.5, 2.0),
+    m.Refused("taken", True),
+    m.Rejoin(),
+    m.HeartbeatSeen(),
+    m.Deploy(7, PEERS, SCHEDULE, (SEGMENT,)),
+    m.WeightChunk(DIGEST, TensorType(DType.FLOAT, (2, 2)), 0, 16, (b"0123",)),
+    m.Abandon(7, 8),
+    m.Release(7),
+    m.Measure(1, PEERS),
+    m.AnswerPings(PEERS),
+]
+CLIENT = [
+    client.Hello(1, 1, "0.1.0"),
+    client.ListNodes(1),
+    client.OfferModel(1, DIGEST, (client.ModelFile("m.onnx", DIGEST, 5),)),
+    client.ModelChunk(1, DIGEST, 0, (b"abc",)),
+    client.PrepareModel(1, DIGEST, {"x": (1, 3)}, PlanOptions(split="grid", grid=(1, 2))),
+    client.RunModel(1, DIGEST, 3.0, (TENSOR,), (b"0123", b"")),
+    client.MeasureNodes(1, ""),
+    client.SetProfile(1, PROFILE),
+    client.Cancel(1),
+    client.Ask((1, 2)),
+]
+STATUS = client.NodeStatus("a", "tcp://a:1", "alive", 1, 2, 3, "0.1.0", "1.31.1", 26, None)
+ANSWERS = [
+    client.Greeting(1, "0.1.0", 2),
+    client.Nodes(1, (STATUS,)),
+    client.ModelMissing(1, (DIGEST,)),
+    client.ModelStored(1, 5, True),
+    client.Progress(1, "planning", 0, 1),
+    client.ModelPrepared(1, DIGEST, 7, ("a", "b"), "{}"),
+    client.RunResult(1, 7, (TENSOR,), (b"0123",)),
+    client.Profiles(1, (PROFILE,)),
+    client.Failed(1, client.Fault.PLAN, "no"),
+    client.StillWorking((1, 2), (1,)),
+]
+CASES = [(TO_COORDINATOR, x) for x in (*AGENT, *CLIENT)] + [(TO_AGENT, x) for x in COMMANDS] + [(TO_CLIENT, x) for x in ANSWERS]
+CODECS = (TO_COORDINATOR, TO_AGENT, TO_CLIENT)
+
+
+@pytest.mark.parametrize(("codec", "message"), CASES, ids=lambda x: type(x).__name__)
+def test_round_trip(codec, message):
+    assert codec.decode(codec.encode(message)) == message
+    assert codec.decode([memoryview(bytes(frame)) for frame in codec.encode(message)]) == message
+
+
+def test_every_message_has_a_case():
+    unions = (m.AgentMessage, client.ClientMessage, m.AgentCommand, client.ClientAnswer)
+    assert {type(message) for _, message in CASES} == {kind for union in unions for kind in get_args(union)}
+
+
+@pytest.mark.parametrize(("codec", "message"), CASES, ids=lambda x: type(x).__name__)
+def test_another_direction_is_refused(codec, message):
+    for other in CODECS:
+        if other is not codec:
+            with pytest.raises(LocalProtocolError, match="never sent in this direction"):
+                other.encode(message)
+            with pytest.raises(RemoteProtocolError, match="no message of this direction"):
+                other.decode(codec.encode(message))
+
+
+@given(st.lists(st.binary(max_size=200), max_size=4))
+def test_arbitrary_frames(frames):
+    for codec in CODECS:
+        try:
+            codec.decode(frames)
+        except RemoteProtocolError:
+            continue
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(CASES), st.data())
+def test_any_damage_to_a_field_is_seen_or_harmless(case, data):
+    codec, message = case
+    header, *payload = codec.encode(message)
+    version, name, fields = msgpack.unpackb(header)
+    place = data.draw(st.integers(0, max(0, len(fields) - 1)))
+    damaged = [*fields[:place], data.draw(PLAIN), *fields[place + 1 :]]
+    try:
+        decoded = codec.decode([msgpack.packb([version, name, damaged]), *payload])
+    except RemoteProtocolError:
+        return
+    assert codec.decode(codec.encode(decoded)) == decoded
+
+
+@given(st.sampled_from(CASES), st.data())
+def test_cut_and_flipped_bytes(case, data):
+    codec, message = case
+    header, *payload = codec.encode(message)
+    position = data.draw(st.integers(0, len(header) - 1))
+    flipped = header[:position] + bytes([header[position] ^ data.draw(st.integers(1, 255))]) + header[position + 1 :]
+    for broken in (header[:position], flipped):
+        try:
+            codec.decode([broken, *payload])
+        except RemoteProtocolError:
+            continue
+
+
+def refuses(codec, message, text, **fields):
+    with pytest.raises(RemoteProtocolError, match=text):
+        codec.decode(codec.encode(dataclasses.replace(message, **fields)))
+
+
+def test_limits_and_laws_are_kept():
+    deploy = COMMANDS[4]
+    refuses(TO_AGENT, deploy, "Deploy: segment 0: there are 0", segments=())
+    refuses(TO_AGENT, deploy, "peers: expected devices 0 to 2", peers=PEERS[:2])
+    refuses(TO_AGENT, deploy, "a digest is no SHA-256", segments=(dataclasses.replace(SEGMENT, digest="../../etc/passwd"),))
+    twice = dataclasses.replace(SCHEDULE, steps=(*SCHEDULE.steps, Run(0, (0,), (1,))))
+    refuses(TO_AGENT, deploy, "fills buffer 1 a second time", schedule=twice)
+    refuses(TO_COORDINATOR, AGENT[3], "expected a SHA-256 in hex", digests=("zz",))
+    refuses(TO_COORDINATOR, CLIENT[2], "expected a plain file name", files=(client.ModelFile("../m", DIGEST, 5),))
+    refuses(TO_COORDINATOR, CLIENT[3], "at most 1 payload frames", payload=(bytes(MAX_CHUNK_BYTES + 1),))
+    refuses(TO_COORDINATOR, AGENT[0], "at most 1024 bytes", name="x" * 2000)
+    refuses(TO_COORDINATOR, AGENT[5], "finite number", seconds=float("nan"))
+    refuses(TO_COORDINATOR, AGENT[5], "integer from 0", epoch=-1)
+    refuses(TO_COORDINATOR, CLIENT[4], "expected one of batch, channels", options=bad_options())
+
+
+def bad_options():
+    options = PlanOptions()
+    object.__setattr__(options, "split", "diagonal")
+    return options
+
+
+def test_another_version_is_named():
+    header = msgpack.packb([99, "Heartbeat", []])
+    with pytest.raises(RemoteProtocolError, match="expected protocol version 1, got 99"):
+        TO_COORDINATOR.decode([header])
+
+
+def test_depth_and_length_bombs():
+    for header in (
+        b"\x91" * 5000 + b"\xc0",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x93\x01\xa9Heartbeat" + b"\xdd\x7f\xff\xff\xff",
+    ):
+        with pytest.raises(RemoteProtocolError):
+            TO_COORDINATOR.decode([header])

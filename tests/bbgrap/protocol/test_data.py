@@ -1,0 +1,108 @@
+"""The data plane's framing: what is packed is unpacked to the same, anything else is a `RemoteProtocolError`."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from bbgrap.errors import ModelError, RemoteProtocolError
+from bbgrap.graph.types import DType, TensorType
+from bbgrap.program.schedule import BufferSpec, Part, Receive, Schedule, Send
+from bbgrap.protocol.data import Frame, Kind, decode_array, encode_array, letters_received, letters_sent, pack, unpack
+
+DTYPES = [DType.FLOAT, DType.BOOL, DType.INT64, DType.FLOAT16, DType.UINT8, DType.COMPLEX128, DType.STRING]
+
+
+@st.composite
+def parts(draw):
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    if dtype is DType.STRING:
+        array = draw(hnp.arrays(object, shape, elements=st.text(max_size=6)))
+    else:
+        array = draw(hnp.arrays(dtype.numpy, shape))
+        if array.ndim and draw(st.booleans()):
+            array = np.repeat(array, 2, axis=-1)[..., ::2]
+    return TensorType(dtype, draw(st.sampled_from([None, array.shape]))), array
+
+
+@given(st.lists(parts(), max_size=4))
+def test_round_trip(given_parts):
+    types, arrays = [kind for kind, _ in given_parts], [array for _, array in given_parts]
+    payload = pack(types, arrays)
+    for buffer in (payload, memoryview(bytes(payload))):
+        for array, back in zip(arrays, unpack(types, buffer), strict=True):
+            assert back.shape == array.shape
+            assert back.flags.aligned
+            np.testing.assert_array_equal(back, array)
+
+
+@given(st.lists(parts(), max_size=3), st.binary(max_size=200))
+def test_arbitrary_payload(given_parts, payload):
+    types = [kind for kind, _ in given_parts]
+    try:
+        assert len(unpack(types, payload)) == len(types)
+    except RemoteProtocolError:
+        return
+
+
+@given(st.binary(max_size=40))
+def test_arbitrary_header(header):
+    try:
+        Frame.parse(header)
+    except RemoteProtocolError:
+        return
+
+
+@given(
+    st.builds(
+        Frame,
+        st.sampled_from(Kind),
+        st.integers(0, 2**16 - 1),
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 2**32 - 1),
+    )
+)
+def test_header_round_trip(frame):
+    assert Frame.parse(frame.to_bytes()) == frame
+    assert len(frame.to_bytes()) == 32
+
+
+def test_a_single_dense_part_is_not_copied():
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    payload = pack([TensorType(DType.FLOAT, (2, 3))], [array])
+    assert np.shares_memory(np.frombuffer(payload, np.uint8), array)
+    (back,) = unpack([TensorType(DType.FLOAT, (2, 3))], payload)
+    assert np.shares_memory(back, array)
+    assert not back.flags.writeable or back is not array
+
+
+def test_misaligned_content_is_copied():
+    content = memoryview(bytes(17))[1:]
+    assert decode_array(DType.DOUBLE, (2,), content).flags.aligned
+
+
+def test_a_kernel_that_breaks_the_plan_is_named():
+    with pytest.raises(ModelError, match=r"the plan says float\[2\], the kernel gave float32\[3\]"):
+        pack([TensorType(DType.FLOAT, (2,))], [np.zeros(3, np.float32)])
+    with pytest.raises(ModelError, match=r"the plan says float\[2\], the kernel gave float64\[2\]"):
+        pack([TensorType(DType.FLOAT, (2,))], [np.zeros(2)])
+
+
+def test_big_endian_and_bytes_strings():
+    assert bytes(encode_array(np.array([1], ">i4"))) == b"\x01\0\0\0"
+    back = decode_array(DType.STRING, (1,), encode_array(np.array([b"\xc3\xa4"], object)))
+    assert back.tolist() == ["ä"]
+
+
+def test_letters_say_what_a_schedule_sends_and_expects():
+    schedule = Schedule(
+        0,
+        1,
+        (BufferSpec("x", DType.FLOAT, (4, 2)), BufferSpec("s", DType.STRING, None)),
+        (Receive(5, 1, (0, 1)), Send(6, 1, (Part(0, (((0, 1), (3, 4)), ((0, 2),))), Part(1, None)))),
+    )
+    assert letters_received(schedule)[5].types == (TensorType(DType.FLOAT, (4, 2)), TensorType(DType.STRING, None))
+    assert letters_sent(schedule)[6].types == (TensorType(DType.FLOAT, (2, 2)), TensorType(DType.STRING, None))

@@ -1,0 +1,112 @@
+"""P9: whatever the wire does (drop, repeat, reorder) and whoever crashes, every call is answered exactly once when the wire heals."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bbgrap.protocol import client_messages as c
+from tests.bbgrap.protocol.wire import Wire
+
+NAMES = ("a", "b", "c")
+
+
+class ClusterOnAFakeWire(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.wire = Wire()
+        for name in NAMES[:2]:
+            self.wire.add_agent(name)
+        self.wire.offer()
+        self.wire.prepare()
+
+    @rule()
+    def prepare(self):
+        self.wire.offer()
+        self.wire.prepare()
+
+    @rule()
+    def run(self):
+        self.wire.run()
+
+    @precondition(lambda self: self.wire.pending())
+    @rule(data=st.data(), count=st.integers(1, 10))
+    def deliver(self, data, count):
+        for _ in range(count):
+            if self.wire.pending():
+                self.wire.deliver(data.draw(st.sampled_from(self.wire.pending())))
+
+    @rule()
+    def deliver_all(self):
+        self.wire.settle()
+
+    @precondition(lambda self: self.wire.pending())
+    @rule(data=st.data())
+    def drop(self, data):
+        key = data.draw(st.sampled_from(self.wire.pending()))
+        self.wire.queues[key].pop(data.draw(st.integers(0, len(self.wire.queues[key]) - 1)))
+
+    @precondition(lambda self: self.wire.pending())
+    @rule(data=st.data())
+    def repeat_or_reorder(self, data):
+        key = data.draw(st.sampled_from(self.wire.pending()))
+        self.wire.deliver(key, data.draw(st.integers(0, len(self.wire.queues[key]) - 1)), keep=data.draw(st.booleans()))
+
+    @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 3.0]))
+    def time(self, seconds):
+        self.wire.pass_time(seconds)
+
+    @rule()
+    def finish(self):
+        self.wire.finish_requests()
+
+    @precondition(lambda self: self.wire.agents)
+    @rule(data=st.data())
+    def crash(self, data):
+        self.wire.crash(data.draw(st.sampled_from(list(self.wire.agents.values()))))
+
+    @rule(name=st.sampled_from(NAMES))
+    def start_agent(self, name):
+        if name not in {agent.name for agent in self.wire.agents.values()}:
+            self.wire.add_agent(name)
+
+    @rule()
+    def restart_coordinator(self):
+        self.wire.restart_coordinator()
+
+    @invariant()
+    def nothing_is_answered_twice(self):
+        assert all(len(answers) <= 1 for answers in self.wire.answers.values())
+
+    @invariant()
+    def requests_are_where_they_belong(self):
+        machine = self.wire.coordinator
+        deployments = machine.deployments.by_epoch
+        waiting = [number for d in deployments.values() for number in d.waiting]
+        running = [number for d in deployments.values() for number in d.running]
+        assert sorted(waiting + running) == sorted(machine.requests)
+        assert all(request.epoch in deployments for n, request in machine.requests.items() if n in running)
+        assert len(machine._by_caller) == len(machine.requests)
+        assert set(machine.members.by_name) == {member.name for member in machine.members.by_identity.values()}
+
+    def teardown(self):
+        wire = self.wire
+        for _ in range(100):
+            wire.settle()
+            wire.pass_time(0.5)
+        wire.settle()
+        assert {call: len(answers) for call, answers in wire.answers.items() if len(answers) != 1} == {}
+        assert wire.coordinator.requests == {}
+        if not wire.agents:
+            wire.add_agent("a")
+            wire.settle()
+        wire.offer()
+        wire.settle()
+        wire.prepare()
+        wire.settle()
+        call = wire.run()
+        wire.settle()
+        assert isinstance(wire.answer(call), c.RunResult)
+
+
+ClusterOnAFakeWire.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestClusterOnAFakeWire = ClusterOnAFakeWire.TestCase

@@ -1,0 +1,56 @@
+"""What a model takes and gives; what does not fit is named."""
+
+import numpy as np
+import pytest
+
+from bbgrap.errors import InputError
+from bbgrap.graph.onnx_read import ModelInput
+from bbgrap.graph.types import DType
+from bbgrap.session.signature import NodeArg, Signature
+
+
+def signature(*inputs):
+    return Signature(tuple(NodeArg.of(ModelInput(*given)) for given in inputs), (NodeArg.of(ModelInput("y", DType.INT64, ())),))
+
+
+IMAGE = ("image", DType.FLOAT, ("N", 3, None))
+LABEL = ("label", DType.STRING, ("N",))
+
+
+def test_a_feed_that_fits_comes_back_in_the_models_order():
+    image, label = np.zeros((2, 3, 7), np.float32), np.array(["a", "b"])
+    first, second = signature(IMAGE, LABEL).check_feed({"label": label, "image": image})
+    assert first is image
+    assert second is label
+
+
+def test_lists_become_arrays():
+    (array,) = signature(("n", DType.INT64, (2,))).check_feed({"n": [1, 2]})
+    assert array.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [
+        ({"image": np.zeros((2, 4, 7), np.float32), "label": ["a", "b"]}, r"input 'image': expected float\[N, 3, \?\] with N = 2, got"),
+        ({"image": np.zeros((2, 3, 7), np.float32), "label": ["a"]}, r"input 'label': expected string\[N\] with N = 2, got <U1\[1\]"),
+        ({"image": np.zeros((2, 3, 7)), "label": ["a", "b"]}, r"got float64\[2, 3, 7\]; convert it with \.astype\(np\.float32\)"),
+        ({"image": np.zeros(1)}, r"inputs: expected 'image' float\[N, 3, \?\], 'label' string\[N\], got 'image'"),
+    ],
+)
+def test_a_feed_that_does_not_fit(feed, message):
+    with pytest.raises(InputError, match=message):
+        signature(IMAGE, LABEL).check_feed(feed)
+
+
+def test_types_are_written_as_onnxruntime_does():
+    assert [arg.type for arg in signature(IMAGE, LABEL).inputs] == ["tensor(float)", "tensor(string)"]
+    assert signature(IMAGE).outputs[0].shape == []
+
+
+def test_declared_shapes_must_be_concrete():
+    assert signature(("x", DType.FLOAT, (1, 3))).declared_shapes() == {"x": (1, 3)}
+    with pytest.raises(InputError, match="is not concrete"):
+        signature(IMAGE).declared_shapes()
+    with pytest.raises(InputError, match=r"float\[\.\.\.\] is not concrete"):
+        signature(("x", DType.FLOAT, None)).declared_shapes()

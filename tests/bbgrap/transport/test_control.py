@@ -1,0 +1,77 @@
+import time
+
+import pytest
+import zmq
+
+from bbgrap.errors import UsageError
+from bbgrap.transport.control import ControlClient, ControlServer, check_address
+from bbgrap.transport.mailbox import Mailbox
+
+
+def wait(receive):
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        message = receive()
+        if message is not None:
+            return message
+        time.sleep(0.001)
+    raise AssertionError("no message came")
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as context:
+        yield context
+
+
+def test_messages_go_both_ways_and_the_identity_survives_a_new_connection(context):
+    server = ControlServer(context, "tcp://127.0.0.1:0")
+    with ControlClient(context, server.address) as client:
+        client.send([b"hello", bytes(100_000)])
+        identity, frames = wait(server.receive)
+        assert [bytes(frame) for frame in frames] == [b"hello", bytes(100_000)]
+        server.send(identity, [b"answer"])
+        assert [bytes(frame) for frame in wait(client.receive)] == [b"answer"]
+        client.reopen()
+        client.send([b"again"])
+        assert wait(server.receive)[0] == identity
+        server.send(b"nobody", [b"lost"])
+    server.close()
+
+
+def test_a_taken_port_is_a_readable_error(context):
+    server = ControlServer(context, "tcp://127.0.0.1:0")
+    with pytest.raises(UsageError, match="is in use; is a coordinator running already"):
+        ControlServer(context, server.address)
+    server.close()
+    with pytest.raises(UsageError, match="expected tcp://HOST:PORT of this machine"):
+        ControlServer(context, "tcp://256.1.1.1:5")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("head", "tcp://head:7070"), ("head:1", "tcp://head:1"), ("tcp://head:1", "tcp://head:1"), ("tcp://[::1]:5", "tcp://[::1]:5")],
+)
+def test_addresses(given, meant):
+    assert check_address(given) == meant
+
+
+@pytest.mark.parametrize("given", ["", "tcp://:5", "head:x", "http://head:1", "head:70000"])
+def test_bad_addresses(given):
+    with pytest.raises(UsageError, match="expected tcp://HOST:PORT"):
+        check_address(given)
+
+
+def test_a_mailbox_keeps_the_order_and_wakes():
+    mailbox = Mailbox[int]()
+    poller = zmq.Poller()
+    poller.register(mailbox.fileno(), zmq.POLLIN)
+    assert not poller.poll(0)
+    for number in range(100_000):
+        mailbox.put(number)
+    assert poller.poll(1000)
+    assert mailbox.take() == list(range(100_000))
+    mailbox.put(7)
+    assert mailbox.take() == [7]
+    mailbox.close()
+    mailbox.put(8)

@@ -1,0 +1,24 @@
+"""A real coordinator process that plans with `tests.cluster.tiny`."""
+
+import argparse
+import logging
+from pathlib import Path
+
+from bbgrap_coordinator.service import serve
+
+from tests.cluster import tiny
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bind")
+    parser.add_argument("--state-dir", type=Path)
+    parser.add_argument("--ready-file", type=Path)
+    parser.add_argument("--until-eof", action="store_true")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    serve(given.bind, prepare=tiny.prepare, state_dir=given.state_dir, ready_file=given.ready_file, until_eof=given.until_eof)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Random bytes, and valid frames with garbage, on every port: nobody dies, nobody hangs."""
+
+import random
+import socket
+
+import numpy as np
+import pytest
+import zmq
+
+import bbgrap
+from bbgrap.protocol.codec import TO_COORDINATOR
+from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.messages import Deployed, Heartbeat, RequestFailed
+from tests.cluster import tiny
+
+pytestmark = pytest.mark.cluster
+
+
+def garbage(seed):
+    draw = random.Random(seed)
+    return [[draw.randbytes(draw.choice([0, 1, 31, 32, 33, 500])) for _ in range(draw.randint(1, 4))] for _ in range(60)]
+
+
+def ports(cluster):
+    text = "\n".join(cluster.log(name, 1000) for name in cluster.processes)
+    data = text.split("data plane at tcp://")[1:]
+    return {cluster.address} | {"tcp://" + part.split()[0] for part in data}
+
+
+def test_garbage_on_every_port(shared):
+    x = np.ones((8, 4), np.float32)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session.run(None, {"x": x})
+    addresses = ports(shared)
+    assert len(addresses) == 4
+    with zmq.Context() as context:
+        for address in addresses:
+            host, _, port = address.removeprefix("tcp://").rpartition(":")
+            for frames in garbage(1)[:10]:
+                with socket.create_connection((host, int(port)), 2) as raw:
+                    raw.sendall(b"".join(frames))
+            kind = zmq.DEALER if address == shared.address else zmq.PUSH
+            with context.socket(kind) as peer:
+                peer.linger = 200
+                peer.connect(address)
+                for frames in garbage(2):
+                    peer.send_multipart(frames)
+                for frames in garbage(3):
+                    peer.send_multipart([Frame(Kind.DATA, 1, 3, 4, 5).to_bytes(), *frames])
+                    peer.send_multipart([b"\x93\x01\xa5Hello\x93", *frames])
+                for message in (Heartbeat(), Deployed(3, 0.5), RequestFailed(1, 2, "no")):
+                    peer.send_multipart(TO_COORDINATOR.encode(message))
+    for _ in range(20):
+        (y,) = session.run(None, {"x": x})
+        np.testing.assert_array_equal(y, tiny.expected(x))
+    assert all(process.poll() is None for process in shared.processes.values())
+    assert {node.name for node in shared.connection.nodes()} == {"agent0", "agent1"}

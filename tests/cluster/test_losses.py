@@ -1,0 +1,121 @@
+"""What survives a loss, with real processes."""
+
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+import bbgrap
+from tests.cluster import tiny
+from tests.cluster.conftest import local_cluster
+
+pytestmark = pytest.mark.cluster
+
+
+def rows(count, seed=0):
+    return np.random.default_rng(seed).random((count, 4), dtype=np.float32)
+
+
+def test_a_killed_agent_fails_its_requests_and_the_next_one_works(fresh):
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    x = rows(8)
+    session.run(None, {"x": x})
+    faults, began = [], []
+
+    def hammer():
+        try:
+            while True:
+                session.run(None, {"x": x})
+        except bbgrap.ExecutionError as error:
+            faults.append((str(error), time.monotonic()))
+
+    threads = [threading.Thread(target=hammer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    began.append(time.monotonic())
+    fresh.kill("agent1")
+    for thread in threads:
+        thread.join(10)
+    assert len(faults) == 4
+    for text, when in faults:
+        assert re.fullmatch(r"agent 'agent1' was lost while request \d+ ran; 1 agents are left, submit again", text)
+        assert when - began[0] < 5
+    (y,) = session.run(None, {"x": x})
+    np.testing.assert_array_equal(y, tiny.expected(x))
+    session.run(None, {"x": x})
+    assert session.plan.agents == ("agent0",)
+    fresh.add_agent("agent1")
+    again = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    again.run(None, {"x": x})
+    assert again.plan.agents == ("agent0", "agent1")
+
+
+def test_without_agents_a_run_says_so(fresh):
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    session.run(None, {"x": rows(8)})
+    fresh.kill("agent0")
+    fresh.kill("agent1")
+    deadline = time.monotonic() + 5
+    while fresh.connection.nodes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with pytest.raises(bbgrap.ClusterUnavailableError, match="no agent is there to work"):
+        session.run(None, {"x": rows(8)})
+
+
+def test_agents_and_sessions_survive_a_new_coordinator(fresh):
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    x = rows(8)
+    session.run(None, {"x": x})
+    fresh.kill("coordinator")
+    fresh.start_coordinator()
+    deadline = time.monotonic() + 10
+    while len(fresh.connection.nodes()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (y,) = session.run(None, {"x": x})
+    np.testing.assert_array_equal(y, tiny.expected(x))
+
+
+def test_a_polite_agent_leaves_at_once(fresh):
+    fresh.processes["agent1"].terminate()
+    assert fresh.processes["agent1"].wait(5) == 0
+    assert [node.name for node in fresh.connection.nodes()] == ["agent0"]
+
+
+def test_weights_are_not_sent_again(tmp_path):
+    def sent(cluster):
+        return [line for line in cluster.log("coordinator", 1000).splitlines() if "sends weights" in line]
+
+    with local_cluster(2, tmp_path) as cluster:
+        session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster.connection)
+        session.run(None, {"x": rows(8)})
+        # Both use the same weight and keep it in the same folder: who looks second may find it there.
+        once = sent(cluster)
+        assert 1 <= len(once) <= 2
+        assert all(line.endswith(f"1 slices, {4 * tiny.WEIGHT_ELEMENTS:,} bytes") for line in once)
+        session.run(None, {"x": rows(10)})
+        assert sent(cluster) == once
+    with local_cluster(2, tmp_path) as cluster:
+        bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster.connection).run(None, {"x": rows(8)})
+        assert sent(cluster) == []
+
+
+def test_children_do_not_outlive_a_killed_parent(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from bbgrap.local import LocalCluster\n"
+        f"cluster = LocalCluster(1, cache_dir=Path({str(tmp_path)!r}), coordinator_command=('-m', 'tests.cluster.coordinator_process'))\n"
+        "print(*(process.pid for process in cluster.processes.values()), flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    assert len(children) == 2
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []

@@ -1,0 +1,192 @@
+"""A tiny model in two halves, built by hand: what the planner would make of it, small enough to check by eye.
+
+y = 4 * smooth(smooth(x)) over 8 rows x 4 columns, smooth(x)[i] = x[i-1] + x[i] + x[i+1] with zeros outside, device 0 has rows 0-3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap.cluster import Cluster
+from bbgrap.engine.prepare import Prepared
+from bbgrap.errors import PlanError
+from bbgrap.graph.types import Array, DType, Graph, TensorType
+from bbgrap.graph.weights import digest_of
+from bbgrap.planners.options import PlanOptions
+from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.program.schedule import Box, BufferSpec, Join, Part, Receive, Run, Schedule, Send, Step
+
+OPSET = 17
+WEIGHT_ELEMENTS = int(os.environ.get("TINY_WEIGHT", "1024"))
+
+
+def smooth(x: Array) -> Array:
+    padded = np.pad(x, ((1, 1), (0, 0)))
+    return padded[:-2] + padded[1:-1] + padded[2:]
+
+
+def expected(x: Array) -> Array:
+    return 4 * smooth(smooth(x))
+
+
+def model_bytes() -> bytes:
+    """The unpartitioned model; what it computes does not matter to the fake planner, its signature does."""
+    rows: list[int | str] = ["rows", 4]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, rows)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, rows)],
+    )
+    return _serialized(graph)
+
+
+def _serialized(graph: onnx.GraphProto) -> bytes:
+    return bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8).SerializeToString())
+
+
+def _segment(name: str, rows: int, *, scaled: bool, poison: bool) -> tuple[SegmentModel, dict[str, Array]]:
+    """Smooth `rows + 2` rows to `rows`; `scaled` adds the sum of a weight's elements, 1.0, times 3 to one."""
+    nodes = [helper.make_node("Slice", ["x", f"b{i}", f"e{i}", "axis"], [f"s{i}"]) for i in range(3)] + [
+        helper.make_node("Sum", ["s0", "s1", "s2"], ["sum"])
+    ]
+    constants = {"axis": np.array([0], np.int64)}
+    for i in range(3):
+        constants |= {f"b{i}": np.array([i], np.int64), f"e{i}": np.array([i + rows], np.int64)}
+    weights: dict[str, Array] = {}
+    if scaled:
+        big = np.zeros(WEIGHT_ELEMENTS, np.float32)
+        big[0] = 4.0
+        weights["w"] = big
+        nodes += [
+            helper.make_node("ReduceSum", ["w"], ["scale"], keepdims=0),
+            helper.make_node("Mul", ["sum", "scale"], ["out"]),
+        ]
+    else:
+        nodes.append(helper.make_node("Identity", ["sum"], ["out"]))
+    if poison:
+        # Fails at run time for any value but the wanted one: gathers at an index that is computed from the data.
+        constants["zero"] = np.array(0, np.int64)
+        nodes += [
+            helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0),
+            helper.make_node("Cast", ["top"], ["index"], to=TensorProto.INT64),
+            helper.make_node("Gather", ["table", "index"], ["picked"], name="poisoned_gather"),
+            helper.make_node("Mul", ["out", "picked"], ["final"]),
+        ]
+        constants["table"] = np.ones(1000, np.float32)
+    last = "final" if poison else "out"
+    tensors = [numpy_helper.from_array(array, key) for key, array in constants.items()]
+    for key, array in weights.items():
+        tensor = TensorProto(name=key, data_type=TensorProto.FLOAT, dims=array.shape, data_location=TensorProto.EXTERNAL)
+        for field, value in (("location", "weights"), ("offset", "0"), ("length", str(array.nbytes))):
+            entry = tensor.external_data.add()
+            entry.key, entry.value = field, value
+        tensors.append(tensor)
+    graph = helper.make_graph(
+        nodes,
+        name,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows + 2, 4])],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, [rows, 4])],
+        tensors,
+    )
+    skeleton = _serialized(graph)
+    refs = {key: WeightRef(digest_of(array), TensorType(DType.FLOAT, array.shape)) for key, array in weights.items()}
+    return SegmentModel(name, hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), (last,), refs), {
+        digest_of(array): array for array in weights.values()
+    }
+
+
+def artifacts(devices: int, rows: int) -> Artifacts:
+    """Split `rows` evenly; every device smooths twice and exchanges one row with each neighbour in between."""
+    bounds = [rows * d // devices for d in range(devices + 1)]
+    parts, weights = [], dict[str, Array]()
+    host_steps: list[Step] = []
+    for device in range(devices):
+        part, own = _device(device, devices, bounds)
+        parts.append(part)
+        weights |= own
+    host_steps += [Send(d, d, (Part(0, _padded_box(bounds, d, rows)),)) for d in range(devices)]
+    host_steps += [Receive(100 + d, d, (1 + d,)) for d in range(devices)]
+    host_steps.append(Join(devices + 1, tuple((Part(1 + d, None), _box((bounds[d], bounds[d + 1]))) for d in range(devices))))
+    pieces = tuple(BufferSpec(f"y{d}", DType.FLOAT, (bounds[d + 1] - bounds[d], 4)) for d in range(devices))
+    buffers = (BufferSpec("x", DType.FLOAT, (rows, 4)), *pieces, BufferSpec("y", DType.FLOAT, (rows, 4)))
+    return Artifacts(tuple(parts), Schedule(devices, devices, buffers, tuple(host_steps), (0,), (devices + 1,)), weights)
+
+
+def _box(rows: tuple[int, int]) -> Box:
+    return ((rows,), ((0, 4),))
+
+
+def _padded_box(bounds: list[int], device: int, rows: int) -> Box:
+    return _box((max(0, bounds[device] - 1), min(rows, bounds[device + 1] + 1)))
+
+
+def _device(device: int, devices: int, bounds: list[int]) -> tuple[DeviceArtifacts, dict[str, Array]]:
+    """Buffers: 0 received rows, 1 zeros around them, 2 smoothed, 3 and 4 rows of the neighbours, 5 with halo, 6 result, 7 a zero row."""
+    rows = bounds[device + 1] - bounds[device]
+    above, below = device > 0, device < devices - 1
+    first, w1 = _segment(f"first{device}", rows, scaled=False, poison=True)
+    second, w2 = _segment(f"second{device}", rows, scaled=True, poison=False)
+    zeros = _zeros_segment()
+    specs = [
+        BufferSpec("x", DType.FLOAT, (rows + above + below, 4)),
+        BufferSpec("padded", DType.FLOAT, (rows + 2, 4)),
+        BufferSpec("smooth", DType.FLOAT, (rows, 4)),
+        BufferSpec("above", DType.FLOAT, (1, 4)),
+        BufferSpec("below", DType.FLOAT, (1, 4)),
+        BufferSpec("halo", DType.FLOAT, (rows + 2, 4)),
+        BufferSpec("y", DType.FLOAT, (rows, 4)),
+        BufferSpec("zero", DType.FLOAT, (1, 4)),
+    ]
+    steps: list[Step] = [Receive(device, devices, (0,)), Run(2, (0,), (7,))]
+    edge = [] if above else [(Part(7, None), _box((0, 1)))]
+    edge += [] if below else [(Part(7, None), _box((rows + 1, rows + 2)))]
+    start = 0 if above else 1
+    steps.append(Join(1, ((Part(0, None), _box((start, start + rows + above + below))), *edge)))
+    steps.append(Run(0, (1,), (2,)))
+    if above:
+        steps.append(Send(200 + device, device - 1, (Part(2, _box((0, 1))),)))
+    if below:
+        steps.append(Send(300 + device, device + 1, (Part(2, _box((rows - 1, rows))),)))
+    if above:
+        steps.append(Receive(300 + device - 1, device - 1, (3,)))
+    if below:
+        steps.append(Receive(200 + device + 1, device + 1, (4,)))
+    top, bottom = Part(3 if above else 7, None), Part(4 if below else 7, None)
+    steps.append(Join(5, ((top, _box((0, 1))), (Part(2, None), _box((1, rows + 1))), (bottom, _box((rows + 1, rows + 2))))))
+    steps += [Run(1, (5,), (6,)), Send(100 + device, devices, (Part(6, None),))]
+    return DeviceArtifacts(Schedule(device, devices, tuple(specs), tuple(steps)), (first, second, zeros)), w1 | w2
+
+
+def _zeros_segment() -> SegmentModel:
+    zero = numpy_helper.from_array(np.zeros((1, 4), np.float32), "z")
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["z"], ["out"])],
+        "zeros",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 4])],
+        [zero],
+    )
+    skeleton = _serialized(graph)
+    return SegmentModel("zeros", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("out",), {})
+
+
+def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> Prepared:
+    """Stand in for `bbgrap.engine.prepare.prepare`: knows one model."""
+    rows = shapes["x"][0]
+    if rows < len(cluster.nodes):
+        raise PlanError(f"tiny: {rows} rows cannot be split over {len(cluster.nodes)} nodes")
+    if rows == 666:
+        time.sleep(3)
+    kind = TensorType(DType.FLOAT, (rows, 4))
+    graph = Graph("tiny", (), ("x",), ("y",), {}, {"x": kind, "y": kind}, {"": OPSET})
+    report = {"planner": options.planner, "agents": len(cluster.nodes), "model": model.name}
+    return Prepared(graph, report, artifacts(len(cluster.nodes), rows))

@@ -1,0 +1,99 @@
+"""The host's part of a request, on the in-process data plane."""
+
+import numpy as np
+import pytest
+from bbgrap_coordinator.host import Host
+
+from bbgrap.graph.types import DType
+from bbgrap.program.schedule import BufferSpec, Join, Part, Receive, Schedule, Send
+from bbgrap.protocol.client_messages import Fault
+from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
+from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.messages import Peer, TensorHeader
+from bbgrap.transport.inproc import InprocNetwork
+
+X = np.arange(4, dtype=np.float32)
+HEADER = TensorHeader("x", DType.FLOAT, (4,))
+WHOLE = BufferSpec("x", DType.FLOAT, (4,))
+SCHEDULE = Schedule(
+    2,
+    2,
+    (WHOLE, WHOLE, BufferSpec("y", DType.FLOAT, (4,))),
+    (Send(0, 0, (Part(0, (((1, 3),),)),)), Receive(1, 1, (1,)), Join(2, ((Part(1, None), None),))),
+    (0,),
+    (2,),
+)
+
+
+@pytest.fixture
+def network():
+    return InprocNetwork()
+
+
+@pytest.fixture
+def agents(network):
+    return network.plane(), network.plane()
+
+
+@pytest.fixture
+def host(network, agents):
+    plane = network.plane()
+    host = Host(plane)
+    host.install(HostDeploy(7, SCHEDULE, tuple(Peer(d, f"agent{d}", agent.address) for d, agent in enumerate(agents))))
+    for agent in agents:
+        agent.connect(plane.address)
+    host.plane = plane
+    return host
+
+
+def start(host, header=HEADER, content=X):
+    return host.start(StartRequest(7, 5, (header,), (content.data.cast("B"),)))
+
+
+def test_inputs_are_scattered_and_the_others_are_started(host, agents):
+    assert start(host) is None
+    first, second = (agent.receive(0) for agent in agents)
+    assert Frame.parse(first.header) == Frame(Kind.DATA, 2, 7, 5, 0)
+    assert np.frombuffer(first.payload, np.float32).tolist() == [1, 2]
+    assert Frame.parse(second.header) == Frame(Kind.START, 2, 7, 5, 0)
+    assert [agent.receive(0) for agent in agents] == [None, None]
+
+
+def test_outputs_are_gathered(host, agents):
+    start(host)
+    agents[1].send(host.plane.address, Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), (X * 2).data.cast("B"))
+    done = host.accept(host.plane.receive(0))
+    assert isinstance(done, RequestDone)
+    assert (done.request, done.outputs) == (5, (TensorHeader("y", DType.FLOAT, (4,)),))
+    assert np.frombuffer(done.payload[0], np.float32).tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("header", "payload"),
+    [
+        (b"short", b""),
+        (Frame(Kind.DATA, 0, 7, 5, 1).to_bytes(), bytes(16)),
+        (Frame(Kind.DATA, 1, 7, 5, 9).to_bytes(), bytes(16)),
+        (Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), bytes(15)),
+        (Frame(Kind.DATA, 1, 8, 5, 1).to_bytes(), bytes(16)),
+        (Frame(Kind.DATA, 1, 7, 6, 1).to_bytes(), bytes(16)),
+    ],
+)
+def test_what_nobody_expects_is_dropped(host, agents, header, payload):
+    start(host)
+    agents[1].send(host.plane.address, header, payload)
+    assert host.accept(host.plane.receive(0)) is None
+
+
+def test_a_wrong_input_breaks_the_request(host):
+    broke = start(host, TensorHeader("x", DType.FLOAT, (5,)))
+    assert broke == RequestBroke(5, Fault.INPUT, "input 'x': the plan is for float[4], got float[5]")
+    assert host.start(StartRequest(7, 5, (), ())).fault is Fault.INPUT
+    assert host.start(StartRequest(7, 5, (HEADER,), (b"short",))).fault is Fault.INPUT
+
+
+def test_a_released_deployment_runs_nothing(host):
+    start(host)
+    host.release(7)
+    host.release(7)
+    assert start(host).reason == "deployment 7 has ended, submit again"
