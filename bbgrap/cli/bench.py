@@ -1,0 +1,86 @@
+"""`bbgrap bench`: one node against the cluster, in turns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from bbgrap.cli.options import Batch, Coordinator, Grid, InputShapes, Json, LocalAgents, Model, Seed, Split
+from bbgrap.cli.output import print_json, print_result, print_table, say, step
+
+BUSY_TEXT = "this machine was busy with other work: do not trust these times"
+
+
+def bench(
+    model: Model,
+    runs: Annotated[int, typer.Option(min=1, help="Turns that are counted.")] = 30,
+    batch: Batch = None,
+    planner: Annotated[str, typer.Option(help="Who plans; several, separated by commas, take turns.")] = "bbgrap",
+    split: Split = "rows",
+    grid: Grid = "",
+    shapes: InputShapes = None,
+    seed: Seed = 0,
+    agents: LocalAgents = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of the single node and of each agent that is started; default: 1, or as the agents have."),
+    ] = None,
+    coordinator: Coordinator = "",
+    as_json: Json = False,
+) -> None:
+    """Measure a model on one node and on the cluster, run by run in turns.
+
+    The single node is plain onnxruntime with the unmodified file, in this process, bound to as many cores as it has threads. Times are
+    medians; the speed-up is the median of the ratios within a turn. Exit code 1 if an answer differs by more than rounding.
+
+    Examples:
+        bbgrap bench zoo:resnet50 --agents 2
+
+        bbgrap bench model.onnx --planner bbgrap,single --runs 100 --json --coordinator tcp://head:7070
+    """
+    from bbgrap.bench import bench as measure
+    from bbgrap.cli.clusters import open_cluster
+    from bbgrap.cli.inputs import random_inputs
+    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.cli.options import plan_options
+
+    contenders = [plan_options(name.strip(), split, grid) for name in planner.split(",")]
+    path = find_model(model)
+    declared = inputs_of(path)
+    feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed)
+    with open_cluster(coordinator, agents, threads or 1) as cluster, step("measuring") as progress:
+        report = measure(path, feeds, cluster, contenders, runs=runs, threads=threads, name=model, report=progress.update)
+    if report["machine"]["busy"] and as_json:
+        say(BUSY_TEXT)
+    if as_json:
+        print_json(report)
+    else:
+        print_comparison(report)
+    if not all(result["verified"] for result in report["results"]):
+        say("bbgrap: an answer differs from plain onnxruntime by more than rounding")
+        raise typer.Exit(1)
+
+
+def print_comparison(report: dict[str, Any]) -> None:
+    """Print the table of a measurement."""
+    single = report["single_node"]
+    columns = ("", "median ms", "p95 ms", "speed-up", "max abs err", "max rel err", "same bits", "messages", "bytes", "nodes")
+    rows: list[tuple[object, ...]] = [
+        (f"single node, {single['threads']} thread{'s' * (single['threads'] != 1)}", single["median_ms"], single["p95_ms"], *[None] * 7)
+    ]
+    for result in report["results"]:
+        numbers = [result[key] for key in ("median_ms", "p95_ms", "speedup", "max_abs_err", "max_rel_err", "bit_identical")]
+        rows.append(
+            (f"{result['planner']} ({result['split']})", *numbers, result["transfers"], result["bytes_sent"], len(result["nodes_used"]))
+        )
+    threads = ", ".join(str(agent["threads"]) for agent in report["agents"])
+    shapes = ", ".join(f"{name} {shape}" for name, shape in report["inputs"].items())
+    print_table(
+        columns, rows, title=f"{report['model']}, {shapes}: {len(report['agents'])} agents (threads: {threads}), {report['runs']} runs"
+    )
+    if report["machine"]["busy"]:
+        print_result(BUSY_TEXT)
+    for result in report["results"]:
+        if result["fault"]:
+            print_result(f"{result['planner']}: {result['fault']}")

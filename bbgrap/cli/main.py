@@ -1,0 +1,90 @@
+"""The command `bbgrap`: its commands, and what becomes of their errors.
+
+An error is one line on stderr, `bbgrap: what is wrong and what to do`, and an exit code: 1 failed or not verified, 2 usage, 3 cluster
+unavailable. `--debug`, before or after the command, shows the traceback instead.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from bbgrap.cli import bench, demo, export, local, nodes, plan, profile, simulate, submit, zoo
+from bbgrap.cli.output import print_result, report_error
+from bbgrap.errors import BbgrapError
+
+
+class _Group(TyperGroup):
+    """Reports errors, and takes `--debug` wherever it stands."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's own name for the type
+        """Move `--debug` to where it belongs, before the command."""
+        rest = [arg for arg in args if arg != "--debug"]
+        return super().parse_args(ctx, args if rest == args else ["--debug", *rest])
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        """Run the command; an error becomes a line and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            verdict = None if ctx.params["debug"] else _verdict(error)
+            if verdict is None:
+                raise
+            text, exit_code = verdict
+            report_error(text)
+            raise typer.Exit(exit_code) from None
+
+
+def _verdict(error: Exception) -> tuple[str, int] | None:
+    """Return what to say of an error and the exit code; None for typer's own, usage errors and ways out, which it handles."""
+    if isinstance(error, BbgrapError):
+        return str(error), error.exit_code
+    if isinstance(error, BrokenPipeError) or type(error).__module__.startswith("typer."):
+        return None
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"'{error.filename}': {error.strerror or error}", 1
+    what = f"unexpected {type(error).__name__}: {error}"
+    return f"{what}; this is a fault of bbgrap: run it again with --debug and report what you see", 1
+
+
+app = typer.Typer(
+    cls=_Group,
+    name="bbgrap",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print_result(f"bbgrap {version('bbgrap')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Run any ONNX model on several CPU machines, block by block.
+
+    Try 'bbgrap demo' first. Without a cluster: 'bbgrap plan zoo:resnet50 --agents 4'.
+
+    Exit codes: 0 done, 1 failed or not verified, 2 usage, 3 cluster unavailable.
+    """
+
+
+for command in (demo.demo, local.local, nodes.nodes, submit.submit, bench.bench, plan.plan, export.export, simulate.simulate, zoo.zoo):
+    app.command()(command)
+app.add_typer(profile.app, name="profile")
+
+
+def run() -> None:
+    """Start the command line."""
+    app(prog_name="bbgrap")

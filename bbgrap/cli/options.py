@@ -1,0 +1,137 @@
+"""Arguments and options that several commands share, and what they mean together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bbgrap.errors import UsageError
+
+if TYPE_CHECKING:  # numpy and the rest, which `--help` can do without
+    from bbgrap.cluster import Cluster
+    from bbgrap.planners import PlanOptions
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME ('bbgrap zoo' lists the names).", show_default=False)
+]
+Agents = Annotated[int | None, typer.Option(min=1, help="Plan for this many equal nodes.", show_default=False)]
+LocalAgents = Annotated[
+    int | None, typer.Option(min=1, help="Start a cluster of this many agents on this machine for the call.", show_default=False)
+]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of each agent that is started.")]
+ClusterFile = Annotated[Path | None, typer.Option(help="Plan for the nodes of this cluster file (YAML).", show_default=False)]
+Shares = Annotated[str, typer.Option(help="Relative parts of the work, a number per node: 2,1,1.", show_default=False)]
+Planner = Annotated[str, typer.Option(help="Who plans: bbgrap, single, ...")]
+Split = Annotated[str, typer.Option(help="Along what layers are cut: rows, columns, grid, channels, batch.")]
+Grid = Annotated[str, typer.Option(metavar="RxC", help="Rows and columns of the grid, 2x3; implies --split grid.", show_default=False)]
+Batch = Annotated[int | None, typer.Option(min=1, help="Batch size; default: what the model fixes, or 1.", show_default=False)]
+InputShapes = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=SHAPE", help="Shape of an input with free dimensions: x=1x3x224x224.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, alone on stdout.")]
+Coordinator = Annotated[
+    str,
+    typer.Option(envvar="BBGRAP_COORDINATOR", metavar="tcp://HOST:PORT", help="Where the coordinator is.", show_default=False),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the random inputs.")]
+
+_DEFAULT_SPLIT = "rows"
+
+
+def plan_options(planner: str, split: str, grid: str = "") -> PlanOptions:
+    """Return what is asked of one planner.
+
+    Raises:
+        UsageError: if there is no such planner or split, or the grid is none.
+    """
+    from bbgrap.planners import PLANNERS, PlanOptions
+
+    if planner not in PLANNERS:
+        raise UsageError(f"planner: expected one of {', '.join(PLANNERS)}, got '{planner}'")
+    if not grid:
+        return PlanOptions(planner, split)  # type: ignore[arg-type]  # it looks itself
+    if split not in ("grid", _DEFAULT_SPLIT):
+        raise UsageError(f"grid: it goes with --split grid, got --split {split}")
+    rows, _, columns = grid.lower().partition("x")
+    if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
+        raise UsageError(f"grid: expected rows x columns, like 2x3, got '{grid}'")
+    return PlanOptions(planner, "grid", (int(rows), int(columns)))
+
+
+def offline_cluster(agents: int | None, file: Path | None, shares: str, options: PlanOptions) -> Cluster:
+    """Return the nodes to plan for without a cluster.
+
+    Raises:
+        UsageError: if the options contradict each other or say nothing.
+        ClusterFileError: if the file is wrong.
+    """
+    from bbgrap.cluster import Cluster
+    from bbgrap.cluster.files import read_cluster
+
+    parts = parse_shares(shares)
+    if agents is not None and file is not None:
+        raise UsageError("expected --agents or --cluster, got both")
+    if agents is None and file is None and not parts:
+        raise UsageError("for how many nodes? give --agents N, --shares 2,1,... or --cluster FILE")
+    cluster = Cluster.even(agents or len(parts)) if file is None else read_cluster(file)
+    if parts and len(parts) != len(cluster.nodes):
+        raise UsageError(f"shares: expected one for each of {len(cluster.nodes)} nodes, got {len(parts)}")
+    if parts:
+        cluster = Cluster(tuple(replace(node, share=part) for node, part in zip(cluster.nodes, parts, strict=True)))
+    if options.grid and options.grid[0] * options.grid[1] != len(cluster.nodes):
+        raise UsageError(f"grid: {options.grid[0]}x{options.grid[1]} is not {len(cluster.nodes)} nodes")
+    return cluster
+
+
+def parse_shares(text: str) -> list[float]:
+    """Return the numbers of `2,1,1`; none of an empty text.
+
+    Raises:
+        UsageError: if one of them is no number above 0.
+    """
+    try:
+        shares = [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        shares = [0.0]
+    if not all(0 < share < float("inf") for share in shares):
+        raise UsageError(f"shares: expected numbers above 0, like 2,1,1, got '{text}'")
+    return shares
+
+
+def parse_shapes(texts: Sequence[str] | None, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return shapes by input name from `NAME=1x3x224x224`; the name may be left out if the model has one input.
+
+    Raises:
+        UsageError: if a text is no such thing.
+    """
+    shapes = {}
+    for name, text in assignments(texts, names).items():
+        parts = text.lower().replace(",", "x").split("x") if text not in ("", "scalar") else []
+        if not all(part.strip().isdecimal() for part in parts):
+            raise UsageError(f"input '{name}': expected a shape like 1x3x224x224, got '{text}'")
+        shapes[name] = tuple(int(part) for part in parts)
+    return shapes
+
+
+def assignments(texts: Sequence[str] | None, names: Sequence[str]) -> dict[str, str]:
+    """Return what `NAME=VALUE` says by name; the name may be left out if there is only one.
+
+    Raises:
+        UsageError: if a name is missing, or there twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            if len(names) != 1:
+                raise UsageError(f"input '{text}': expected NAME=..., the inputs are {', '.join(names)}")
+            name, value = names[0], text
+        if name in found:
+            raise UsageError(f"input '{name}': it is given twice")
+        found[name] = value
+    return found

@@ -1,0 +1,156 @@
+"""What the commands print: results on stdout, everything else (progress, remarks, errors) on stderr.
+
+On a terminal progress is one line that is rewritten; elsewhere (a pipe, a CI log) every step is a line of its own. Nothing moves by
+itself while something is measured: an animation would take time from what it reports on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+_REWRITE = "\r\x1b[2K"
+"""Back to the first column, and clear the line."""
+
+_LINE_EVERY_S = 5.0
+"""Where lines cannot be rewritten, how often one is printed while a step goes on."""
+
+_PIPE_WIDTH = 140
+"""Columns of a table that no terminal limits."""
+
+
+def print_result(text: str = "") -> None:
+    """Print a line of the result."""
+    sys.stdout.write(f"{text}\n")
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, alone on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def say(text: str) -> None:
+    """Print a remark."""
+    _Line.end()
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def report_error(text: str) -> None:
+    """Print an error in one line; what follows, the end of a log, is indented."""
+    first, *rest = text.strip().splitlines() or ["failed"]
+    say("\n".join([f"bbgrap: {first}", *(f"    {line}" for line in rest)]))
+
+
+class _Line:
+    """The line of progress that is not finished yet, if there is one."""
+
+    is_open = False
+
+    @classmethod
+    def end(cls) -> None:
+        if cls.is_open:
+            sys.stderr.write("\n")
+            cls.is_open = False
+
+
+class Progress:
+    """One step of a command, while it goes on."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._rewrites = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._start = self._shown = time.monotonic()
+        self._show(f"{title} ...")
+
+    def update(self, detail: str) -> None:
+        """Say how far the step is; as often as one likes."""
+        now = time.monotonic()
+        if self._rewrites or now - self._shown >= _LINE_EVERY_S:
+            self._shown = now
+            self._show(f"{self._title} ... {detail}")
+
+    def finish(self) -> None:
+        """Say how long the step took."""
+        took = f"{time.monotonic() - self._start:.1f} s"
+        if _Line.is_open and not self._rewrites:
+            sys.stderr.write(f" {took}")
+        else:
+            self._show(f"{self._title} ... {took}")
+        _Line.end()
+        sys.stderr.flush()
+
+    def _show(self, text: str) -> None:
+        if self._rewrites:
+            text = f"{_REWRITE}{text}"
+        else:
+            _Line.end()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        _Line.is_open = True
+
+
+@contextmanager
+def step(title: str) -> Iterator[Progress]:
+    """Show a step of a command while it runs, and how long it took."""
+    progress = Progress(title)
+    try:
+        yield progress
+    except BaseException:
+        _Line.end()
+        raise
+    progress.finish()
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
+    """Print a table; columns whose cells are all numbers are aligned to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if title:
+        print_result(title)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        numeric = all(isinstance(row[number], (int, float)) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False, highlight=False).print(table)
+
+
+def before_and_after(report: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """Return the rows of the table that says what the passes saved, from the report of a plan."""
+    initial, optimized = report["initial"], report["optimized"]
+    return [(label, initial[key], optimized[key]) for key, label in _COUNTS.items() if key in initial]
+
+
+_COUNTS = {
+    "transfers": "messages between nodes",
+    "bytes": "bytes between nodes",
+    "syncs": "waits for other nodes",
+    "crops": "crops",
+    "concats": "concatenations",
+    "sums": "sums of partial results",
+    "segments": "segments to run",
+    "scatter_bytes": "input bytes sent",
+    "gather_bytes": "output bytes returned",
+}
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.3g}" if abs(value) < 0.01 else f"{value:,.2f}"
+        case _:
+            return str(value)

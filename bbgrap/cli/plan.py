@@ -1,0 +1,55 @@
+"""`bbgrap plan`: what every machine would compute, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bbgrap.cli.options import Agents, Batch, ClusterFile, Grid, InputShapes, Json, Model, Planner, Shares, Split
+from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say
+
+
+def plan(
+    model: Model,
+    agents: Agents = None,
+    cluster: ClusterFile = None,
+    shares: Shares = "",
+    planner: Planner = "bbgrap",
+    split: Split = "rows",
+    grid: Grid = "",
+    shapes: InputShapes = None,
+    batch: Batch = None,
+    explain: Annotated[bool, typer.Option("--explain", help="List what every node reads, holds and fetches.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Also write the plan to this file, as JSON.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan a model over several nodes; no cluster is needed.
+
+    Examples:
+        bbgrap plan zoo:resnet50 --agents 4 --explain
+
+        bbgrap plan model.onnx --cluster deploy/clusters/three-unequal.yaml --json
+
+        bbgrap plan zoo:vgg16 --agents 6 --grid 3x2
+
+        bbgrap plan text.onnx --shares 2,1 --split batch --batch 8 --input tokens=8x128
+    """
+    from bbgrap.cli.planning import Request, plan_offline
+    from bbgrap.program.report import explain as explain_plan
+
+    planned = plan_offline(Request(model, agents, cluster, shares, planner, split, grid, tuple(shapes or ()), batch))
+    if output is not None:
+        output.write_text(json.dumps(planned.report, indent=2) + "\n", encoding="utf-8")
+        say(f"written: {output}")
+    if as_json:
+        print_json(planned.report)
+    write = say if as_json else print_result  # with --json, stdout is for JSON alone
+    if explain:
+        for line in explain_plan(planned.compiled):
+            write(line)
+    elif not as_json:
+        print_table(("per request", "initial", "optimised"), before_and_after(planned.report), title=planned.title)
+        say("--explain lists what every node reads, holds and fetches")

@@ -1,0 +1,89 @@
+"""What `plan`, `export` and `simulate` have in common: planning here, without a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bbgrap.cli.models import Shape, concrete_shapes, find_model, inputs_of
+from bbgrap.cli.options import offline_cluster, plan_options
+from bbgrap.cli.output import say, step
+from bbgrap.cluster import Cluster
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import compile_graph
+from bbgrap.graph.onnx_io import ModelInput
+from bbgrap.planners import PlanOptions
+from bbgrap.program.compile import Compiled
+from bbgrap.program.report import report_of
+
+_NAMED = 8
+"""So many nodes are named in a remark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command line asks to be planned, as its options say it."""
+
+    model: str
+    agents: int | None
+    cluster: Path | None
+    shares: str
+    planner: str
+    split: str
+    grid: str
+    shapes: tuple[str, ...]
+    batch: int | None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A model, planned in this process; `report` is the object of `plan --json`."""
+
+    path: Path
+    inputs: tuple[ModelInput, ...]
+    shapes: dict[str, Shape]
+    compiled: Compiled
+    report: dict[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the nodes, in device order."""
+        return [node.name for node in self.compiled.plan.cluster.nodes]
+
+    @property
+    def title(self) -> str:
+        """One line on what was planned."""
+        used = len(self.compiled.plan.devices_used)
+        of = "" if used == len(self.names) else f" of {len(self.names)}"
+        return f"{self.report['model']} by planner '{self.compiled.plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}"
+
+
+def plan_offline(request: Request) -> Planned:
+    """Load a model and plan it.
+
+    Raises:
+        BbgrapError: if the options, the cluster file, the model or the shapes are wrong, or there is no plan.
+    """
+    options, cluster = _options_and_cluster(request)
+    path = find_model(request.model)
+    inputs = inputs_of(path)
+    shapes = concrete_shapes(inputs, request.shapes, request.batch)
+    with step("loading for these shapes"):
+        graph = load_graph(path, shapes)
+    with step(f"planning over {len(cluster.nodes)} nodes"):
+        compiled, search_s = compile_graph(graph, cluster, options)
+    report = report_of(compiled, search_s)
+    report["model"] = request.model
+    report["inputs"] = {name: list(shape) for name, shape in shapes.items()}
+    planned = Planned(path, inputs, shapes, compiled, report)
+    if len(compiled.plan.devices_used) < len(cluster.nodes):
+        idle = [name for number, name in enumerate(planned.names) if number not in compiled.plan.devices_used]
+        more = f" and {len(idle) - _NAMED} more" if len(idle) > _NAMED else ""
+        say(f"left out, there is nothing for them to do: {', '.join(idle[:_NAMED])}{more}")
+    return planned
+
+
+def _options_and_cluster(request: Request) -> tuple[PlanOptions, Cluster]:
+    options = plan_options(request.planner, request.split, request.grid)
+    return options, offline_cluster(request.agents, request.cluster, request.shares, options)

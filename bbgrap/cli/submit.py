@@ -1,0 +1,127 @@
+"""`bbgrap submit`: one inference on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bbgrap.cli.options import Batch, Coordinator, Grid, Json, LocalAgents, Model, Planner, Seed, Split, Threads
+from bbgrap.cli.output import print_json, print_result, print_table, say, step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bbgrap.graph import Array
+
+
+def submit(
+    model: Model,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=FILE", help="A .npy file, or a picture; default: random.", show_default=False),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the outputs to this folder, as .npy files.", show_default=False)] = None,
+    planner: Planner = "bbgrap",
+    split: Split = "rows",
+    grid: Grid = "",
+    batch: Batch = None,
+    seed: Seed = 0,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare with plain onnxruntime here; exit code 1 if it differs.")] = False,
+    agents: LocalAgents = None,
+    threads: Threads = 1,
+    coordinator: Coordinator = "",
+    as_json: Json = False,
+) -> None:
+    """Run a model once on the cluster.
+
+    Examples:
+        bbgrap submit zoo:resnet50 --agents 2 --verify
+
+        bbgrap submit model.onnx --input x=x.npy --output answers --coordinator tcp://head:7070
+
+        bbgrap submit zoo:resnet50 --input cat.jpg --agents 2
+    """
+    import time
+
+    from bbgrap.bench import compare
+    from bbgrap.cli.clusters import open_cluster
+    from bbgrap.cli.inputs import random_inputs, read_inputs
+    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.cli.options import plan_options
+    from bbgrap.session import InferenceSession
+
+    options = plan_options(planner, split, grid)
+    path = find_model(model)
+    declared = inputs_of(path)
+    if inputs:
+        feeds = read_inputs(declared, inputs)
+    else:
+        feeds = random_inputs(declared, concrete_shapes(declared, None, batch), seed)
+        say(f"inputs: random, seed {seed}")
+    with open_cluster(coordinator, agents, threads) as cluster:
+        with step("planning and deploying") as progress:
+            session = InferenceSession(
+                path,
+                cluster=cluster,
+                options=options,
+                on_progress=lambda now: progress.update(f"{now.stage} {now.done} of {now.total}"),
+            )
+            plan = session.prepare({name: array.shape for name, array in feeds.items()})
+        with step("running"):
+            start = time.perf_counter()
+            answers = session.run(None, feeds)
+            took_ms = 1e3 * (time.perf_counter() - start)
+    outputs = dict(zip((item.name for item in session.get_outputs()), answers, strict=True))
+    report: dict[str, Any] = {
+        "model": model,
+        "planner": plan.report["planner"],
+        "nodes_used": plan.report["nodes_used"],
+        "latency_ms": took_ms,
+        "inputs": {name: list(array.shape) for name, array in feeds.items()},
+        "outputs": [{"name": name, "dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs.items()],
+    }
+    if output is not None:
+        files = _write_outputs(output, outputs)
+        for entry, file in zip(report["outputs"], files, strict=True):
+            entry["file"] = str(file)
+    result = None
+    if verify:
+        from bbgrap.engine.reference import Reference
+
+        with step("running plain onnxruntime"):
+            result = compare(answers, Reference(path).run(feeds))
+        report |= {**result.as_dict(), "verified": result.verified, "fault": result.fault or None}
+    if as_json:
+        print_json(report)
+    else:
+        rows = [(name, array.dtype, list(array.shape), *_summary(array)) for name, array in outputs.items()]
+        print_table(("output", "dtype", "shape", "least", "mean", "largest"), rows)
+        print_result(f"\nfirst answer in {took_ms:.1f} ms over {', '.join(plan.report['nodes_used'])}; 'bbgrap bench' measures properly")
+        if result is not None:
+            print_result(result.text)
+    if result is not None and not result.verified:
+        raise typer.Exit(1)
+
+
+def _write_outputs(folder: Path, outputs: dict[str, Array]) -> Sequence[Path]:
+    import re
+
+    import numpy as np
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    for number, (name, array) in enumerate(outputs.items()):
+        file = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name).lstrip('.') or 'output'}.npy"
+        file = file.with_name(f"{number}-{file.name}") if file in files else file
+        np.save(file, array.astype(str) if array.dtype.kind == "O" else array)
+        say(f"written: {file}")
+        files.append(file)
+    return files
+
+
+def _summary(array: Array) -> tuple[object, object, object]:
+    if array.dtype.kind not in "fiub" or not array.size:
+        return (None, None, None)
+    return (float(array.min()), float(array.mean()), float(array.max()))

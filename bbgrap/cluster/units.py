@@ -1,0 +1,57 @@
+"""Quantities as people write them: `8GiB`, `1Gbit/s`, `0.3ms`. A bare number is in the base unit (bytes, bytes per second, seconds)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+
+_NUMBER_AND_UNIT = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
+
+SIZES: Mapping[str, float] = {
+    "B": 1,
+    "kB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}
+"""Units of size, in bytes."""
+
+RATES: Mapping[str, float] = {
+    **{f"{unit}/s": factor for unit, factor in SIZES.items()},
+    **{f"{prefix}bit/s": factor / 8 for prefix, factor in {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}.items()},
+}
+"""Units of bandwidth, in bytes per second."""
+
+TIMES: Mapping[str, float] = {"s": 1, "ms": 1e-3, "us": 1e-6}
+"""Units of time, in seconds."""
+
+
+def parse_quantity(text: str, units: Mapping[str, float]) -> float:
+    """Return a quantity in the base unit of `units`.
+
+    Raises:
+        ValueError: with what was expected, if the text is no number with one of the units; infinities are none.
+    """
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    try:
+        number = float(match[1]) if match else math.nan
+    except ValueError:
+        number = math.nan
+    if match is None or not math.isfinite(number) or (match[2] and match[2] not in units):
+        raise ValueError(f"a number, or one with a unit ({', '.join(units)})" if units else "a number")
+    factor = units[match[2]] if match[2] else 1
+    return float(Decimal(match[1]) * Decimal(str(factor)))  # 0.9ms is 0.0009, as written; 0.9 * 1e-3 is not
+
+
+def format_quantity(value: float, units: Mapping[str, float]) -> str | float:
+    """Return a quantity in the largest unit that shortens it and loses nothing, or else as a bare number."""
+    plain = int(value) if value == int(value) else value
+    texts = [f"{value / factor:g}{unit}" for unit, factor in units.items()]
+    exact = [text for text in texts if parse_quantity(text, units) == value]
+    return min(exact, key=len) if exact and value else plain

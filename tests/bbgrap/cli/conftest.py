@@ -1,0 +1,51 @@
+import json
+
+import pytest
+from onnx import TensorProto, helper
+from typer.testing import CliRunner
+
+from bbgrap.cli.main import app
+from tests.bbgrap.cli.models import convolution, write_model
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_surroundings(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.delenv("BBGRAP_COORDINATOR", raising=False)
+
+
+@pytest.fixture
+def run():
+    return lambda *args: CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def run_json(run):
+    def read(*args):
+        result = run(*args, "--json")
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    return read
+
+
+@pytest.fixture
+def image_model(tmp_path):
+    """One convolution over [N, 3, 8, 10]."""
+    node, weight = convolution()
+    sizes = ["N", 3, 8, 10], ["N", 4, 8, 10]
+    inputs, outputs = [("x", TensorProto.FLOAT, sizes[0])], [("y", TensorProto.FLOAT, sizes[1])]
+    return write_model(tmp_path / "image.onnx", [node], inputs, outputs, [weight])
+
+
+@pytest.fixture
+def two_inputs(tmp_path):
+    """A sum of two inputs [batch, length]."""
+    free = ["batch", "length"]
+    inputs = [("a", TensorProto.FLOAT, free), ("b", TensorProto.FLOAT, free)]
+    return write_model(tmp_path / "two.onnx", [helper.make_node("Add", ["a", "b"], ["c"])], inputs, [("c", TensorProto.FLOAT, free)])

@@ -1,0 +1,145 @@
+"""The commands that need a cluster, against real processes."""
+
+import json
+import os
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+
+from bbgrap import zoo
+from bbgrap.cluster.files import read_profile
+from bbgrap.engine.reference import Reference
+from bbgrap.local import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(cache):
+    with LocalCluster(2, cache_dir=cache / "agent") as running:
+        yield running
+
+
+@pytest.fixture
+def here(cluster, monkeypatch):
+    monkeypatch.setenv("BBGRAP_COORDINATOR", cluster.address)
+
+
+@pytest.fixture
+def picture(tmp_path):
+    x = np.random.default_rng(3).standard_normal((1, 3, 32, 32)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    return x
+
+
+def test_nodes(run, run_json, here):
+    nodes = run_json("nodes")
+    assert [node["name"] for node in nodes] == ["agent0", "agent1"]
+    assert {"name", "address", "state", "threads", "memory_bytes", "onnxruntime", "max_opset", "profile"} <= set(nodes[0])
+    table = run("nodes").stdout
+    assert "agent0" in table
+    assert "agent1" in table
+
+
+def test_submit_files_and_write_the_answer(run_json, here, picture, tmp_path):
+    report = run_json("submit", "zoo:tiny", "--input", f"input={tmp_path / 'x.npy'}", "--output", tmp_path / "out", "--verify")
+    assert report["verified"]
+    assert report["nodes_used"] == ["agent0", "agent1"]
+    (entry,) = report["outputs"]
+    assert (entry["name"], entry["dtype"], entry["shape"]) == ("output", "float32", [1, 10])
+    (expected,) = Reference(zoo.materialize("tiny")).run({"input": picture})
+    np.testing.assert_allclose(np.load(entry["file"]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_submit_random_inputs_says_so(run, here):
+    result = run("submit", "zoo:tiny", "--batch", 2, "--planner", "single")
+    assert result.exit_code == 0
+    assert "inputs: random, seed 0" in result.stderr
+    assert "[2, 10]" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("y=x.npy", "input 'y': the model has no such input, it has input"),
+        ("input=double.npy", "input 'input': expected float32, got float64; convert it with .astype('float32')"),
+        ("input=small.npy", "input 'input': expected shape [N, 3, 32, 32], got [1, 3, 8, 8]"),
+        ("input=nothing.npy", "input 'input': 'nothing.npy' cannot be read: No such file or directory"),
+    ],
+)
+def test_inputs_that_do_not_fit(run, here, picture, tmp_path, monkeypatch, given, said):
+    monkeypatch.chdir(tmp_path)
+    np.save("double.npy", picture.astype(np.float64))
+    np.save("small.npy", picture[:, :, :8, :8])
+    result = run("submit", "zoo:tiny", "--input", given)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"bbgrap: {said}"
+
+
+def test_profiles_are_written_and_read(run, run_json, here, cluster, tmp_path):
+    assert run("profile", "--node", "agent1", "--output", tmp_path / "one.yaml").exit_code == 0
+    assert read_profile(tmp_path / "one.yaml").name == "agent1"
+    (tmp_path / "mine.yaml").write_text("name: agent1\nshare: 3\n")
+    assert run("profile", "--coordinator", cluster.address, "add", tmp_path / "mine.yaml").exit_code == 0
+    shares = {node["name"]: (node["profile"] or {}).get("share") for node in run_json("nodes")}
+    assert shares["agent1"] == 3
+    (tmp_path / "mine.yaml").write_text("name: agent1\nshare: 1\n")
+    assert run("profile", "add", tmp_path / "mine.yaml").exit_code == 0
+    nobody = run("profile", "--node", "nobody")
+    assert nobody.exit_code in (1, 2, 3)
+    assert "nobody" in nobody.stderr.splitlines()[-1]
+
+
+def test_bench(run, run_json, here):
+    report = run_json("bench", "zoo:tiny", "--runs", 3, "--batch", 2, "--planner", "bbgrap,single")
+    assert {"model", "inputs", "batch", "runs", "agents", "single_node", "results"} <= set(report)
+    assert (report["model"], report["inputs"], report["batch"], report["runs"]) == ("zoo:tiny", {"input": [2, 3, 32, 32]}, 2, 3)
+    assert [agent["name"] for agent in report["agents"]] == ["agent0", "agent1"]
+    keys = {"planner", "median_ms", "p95_ms", "speedup", "max_abs_err", "max_rel_err", "bit_identical"}
+    keys |= {"bytes_sent", "transfers", "segments", "predicted_ms", "nodes_used"}
+    for result in report["results"]:
+        assert keys <= set(result)
+        assert result["verified"]
+        assert len(result["times_ms"]) == 3
+    assert [result["planner"] for result in report["results"]] == ["bbgrap", "single"]
+    table = run("bench", "zoo:tiny", "--runs", 1).stdout
+    assert "single node, 1 thread" in table
+    assert "speed-up" in table
+
+
+def test_demo_starts_its_own_cluster_and_verifies(run):
+    result = run("demo", "--model", "zoo:tiny", "--runs", 2)
+    assert result.exit_code == 0, result.stderr
+    assert "verified against plain onnxruntime" in result.stdout
+    assert "What the plan for zoo:tiny over 2 nodes does" in result.stdout
+    assert "starting a coordinator and 2 agents" in result.stderr
+
+
+def test_a_plan_that_does_not_exist_on_the_cluster_is_one_line(run, here):
+    result = run("submit", "zoo:tiny", "--grid", "3x2")
+    assert result.exit_code in (1, 2)
+    assert result.stderr.splitlines()[-1].startswith("bbgrap: ")
+
+
+def test_local_runs_until_it_is_interrupted(cache):
+    surroundings = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    local = subprocess.Popen(
+        ["bbgrap", "local", "--agents", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=surroundings
+    )
+    try:
+        address = local.stdout.readline().strip()
+        there = subprocess.run(["bbgrap", "nodes", "--coordinator", address, "--json"], capture_output=True, text=True, check=True)
+        assert [node["name"] for node in json.loads(there.stdout)] == ["agent0"]
+        measured = subprocess.run(["bbgrap", "profile", "--coordinator", address], capture_output=True, text=True, check=True)
+        assert measured.stdout.startswith("nodes:\n- name: agent0\n")
+        local.send_signal(signal.SIGINT)
+        out, said = local.communicate(timeout=20)
+    finally:
+        local.kill()
+        local.communicate()
+    assert local.returncode == 0
+    assert out == ""
+    assert f"export BBGRAP_COORDINATOR={address}" in said
+    assert said.endswith("stopped\n")

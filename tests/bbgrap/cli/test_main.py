@@ -1,0 +1,166 @@
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from bbgrap.cli import main as command
+from bbgrap.errors import BbgrapError, ClusterUnavailableError, ModelError, UsageError
+
+COMMANDS = ("demo", "local", "nodes", "submit", "bench", "plan", "export", "simulate", "zoo", "profile")
+
+
+def last_line(result):
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_help_names_every_command(run):
+    result = run("--help")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(run, name):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert f"bbgrap {name}" in result.stdout or name == "zoo"
+
+
+def test_version(run):
+    assert run("--version").stdout.startswith("bbgrap 0")
+
+
+def test_help_imports_nothing_heavy():
+    heavy = ("numpy", "onnx", "onnxruntime", "zmq", "yaml", "psutil", "msgpack")
+    code = f"import sys, bbgrap.cli.main; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        ("nonsense",),
+        ("plan",),
+        ("plan", "zoo:tiny"),
+        ("plan", "zoo:tiny", "--agents", "0"),
+        ("plan", "zoo:tiny", "--agents", "2", "--cluster", "c.yaml"),
+        ("plan", "zoo:tiny", "--agents", "2", "--planner", "nobody"),
+        ("plan", "zoo:tiny", "--agents", "2", "--split", "diagonal"),
+        ("plan", "zoo:tiny", "--agents", "2", "--shares", "1,0"),
+        ("plan", "zoo:tiny", "--agents", "2", "--shares", "1,2,3"),
+        ("plan", "zoo:tiny", "--agents", "4", "--grid", "3x2"),
+        ("plan", "zoo:tiny", "--agents", "4", "--grid", "two"),
+        ("plan", "zoo:tiny", "--agents", "4", "--grid", "2x2", "--split", "batch"),
+        ("plan", "zoo:tiny", "--agents", "2", "--input", "input=axb"),
+        ("bench", "zoo:tiny"),
+        ("bench", "zoo:tiny", "--agents", "1", "--planner", "bbgrap,nobody"),
+        ("nodes",),
+        ("nodes", "--coordinator", "tcp://head:seven"),
+        ("submit", "zoo:tiny"),
+        ("export", "zoo:tiny", "--agents", "2"),
+    ],
+)
+def test_wrong_usage(run, args):
+    result = run(*args)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_coordinator_not_there(run):
+    result = run("submit", "zoo:tiny", "--coordinator", "tcp://127.0.0.1:9")
+    assert result.exit_code == 3
+    assert "no coordinator answers at tcp://127.0.0.1:9" in last_line(result)
+    assert "bbgrap-coordinator --bind" in last_line(result)
+
+
+def bad_models(folder):
+    def model(nodes, inputs, outputs, tensors=()):
+        graph = helper.make_graph(nodes, "g", inputs, outputs, list(tensors))
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
+    (folder / "text.onnx").write_text("This is not a model.")
+    (folder / "empty.onnx").write_bytes(b"")
+    onnx.save(model([helper.make_node("Relu", ["nowhere"], ["y"])], [x], [y]), folder / "rejected.onnx")
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [1, 1000], np.zeros(4000, np.uint8).tobytes(), raw=True)
+    big = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1000])
+    outside = model([helper.make_node("Relu", ["w"], ["y"])], [x], [big], [weight])
+    onnx.save(outside, folder / "outside.onnx", save_as_external_data=True, location="outside.data", size_threshold=0)
+    (folder / "outside.data").unlink()
+    custom = model([helper.make_node("Magic", ["x"], ["y"], domain="my.own")], [x], [y])
+    custom.opset_import.append(helper.make_opsetid("my.own", 1))
+    onnx.save(custom, folder / "custom.onnx")
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("nothing.onnx", "cannot be read: No such file"),
+        ("text.onnx", "not an ONNX file"),
+        ("empty.onnx", "not an ONNX file"),
+        ("rejected.onnx", "the ONNX checker rejects it"),
+        ("outside.onnx", "is missing; it must lie beside the model"),
+        ("custom.onnx", "cannot load the model"),
+    ],
+)
+def test_models_that_cannot_be_used(run, tmp_path, file, said):
+    bad_models(tmp_path)
+    result = run("plan", tmp_path / file, "--agents", 2)
+    assert result.exit_code == 1
+    assert last_line(result).startswith("bbgrap: ")
+    assert said in last_line(result)
+
+
+def test_no_such_network_in_the_zoo(run):
+    result = run("plan", "zoo:lenet", "--agents", 2)
+    assert result.exit_code == 1
+    assert "there is no model 'lenet'; there are alexnet" in last_line(result)
+
+
+def test_a_file_that_cannot_be_written(run, tmp_path):
+    result = run("plan", "zoo:tiny", "--agents", 2, "--output", tmp_path / "no" / "plan.json")
+    assert result.exit_code == 1
+    assert "No such file or directory" in last_line(result)
+
+
+@pytest.mark.parametrize("place", [0, 1, 4])
+def test_debug_shows_the_traceback_wherever_it_stands(run, place):
+    args = ["plan", "nothing.onnx", "--agents", "2"]
+    args.insert(place, "--debug")
+    result = run(*args)
+    assert isinstance(result.exception, ModelError)
+
+
+def test_the_installed_command_reports_in_one_line(tmp_path):
+    done = subprocess.run(["bbgrap", "plan", "nothing.onnx", "--agents", "2", "--json"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1] == "bbgrap: model 'nothing.onnx': cannot be read: No such file or directory"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    pipe = "bbgrap plan zoo:tiny --agents 4 --explain 2>/dev/null | head -1; exit ${PIPESTATUS[0]}"
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True)
+    assert done.returncode in (0, 1)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "said"),
+    [
+        (BbgrapError("it failed"), 1, "it failed"),
+        (UsageError("not so"), 2, "not so"),
+        (ClusterUnavailableError("nobody"), 3, "nobody"),
+        (FileNotFoundError(2, "No such file", "a.txt"), 1, "'a.txt': No such file"),
+        (KeyError("oops"), 1, "unexpected KeyError: 'oops'; this is a fault of bbgrap"),
+    ],
+)
+def test_verdicts(error, exit_code, said):
+    text, code = command._verdict(error)
+    assert code == exit_code
+    assert said in text

@@ -1,0 +1,57 @@
+import json
+import os
+import pty
+import re
+import subprocess
+
+import pytest
+
+from bbgrap.cli.output import print_json, print_table, report_error, say, step
+
+
+def test_steps_where_lines_cannot_be_rewritten(capsys):
+    with step("reading") as progress:
+        progress.update("too early to be worth a line")
+    with step("planning"):
+        say("a remark")
+    assert [line.rpartition(" ... ")[0] for line in capsys.readouterr().err.splitlines()] == ["reading", "", "", "planning"]
+
+
+def test_a_step_that_fails_ends_its_line(capsys):
+    with pytest.raises(KeyError), step("reading"):
+        raise KeyError
+    report_error("it failed\nthe end\nof its log")
+    assert capsys.readouterr().err.splitlines() == ["reading ...", "bbgrap: it failed", "    the end", "    of its log"]
+
+
+def test_one_line_a_step_on_a_terminal(cache):
+    ours, theirs = pty.openpty()
+    surroundings = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "XDG_CACHE_HOME": str(cache)}
+    command = ["bbgrap", "plan", "zoo:tiny", "--agents", "2", "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=surroundings, check=True)
+    text = os.read(ours, 100_000).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert json.loads(done.stdout)["planner"] == "bbgrap"
+    assert all(line.startswith("\r\x1b[2K") for line in text.removesuffix("\r\n").split("\r\n"))
+    assert "\r\x1b[2Kplanning over 2 nodes ...\r\x1b[2Kplanning over 2 nodes ... 0." in text
+    assert not re.search(r"\x1b\[[0-9;]*m", text), "colours"
+
+
+def test_tables_are_plain_text_in_a_pipe(capsys):
+    print_table(("name", "bytes"), [("a", 1_234_567), ("b [red]", 0.5)], title="Sizes")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [["Sizes"], ["name", "bytes"], ["a", "1,234,567"], ["b", "[red]", "0.50"]]
+    assert all("\x1b" not in line for line in lines)
+
+
+def test_cells(capsys):
+    print_table(("a", "b", "c", "d"), [(None, True, 1e-7, "x")])
+    assert capsys.readouterr().out.split() == ["a", "b", "c", "d", "-", "yes", "1e-07", "x"]
+
+
+def test_json_keeps_text_readable(capsys):
+    print_json({"name": "süß"})
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"name": "süß"}
+    assert "süß" in text

@@ -1,0 +1,102 @@
+import json
+
+import pytest
+
+UNEQUAL = "nodes:\n  - {name: big, share: 3}\n  - {name: small}\n"
+
+
+def test_the_keys_that_others_rely_on(run_json):
+    report = run_json("plan", "zoo:tiny", "--agents", 3)
+    assert {"planner", "agents", "search_s", "initial", "optimized", "predicted_ms", "predicted_single_node_ms", "nodes"} <= set(report)
+    for stage in ("initial", "optimized"):
+        assert {"transfers", "bytes", "crops", "concats", "syncs"} <= set(report[stage])
+    assert report["model"] == "zoo:tiny"
+    assert report["agents"] == ["node0", "node1", "node2"]
+    assert report["inputs"] == {"input": [1, 3, 32, 32]}
+    assert {"name", "device", "region"} <= set(report["nodes"][0])
+    assert report["optimized"]["bytes"] < report["initial"]["bytes"]
+
+
+def test_json_is_alone_on_stdout_even_with_an_explanation(run):
+    result = run("plan", "zoo:tiny", "--agents", 2, "--explain", "--json")
+    assert json.loads(result.stdout)["planner"] == "bbgrap"
+    assert "Plan of 'tiny" in result.stderr
+
+
+def test_explanation(run):
+    result = run("plan", "zoo:tiny", "--agents", 2, "--explain")
+    assert "layer1.0.conv2 reads layer1.0.relu1[:,:,0:5,:]" in result.stdout
+    assert "Plan of" not in result.stderr
+
+
+def test_table(run):
+    result = run("plan", "zoo:tiny", "--agents", 2)
+    assert result.stdout.startswith("zoo:tiny by planner 'bbgrap' over 2 nodes\n")
+    assert "messages between nodes" in result.stdout
+
+
+def test_the_plan_as_a_file(run, tmp_path):
+    file = tmp_path / "plan.json"
+    result = run("plan", "zoo:tiny", "--agents", 2, "--output", file)
+    assert result.exit_code == 0
+    assert json.loads(file.read_text())["agents"] == ["node0", "node1"]
+
+
+def regions(report, node):
+    return [entry["region"] for entry in report["nodes"] if entry["name"] == node]
+
+
+def test_shares_of_a_cluster_file_or_of_the_command_line(run_json, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(UNEQUAL)
+    by_file = run_json("plan", "zoo:tiny", "--cluster", file)
+    by_hand = run_json("plan", "zoo:tiny", "--shares", "3,1")
+    assert by_file["agents"] == ["big", "small"]
+    assert regions(by_file, "conv1") == regions(by_hand, "conv1")
+    assert [text.count("0:12") for text in regions(by_file, "conv1")] == [1, 0]
+    even = run_json("plan", "zoo:tiny", "--cluster", file, "--shares", "1,1")
+    assert regions(even, "conv1") != regions(by_file, "conv1")
+
+
+def test_a_wrong_cluster_file(run, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text("nodes:\n  - {name: a, share: -1}\n  - {nam: b}\n")
+    result = run("plan", "zoo:tiny", "--cluster", file)
+    assert result.exit_code == 1
+    (line,) = result.stderr.strip().splitlines()
+    assert "line 2: " in line
+    assert "line 3: " in line
+
+
+def test_more_nodes_than_rows(run, run_json):
+    report = run_json("plan", "zoo:tiny", "--agents", 18)
+    assert len(report["agents"]) == 18
+    assert len(report["nodes_used"]) == 16
+    result = run("plan", "zoo:tiny", "--agents", 18)
+    assert "over 16 of 18 nodes" in result.stdout
+    assert "left out, there is nothing for them to do: node16, node17\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--split", "columns", "--agents", "2"), "[0:1, 0:8, 0:16, 0:8]"),
+        (("--grid", "2x2", "--agents", "4"), "[0:1, 0:8, 0:8, 0:8]"),
+        (("--split", "channels", "--agents", "2"), "[0:1, 0:4, 0:16, 0:16]"),
+        (("--split", "batch", "--agents", "2", "--batch", "4"), "[0:2, 0:8, 0:16, 0:16]"),
+        (("--planner", "single", "--agents", "2"), "[0:1, 0:8, 0:16, 0:16]"),
+    ],
+)
+def test_along_what_it_is_cut(run_json, options, part):
+    assert regions(run_json("plan", "zoo:tiny", *options), "conv1")[0] == part
+
+
+def test_shapes_of_free_inputs(run, run_json, two_inputs):
+    result = run("plan", two_inputs, "--agents", 2)
+    assert result.exit_code == 1
+    assert "input 'a': dimension 1 ('length') is free; give --input a=1x?" in result.stderr
+    report = run_json("plan", two_inputs, "--agents", 2, "--input", "a=4x6")
+    assert report["inputs"] == {"a": [4, 6], "b": [4, 6]}
+    wrong = run("plan", two_inputs, "--agents", 2, "--input", "c=4x6")
+    assert wrong.exit_code == 1
+    assert "input 'c': the model has no such input, it has a, b" in wrong.stderr

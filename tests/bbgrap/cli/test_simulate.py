@@ -1,0 +1,41 @@
+import pytest
+from onnx import TensorProto, helper
+
+from tests.bbgrap.cli.models import write_model
+
+
+def test_the_partitioned_model_answers_like_onnxruntime(run_json):
+    report = run_json("simulate", "zoo:tiny", "--agents", 3)
+    assert report["verified"]
+    assert report["max_abs_err"] < 1e-5
+    assert report["optimized"]["transfers"] > 0
+    assert "nodes" not in report
+
+
+def test_table(run):
+    result = run("simulate", "zoo:tiny", "--agents", 2, "--split", "columns")
+    assert result.exit_code == 0
+    assert "\nverified against plain onnxruntime: " in result.stdout
+    assert "inputs: random, seed 0" in result.stderr
+
+
+def test_several_inputs(run_json, two_inputs):
+    assert run_json("simulate", two_inputs, "--agents", 2, "--input", "a=4x6")["bit_identical"]
+
+
+def test_a_wrong_answer_is_a_failure(run, tmp_path):
+    """onnxruntime draws by a node's number, which is another one once the model is rewritten."""
+    sizes = [("x", TensorProto.FLOAT, [1, 4])]
+    first = helper.make_node("Identity", ["x"], ["same"])
+    nodes = [first, helper.make_node("RandomNormalLike", ["same"], ["r"]), helper.make_node("Add", ["x", "r"], ["y"])]
+    model = write_model(tmp_path / "random.onnx", nodes, sizes, [("y", TensorProto.FLOAT, [1, 4])])
+    result = run("simulate", model, "--agents", 2)
+    assert result.exit_code == 1
+    assert "NOT verified against plain onnxruntime: max absolute error" in result.stdout
+
+
+@pytest.mark.parametrize("agents", [1, 5, 20])
+def test_any_number_of_nodes(run_json, image_model, agents):
+    report = run_json("simulate", image_model, "--agents", agents, "--batch", "2")
+    assert report["verified"]
+    assert len(report["nodes_used"]) == min(agents, 8)

@@ -1,0 +1,35 @@
+"""Memory as a limit: what does not fit is planned otherwise, or refused with the numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.engine.prepare import prepare
+from bbgrap.errors import PlanError
+from bbgrap.planners import PlanOptions
+from bbgrap.zoo import materialize
+
+SHAPES = {"input": (1, 3, 224, 224)}
+
+
+def nodes(count: int, megabytes: int) -> Cluster:
+    return Cluster(tuple(NodeProfile(f"node{n}", memory_bytes=megabytes * 1_000_000) for n in range(count)))
+
+
+def test_room_enough_keeps_the_split() -> None:
+    report = prepare(materialize("mobilenet_v2"), SHAPES, nodes(2, 100), PlanOptions(split="rows")).report
+    assert report["changed"] == []
+    assert max(report["memory_bytes"].values()) < 100e6
+
+
+def test_a_plan_that_does_not_fit_gives_way_to_one_that_divides_the_weights() -> None:
+    prepared = prepare(materialize("resnet50"), SHAPES, nodes(4, 60), PlanOptions(split="rows"))
+    assert "needs" in prepared.report["changed"][0]
+    assert max(prepared.report["memory_bytes"].values()) <= 60e6
+    assert max(device.weight_bytes for device in prepared.artifacts.devices) < 0.3 * 102e6
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_the_numbers() -> None:
+    with pytest.raises(PlanError, match=r"node 'node0' needs \d+ MB and has 20 MB"):
+        prepare(materialize("resnet50"), SHAPES, nodes(2, 20), PlanOptions())
