@@ -15,7 +15,7 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.plan import Plan, Tile
 from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
 from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import Description, localize, localize_part, reducer_of
+from bbgrap.tdl import Description, flops, localize, localize_part, reducer_of
 from bbgrap.tdl.language import ReducerKind
 
 
@@ -128,7 +128,7 @@ class _Builder:
         outputs = [name for name in node.outputs if name]
         regions = [tile.region, *(self._whole(name) for name in outputs[1:])]
         writes = [builder.buffer(name, region, part) for name, region in zip(outputs, regions, strict=True)]
-        builder.steps.append(Compute((Apply(node.name, local, reads, tuple(writes)),)))
+        builder.steps.append(Compute((Apply(node.name, local, reads, tuple(writes), _work(description, tile)),)))
         return writes
 
     def _crop(self, builder: _DeviceBuilder, value: str, region: ShapeMap | None) -> BufferId | None:
@@ -166,6 +166,11 @@ class _Builder:
         target = here.buffer(value, whole, part)
         here.steps.append(Compute((Assemble(target, disjoint_pieces(whole, local)),)))
         return target
+
+
+def _work(description: Description | None, tile: Tile) -> int:
+    parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
+    return 0 if description is None else flops(description, tile.region, parts)
 
 
 def disjoint_pieces(region: ShapeMap, sources: list[Piece]) -> tuple[Piece, ...]:

@@ -50,13 +50,14 @@ class Apply:
     """Compute a piece of a graph node.
 
     `reads` follows the node's inputs, then what its subgraphs capture: None for absent operands, weights and parameters.
-    `writes` follows the node's present outputs.
+    `writes` follows the node's present outputs. `flops` is the work, 0 where the operator has no description.
     """
 
     node: str
     local: LocalOp = field(repr=False, compare=False)
     reads: tuple[BufferId | None, ...]
     writes: tuple[BufferId, ...]
+    flops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
