@@ -23,7 +23,7 @@ from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph import Array, Graph
-from bbgrap.planners import PlanOptions
+from bbgrap.planners.options import PlanOptions
 from bbgrap.program.export import export
 from bbgrap.program.simulate import simulate
 

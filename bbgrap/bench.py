@@ -28,7 +28,7 @@ from bbgrap.engine.reference import Reference
 from bbgrap.engine.sessions import usable_cores
 from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph import Array
-from bbgrap.planners import PlanOptions
+from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, InferenceSession
 
 TOLERANCE = {2: 1e-2, 4: 1e-4, 8: 1e-4}

@@ -13,7 +13,9 @@ from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph import Array, Graph
 from bbgrap.graph.onnx_io import write_graph
-from bbgrap.planners import PlanOptions, all_descriptions, make_plan
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import make_plan
 from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.assembly import box_within
 from bbgrap.program.compile import Compiled, compile_plan

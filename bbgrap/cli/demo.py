@@ -32,7 +32,7 @@ def demo(
     from bbgrap.cli.inputs import random_inputs
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
     from bbgrap.engine.reference import Reference
-    from bbgrap.planners import PlanOptions
+    from bbgrap.planners.options import PlanOptions
     from bbgrap.session import InferenceSession
 
     count = agents or 2

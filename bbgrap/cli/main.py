@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from bbgrap.cli import bench, demo, export, local, nodes, plan, profile, simulate, submit, zoo
+from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, zoo
 from bbgrap.cli.output import print_result, report_error
 from bbgrap.errors import BbgrapError
 
@@ -80,7 +80,18 @@ def main(
     """
 
 
-for command in (demo.demo, local.local, nodes.nodes, submit.submit, bench.bench, plan.plan, export.export, simulate.simulate, zoo.zoo):
+for command in (
+    demo.demo,
+    inspect.inspect,
+    plan.plan,
+    simulate.simulate,
+    export.export,
+    local.local,
+    nodes.nodes,
+    submit.submit,
+    bench.bench,
+    zoo.zoo,
+):
     app.command()(command)
 app.add_typer(profile.app, name="profile")
 

@@ -13,7 +13,7 @@ from bbgrap.errors import UsageError
 
 if TYPE_CHECKING:  # numpy and the rest, which `--help` can do without
     from bbgrap.cluster import Cluster
-    from bbgrap.planners import PlanOptions
+    from bbgrap.planners.options import PlanOptions
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME ('bbgrap zoo' lists the names).", show_default=False)
@@ -26,7 +26,7 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads of each agent that is
 ClusterFile = Annotated[Path | None, typer.Option(help="Plan for the nodes of this cluster file (YAML).", show_default=False)]
 Shares = Annotated[str, typer.Option(help="Relative parts of the work, a number per node: 2,1,1.", show_default=False)]
 Planner = Annotated[str, typer.Option(help="Who plans: bbgrap, single, ...")]
-Split = Annotated[str, typer.Option(help="Along what layers are cut: rows, columns, grid, channels, batch.")]
+Split = Annotated[str, typer.Option(help="Along what layers are cut: rows, columns, grid, channels, inputs, batch.")]
 Grid = Annotated[str, typer.Option(metavar="RxC", help="Rows and columns of the grid, 2x3; implies --split grid.", show_default=False)]
 Batch = Annotated[int | None, typer.Option(min=1, help="Batch size; default: what the model fixes, or 1.", show_default=False)]
 InputShapes = Annotated[
@@ -49,7 +49,8 @@ def plan_options(planner: str, split: str, grid: str = "") -> PlanOptions:
     Raises:
         UsageError: if there is no such planner or split, or the grid is none.
     """
-    from bbgrap.planners import PLANNERS, PlanOptions
+    from bbgrap.planners.options import PlanOptions
+    from bbgrap.planners.registry import PLANNERS
 
     if planner not in PLANNERS:
         raise UsageError(f"planner: expected one of {', '.join(PLANNERS)}, got '{planner}'")

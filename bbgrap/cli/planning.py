@@ -11,11 +11,10 @@ from bbgrap.cli.options import offline_cluster, plan_options
 from bbgrap.cli.output import say, step
 from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import fit
 from bbgrap.graph.onnx_io import ModelInput
-from bbgrap.planners import PlanOptions
+from bbgrap.planners.options import PlanOptions
 from bbgrap.program.compile import Compiled
-from bbgrap.program.report import report_of
 
 _NAMED = 8
 """So many nodes are named in a remark."""
@@ -72,8 +71,9 @@ def plan_offline(request: Request) -> Planned:
     with step("loading for these shapes"):
         graph = load_graph(path, shapes)
     with step(f"planning over {len(cluster.nodes)} nodes"):
-        compiled, search_s = compile_graph(graph, cluster, options)
-    report = report_of(compiled, search_s)
+        compiled, _, report = fit(graph, cluster, options)
+    for refusal in report["changed"]:
+        say(f"does not fit, planned otherwise: {refusal}")
     report["model"] = request.model
     report["inputs"] = {name: list(shape) for name, shape in shapes.items()}
     planned = Planned(path, inputs, shapes, compiled, report)

@@ -13,8 +13,9 @@ from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
-from bbgrap.planners import PlanOptions, all_descriptions, make_plan
-from bbgrap.planners.options import Split
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.planners.registry import make_plan
 from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.compile import Compiled, compile_plan
 from bbgrap.program.export import export
@@ -41,15 +42,24 @@ LEANER_SPLITS: tuple[Split, ...] = ("channels", "inputs")
 def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> Prepared:
     """Load a model for concrete input shapes, plan it over a cluster, optimise the program and export what each device needs.
 
-    A plan that does not fit the memory that the nodes declare is replaced by one that divides the weights; the report then says so
-    under `changed`.
-
     Raises:
         ModelError: if the file is no valid model.
         InputError: if the shapes do not fit it.
-        PlanError: if no plan exists, or none that fits.
+        PlanError: if no plan exists, or none that fits the nodes' memory.
     """
     graph = load_graph(model, shapes)
+    _, artifacts, report = fit(graph, cluster, options)
+    return Prepared(graph, report, artifacts)
+
+
+def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled, Artifacts, dict[str, Any]]:
+    """Plan a loaded model within the memory that the nodes declare; return the programs, what is deployed, and the report.
+
+    A plan that does not fit is replaced by one that divides the weights; the report then says so under `changed`.
+
+    Raises:
+        PlanError: if no plan exists, or none that fits.
+    """
     refused: list[str] = []
     for candidate in (options, *(replace(options, split=split) for split in LEANER_SPLITS if split != options.split)):
         compiled, search_s = compile_graph(graph, cluster, candidate)
@@ -58,12 +68,13 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
         if faults := overfull(cluster, needed):
             refused.append(f"split by {candidate.split}: {', '.join(faults)}")
             continue
-        report = report_of(compiled, search_s)
         names = [node.name for node in cluster.nodes]
-        report["memory_bytes"] = dict(zip(names, needed, strict=True))
-        report["weight_bytes"] = {name: device.weight_bytes for name, device in zip(names, artifacts.devices, strict=True)}
-        report["changed"] = refused
-        return Prepared(graph, report, artifacts)
+        report = report_of(compiled, search_s) | {
+            "memory_bytes": dict(zip(names, needed, strict=True)),
+            "weight_bytes": {name: device.weight_bytes for name, device in zip(names, artifacts.devices, strict=True)},
+            "changed": refused,
+        }
+        return compiled, artifacts, report
     raise PlanError(f"model '{graph.name}': it fits the memory of these nodes in no split; {'; '.join(refused)}")
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from math import prod
 
 from bbgrap.cluster import Cluster
+from bbgrap.errors import UsageError
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
@@ -49,6 +50,8 @@ class _Follower:
         self.shares = cluster.shares
         self.root = max(range(len(self.shares)), key=lambda d: (self.shares[d], -d))
         self.grid = options.grid or grid_of(len(self.shares))
+        if self.grid[0] * self.grid[1] != len(self.shares):
+            raise UsageError(f"grid: {self.grid[0]}x{self.grid[1]} tiles do not fit {len(self.shares)} nodes; one tile per node")
         self.axes: dict[str, Axes] = {name: self._input_axes(len(graph.types[name].shape or ())) for name in graph.inputs}
 
     def _input_axes(self, rank: int) -> Axes:

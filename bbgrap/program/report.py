@@ -71,7 +71,7 @@ def explain(compiled: Compiled) -> Iterator[str]:
 
 
 def _table(initial: Statistics, optimized: Statistics) -> Iterator[str]:
-    yield f"  {'per request':<22}{'initial':>14}{'optimised':>14}"
+    yield f"  {'per request':<25}{'initial':>14}{'optimised':>14}"
     rows = {
         "transfers": "messages between nodes",
         "bytes": "bytes between nodes",
@@ -85,7 +85,7 @@ def _table(initial: Statistics, optimized: Statistics) -> Iterator[str]:
     }
     before, after = asdict(initial), asdict(optimized)
     for key, label in rows.items():
-        yield f"  {label:<22}{before[key]:>14,}{after[key]:>14,}"
+        yield f"  {label:<25}{before[key]:>14,}{after[key]:>14,}"
 
 
 def _line(compiled: Compiled, names: list[str], need: Need) -> str:

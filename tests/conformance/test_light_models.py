@@ -14,8 +14,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.reference import Reference
-from bbgrap.planners import PlanOptions
-from bbgrap.planners.options import SPLITS, Split
+from bbgrap.planners.options import SPLITS, PlanOptions, Split
 from tests.light_models import NAMES, light_model
 from tests.partition import all_values, assert_close, run_checked
 

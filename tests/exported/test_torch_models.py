@@ -18,7 +18,7 @@ from bbgrap.engine.kernels import local_kernels  # noqa: E402
 from bbgrap.engine.load import load_graph  # noqa: E402
 from bbgrap.engine.prepare import compile_graph  # noqa: E402
 from bbgrap.engine.reference import Reference  # noqa: E402
-from bbgrap.planners import PlanOptions  # noqa: E402
+from bbgrap.planners.options import PlanOptions  # noqa: E402
 from bbgrap.program.export import export  # noqa: E402
 from bbgrap.program.simulate import simulate  # noqa: E402
 from tests.exported.modules import MODULES  # noqa: E402

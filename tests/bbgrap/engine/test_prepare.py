@@ -7,7 +7,7 @@ import pytest
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.engine.prepare import prepare
 from bbgrap.errors import PlanError
-from bbgrap.planners import PlanOptions
+from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo import materialize
 
 SHAPES = {"input": (1, 3, 224, 224)}

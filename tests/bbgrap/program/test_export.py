@@ -9,7 +9,7 @@ from hypothesis import given
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.graph.onnx_io import save_graph, write_graph
-from bbgrap.planners import PlanOptions
+from bbgrap.planners.options import PlanOptions
 from bbgrap.program.export import export, segment_graphs
 from bbgrap.program.schedule import check_schedule
 from bbgrap.zoo import build

@@ -5,7 +5,7 @@ import pytest
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Array, Graph
-from bbgrap.planners import PlanOptions
+from bbgrap.planners.options import PlanOptions
 from bbgrap.program.cases import Case, classify
 from bbgrap.program.compile import Compiled
 from bbgrap.program.statistics import statistics_of

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
-from bbgrap.planners import Plan, PlanOptions, Tile, all_descriptions, check_plan
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan, Tile, check_plan
 from bbgrap.program.compile import compile_plan
 from bbgrap.program.passes import DEFAULT_PASSES
 from bbgrap.program.statistics import statistics_of, traffic_bytes

@@ -1,0 +1,56 @@
+"""`bbgrap inspect`: what a model consists of, and how it can be split."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bbgrap.cli.options import Batch, InputShapes, Json, Model
+from bbgrap.cli.output import print_json, print_result, print_table
+
+
+def inspect(
+    model: Model,
+    shapes: InputShapes = None,
+    batch: Batch = None,
+    layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a model's operators, shapes, parameters and work, what splits along what, and what stays whole and why.
+
+    Examples:
+        bbgrap inspect zoo:resnet50
+
+        bbgrap inspect model.onnx --input tokens=1x128 --layers
+    """
+    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.engine.load import load_graph
+    from bbgrap.planners.inspection import inspect_graph
+
+    path = find_model(model)
+    found = inspect_graph(load_graph(path, concrete_shapes(inputs_of(path), shapes, batch)))
+    found["model"] = model
+    if as_json:
+        print_json(found)
+        return
+    for side in ("inputs", "outputs"):
+        for name, kind in found[side].items():
+            print_result(f"{side[:-1]:<7} {name}: {kind}")
+    print_result(f"{found['nodes']} nodes, {found['parameters']:,} parameters, {found['flops'] / 1e9:,.2f} GFLOP, opset {found['opset']}")
+    operators = []
+    for item in found["operators"]:
+        work, weights = item["flops"] / 1e6, item["weight_bytes"] / 1e6
+        operators.append((item["operator"], str(item["nodes"]), f"{work:,.1f}", f"{weights:,.1f}", str(item["whole"] or "")))
+    print_table(("operator", "nodes", "MFLOP", "MB weights", "stay whole"), operators, title="operators")
+    shown = found["layers"] if layers else [layer for layer in found["layers"] if layer["whole_because"]]
+    rows = []
+    for layer in shown:
+        axes = _axes(layer["splits_along"], layer["reduces_over"])
+        rows.append((layer["name"], layer["operator"], layer["output"], axes, layer["whole_because"] or ""))
+    if rows:
+        print_table(("layer", "operator", "output", "splits along", "whole because"), rows, title="layers" if layers else "stay whole")
+
+
+def _axes(splits: list[int], reduces: list[str]) -> str:
+    return ", ".join([*map(str, splits), *(f"sum over {name}" for name in reduces)])

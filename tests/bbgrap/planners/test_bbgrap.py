@@ -1,0 +1,59 @@
+"""The paper's planner: what follows a direction, what does not, and shares."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.errors import UsageError
+from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import make_plan
+from bbgrap.planners.shares import grid_of, split_by_shares
+from bbgrap.tdl import even_split
+from bbgrap.zoo import build
+
+
+@given(st.integers(0, 200), st.lists(st.integers(1, 100), min_size=1, max_size=8), st.integers(1, 7))
+def test_shares_cover_the_axis_in_whole_units(extent: int, shares: list[int], unit: int) -> None:
+    pieces = split_by_shares(extent, shares, unit)
+    assert [p.start for p in pieces] == [0, *(p.stop for p in pieces[:-1])]
+    assert pieces[-1].stop == extent
+    units = -(-extent // unit)
+    for piece, share in zip(pieces, shares, strict=True):
+        exact = units * share / sum(shares)
+        assert piece.start % unit == 0
+        assert abs(-(-len(piece) // unit) - exact) < 1 + 1e-9 or piece.stop == extent
+
+
+@given(st.integers(0, 100), st.integers(1, 9))
+def test_equal_shares_are_equation_1(extent: int, parts: int) -> None:
+    assert split_by_shares(extent, [1.0] * parts) == even_split(extent, parts)
+
+
+def test_grids_are_as_square_as_they_can_be() -> None:
+    assert [grid_of(n) for n in (1, 2, 3, 4, 5, 6, 8, 9, 12)] == [(1, 1), (2, 1), (3, 1), (2, 2), (5, 1), (3, 2), (4, 2), (3, 3), (4, 3)]
+
+
+def test_a_grid_that_does_not_fit_the_nodes_is_refused() -> None:
+    with pytest.raises(UsageError, match="3x2 tiles do not fit 4 nodes"):
+        make_plan(build("tiny"), Cluster.even(4), PlanOptions(split="grid", grid=(3, 2)))
+
+
+def test_rows_end_at_the_global_pool_and_heavy_products_split_by_features() -> None:
+    graph = build("vgg16")
+    plan = plan_bbgrap(graph, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(graph))
+    heavy = [node for node in graph.nodes if node.op == "Gemm"]
+    assert [len(plan.tiles[node.name]) for node in heavy] == [2, 2, 2]
+    resnet = build("resnet50")
+    tail = plan_bbgrap(resnet, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(resnet))
+    assert [len(tail.tiles[n.name]) for n in resnet.nodes if n.op in ("GlobalAveragePool", "Gemm")] == [1, 1]
+
+
+def test_a_faster_node_gets_more_rows() -> None:
+    cluster = Cluster((NodeProfile("fast", share=3), NodeProfile("slow", share=1)))
+    plan = make_plan(build("resnet50"), cluster, PlanOptions(split="rows"))
+    rows = [tile.region.shape[2] for tile in plan.tiles["layer1.0.conv2"]]
+    assert rows == [42, 14]

@@ -1,0 +1,16 @@
+"""What `inspect` says."""
+
+from __future__ import annotations
+
+from bbgrap.planners.inspection import inspect_graph
+from bbgrap.zoo import build
+
+
+def test_parameters_work_and_axes_of_a_known_model() -> None:
+    found = inspect_graph(build("alexnet"))
+    assert found["parameters"] == 61_100_840
+    assert abs(found["flops"] - 2 * 714e6) < 30e6  # 714 million multiply-adds are published
+    conv = next(layer for layer in found["layers"] if layer["operator"] == "Conv")
+    assert conv["splits_along"] == [1, 2, 3]
+    assert conv["reduces_over"] == ["ci"]
+    assert not any(layer["whole_because"] for layer in found["layers"])
