@@ -86,7 +86,8 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.COMPLEX64: np.dtype(np.complex64),
     DType.COMPLEX128: np.dtype(np.complex128),
 }
-_ITEMSIZE: dict[DType, int] = {code: dtype.itemsize for code, dtype in _NUMPY.items() if code is not DType.STRING} | {DType.BFLOAT16: 2}
+_ITEMSIZE: dict[DType, int] = {code: dtype.itemsize for code, dtype in _NUMPY.items() if code is not DType.STRING}
+_ITEMSIZE[DType.BFLOAT16] = 2
 STORABLE = frozenset(_NUMPY)
 """Element types that numpy arrays hold: only these can be weights of ours or cross machines."""
 

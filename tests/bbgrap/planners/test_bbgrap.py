@@ -23,9 +23,9 @@ def test_shares_cover_the_axis_in_whole_units(extent: int, shares: list[int], un
     assert pieces[-1].stop == extent
     units = -(-extent // unit)
     for piece, share in zip(pieces, shares, strict=True):
-        exact = units * share / sum(shares)
-        assert piece.start % unit == 0
-        assert abs(-(-len(piece) // unit) - exact) < 1 + 1e-9 or piece.stop == extent
+        got = 0 if not len(piece) else -(-piece.stop // unit) - piece.start // unit
+        assert piece.start % unit == 0 or not len(piece)
+        assert abs(got - units * share / sum(shares)) < 1 + 1e-9
 
 
 @given(st.integers(0, 100), st.integers(1, 9))
@@ -46,7 +46,7 @@ def test_rows_end_at_the_global_pool_and_heavy_products_split_by_features() -> N
     graph = build("vgg16")
     plan = plan_bbgrap(graph, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(graph))
     heavy = [node for node in graph.nodes if node.op == "Gemm"]
-    assert [len(plan.tiles[node.name]) for node in heavy] == [2, 2, 2]
+    assert [len(plan.tiles[node.name]) for node in heavy] == [2, 2, 1]  # the last one has 16.4 MB: not worth it
     resnet = build("resnet50")
     tail = plan_bbgrap(resnet, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(resnet))
     assert [len(tail.tiles[n.name]) for n in resnet.nodes if n.op in ("GlobalAveragePool", "Gemm")] == [1, 1]
