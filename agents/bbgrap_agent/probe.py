@@ -109,8 +109,8 @@ def measure(join: Join, peers: Sequence[Peer], executor: Executor) -> NodeProfil
         cores=join.cores,
         threads=join.threads,
         memory_bytes=join.memory_bytes,
-        memory_bandwidth_bytes_per_s=memory_bandwidth(),
-        kernels=tuple(KernelRate(work.kind, kernel_rate(work, join.threads)) for work in WORK),
+        memory_bandwidth_bytes_per_s=_measured(memory_bandwidth()),
+        kernels=tuple(KernelRate(work.kind, _measured(kernel_rate(work, join.threads))) for work in WORK),
         links=tuple(link for peer in peers if (link := measure_link(peer, executor)) is not None),
     )
 
@@ -121,6 +121,11 @@ def kernel_rate(work: Convolution | Product, threads: int) -> float:
     shape = session.get_inputs()[0].shape
     feed = {"x": np.random.default_rng(0).random(shape, dtype=np.float32)}
     return work.flops / _median_time(lambda: session.run(None, feed)) / 1e9
+
+
+def _measured(value: float) -> float:
+    """Return a measurement with the digits that mean something: three."""
+    return float(f"{value:.3g}")
 
 
 def memory_bandwidth() -> float:
@@ -156,7 +161,7 @@ def measure_link(peer: Peer, executor: Executor) -> LinkProfile | None:
         executor.post(lambda: executor.end_pings(peer.address))
     round_trip = statistics.median(times)
     seconds = max(statistics.median(bulk) - round_trip / 2, 1e-6)
-    return LinkProfile(peer.name, _BULK_BYTES / seconds, round_trip)
+    return LinkProfile(peer.name, _measured(_BULK_BYTES / seconds), _measured(round_trip))
 
 
 def _ping(executor: Executor, peer: Peer, pongs: queue.SimpleQueue[int], number: int, size: int) -> float:

@@ -30,6 +30,9 @@ HEAVY_WEIGHT_BYTES = 16 << 20
 FEATURE_AXIS = {"Conv": 1, "ConvTranspose": 1, "Gemm": -1, "MatMul": -1}
 """Operators with weights, and where their output channels or features are."""
 
+WINDOWED = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"})
+"""Operators that read [N, C, ...]: a model that has one over three axes has inputs [N, C, L], else they are sequences."""
+
 Axes = tuple[int | None, ...]
 """Per direction (one, or two for a grid) the axis of a value that it runs along, or None."""
 
@@ -55,7 +58,7 @@ class _Follower:
         self.axes: dict[str, Axes] = {name: self._input_axes(len(graph.types[name].shape or ())) for name in graph.inputs}
 
     def _input_axes(self, rank: int) -> Axes:
-        rows = 2 if rank > 2 else 1 if rank == 2 else None
+        rows = self._row_axis(rank)
         columns = rank - 1 if rank > 3 else None
         match self.split:
             case "rows":
@@ -68,6 +71,15 @@ class _Follower:
                 return (1 if rank > 2 else None,)
             case "batch":
                 return (0 if rank else None,)
+
+    def _row_axis(self, rank: int) -> int | None:
+        """Return the axis of an input that `rows` means: [N, C, H, ...] the third, [N, C, L] too, of [batch, sequence, ...] the second."""
+        if rank == 3 and not any(node.op in WINDOWED and self._rank(node.inputs[0]) == 3 for node in self.graph.nodes):
+            return 1
+        return 2 if rank > 2 else 1 if rank == 2 else None
+
+    def _rank(self, value: str) -> int:
+        return len(self.graph.types[value].shape or ())
 
     def tiles(self, node: Node, description: Description | None) -> tuple[Tile, ...]:
         """Return the tiles of a node and remember along which axes its output is cut."""

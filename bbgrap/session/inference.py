@@ -44,6 +44,9 @@ PROVIDER = "BBGrapExecutionProvider"
 _TRIES = 3
 """A coordinator that was restarted has forgotten model and plan: bring them again, and once more if it happens just then."""
 
+_PLANS = 64
+"""Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
+
 R = TypeVar("R")
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -253,6 +256,8 @@ class InferenceSession:
                 named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
                 message = PrepareModel(self._connection.number(), model, named, self.options)
                 plan = PreparedPlan(self._connection.try_call(message, ModelPrepared, self._on_progress))
+                while len(self._plans) >= _PLANS:
+                    self._plans.pop(next(iter(self._plans)))
                 self._plans[shapes] = plan
             self._latest = plan
             return plan

@@ -1,0 +1,60 @@
+"""Agents, `simulate` and plain onnxruntime agree: random networks on one to five real agents with random speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.prepare import prepare
+from bbgrap.graph.onnx_io import save_graph
+from bbgrap.local import LocalCluster
+from bbgrap.program.simulate import simulate
+from bbgrap.session import InferenceSession
+from tests.partition import assert_close, plain_outputs
+from tests.random_models import networks, plan_options, random_feeds
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+EXAMPLES = 6
+
+
+@pytest.fixture(scope="module")
+def growing() -> Iterator[LocalCluster]:
+    """A cluster that starts with one agent."""
+    with LocalCluster(agents=1) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_agents_agree(size: int, growing: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
+    while len(growing.connection.nodes()) < size:
+        growing.add_agent()
+    names = [node.name for node in growing.connection.nodes()]
+    folder = tmp_path_factory.mktemp("random")
+
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        graph, options = data.draw(networks()), data.draw(plan_options())
+        cluster = Cluster(tuple(NodeProfile(name, share=data.draw(st.integers(1, 100))) for name in names))
+        for node in cluster.nodes:
+            growing.connection.add_profile(node)
+        path = Path(folder) / "model.onnx"
+        save_graph(graph, path)
+        feeds = random_feeds(graph)
+        shapes = {name: feed.shape for name, feed in zip(graph.inputs, feeds, strict=True)}
+        session = InferenceSession(path, cluster=growing, options=options)
+        answers = session.run(None, dict(zip(graph.inputs, feeds, strict=True)))
+        artifacts = prepare(path, shapes, cluster, options).artifacts
+        simulated = simulate(artifacts, feeds, local_kernels(artifacts))
+        for got, same, want in zip(answers, simulated, plain_outputs(graph, feeds), strict=True):
+            assert np.array_equal(got, same), f"agents and simulation differ by {np.abs(got - same).max()}"
+            assert_close(got, want, f"{size} agents, {options.split}")
+
+    check()
