@@ -1,5 +1,37 @@
 """Descriptions of the operators, one family a file; importing this package registers them all."""
 
-from bbgrap.tdl.operators import elementwise, movement, partials, products, reductions, shapes, windows
+from bbgrap.tdl.operators import (
+    attention,
+    blocks,
+    convolutions,
+    elementwise,
+    indexing,
+    movement,
+    normalizations,
+    partials,
+    products,
+    quantized,
+    recurrent,
+    reductions,
+    sampling,
+    shapes,
+    windows,
+)
 
-__all__ = ["elementwise", "movement", "partials", "products", "reductions", "shapes", "windows"]
+__all__ = [
+    "attention",
+    "blocks",
+    "convolutions",
+    "elementwise",
+    "indexing",
+    "movement",
+    "normalizations",
+    "partials",
+    "products",
+    "quantized",
+    "recurrent",
+    "reductions",
+    "sampling",
+    "shapes",
+    "windows",
+]

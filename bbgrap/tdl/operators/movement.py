@@ -7,22 +7,13 @@ import numpy as np
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Access, Call, Constant, Description, Index, Opaque, Subscript, Sum, operand
-from bbgrap.tdl.operators.windows import Reads, spatial_interval
+from bbgrap.tdl.operators.common import Reads, integers, output_indices, spatial_interval
 from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register
-
-
-def _outputs(site: Site) -> tuple[Index, ...]:
-    return tuple(Index(f"i{axis}", extent) for axis, extent in enumerate(site.output_shape))
-
-
-def integers(*values: int) -> Literal:
-    """Return a 1-D int64 parameter."""
-    return Literal(np.array(values, np.int64))
 
 
 def describe_concat(site: Site) -> Description | None:
     """out[..., a, ...] = operand k at a - offset k, for the one k where that lies inside."""
-    out = _outputs(site)
+    out = output_indices(site)
     axis = site.integer("axis", 0) % len(out)
     reads: list[Access] = []
     offset = 0
@@ -63,7 +54,7 @@ def describe_slice(site: Site) -> Description | None:
     found = slice_bounds(site)
     if found is None:
         return None
-    out = _outputs(site)
+    out = output_indices(site)
     read = operand(0)[tuple(index * step + start for index, (start, step) in zip(out, found, strict=True))]
     return Description(out, Call("copy", (read,)))
 
@@ -106,7 +97,7 @@ def describe_pad(site: Site) -> Description | None:
     widths = pad_widths(site)
     if widths is None or (site.has(2) and site.constant(2) is None) or (site.has(3) and site.constant(3) is None):
         return None
-    out = _outputs(site)
+    out = output_indices(site)
     if site.text("mode", "constant") == "constant":
         return Description(out, Call("copy", (operand(0)[tuple(i - before for i, (before, _) in zip(out, widths, strict=True))],)))
     fixed = tuple(i for i, width in zip(out, widths, strict=True) if width != (0, 0))
@@ -144,7 +135,7 @@ def permutation(site: Site) -> tuple[int, ...]:
 
 def describe_transpose(site: Site) -> Description | None:
     """out[i...] = x[i permuted]."""
-    out = _outputs(site)
+    out = output_indices(site)
     order = permutation(site)
     return Description(out, Call("copy", (operand(0)[tuple(out[order.index(axis)] for axis in range(len(order)))],)))
 
@@ -170,7 +161,7 @@ def resize_scales(site: Site) -> tuple[float, ...] | None:
 
 def describe_resize(site: Site) -> Description | None:
     """Nearest or linear by whole factors: out[i] reads x[i // s], or the two around it; other forms leave the scaled axes whole."""
-    scales, out = resize_scales(site), _outputs(site)
+    scales, out = resize_scales(site), output_indices(site)
     if scales is None or 0 in site.shape(0) or site.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         return None
     subscripts: list[Subscript] = []

@@ -9,9 +9,9 @@ import numpy as np
 
 from bbgrap.graph.types import DType
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.operators.movement import integers
+from bbgrap.tdl.operators.common import Reads, integers
+from bbgrap.tdl.operators.convolutions import localize_conv
 from bbgrap.tdl.operators.reductions import reduced_axes
-from bbgrap.tdl.operators.windows import Reads, localize_conv
 from bbgrap.tdl.partial import Part, PartialRule, register_partial
 from bbgrap.tdl.rule import Input, Literal, LocalNode, Result, Site, same_node
 

@@ -1,45 +1,122 @@
-"""Matrix products."""
+"""Matrix products, of floats: MatMul, Gemm, Einsum, and onnxruntime's fused forms. Quantized ones are in `quantized`."""
 
 from __future__ import annotations
 
-from bbgrap.tdl.language import Call, Constant, Description, Expression, Index, IndexExpression, Sum, operand
+from dataclasses import dataclass
+
+from bbgrap.tdl.language import Call, Constant, Description, Expression, Index, IndexExpression, Reduce, Sum, operand
+from bbgrap.tdl.operators.common import broadcast
 from bbgrap.tdl.rule import OperatorRule, Site, register
 
 
-def describe_matmul(site: Site) -> Description | None:
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The parts of a matrix product's description, to be wrapped by its variants."""
+
+    outputs: tuple[Index, ...]
+    row: Index | None
+    column: Index | None
+    body: Reduce
+
+
+def product_of(site: Site, a: int = 0, b: int = 1, *, swap_a: bool = False, swap_b: bool = False) -> Product:
     """out[..., i, j] = Sum over k of a[..., i, k] * b[..., k, j]; 1-D operands as numpy treats them; leading axes broadcast."""
-    a, b = site.shape(0), site.shape(1)
-    k = Index("k", a[-1])
+    left, right = site.shape(a), site.shape(b)
+    k = Index("k", left[-2 if swap_a else -1])
     out = [Index(f"b{axis}", extent) for axis, extent in enumerate(site.output_shape)]
-    row = out[-2 if len(b) > 1 else -1] if len(a) > 1 else None
-    column = out[-1] if len(b) > 1 else None
+    row = out[-2 if len(right) > 1 else -1] if len(left) > 1 else None
+    column = out[-1] if len(right) > 1 else None
     batch = out[: len(out) - (row is not None) - (column is not None)]
+    ends_a: tuple[IndexExpression, ...] = (k,) if row is None else (k, row) if swap_a else (row, k)
+    ends_b: tuple[IndexExpression, ...] = (k,) if column is None else (column, k) if swap_b else (k, column)
+    first = operand(a)[*broadcast(batch, left[:-2]), *ends_a]
+    second = operand(b)[*broadcast(batch, right[:-2]), *ends_b]
+    return Product(tuple(out), row, column, Sum((k,), first * second))
 
-    def leading(shape: tuple[int, ...]) -> tuple[IndexExpression, ...]:
-        extents = shape[:-2]
-        return tuple(
-            Constant(0) if extent == 1 else index for index, extent in zip(batch[len(batch) - len(extents) :], extents, strict=True)
-        )
 
-    left = operand(0)[(k,)] if row is None else operand(0)[*leading(a), row, k]
-    right = operand(1)[(k,)] if column is None else operand(1)[*leading(b), k, column]
-    return Description(tuple(out), Sum((k,), left * right))
+def describe_matmul(site: Site) -> Description | None:
+    """A matrix product and nothing else."""
+    product = product_of(site)
+    return Description(product.outputs, product.body)
+
+
+def describe_fused_matmul(site: Site) -> Description | None:
+    """Alpha * the product, with the last two axes of A or B swapped on request."""
+    if site.integer("transBatchA", 0) or site.integer("transBatchB", 0):
+        return None
+    swap_a, swap_b = bool(site.integer("transA", 0)), bool(site.integer("transB", 0))
+    if min(len(site.shape(0)), len(site.shape(1))) < 2:
+        return None
+    product = product_of(site, swap_a=swap_a, swap_b=swap_b)
+    return Description(product.outputs, Call("scale", (product.body,)))
 
 
 def describe_gemm(site: Site) -> Description | None:
     """out[i, j] = alpha * Sum over k of A[i, k] * B[k, j] + beta * C[i, j], with A or B transposed on request."""
-    rows, columns = site.output_shape
-    swap_a, swap_b = site.integer("transA", 0), site.integer("transB", 0)
-    i, j, k = Index("i", rows), Index("j", columns), Index("k", site.shape(0)[0 if swap_a else 1])
-    a = operand(0)[(k, i) if swap_a else (i, k)]
-    b = operand(1)[(j, k) if swap_b else (k, j)]
-    body: Expression = Sum((k,), a * b)
+    product = product_of(site, swap_a=bool(site.integer("transA", 0)), swap_b=bool(site.integer("transB", 0)))
+    body: Expression = product.body
     if site.has(2):
-        tail = (i, j)[2 - len(site.shape(2)) :]
-        bias = tuple(Constant(0) if extent == 1 else index for index, extent in zip(tail, site.shape(2), strict=True))
-        body = Call("add", (body, operand(2)[bias]))
-    return Description((i, j), body)
+        body = Call("add", (body, operand(2)[broadcast(product.outputs, site.shape(2))]))
+    return Description(product.outputs, body)
+
+
+def describe_fused_gemm(site: Site) -> Description | None:
+    """An activation of a Gemm."""
+    inner = describe_gemm(site)
+    return None if inner is None else Description(inner.outputs, Call("activation", (inner.body,)))
+
+
+Symbols = tuple[str, ...]
+"""Per axis of a term of an einsum its letter; axes of an ellipsis are `.0`, `.1`, ..."""
+
+
+def _symbols(term: str, dots: int, most: int) -> Symbols:
+    """Name every axis of a term whose ellipsis stands for `dots` of at most `most` axes."""
+    before, ellipsis, after = term.partition("...")
+    middle = tuple(f".{most - dots + k}" for k in range(dots)) if ellipsis else ()
+    return (*before, *middle, *after)
+
+
+def einsum_symbols(site: Site) -> tuple[tuple[Symbols, ...], Symbols] | None:
+    """Return the symbols of every operand and of the output; None where the output drops an ellipsis."""
+    left, arrow, right = site.text("equation", "").replace(" ", "").partition("->")
+    terms = left.split(",")
+    dots = [len(site.shape(k)) - len(term.replace("...", "")) for k, term in enumerate(terms)]
+    most = max(dots)
+    operands = tuple(_symbols(term, count, most) for term, count in zip(terms, dots, strict=True))
+    if not arrow:
+        letters = left.replace(",", "").replace("...", "")
+        right = "..." + "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
+    elif most and "..." not in right:
+        return None
+    return operands, _symbols(right, most, most)
+
+
+def describe_einsum(site: Site) -> Description | None:
+    """out[letters...] = Sum over the other letters of the product of the operands at their letters."""
+    found = einsum_symbols(site)
+    if found is None:
+        return None
+    operands, output = found
+    extents: dict[str, int] = {}
+    for number, symbols in enumerate(operands):
+        for symbol, extent in zip(symbols, site.shape(number), strict=True):
+            extents[symbol] = max(extent, extents.get(symbol, 1))
+    named = {symbol: Index(f"i{axis}", extents[symbol]) for axis, symbol in enumerate(output)}
+    over = tuple(Index(f"k{number}", extents[symbol]) for number, symbol in enumerate(s for s in extents if s not in output))
+    named |= dict(zip((s for s in extents if s not in output), over, strict=True))
+    reads: list[Expression] = []
+    for number, symbols in enumerate(operands):
+        shape = site.shape(number)
+        place = tuple(Constant(0) if extent == 1 else named[symbol] for symbol, extent in zip(symbols, shape, strict=True))
+        reads.append(operand(number)[place])
+    body: Expression = reads[0] if len(reads) == 1 else Call("mul", tuple(reads))
+    outputs = tuple(named[symbol] for symbol in output)
+    return Description(outputs, Sum(over, body) if over else Call("copy", (body,)))
 
 
 register(OperatorRule(describe_matmul), "MatMul")
 register(OperatorRule(describe_gemm), "Gemm")
+register(OperatorRule(describe_einsum), "Einsum")
+register(OperatorRule(describe_fused_matmul), "FusedMatMul", "TransposeMatMul", domain="com.microsoft")
+register(OperatorRule(describe_fused_gemm), "FusedGemm", domain="com.microsoft")

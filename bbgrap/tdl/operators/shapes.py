@@ -13,8 +13,7 @@ import numpy as np
 
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Call, Constant, Description, Expression, Index, Opaque, Subscript, operand
-from bbgrap.tdl.operators.movement import integers
-from bbgrap.tdl.operators.windows import Reads
+from bbgrap.tdl.operators.common import Reads, broadcast, integers, output_indices
 from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
@@ -88,11 +87,8 @@ def _reshape_by_elements(site: Site, region: ShapeMap, read: ShapeMap) -> tuple[
 
 def describe_expand(site: Site) -> Description | None:
     """out[i...] = x[i...], a broadcast axis read at 0."""
-    out = tuple(Index(f"i{axis}", extent) for axis, extent in enumerate(site.output_shape))
-    shape = site.shape(0)
-    tail = out[len(out) - len(shape) :]
-    read = operand(0)[tuple(Constant(0) if extent == 1 else index for index, extent in zip(tail, shape, strict=True))]
-    return Description(out, Call("copy", (read,)))
+    out = output_indices(site)
+    return Description(out, Call("copy", (operand(0)[broadcast(out, site.shape(0))],)))
 
 
 def localize_expand(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:

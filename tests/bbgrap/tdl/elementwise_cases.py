@@ -18,13 +18,22 @@ DTYPES: dict[str, type] = {
     **dict.fromkeys(("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), np.int32),
     "BitShift": np.uint32,
     "Mod": np.int64,
+    "RegexFullMatch": np.object_,
+    "StringConcat": np.object_,
 }
-ATTRIBUTES: dict[str, dict[str, Attribute]] = {"BitShift": {"direction": "LEFT"}, "Cast": {"to": 7}, "Gelu": {"approximate": "tanh"}}
+ATTRIBUTES: dict[str, dict[str, Attribute]] = {
+    "BitShift": {"direction": "LEFT"},
+    "BitCast": {"to": 6},
+    "Cast": {"to": 7},
+    "Gelu": {"approximate": "tanh"},
+    "RegexFullMatch": {"pattern": "[0-4]*"},
+}
+OPSETS = {"BitCast": 26, "Swish": 24}
 OPERANDS = {"Max": 3, "Mean": 3, "Min": 3, "Sum": 3, "Where": 3}
 EXACT_UNARY = ("Abs", "BitwiseNot", "Cast", "Ceil", "Floor", "Identity", "IsInf", "IsNaN", "Neg", "Not", "Relu", "Round", "Sign", "Sqrt")
 EXACT = (
     "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Clip", "Equal", "Greater", "GreaterOrEqual", "Less",
-    "LessOrEqual", "Max", "Min", "Mod", "Mul", "Or", "Sub", "Sum", "Where", "Xor",
+    "LessOrEqual", "Max", "Min", "Mod", "Mul", "Or", "StringConcat", "Sub", "Sum", "Where", "Xor",
 )  # fmt: skip
 ALWAYS_SEEN = ("Add", "Div", "Mean", "Mul", "Sub", "Sum", "Xor")
 """Operators whose result differs whenever an operand does; of the others one operand may hide the other."""
@@ -32,6 +41,8 @@ ALWAYS_SEEN = ("Add", "Div", "Mean", "Mul", "Sub", "Sum", "Xor")
 
 def _data(op: str, random: np.random.Generator, shape: tuple[int, ...]) -> Array:
     dtype = DTYPES.get(op, np.float32)
+    if dtype is np.object_:
+        return np.asarray(random.integers(0, 99, shape)).astype(np.str_).astype(np.object_)
     if dtype is not np.float32:
         return random.integers(0 if dtype is np.bool_ else 1, 2 if dtype is np.bool_ else 9, shape).astype(dtype)
     return random.uniform(0.1, 0.9, shape).astype(np.float32)
@@ -40,8 +51,8 @@ def _data(op: str, random: np.random.Generator, shape: tuple[int, ...]) -> Array
 @st.composite
 def _unary(draw: Draw, op: str) -> Case:
     x = _data(op, random_of(draw), draw(shapes(most=4)))
-    exact, seen = op in EXACT_UNARY, op not in ("Cast", "Softsign")
-    return Case(op, (x,), ATTRIBUTES.get(op, {}), opset=20, exact=exact, loose=frozenset() if seen else None)
+    exact, seen = op in EXACT_UNARY, op not in ("Cast", "RegexFullMatch", "Softsign")
+    return Case(op, (x,), ATTRIBUTES.get(op, {}), opset=OPSETS.get(op, 20), exact=exact, loose=frozenset() if seen else None)
 
 
 @st.composite
@@ -52,7 +63,7 @@ def _broadcasting(draw: Draw, op: str) -> Case:
         operands[0] = _data(op, random, shape)
     if op == "Where":
         operands[0] = np.asarray(operands[0] > 0.5)
-    return Case(op, tuple(operands), ATTRIBUTES.get(op, {}), exact=op in EXACT, loose=frozenset() if op in ALWAYS_SEEN else None)
+    return Case(op, tuple(operands), ATTRIBUTES.get(op, {}), opset=20, exact=op in EXACT, loose=frozenset() if op in ALWAYS_SEEN else None)
 
 
 @st.composite
@@ -61,6 +72,15 @@ def clip(draw: Draw) -> Case:
     x = _data("Clip", random_of(draw), draw(shapes(most=4)))
     low, high = (draw(st.sampled_from((None, np.array(bound, np.float32)))) for bound in (0.3, 0.6))
     return Case("Clip", (x, low, high) if high is not None else (x, low) if low is not None else (x,), loose=None)
+
+
+@st.composite
+def cast_like(draw: Draw) -> Case:
+    """CastLike to a type that another tensor has."""
+    x = _data("CastLike", random_of(draw), draw(shapes(most=4)))
+    return Case(
+        "CastLike", (np.asarray(x * 9), np.zeros(2, draw(st.sampled_from((np.int32, np.float16))))), {}, frozenset((1,)), loose=None
+    )
 
 
 @st.composite
@@ -74,6 +94,7 @@ def batch_normalization(draw: Draw) -> Case:
 ELEMENTWISE: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     **{op: partial(_unary, op) for op in UNARY},
     **{op: partial(_broadcasting, op) for op in BROADCASTING},
+    "CastLike": cast_like,
     "Clip": clip,
     "BatchNormalization": batch_normalization,
 }

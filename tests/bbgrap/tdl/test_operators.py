@@ -9,13 +9,26 @@ from hypothesis import strategies as st
 
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import described_operators, splittable_axes
+from tests.bbgrap.tdl.block_cases import BLOCKS
 from tests.bbgrap.tdl.elementwise_cases import ELEMENTWISE
+from tests.bbgrap.tdl.indexing_cases import INDEXING
+from tests.bbgrap.tdl.layer_cases import LAYERS, MICROSOFT_LAYERS
 from tests.bbgrap.tdl.other_cases import OTHERS
+from tests.bbgrap.tdl.quantized_cases import MICROSOFT_QUANTIZED, QUANTIZED
 from tests.bbgrap.tdl.verifier import Case, Whole, check, check_numeric
 from tests.bbgrap.tdl.window_cases import WINDOWS, whole_numbers
 from tests.strategies import tiles
 
-CASES = {("", op): case for op, case in (WINDOWS | OTHERS | ELEMENTWISE).items()}
+STRUCTURED = {("", op): case for op, case in (WINDOWS | OTHERS).items()}
+BRIEF = {("", op): case for op, case in (ELEMENTWISE | INDEXING | BLOCKS | LAYERS | QUANTIZED).items()}
+BRIEF |= {("com.microsoft", op): case for op, case in (MICROSOFT_LAYERS | MICROSOFT_QUANTIZED).items()}
+CASES = STRUCTURED | BRIEF
+
+
+def label(operator):
+    return ":".join(filter(None, operator))
+
+
 RANDOM = np.random.default_rng(0)
 FEWER = max(1, settings().max_examples // 5)
 
@@ -31,24 +44,24 @@ def test_every_registered_operator_has_a_case():
     assert set(CASES) == set(described_operators())
 
 
-@pytest.mark.parametrize("op", [*WINDOWS, *OTHERS])
+@pytest.mark.parametrize("op", STRUCTURED, ids=label)
 @given(data=st.data())
 def test_structured_operator(op, data):
-    check_some_tile(data, data.draw(CASES["", op](), label="case"))
+    check_some_tile(data, data.draw(CASES[op](), label="case"))
 
 
-@pytest.mark.parametrize("op", ELEMENTWISE)
+@pytest.mark.parametrize("op", BRIEF, ids=label)
 @settings(max_examples=FEWER)
 @given(data=st.data())
-def test_elementwise_operator(op, data):
-    check_some_tile(data, data.draw(CASES["", op](), label="case"))
+def test_further_operator(op, data):
+    check_some_tile(data, data.draw(CASES[op](), label="case"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", [*WINDOWS, *OTHERS, *ELEMENTWISE])
+@pytest.mark.parametrize("op", CASES, ids=label)
 @given(data=st.data())
 def test_operator_at_length(op, data):
-    check_some_tile(data, data.draw(CASES["", op](), label="case"))
+    check_some_tile(data, data.draw(CASES[op](), label="case"))
 
 
 BLOCKED = [

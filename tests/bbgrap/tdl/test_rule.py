@@ -69,8 +69,6 @@ UNKNOWN = TensorType(DType.FLOAT, None)
             "SAME with a stride that skips the end",
             {"op": "Conv", "inputs": (FLOAT, POINTS), "output": SMALL, "attributes": {"strides": (2, 2), "auto_pad": "SAME_LOWER"}},
         ),
-        ("transposed groups", {"op": "ConvTranspose", "inputs": (FLOAT, WEIGHT), "attributes": {**CONV, "group": 2}}),
-        ("transposed SAME", {"op": "ConvTranspose", "inputs": (FLOAT, WEIGHT), "attributes": {**CONV, "auto_pad": "SAME_UPPER"}}),
         ("outputs between windows", {"op": "ConvTranspose", "inputs": (FLOAT, WEIGHT), "attributes": {**CONV, "strides": (4, 4)}}),
         ("bounds known at run time", {"op": "Slice", "inputs": (FLOAT, integers(0), integers(1))}),
         ("axes known at run time", {"op": "ReduceSum", "inputs": (FLOAT, integers(0))}),

@@ -39,6 +39,11 @@ class Case:
     loose: frozenset[tuple[int, int]] | None = frozenset()
     several_ranges: frozenset[int] | None = None
     """None: all."""
+    domain: str = ""
+    position: int = 0
+    """Which output of the operator is used, and compared."""
+    below: Mapping[int, int] = field(default_factory=dict)
+    """Operands of indices: their values are only changed into others from 0 to below this."""
 
     def __repr__(self) -> str:
         """Write what is needed to repeat the case by hand."""
@@ -54,8 +59,10 @@ class Model:
     def __init__(self, nodes: Sequence[onnx.NodeProto], feeds: Mapping[str, Array], constants: Mapping[str, Array], opset: int) -> None:
         inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
         initializers = [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()]
-        graph = helper.make_graph(list(nodes), "g", inputs, [helper.make_empty_tensor_value_info(nodes[-1].output[0])], initializers)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        graph = helper.make_graph(list(nodes), "g", inputs, [helper.make_empty_tensor_value_info(nodes[-1].output[-1])], initializers)
+        domains = {node.domain for node in nodes if node.domain}
+        imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
+        model = helper.make_model(graph, opset_imports=imports, ir_version=10)
         self.session = ort.InferenceSession(model.SerializeToString(), _OPTIONS, ["CPUExecutionProvider"])
 
     def __call__(self, feeds: Mapping[str, Array]) -> Array:
@@ -79,10 +86,12 @@ def names(operands: Sequence[object | None]) -> list[str]:
     return ["" if operand is None else f"x{k}" for k, operand in enumerate(operands)]
 
 
-def node_proto(op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Attribute]) -> onnx.NodeProto:
-    """Return one node."""
+def node_proto(
+    op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Attribute], domain: str = "", position: int = 0
+) -> onnx.NodeProto:
+    """Return one node, of whose outputs only the one at a position is used."""
     plain: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-    return helper.make_node(op, list(inputs), [output], **plain)
+    return helper.make_node(op, list(inputs), [*[""] * position, output], domain=domain, **plain)
 
 
 class Whole:
@@ -93,9 +102,10 @@ class Whole:
         named = {n: a for n, a in zip(names(case.operands), case.operands, strict=True) if a is not None}
         constants = {n: a for n, a in named.items() if int(n[1:]) in case.parameters}
         self.feeds = {n: a for n, a in named.items() if n not in constants}
-        self.model = Model([node_proto(case.op, names(case.operands), "y", case.attributes)], self.feeds, constants, case.opset)
+        proto = node_proto(case.op, names(case.operands), "y", case.attributes, case.domain, case.position)
+        self.model = Model([proto], self.feeds, constants, case.opset)
         self.output = self.model(self.feeds)
-        self.node = Node("node", case.op, tuple(names(case.operands)), ("y",), case.attributes)
+        self.node = Node("node", case.op, tuple(names(case.operands)), tuple(proto.output), case.attributes, case.domain)
         self.graph = Graph(
             name="g",
             nodes=(self.node,),
@@ -149,7 +159,8 @@ def run_local(case: Case, local: LocalOp) -> Array:
                     inputs.append(f"r{k}")
                 case None:
                     inputs.append("")
-        protos.append(node_proto(node.op, inputs, f"r{number}", node.attributes))
+        position = case.position if number == len(local.nodes) - 1 else 0
+        protos.append(node_proto(node.op, inputs, f"r{number}", node.attributes, node.domain, position))
     return Model(protos, feeds, constants, case.opset)(feeds)
 
 
@@ -178,7 +189,7 @@ def check_soundness(whole: Whole, region: ShapeMap, local: LocalOp, random: np.r
     changed = {}
     for name, array in whole.feeds.items():
         read = local.reads[int(name[1:])]
-        other = next(_others(random.permutation(array.ravel()).reshape(array.shape)))
+        other = next(_others(random.permutation(array.ravel()).reshape(array.shape), whole.case.below.get(int(name[1:]))))
         if read is not None and not read.is_empty:
             place = np.ix_(*(list(axis) for axis in read.axes)) if read.rank else ()
             other[place] = array[place]
@@ -210,7 +221,7 @@ def _matters(whole: Whole, name: str, region: ShapeMap, part: ShapeMap) -> bool:
     """Tell whether other values in a part of an operand show in a region of the output."""
     before, array = take(whole.output, region), whole.feeds[name]
     place = np.ix_(*(list(axis) for axis in part.axes)) if part.rank else ()
-    for other in _others(array):
+    for other in _others(array, whole.case.below.get(int(name[1:]))):
         changed = array.copy()
         changed[place] = other[place]
         after = take(whole.model({**whole.feeds, name: changed}), region)
@@ -219,9 +230,13 @@ def _matters(whole: Whole, name: str, region: ShapeMap, part: ShapeMap) -> bool:
     return False
 
 
-def _others(array: Array) -> Iterator[Array]:
-    """Yield arrays that differ from the given one in every element."""
-    if array.dtype.kind == "b":
+def _others(array: Array, below: int | None) -> Iterator[Array]:
+    """Yield arrays that differ from the given one in every element (all indices below 1 are equal)."""
+    if below is not None:
+        yield from (np.asarray((array + shift) % below).astype(array.dtype) for shift in range(1, max(2, below)))
+    elif array.dtype.kind == "O":
+        yield np.asarray(array + "x")
+    elif array.dtype.kind == "b":
         yield np.asarray(~array)
     elif array.dtype.kind == "f":
         yield from (np.asarray(array + shift).astype(array.dtype) for shift in (1, 1000, -1000, np.inf, np.nan))

@@ -65,7 +65,7 @@ def conv(draw: Draw) -> Case:
 
 @st.composite
 def conv_transpose(draw: Draw) -> Case:
-    """ConvTranspose in 1 to 2 dimensions: strides, dilations, pads, output_padding or output_shape."""
+    """ConvTranspose in 1 to 2 dimensions: groups, strides, dilations, pads, output_padding, output_shape or auto_pad."""
     random, rank = random_of(draw), draw(st.integers(1, 2))
     kernel, strides = _many(draw, rank, 1, 4), _many(draw, rank, 1, 3)
     dilations = _many(draw, rank, 1, 2) if draw(st.booleans()) else (1,) * rank
@@ -74,17 +74,24 @@ def conv_transpose(draw: Draw) -> Case:
     extra = tuple(draw(st.integers(0, s - 1)) for s in strides)
     attributes: dict[str, Attribute] = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "output_padding": extra}
     natural = tuple((e - 1) * s + r + x for e, s, r, x in zip(extents, strides, _reach(kernel, dilations), extra, strict=True))
-    if draw(st.booleans()):
+    form = draw(st.sampled_from(("pads", "pads", "output_shape", "output_shape", "SAME_UPPER", "SAME_LOWER", "VALID")))
+    if form == "pads":
         assume(all(n > pads[a] + pads[a + rank] for a, n in enumerate(natural)))
         attributes["pads"] = pads
-    else:
+    elif form == "output_shape":
         attributes["output_shape"] = tuple(max(1, n + draw(st.integers(-3, 0))) for n in natural)
-    channels, filters = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    bias = (whole_numbers(random, filters),) if draw(st.booleans()) else ()
-    operands = (whole_numbers(random, 1, channels, *extents), whole_numbers(random, channels, filters, *kernel), *bias)
+    else:
+        attributes["auto_pad"] = form
+    groups, channels, filters = draw(st.sampled_from((1, 1, 2, 3))), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    attributes["group"] = groups
+    bias = (whole_numbers(random, groups * filters),) if draw(st.booleans()) else ()
+    operands = (whole_numbers(random, 1, groups * channels, *extents), whole_numbers(random, groups * channels, filters, *kernel), *bias)
     # One output meets every stride-th kernel element; with dilation also not every input.
     loose = frozenset((1, a + 2) for a in range(rank)) | frozenset((0, a + 2) for a in range(rank) if dilations[a] > 1)
-    return Case("ConvTranspose", operands, attributes, loose=loose, several_ranges=frozenset((0, 1)))
+    if groups > 1:  # a tile is computed from whole groups of channels
+        loose |= {(0, 1), (1, 0), (1, 1), (2, 0)}
+    several = frozenset((0, 1)) if groups == 1 else frozenset((0,))
+    return Case("ConvTranspose", operands, attributes, loose=loose, several_ranges=several)
 
 
 @st.composite

@@ -1,0 +1,206 @@
+"""Attention and rotary embeddings: batches, heads and (where no query must know its place) queries split; keys stay whole.
+
+Query head h attends to key head `h // R` where R query heads share one. A tile's heads are computed in whole groups of R, and cropped.
+With rank-3 operands heads and their elements share the last axis, so the unit is `R * D` elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bbgrap.graph.types import Attribute
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.language import ALL, Access, Description, Index, IndexExpression, Subscript, operand
+from bbgrap.tdl.operators.common import (
+    Reads,
+    broadcast,
+    but,
+    cropped,
+    output_indices,
+    spatial_interval,
+    wholes,
+    with_whole_axes,
+    yields_only,
+)
+from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, operands_of, register
+
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How the heads of an attention lie in its operands and its output."""
+
+    query: int
+    """Number of query heads."""
+    key: int
+    """Number of key and value heads."""
+    packed: bool
+    """Rank 3: heads and their elements share the last axis."""
+    unit: int
+    """Elements of the output's head axis that share a key head, and are computed together."""
+
+    @property
+    def shared(self) -> int:
+        """Query heads per key head."""
+        return self.query // self.key
+
+    @property
+    def axis(self) -> int:
+        """The output's axis along which the heads lie."""
+        return 2 if self.packed else 1
+
+
+def heads_of(site: Site) -> Heads:
+    """Return the heads of an attention, of the standard or of onnxruntime."""
+    query, out = site.shape(0), site.output_shape
+    if len(query) == 4:
+        keys = site.shape(1)[1]
+        return Heads(query[1], keys, packed=False, unit=query[1] // keys)
+    count = site.integer("q_num_heads", site.integer("num_heads", 1))
+    keys = site.integer("kv_num_heads", count)
+    return Heads(count, keys, packed=True, unit=out[2] // keys)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in its operands one output element of an attention reads; built from the output's indices."""
+
+    site: Site
+    heads: Heads
+    batch: Index
+    query: Subscript
+    group: IndexExpression | None
+    """The number of the key head; None where heads are not split."""
+
+    def rows(self, number: int, *, of_query: bool) -> Access:
+        """Read queries (the element's own), or keys or values (all) of the group's heads."""
+        count, per_group = (self.heads.query, self.heads.shared) if of_query else (self.heads.key, 1)
+        rows, shape = self.query if of_query else ALL, self.site.shape(number)
+        if len(shape) == 4:
+            return operand(number)[self.batch, self._heads(per_group), rows, ALL]
+        return operand(number)[self.batch, rows, self._heads(per_group * (shape[2] // count))]
+
+    def _heads(self, size: int) -> Subscript:
+        return ALL if self.group is None else self.group * size + Index(f"r{size}", size)
+
+    def bias(self, number: int) -> Access:
+        """Read a mask or bias that broadcasts to [batch, query heads, queries, keys]."""
+        places: tuple[Subscript, ...] = (self.batch, self._heads(self.heads.shared), self.query, ALL)
+        shape = self.site.shape(number)
+        tail = places[4 - len(shape) :]
+        return operand(number)[tuple(0 if extent == 1 else place for place, extent in zip(tail, shape, strict=True))]
+
+
+def _place_of(site: Site, out: tuple[Index, ...], *, queries: bool, heads: bool) -> tuple[_Place, set[int]]:
+    """Return the place and the output axes that stay whole; `queries` and `heads` tell whether they split."""
+    form = heads_of(site)
+    query_axis = 1 if form.packed else 2
+    index = out[form.axis]
+    group = (index if form.unit == 1 else index // form.unit) if heads else None
+    fixed = set() if form.packed else {3}
+    fixed |= (set() if queries else {query_axis}) | (set() if heads else {form.axis})
+    return _Place(site, form, out[0], out[query_axis] if queries else ALL, group), fixed
+
+
+def describe_attention(site: Site) -> Description | None:
+    """Y[b, h, s, :] = softmax(Q[b, h, s, :] · K[b, h // R, :, :] + mask) · V[b, h // R, :, :]."""
+    if not yields_only(site):
+        return None
+    knows_place = site.integer("is_causal", 0) or any(site.integer(f"{side}_window_size", -1) != -1 for side in ("left", "right"))
+    out = output_indices(site)
+    place, fixed = _place_of(site, out, queries=not knows_place, heads=True)
+    reads = [place.rows(0, of_query=True), place.rows(1, of_query=False), place.rows(2, of_query=False)]
+    if site.has(3):
+        reads.append(place.bias(3))
+    reads += [place.rows(k, of_query=False) for k in (4, 5) if site.has(k)]
+    if site.has(6):
+        reads.append(operand(6)[(out[0],)])
+    return with_whole_axes("attention", out, reads, fixed)
+
+
+def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """The same attention with the heads of every group that the tile touches, then the tile's own."""
+    form = heads_of(site)
+    node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain)
+    if region.shape[form.axis] == site.output_shape[form.axis] or (form.unit == 1 and not form.packed):
+        return (node,)
+    own = spatial_interval(site, region, form.axis)
+    first, last = own.start // form.unit, -(-own.stop // form.unit)
+    names = {"q_num_heads": form.shared, "kv_num_heads": 1, "num_heads": form.shared}
+    changed: dict[str, Attribute] = {
+        name: names[name] * (last - first) if name in names else value for name, value in site.node.attributes.items()
+    }
+    start = own.start - first * form.unit
+    local = LocalNode(node.op, node.operands, changed, node.domain)
+    return cropped(local, start, start + len(own), (last - first) * form.unit, form.axis)
+
+
+def describe_multi_head_attention(site: Site) -> Description | None:
+    """The form of onnxruntime, without a past: heads split if no bias, which holds those of queries, keys and values in a row, is added."""
+    if not yields_only(site) or any(site.has(k) for k in range(6, 10)) or not (site.has(1) and site.has(2)):
+        return None
+    out = output_indices(site)
+    if any(len(site.shape(k)) != 3 for k in range(3)):
+        return None
+    place, fixed = _place_of(site, out, queries=not site.integer("unidirectional", 0), heads=not site.has(3))
+    reads = [place.rows(0, of_query=True), place.rows(1, of_query=False), place.rows(2, of_query=False), *wholes(site, (3,))]
+    if site.has(4):
+        padding = site.shape(4)
+        if padding[0] != out[0].extent:
+            return None
+        along: tuple[Subscript, ...] = (out[0], ALL) if len(padding) < 3 else (out[0], place.query, ALL)
+        reads.append(operand(4)[along[: len(padding)]])
+    if site.has(5):
+        reads.append(place.bias(5))
+    return with_whole_axes("attention", out, reads, fixed)
+
+
+def describe_fused_attention(site: Site) -> Description | None:
+    """The `Attention` of onnxruntime, which also computes queries, keys and values: only the batch splits."""
+    if not yields_only(site) or site.has(4) or site.has(6):
+        return None
+    out = output_indices(site)
+    reads = [operand(0)[out[0], ALL, ALL], *wholes(site, (1, 2))]
+    if site.has(3):
+        mask = site.shape(3)
+        if len(mask) not in (2, 3) or mask[0] != out[0].extent:
+            return None  # lengths and positions in one row, or a mask per image: told apart by extents alone
+        reads.append(operand(3)[(out[0], *(ALL,) * (len(mask) - 1))])
+    if site.has(5):
+        bias = site.shape(5)
+        reads.append(operand(5)[0 if bias[0] == 1 else out[0], ALL, ALL, ALL])
+    return with_whole_axes("attention", out, reads, {1, 2})
+
+
+def describe_rotary(site: Site) -> Description | None:
+    """Y[b, h, s, :] = X[b, h, s, :] turned by the angles of position (b, s)."""
+    out = output_indices(site)
+    query_axis, last = len(out) - 2, len(out) - 1
+    b, s = out[0], out[query_axis]
+    reads = [operand(0)[but(out, {last})]]
+    if site.has(3):
+        reads += [*wholes(site, (1, 2)), operand(3)[broadcast((b, s), site.shape(3))]]
+    else:
+        reads += [operand(k)[(*broadcast((b, s), site.shape(k)[:-1]), ALL)] for k in (1, 2)]
+    return with_whole_axes("rotate", out, reads, {last})
+
+
+def describe_microsoft_rotary(site: Site) -> Description | None:
+    """The form of onnxruntime: positions come second, or a single one for the first element of a sequence."""
+    out = output_indices(site)
+    if site.integer("is_packed_batching", 0):
+        return None
+    last = len(out) - 1
+    query_axis = len(out) - 2
+    each = len(site.shape(1)) == 2
+    positions = operand(1)[(out[0], out[query_axis])] if each else operand(1)[(ALL,)]
+    fixed = {last} if each else {last, query_axis}
+    return with_whole_axes("rotate", out, [operand(0)[but(out, fixed)], positions, *wholes(site, (2, 3))], fixed)
+
+
+register(OperatorRule(describe_attention, localize_attention), "Attention")
+register(OperatorRule(describe_multi_head_attention, localize_attention), "MultiHeadAttention", domain=MICROSOFT)
+register(OperatorRule(describe_fused_attention), "Attention", domain=MICROSOFT)
+register(OperatorRule(describe_rotary), "RotaryEmbedding")
+register(OperatorRule(describe_microsoft_rotary), "RotaryEmbedding", domain=MICROSOFT)

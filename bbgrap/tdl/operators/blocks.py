@@ -1,0 +1,163 @@
+"""Operators that lay blocks of elements out anew: depth and space, tiling, triangles, columns to images."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from bbgrap.graph.types import Attribute
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.language import ALL, Call, Description, Index, IndexExpression, Opaque, operand
+from bbgrap.tdl.operators.common import (
+    Reads,
+    broadcast,
+    but,
+    integers,
+    output_indices,
+    spatial_interval,
+    with_whole_axes,
+)
+from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register
+
+
+def describe_depth_to_space(site: Site) -> Description | None:
+    """out[n, c, y, x] = in[n, block channel, y // B, x // B]; channels split in column-row-depth order only, where a block is a range."""
+    n, c, y, x = output_indices(site)
+    size = site.integer("blocksize", 1)
+    if site.text("mode", "DCR") == "CRD":
+        block = c * size**2 + Index("r", size**2)
+        return Description((n, c, y, x), Call("copy", (operand(0)[n, block, y // size, x // size],)))
+    return Description((n, c, y, x), Opaque("depth_to_space", (operand(0)[n, ALL, y // size, x // size],), (c,)))
+
+
+def localize_depth_to_space(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """The blocks that the tile touches, then the tile."""
+    read, size = reads[0], site.integer("blocksize", 1)
+    assert read is not None, "DepthToSpace reads its input"
+    node = LocalNode("DepthToSpace", (Input(0),), site.node.attributes)
+    starts = [spatial_interval(site, region, axis).start - size * read.axes[axis].hull.start for axis in (2, 3)]
+    if all(region.shape[axis] == size * read.shape[axis] for axis in (2, 3)):
+        return (node,)
+    stops = [start + region.shape[axis] for start, axis in zip(starts, (2, 3), strict=True)]
+    return node, LocalNode("Slice", (Result(0), integers(*starts), integers(*stops), integers(2, 3)))
+
+
+def describe_space_to_depth(site: Site) -> Description | None:
+    """out[n, k, y, x] = in[n, channel(k), y * B + row(k), x * B + column(k)]; the channels stay whole."""
+    n, k, y, x = output_indices(site)
+    size = site.integer("blocksize", 1)
+    rows, columns = y * size + Index("r", size), x * size + Index("s", size)
+    return Description((n, k, y, x), Opaque("space_to_depth", (operand(0)[n, ALL, rows, columns],), (k,)))
+
+
+def describe_tile(site: Site) -> Description | None:
+    """out[i...] = x[i modulo extent...]; an axis that repeats more than one element is read whole."""
+    out, repeats = output_indices(site), site.constant(1)
+    if repeats is None:
+        return None
+    shape = site.shape(0)
+    repeated = {axis for axis, count in enumerate(repeats.ravel().tolist()) if count != 1 and shape[axis] != 1}
+    place = tuple(ALL if axis in repeated else index for axis, index in enumerate(broadcast(out, shape)))
+    return Description(out, Call("tile", (operand(0)[place],)))
+
+
+def localize_tile(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Repeat what was read until it covers the tile, from the first repetition that the tile meets on, then take the tile."""
+    read = reads[0]
+    assert read is not None, "Tile reads its input"
+    counts, starts = [], []
+    for axis, (extent, period) in enumerate(zip(region.shape, read.shape, strict=True)):
+        repeats = site.output_shape[axis] != site.shape(0)[axis]
+        start = spatial_interval(site, region, axis).start % period if repeats else 0
+        counts.append(-(-(start + extent) // period))
+        starts.append(start)
+    node = LocalNode("Tile", (Input(0), integers(*counts)))
+    cut = [axis for axis in range(region.rank) if counts[axis] * read.shape[axis] != region.shape[axis]]
+    if not cut:
+        return (node,)
+    bounds = (integers(*(starts[a] for a in cut)), integers(*(starts[a] + region.shape[a] for a in cut)), integers(*cut))
+    return node, LocalNode("Slice", (Result(0), *bounds))
+
+
+def _diagonal(site: Site, region: ShapeMap) -> int:
+    """Return how far the tile's own diagonal lies from that of the whole matrix."""
+    rank = region.rank
+    return spatial_interval(site, region, rank - 2).start - spatial_interval(site, region, rank - 1).start
+
+
+def describe_trilu(site: Site) -> Description | None:
+    """out[..., i, j] = x[..., i, j] on one side of a diagonal, else 0."""
+    if site.has(1) and site.constant(1) is None:
+        return None
+    out = output_indices(site)
+    return Description(out, Call("triangle", (operand(0)[out],)))
+
+
+def localize_trilu(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """The same triangle with the diagonal where the tile sees it."""
+    given = site.constant(1)
+    k = (0 if given is None else int(given.reshape(()))) + _diagonal(site, region)
+    return (LocalNode("Trilu", (Input(0), Literal(np.array(k, np.int64))), site.node.attributes),)
+
+
+def describe_eye_like(site: Site) -> Description | None:
+    """out[i, j] = 1 on a diagonal, else 0; reads nothing."""
+    return Description(output_indices(site), Call("eye", ()))
+
+
+def localize_eye_like(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """The tile's own part of the diagonal, on zeros of its shape."""
+    attributes: dict[str, Attribute] = {
+        "k": site.integer("k", 0) + _diagonal(site, region),
+        "dtype": site.outputs[0].dtype.value,
+    }
+    return LocalNode("ConstantOfShape", (integers(*region.shape),)), LocalNode("EyeLike", (Result(0),), attributes)
+
+
+def describe_col2im(site: Site) -> Description | None:
+    """out[n, c, s...] = sum of columns in[n, c * K + k, :] that fall on s; the image stays whole."""
+    out, block = output_indices(site), site.constant(2)
+    if block is None or site.constant(1) is None:
+        return None
+    size = prod(block.ravel().tolist())
+    column: IndexExpression = out[1] * size + Index("k", size)
+    return with_whole_axes("col2im", out, [operand(0)[out[0], column, ALL]], range(2, len(out)))
+
+
+def describe_affine_grid(site: Site) -> Description | None:
+    """out[n, s..., :] = theta[n] applied to the place of s in a grid; the grid stays whole."""
+    out = output_indices(site)
+    return with_whole_axes("affine_grid", out, [operand(0)[out[0], ALL, ALL]], range(1, len(out)))
+
+
+def localize_affine_grid(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """The same grid for fewer images."""
+    return (LocalNode("AffineGrid", (Input(0), integers(region.shape[0], 1, *region.shape[1:-1])), site.node.attributes),)
+
+
+def describe_center_crop_pad(site: Site) -> Description | None:
+    """out[i...] = x[i + start...]; an axis that is cropped or padded stays whole."""
+    if site.constant(1) is None:
+        return None
+    out = output_indices(site)
+    fixed = [axis for axis, (before, index) in enumerate(zip(site.shape(0), out, strict=True)) if before != index.extent]
+    return with_whole_axes("center", out, [operand(0)[but(out, fixed)]], fixed)
+
+
+def localize_center_crop_pad(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """The same node for the axes that it changes."""
+    changed = [axis for axis, (before, after) in enumerate(zip(site.shape(0), site.output_shape, strict=True)) if before != after]
+    if not changed:
+        return (LocalNode("Identity", (Input(0),)),)
+    return (LocalNode("CenterCropPad", (Input(0), integers(*(site.output_shape[a] for a in changed))), {"axes": tuple(changed)}),)
+
+
+register(OperatorRule(describe_depth_to_space, localize_depth_to_space), "DepthToSpace")
+register(OperatorRule(describe_space_to_depth), "SpaceToDepth")
+register(OperatorRule(describe_tile, localize_tile), "Tile")
+register(OperatorRule(describe_trilu, localize_trilu), "Trilu")
+register(OperatorRule(describe_eye_like, localize_eye_like), "EyeLike")
+register(OperatorRule(describe_col2im), "Col2Im")
+register(OperatorRule(describe_affine_grid, localize_affine_grid), "AffineGrid")
+register(OperatorRule(describe_center_crop_pad, localize_center_crop_pad), "CenterCropPad")

@@ -1,0 +1,85 @@
+"""What several families share: one index per output axis, broadcasting, whole operands, functions of whole axes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from bbgrap.errors import PlanError
+from bbgrap.shapemap import Interval, ShapeMap
+from bbgrap.tdl.language import ALL, Access, Call, Constant, Description, Index, IndexExpression, Opaque, Subscript, operand
+from bbgrap.tdl.rule import Literal, LocalNode, LocalOperand, Result, Site
+
+Reads = tuple[ShapeMap | None, ...]
+
+
+def output_indices(site: Site) -> tuple[Index, ...]:
+    """Return one index per axis of the first output."""
+    return tuple(Index(f"i{axis}", extent) for axis, extent in enumerate(site.output_shape))
+
+
+def broadcast(out: Sequence[IndexExpression], shape: Sequence[int]) -> tuple[IndexExpression, ...]:
+    """Return the subscripts of an operand that broadcasts to `out`: aligned at the last axis, an axis of extent 1 read at 0."""
+    tail = out[len(out) - len(shape) :]
+    return tuple(Constant(0) if extent == 1 else index for index, extent in zip(tail, shape, strict=True))
+
+
+def whole(site: Site, number: int) -> Access:
+    """Read all of an operand."""
+    return operand(number)[(ALL,) * len(site.shape(number))]
+
+
+def wholes(site: Site, numbers: Iterable[int]) -> list[Access]:
+    """Read all of each operand that is present."""
+    return [whole(site, number) for number in numbers if site.has(number)]
+
+
+def but(out: Sequence[IndexExpression], axes: Collection[int]) -> tuple[Subscript, ...]:
+    """Return the subscripts that follow the output, except on some axes, which are read whole."""
+    return tuple(ALL if axis in axes else index for axis, index in enumerate(out))
+
+
+def with_whole_axes(function: str, out: tuple[Index, ...], reads: Sequence[Access], axes: Collection[int]) -> Description | None:
+    """Describe a function that needs some of its output's axes whole; None if these are all axes."""
+    if len(set(axes)) == len(out):
+        return None
+    fixed = tuple(index for axis, index in enumerate(out) if axis in axes)
+    return Description(out, Opaque(function, tuple(reads), fixed) if fixed else Call(function, tuple(reads)))
+
+
+def yields_only(site: Site, position: int = 0) -> bool:
+    """Tell whether the one output in use is the one at a position."""
+    return [bool(name) for name in site.node.outputs] == [False] * position + [True]
+
+
+def is_scalar(site: Site, number: int) -> bool:
+    """Tell whether an operand is absent or has one element."""
+    return not site.has(number) or int(np.prod(site.shape(number), dtype=np.int64)) == 1
+
+
+def integers(*values: int) -> Literal:
+    """Return a 1-D int64 parameter."""
+    return Literal(np.array(values, np.int64))
+
+
+def sliced(source: LocalOperand, start: int, stop: int, axis: int) -> LocalNode:
+    """Return a Slice of one axis, local coordinates."""
+    return LocalNode("Slice", (source, integers(start), integers(stop), integers(axis)))
+
+
+def cropped(node: LocalNode, start: int, stop: int, extent: int, axis: int) -> tuple[LocalNode, ...]:
+    """Return a node followed by a Slice of its output, which has `extent` elements along the axis; no Slice where it keeps all."""
+    return (node,) if stop - start == extent else (node, sliced(Result(0), start, stop, axis))
+
+
+def spatial_interval(site: Site, region: ShapeMap, axis: int) -> Interval:
+    """Return a tile's range along an axis.
+
+    Raises:
+        PlanError: if the tile has several ranges there: one local operator cannot compute them.
+    """
+    ranges = region.axes[axis].ranges
+    if len(ranges) != 1:
+        raise PlanError(f"node '{site.node.name}' ({site.node.op}): expected one range along axis {axis}, got {region.axes[axis]}")
+    return ranges[0]

@@ -1,0 +1,213 @@
+"""Convolutions: Conv and its integer, quantized and fused forms, ConvTranspose. The geometry of a window is in `windows`.
+
+The forms of Conv differ only in where their operands are (`Form`): padding is the operator's own in all of them, so a quantized piece is
+padded by its zero point as the whole is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from bbgrap.graph.types import Attribute
+from bbgrap.shapemap import Interval, ShapeMap
+from bbgrap.tdl.language import Call, Description, Expression, Index, Quotient, Sum, operand
+from bbgrap.tdl.operators.common import Reads, is_scalar, sliced, spatial_interval, whole
+from bbgrap.tdl.operators.windows import Window, is_odd, local_attributes, spatial, windows_of
+from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOperand, OperatorRule, Result, Site, operands_of, register
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The operand positions of one form of Conv."""
+
+    weights: int = 1
+    per_channel: tuple[int, ...] = (2,)
+    """One element per output channel, or one for all of them: biases, scales and zero points of the weights."""
+    scalars: tuple[int, ...] = ()
+    residual: int | None = None
+    """Added to the output, and of its shape."""
+
+
+CONV = Form()
+INTEGER = Form(per_channel=(3,), scalars=(2,))
+QUANTIZED = Form(weights=3, per_channel=(4, 5, 8), scalars=(1, 2, 6, 7))
+FUSED = Form(residual=3)
+
+
+def conv_windows(site: Site, form: Form) -> tuple[Window, ...]:
+    """Return the spatial windows of a Conv."""
+    return windows_of(site, site.shape(0)[2:], site.integers("kernel_shape", site.shape(form.weights)[2:]))
+
+
+def describe_conv(site: Site, form: Form = CONV) -> Description | None:
+    """out[n, c, s...] = Sum over ci, k... of x[n, group(c) * Ci + ci, s * S + k * D - P...] * w[c, ci, k...] + b[c]."""
+    batch, channels, *space = site.output_shape
+    per_group_in, groups = site.shape(form.weights)[1], site.integer("group", 1)
+    per_group_out = channels // groups
+    windows = conv_windows(site, form)
+    if is_odd(windows) or site.integer("channels_last", 0) or not all(is_scalar(site, k) for k in form.scalars):
+        return None
+    n, c, ci = Index("n", batch), Index("c", channels), Index("ci", per_group_in)
+    s, k = spatial("s", tuple(space)), spatial("k", tuple(w.kernel for w in windows))
+    channel = ci if groups == 1 else (c // per_group_out) * per_group_in + ci
+    positions = tuple(w.subscript(si, ki) for w, si, ki in zip(windows, s, k, strict=True))
+    body: Expression = Sum((ci, *k), operand(0)[n, channel, *positions] * operand(form.weights)[c, ci, *k])
+    further: list[Expression] = [whole(site, o) for o in form.scalars if site.has(o)]
+    further += [whole(site, o) if is_scalar(site, o) else operand(o)[(c,)] for o in form.per_channel if site.has(o)]
+    if form.residual is not None and site.has(form.residual):
+        further.append(operand(form.residual)[n, c, *s])
+    return Description((n, c, *s), Call("add", (body, *further)) if further or form is not CONV else body)
+
+
+def localize_conv(site: Site, region: ShapeMap, reads: Reads, form: Form = CONV) -> tuple[LocalNode, ...]:
+    """One Conv with its own pads; where the tile's channels cut through groups, one Conv per run of whole or single groups."""
+    attributes = local_attributes(site, region, conv_windows(site, form))
+    groups = site.integer("group", 1)
+    per_group = site.output_shape[1] // groups
+    runs = [run for r in region.axes[1].ranges for run in _group_runs(r, per_group)]
+    if groups == 1 or len(runs) == 1:
+        count = 1 if groups == 1 else _groups_in(runs[0], per_group)
+        return (LocalNode(site.node.op, operands_of(site, reads), {**attributes, "group": count}, site.node.domain),)
+    return _conv_by_runs(site, region, reads, attributes, runs, form)
+
+
+def _group_runs(channels: Interval, per_group: int) -> list[Interval]:
+    """Cut a channel range into runs that are whole groups or lie inside one group."""
+    first = -(-channels.start // per_group) * per_group
+    last = channels.stop // per_group * per_group
+    if first >= last:
+        cuts = sorted({channels.start, min(max(first, channels.start), channels.stop), channels.stop})
+    else:
+        cuts = sorted({channels.start, first, last, channels.stop})
+    return [Interval(a, b) for a, b in pairwise(cuts)]
+
+
+def _groups_in(run: Interval, per_group: int) -> int:
+    return (run.stop - 1) // per_group - run.start // per_group + 1
+
+
+def _conv_by_runs(
+    site: Site, region: ShapeMap, reads: Reads, attributes: dict[str, Attribute], runs: list[Interval], form: Form
+) -> tuple[LocalNode, ...]:
+    read = reads[0]
+    assert read is not None, "a Conv reads its input"
+    per_out, per_in = site.output_shape[1] // site.integer("group", 1), site.shape(form.weights)[1]
+    nodes: list[LocalNode] = []
+    done: list[LocalOperand] = []
+    taken = 0
+
+    def cut(source: LocalOperand, start: int, stop: int, axis: int) -> Result:
+        nodes.append(sliced(source, start, stop, axis))
+        return Result(len(nodes) - 1)
+
+    for run in runs:
+        count, stop = _groups_in(run, per_out), taken + len(run)
+        first = read.axes[1].position_of(run.start // per_out * per_in)
+        operands = list(operands_of(site, reads))
+        operands[0] = cut(Input(0), first, first + count * per_in, 1)
+        operands[form.weights] = cut(Input(form.weights), taken, stop, 0)
+        for o in form.per_channel:
+            if not is_scalar(site, o):
+                operands[o] = cut(Input(o), taken, stop, 0)
+        if form.residual is not None and site.has(form.residual):
+            operands[form.residual] = cut(Input(form.residual), taken, stop, 1)
+        nodes.append(LocalNode(site.node.op, tuple(operands), {**attributes, "group": count}, site.node.domain))
+        done.append(Result(len(nodes) - 1))
+        taken = stop
+    return (*nodes, LocalNode("Concat", tuple(done), {"axis": 1}))
+
+
+def describe_conv_transpose(site: Site) -> Description | None:
+    """out[n, c, o...] = Sum over ci, k... of x[n, ci, (o + P - k * D) / S...] * w[ci, c, k...] where the division is exact.
+
+    With groups a tile's channels are computed in whole groups, and cropped.
+    """
+    batch, channels, *space = site.output_shape
+    windows = windows_of(site, site.shape(0)[2:], site.integers("kernel_shape", site.shape(1)[2:]))
+    if any(w.reach < w.stride for w in windows):
+        return None  # outputs between windows read nothing at all: no local ConvTranspose starts with them
+    groups = site.integer("group", 1)
+    per_in, per_out = site.shape(1)[0] // groups, site.shape(1)[1]
+    n, c, ci = Index("n", batch), Index("c", channels), Index("ci", per_in)
+    within = Index("co", per_out)
+    s, k = spatial("s", tuple(space)), spatial("k", tuple(w.kernel for w in windows))
+    begins = transposed_pad_begins(site, windows)
+    positions = tuple(
+        Quotient(si - ki * w.dilation + begin, w.stride, exact=True) for w, si, ki, begin in zip(windows, s, k, begins, strict=True)
+    )
+    group = c // per_out
+    source = ci if groups == 1 else group * per_in + ci
+    filters = c if groups == 1 else within
+    body: Expression = Sum((ci, *k), operand(0)[n, source, *positions] * operand(1)[source, filters, *k])
+    if site.has(2):
+        bias = c if groups == 1 else group * per_out + within
+        body = Call("add", (body, operand(2)[(bias,)]))
+    return Description((n, c, *s), body)
+
+
+def transposed_pad_begins(site: Site, windows: tuple[Window, ...]) -> tuple[int, ...]:
+    """Return the leading crop of a ConvTranspose per spatial axis; with `output_shape` or SAME it follows from the total."""
+    mode = site.text("auto_pad", "NOTSET")
+    if "output_shape" not in site.node.attributes and not mode.startswith("SAME"):
+        return tuple(w.pad_begin for w in windows)
+    extra = site.integers("output_padding", (0,) * len(windows))
+    totals = [(w.extent - 1) * w.stride + e + w.reach - out for w, e, out in zip(windows, extra, site.output_shape[2:], strict=True)]
+    return tuple(total // 2 if mode == "SAME_UPPER" else total - total // 2 for total in totals)
+
+
+def localize_conv_transpose(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Compute what the local input reaches and crop it by the pads; where it reaches too little, `output_padding` adds zeros."""
+    windows = windows_of(site, site.shape(0)[2:], site.integers("kernel_shape", site.shape(1)[2:]))
+    groups, per_out = site.integer("group", 1), site.shape(1)[1]
+    if groups == 1:
+        return _transposed(site, region, reads, windows, len(region.axes[1]), 1)
+    own = spatial_interval(site, region, 1)
+    first, last = own.start // per_out, -(-own.stop // per_out)
+    nodes = _transposed(site, region, reads, windows, (last - first) * per_out, last - first)
+    start = own.start - first * per_out
+    if len(own) == (last - first) * per_out:
+        return nodes
+    return (*nodes, sliced(Result(len(nodes) - 1), start, start + len(own), 1))
+
+
+def _transposed(
+    site: Site, region: ShapeMap, reads: Reads, windows: tuple[Window, ...], channels: int, groups: int
+) -> tuple[LocalNode, ...]:
+    read = reads[0]
+    assert read is not None, "a ConvTranspose reads its input"
+    if read.is_empty:
+        return _only_bias(site, (region.shape[0], channels, *region.shape[2:]))
+    begins, ends, extra = [], [], []
+    for axis, (window, begin) in enumerate(zip(windows, transposed_pad_begins(site, windows), strict=True)):
+        piece, source = spatial_interval(site, region, axis + 2), read.axes[axis + 2].hull
+        missing = piece.stop - ((source.stop - 1) * window.stride + window.reach - begin)
+        begins.append(piece.start - (source.start * window.stride - begin))
+        ends.append(max(0, -missing))
+        extra.append(max(0, missing))
+    kept = {k: v for k, v in site.node.attributes.items() if k not in ("pads", "auto_pad", "output_padding", "output_shape")}
+    changed: dict[str, Attribute] = {**kept, "pads": (*begins, *ends), "output_padding": tuple(extra), "group": groups}
+    return (LocalNode("ConvTranspose", operands_of(site, reads), changed),)
+
+
+def _only_bias(site: Site, shape: tuple[int, ...]) -> tuple[LocalNode, ...]:
+    """A tile of a ConvTranspose that no input reaches."""
+    if not site.has(2):
+        return (LocalNode("Identity", (Literal(np.zeros(shape, site.outputs[0].dtype.numpy)),)),)
+    column = Literal(np.array([1, -1, *(1 for _ in shape[2:])], np.int64))
+    return LocalNode("Reshape", (Input(2), column)), LocalNode("Expand", (Result(0), Literal(np.array(shape, np.int64))))
+
+
+def _register(form: Form, op: str, domain: str = "") -> None:
+    register(OperatorRule(partial(describe_conv, form=form), partial(localize_conv, form=form)), op, domain=domain)
+
+
+_register(CONV, "Conv")
+_register(INTEGER, "ConvInteger")
+_register(QUANTIZED, "QLinearConv")
+_register(QUANTIZED, "QLinearConv", "com.microsoft")
+_register(FUSED, "FusedConv", "com.microsoft")
+register(OperatorRule(describe_conv_transpose, localize_conv_transpose), "ConvTranspose")

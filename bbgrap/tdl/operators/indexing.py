@@ -1,0 +1,145 @@
+"""Operators that look elements up by index: gathers and scatters, and functions along an axis that answer with indices.
+
+What an index points at is only known at run time, so the axis it points into is read whole, or (where the output has it) stays whole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.language import ALL, Call, Constant, Description, Index, Subscript, operand
+from bbgrap.tdl.operators.common import Reads, but, output_indices, whole, wholes, with_whole_axes, yields_only
+from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Site, register, same_node
+
+
+def _single_index(site: Site) -> int | None:
+    """Return the one index of a Gather that is a constant of one element, not negative; None for any other."""
+    given = site.constant(1)
+    if given is None or given.size != 1:
+        return None
+    extent = site.shape(0)[site.integer("axis", 0)]
+    index = int(given.reshape(()))
+    return index + extent if index < 0 else index
+
+
+def describe_gather(site: Site) -> Description | None:
+    """out[before..., j..., after...] = data[before..., indices[j...], after...]; a single constant index reads only its place."""
+    out = output_indices(site)
+    axis, count = site.integer("axis", 0) % len(site.shape(0)), len(site.shape(1))
+    single = _single_index(site)
+    chosen: Subscript = ALL if single is None else Constant(single)
+    read = operand(0)[*out[:axis], chosen, *out[axis + count :]]
+    return Description(out, Call("gather", (read,) if single is not None else (read, operand(1)[out[axis : axis + count]])))
+
+
+def localize_gather(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """The same Gather; of a single index only its own place was read, which is now the first."""
+    given = site.constant(1)
+    if _single_index(site) is None or given is None:
+        return same_node(site, region, reads)
+    return (LocalNode("Gather", (Input(0), Literal(np.zeros_like(given))), site.node.attributes),)
+
+
+def describe_gather_elements(site: Site) -> Description | None:
+    """out[..., j, ...] = data[..., indices[..., j, ...], ...]."""
+    out = output_indices(site)
+    if not out:
+        return None
+    axis = site.integer("axis", 0) % len(out)
+    return Description(out, Call("gather", (operand(0)[but(out, {axis})], operand(1)[out])))
+
+
+def describe_gather_nd(site: Site) -> Description | None:
+    """out[b..., j..., rest...] = data[b..., indices[b..., j..., :], rest...]."""
+    out = output_indices(site)
+    batch, count, looked_up = site.integer("batch_dims", 0), len(site.shape(1)) - 1, site.shape(1)[-1]
+    data = operand(0)[*out[:batch], *(ALL,) * looked_up, *out[count:]]
+    return Description(out, Call("gather", (data, operand(1)[*out[:count], ALL])))
+
+
+def describe_scatter_elements(site: Site) -> Description | None:
+    """The data, with updates[..., j, ...] at [..., indices[..., j, ...], ...]: the axis stays whole, the others line up."""
+    out = output_indices(site)
+    if not out:
+        return None
+    axis = site.integer("axis", 0) % len(out)
+    place = but(out, {axis})
+    return with_whole_axes("scatter", out, [operand(k)[place] for k in range(3)], {axis})
+
+
+def describe_scatter_nd(site: Site) -> Description | None:
+    """The data, with updates[j..., rest...] at [indices[j..., :]..., rest...]: what indices point at stays whole."""
+    out = output_indices(site)
+    looked_up, count = site.shape(1)[-1], len(site.shape(1)) - 1
+    updates = operand(2)[*(ALL,) * count, *out[looked_up:]]
+    fixed = range(looked_up)
+    return with_whole_axes("scatter", out, [operand(0)[but(out, fixed)], whole(site, 1), updates], fixed)
+
+
+def describe_tensor_scatter(site: Site) -> Description | None:
+    """out[b, ...] = past[b, ...] with update[b, ...] written from write_indices[b] on, along the axis."""
+    out = output_indices(site)
+    axis = site.integer("axis", -2) % len(out)
+    reads = [operand(0)[but(out, {axis})], operand(1)[but(out, {axis})]]
+    if site.has(2):
+        reads.append(operand(2)[(out[0],)])
+    return with_whole_axes("scatter", out, reads, {axis})
+
+
+def describe_one_hot(site: Site) -> Description | None:
+    """out[..., d, ...] = values[indices[...] == d]; the new axis stays whole."""
+    out = output_indices(site)
+    axis = site.integer("axis", -1) % len(out)
+    indices = operand(0)[out[:axis] + out[axis + 1 :]]
+    return with_whole_axes("one_hot", out, [indices, *wholes(site, (1, 2))], {axis})
+
+
+def describe_arg(site: Site) -> Description | None:
+    """out[kept...] = the place of the largest (smallest) of x[..., :, ...]."""
+    rank = len(site.shape(0))
+    if not rank:
+        return None
+    axis, out = site.integer("axis", 0) % rank, output_indices(site)
+    after = out[axis + 1 :] if site.integer("keepdims", 1) else out[axis:]
+    return Description(out, Call(site.node.op, (operand(0)[*out[:axis], ALL, *after],)))
+
+
+def describe_cumulative(site: Site) -> Description | None:
+    """out[..., j, ...] = sum (product) of x[..., :j, ...]; the axis stays whole."""
+    axis = site.constant(1)
+    out = output_indices(site)
+    if axis is None or not out:
+        return None
+    fixed = {int(axis.reshape(())) % len(out)}
+    return with_whole_axes(site.node.op, out, [operand(0)[but(out, fixed)]], fixed)
+
+
+def describe_reverse_sequence(site: Site) -> Description | None:
+    """out[t, b, ...] = x[length[b] - 1 - t, b, ...] up to the length; the time axis stays whole."""
+    out = output_indices(site)
+    time, batch = site.integer("time_axis", 0), site.integer("batch_axis", 1)
+    return with_whole_axes("ReverseSequence", out, [operand(0)[but(out, {time})], operand(1)[(out[batch],)]], {time})
+
+
+def describe_loss(site: Site) -> Description | None:
+    """out[n, d...] = loss of scores[n, :, d...] for label[n, d...]; only without a reduction."""
+    out = output_indices(site)
+    if site.text("reduction", "mean") != "none" or not yields_only(site):
+        return None
+    scores: tuple[Index, ...] = out[1:]
+    reads = [operand(0)[out[0], ALL, *scores], operand(1)[out], *wholes(site, (2,))]
+    return Description(out, Call("loss", tuple(reads)))
+
+
+register(OperatorRule(describe_gather, localize_gather), "Gather")
+register(OperatorRule(describe_gather_elements), "GatherElements")
+register(OperatorRule(describe_gather_nd), "GatherND")
+register(OperatorRule(describe_scatter_elements), "ScatterElements")
+register(OperatorRule(describe_scatter_nd), "ScatterND")
+register(OperatorRule(describe_tensor_scatter), "TensorScatter")
+register(OperatorRule(describe_one_hot), "OneHot")
+register(OperatorRule(describe_arg), "ArgMax", "ArgMin")
+register(OperatorRule(describe_cumulative), "CumSum", "CumProd")
+register(OperatorRule(describe_reverse_sequence), "ReverseSequence")
+register(OperatorRule(describe_loss), "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")

@@ -1,0 +1,89 @@
+"""Normalisations: the axes over which the statistics run stay whole, the others split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bbgrap.tdl.language import ALL, Access, Constant, Description, Index, Subscript, operand
+from bbgrap.tdl.operators.common import broadcast, but, output_indices, wholes, with_whole_axes, yields_only
+from bbgrap.tdl.rule import OperatorRule, Site, register
+
+MICROSOFT = "com.microsoft"
+
+
+def _over_trailing(out: tuple[Index, ...], axis: int, shape: Sequence[int], number: int) -> Access | None:
+    """Read a scale or bias that broadcasts over the normalised axes; None if it has elements along the others."""
+    subscripts: list[Subscript] = []
+    first = len(out) - len(shape)
+    for position, extent in enumerate(shape):
+        if first + position < axis and extent != 1:
+            return None
+        subscripts.append(Constant(0) if extent == 1 else ALL)
+    return operand(number)[tuple(subscripts)]
+
+
+def describe_layer_normalization(site: Site) -> Description | None:
+    """out[before..., after...] = normalised x[before..., :...] * scale + bias; everything from the axis on stays whole."""
+    out = output_indices(site)
+    if not out or not yields_only(site):
+        return None
+    axis = site.integer("axis", -1) % len(out)
+    fixed = range(axis, len(out))
+    reads = [operand(0)[but(out, fixed)]]
+    for number in (1, 2):
+        if site.has(number):
+            read = _over_trailing(out, axis, site.shape(number), number)
+            if read is None:
+                return None
+            reads.append(read)
+    return with_whole_axes(site.node.op, out, reads, fixed)
+
+
+def describe_skip_normalization(site: Site) -> Description | None:
+    """out[..., :] = normalised (x + skip + bias)[..., :] * gamma + beta; the last axis stays whole."""
+    out = output_indices(site)
+    if not yields_only(site):
+        return None
+    last = {len(out) - 1}
+    follows = broadcast(out, site.shape(1))
+    skip = operand(1)[(*follows[:-1], ALL)]
+    return with_whole_axes(site.node.op, out, [operand(0)[but(out, last)], skip, *wholes(site, range(2, 5))], last)
+
+
+def describe_instance_normalization(site: Site) -> Description | None:
+    """out[n, c, s...] = normalised x[n, c, :...] * scale[c] + bias[c]; the map stays whole."""
+    out = output_indices(site)
+    fixed = range(2, len(out))
+    reads = [operand(0)[but(out, fixed)], operand(1)[(out[1],)], operand(2)[(out[1],)]]
+    return with_whole_axes("normalize", out, reads, fixed)
+
+
+def describe_group_normalization(site: Site) -> Description | None:
+    """out[n, c, s...] = x normalised over the group of c and the map; only the batch splits."""
+    out = output_indices(site)
+    fixed = range(1, len(out))
+    return with_whole_axes("normalize", out, [operand(0)[but(out, fixed)], *wholes(site, (1, 2))], fixed)
+
+
+def describe_lp_normalization(site: Site) -> Description | None:
+    """out[..., j, ...] = x[..., j, ...] / norm of x[..., :, ...]."""
+    out = output_indices(site)
+    if not out:
+        return None
+    fixed = {site.integer("axis", -1) % len(out)}
+    return with_whole_axes("normalize", out, [operand(0)[but(out, fixed)]], fixed)
+
+
+def describe_mean_variance(site: Site) -> Description | None:
+    """out[i...] = (x[i...] - mean) / deviation, both over the axes."""
+    out = output_indices(site)
+    fixed = {axis % len(out) for axis in site.integers("axes", (0, 2, 3))}
+    return with_whole_axes("normalize", out, [operand(0)[but(out, fixed)]], fixed)
+
+
+register(OperatorRule(describe_layer_normalization), "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+register(OperatorRule(describe_skip_normalization), "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+register(OperatorRule(describe_instance_normalization), "InstanceNormalization")
+register(OperatorRule(describe_group_normalization), "GroupNormalization")
+register(OperatorRule(describe_lp_normalization), "LpNormalization")
+register(OperatorRule(describe_mean_variance), "MeanVarianceNormalization")

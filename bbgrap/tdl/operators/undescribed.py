@@ -1,0 +1,68 @@
+"""Operators that have no description, each with the reason: a node of theirs runs whole on one machine.
+
+`tests/bbgrap/tdl/test_coverage.py` requires every operator of the standard, up to the newest opset that onnxruntime runs, to be
+described or listed here; `docs/operators.md` prints the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_RUN_TIME = "the shape of its output is only known when the model runs"
+_RANDOM = "draws random numbers: pieces would draw others than the whole does"
+_CONTROL = "control flow: its body runs whole, on one machine"
+_SEQUENCE = "a sequence or an optional is no tensor, so it has no regions"
+_SHAPE = "a few numbers that follow from shapes; a model with concrete shapes has them as constants"
+_CONSTANT = "depends on parameters alone: folded into a constant on entry, or so small that one machine makes it"
+_SEVERAL = "has several outputs that belong together; a description speaks of one"
+_DYNAMIC = "its scale is the range of the whole input"
+_TEXT = "text: strings have no fixed size, and its work is small"
+_CACHE = "writes into a cache that it also returns: several outputs that belong together"
+
+_STANDARD: dict[str, str] = {
+    **dict.fromkeys(("Compress", "NonMaxSuppression", "NonZero", "Unique"), _RUN_TIME),
+    **dict.fromkeys(
+        ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        _RANDOM,
+    ),
+    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL),
+    **dict.fromkeys(
+        (
+            "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt", "SequenceConstruct",
+            "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SplitToSequence",
+        ),
+        _SEQUENCE,
+    ),
+    **dict.fromkeys(("Shape", "Size"), _SHAPE),
+    **dict.fromkeys(
+        ("BlackmanWindow", "Constant", "ConstantOfShape", "HammingWindow", "HannWindow", "MelWeightMatrix", "Range"),
+        _CONSTANT,
+    ),
+    **dict.fromkeys(("StringNormalizer", "StringSplit", "TfIdfVectorizer"), _TEXT),
+    "Dropout": "removed on entry outside training; in training it draws random numbers",
+    "DynamicQuantizeLinear": f"{_DYNAMIC}, which is also an output",
+    "ImageDecoder": "decodes a stream of bytes, of which every pixel needs all; onnxruntime has no kernel of it",
+    "MaxUnpool": "its indices count through the whole tensor, over all images and channels, and may point anywhere",
+    "Split": "replaced on entry by one Slice per output, which splits",
+    "TopK": _SEVERAL,
+}  # fmt: skip
+_MICROSOFT: dict[str, str] = {
+    "DynamicQuantizeLSTM": f"{_DYNAMIC} at every step",
+    "EmbedLayerNormalization": _SEVERAL,
+    "GroupQueryAttention": _CACHE,
+    "QAttention": f"quantizes its intermediate results: {_DYNAMIC}",
+    "QLinearReduceMean": "onnxruntime has no kernel of it for processors",
+}
+
+UNDESCRIBED: Mapping[tuple[str, str], str] = MappingProxyType(
+    {("", op): reason for op, reason in _STANDARD.items()} | {("com.microsoft", op): reason for op, reason in _MICROSOFT.items()}
+)
+"""Domain ('' is ai.onnx) and operator to reason."""
+
+UNKNOWN = "unknown to this version"
+
+
+def why_whole(domain: str, op: str) -> str:
+    """Return why an operator without a description runs whole."""
+    return UNDESCRIBED.get((domain, op), UNKNOWN)

@@ -1,0 +1,199 @@
+"""Random calls of normalisations, recurrent layers and attention."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from bbgrap.graph.types import Array, Attribute
+from tests.bbgrap.tdl.verifier import Case
+from tests.bbgrap.tdl.window_cases import Draw, random_of
+from tests.strategies import shapes
+
+MICROSOFT = "com.microsoft"
+Cases = dict[str, Callable[[], st.SearchStrategy[Case]]]
+
+
+def floats(draw: Draw, *shape: int) -> Array:
+    """Return numbers between -1 and 1."""
+    return random_of(draw).uniform(-1, 1, shape).astype(np.float32)
+
+
+@st.composite
+def _layer_norm(draw: Draw, op: str) -> Case:
+    shape = draw(shapes(least=2, most=4, extent=4))
+    axis = draw(st.integers(1, len(shape) - 1))
+    scale = shape[axis:]
+    biases = (floats(draw, *scale),) if op == "LayerNormalization" and draw(st.booleans()) else ()
+    attributes: dict[str, Attribute] = {"axis": axis - len(shape) * draw(st.booleans()), "epsilon": 1e-3}
+    opset = 23 if op == "RMSNormalization" else 18
+    return Case(op, (floats(draw, *shape), floats(draw, *scale), *biases), attributes, opset=opset, exact=False, loose=None)
+
+
+@st.composite
+def _skip_norm(draw: Draw, op: str) -> Case:
+    batch, length, size = draw(st.tuples(*[st.integers(1, 4)] * 3))
+    skip = draw(st.sampled_from(((batch, length, size), (1, length, size), (length, size))))
+    vectors = [floats(draw, size) for _ in range(draw(st.integers(1, 3 if op == "SkipLayerNormalization" else 2)))]
+    operands = (floats(draw, batch, length, size), floats(draw, *skip), *vectors)
+    return Case(op, operands, {"epsilon": 1e-3}, exact=False, loose=None, domain=MICROSOFT)
+
+
+@st.composite
+def instance_norm(draw: Draw) -> Case:
+    """InstanceNormalization in 1 to 2 dimensions."""
+    shape = draw(shapes(least=3, most=4, extent=4))
+    return Case("InstanceNormalization", (floats(draw, *shape), *(floats(draw, shape[1]) for _ in "ab")), exact=False, loose=None)
+
+
+@st.composite
+def group_norm(draw: Draw) -> Case:
+    """GroupNormalization with scale and bias per channel (opset 21)."""
+    batch, groups, each, size = draw(st.tuples(*[st.integers(1, 3)] * 4))
+    channels = groups * each
+    operands = (floats(draw, batch, channels, size, 2), floats(draw, channels), floats(draw, channels))
+    return Case("GroupNormalization", operands, {"num_groups": groups}, opset=21, exact=False, loose=None)
+
+
+@st.composite
+def lp_norm(draw: Draw) -> Case:
+    """LpNormalization by either norm."""
+    shape = draw(shapes(least=2, most=4, extent=4))
+    attributes: dict[str, Attribute] = {"axis": draw(st.integers(-len(shape), len(shape) - 1)), "p": draw(st.integers(1, 2))}
+    return Case("LpNormalization", (floats(draw, *shape),), attributes, exact=False, loose=None)
+
+
+@st.composite
+def mean_variance(draw: Draw) -> Case:
+    """MeanVarianceNormalization over some axes."""
+    shape = draw(shapes(least=4, most=4, extent=4))
+    axes = draw(st.lists(st.integers(0, 3), unique=True, min_size=1, max_size=3).map(tuple))
+    return Case("MeanVarianceNormalization", (floats(draw, *shape),), {"axes": axes}, opset=13, exact=False, loose=None)
+
+
+@st.composite
+def _recurrent(draw: Draw, op: str) -> Case:
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    length, batch, size, hidden = draw(st.tuples(*[st.integers(1, 4)] * 4))
+    direction = draw(st.sampled_from(("forward", "reverse", "bidirectional")))
+    ways = 1 + (direction == "bidirectional")
+    weights = (floats(draw, ways, gates * hidden, size), floats(draw, ways, gates * hidden, hidden))
+    bias = floats(draw, ways, 2 * gates * hidden) if draw(st.booleans()) else None
+    lengths = random_of(draw).integers(1, length + 1, batch).astype(np.int32) if draw(st.booleans()) else None
+    states = [floats(draw, ways, batch, hidden) if draw(st.booleans()) else None for _ in range(1 + (op == "LSTM"))]
+    peepholes = [floats(draw, ways, 3 * hidden)] if op == "LSTM" and draw(st.booleans()) else []
+    operands = [floats(draw, length, batch, size), *weights, bias, lengths, *states, *peepholes]
+    while operands[-1] is None:
+        operands.pop()
+    attributes: dict[str, Attribute] = {"hidden_size": hidden, "direction": direction}
+    position = draw(st.integers(0, 2 if op == "LSTM" else 1))
+    return Case(op, tuple(operands), attributes, opset=14, exact=False, loose=None, position=position, below={4: length})
+
+
+def _mask(draw: Draw, batch: int, heads: int, queries: int, keys: int) -> Array | None:
+    full = (batch, heads, queries, keys)
+    rank = draw(st.sampled_from((0, 2, 3, 4)))
+    if not rank:
+        return None
+    shape = tuple(1 if draw(st.integers(0, 2)) == 0 and k < 2 else e for k, e in enumerate(full))[4 - rank :]
+    return floats(draw, *shape)
+
+
+@st.composite
+def attention(draw: Draw) -> Case:
+    """Attention: rank 3 and 4, shared key heads, masks of every rank, causal or not."""
+    batch, keys_heads, shared, queries, keys = draw(st.tuples(*[st.integers(1, 3)] * 5))
+    size, value_size = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    heads = keys_heads * shared
+    causal = draw(st.integers(0, 3)) == 0
+    sizes = [(heads, queries, size), (keys_heads, keys, size), (keys_heads, keys, value_size)]
+    packed = draw(st.booleans())
+    operands = [floats(draw, batch, s, h * d) if packed else floats(draw, batch, h, s, d) for h, s, d in sizes]
+    attributes: dict[str, Attribute] = {"q_num_heads": heads, "kv_num_heads": keys_heads} if packed else {}
+    mask = _mask(draw, batch, heads, queries, keys)
+    several = frozenset((0, 1 if packed else 2)) | (frozenset() if packed or shared > 1 else frozenset((1,)))
+    return Case(
+        "Attention", (*operands, mask) if mask is not None else tuple(operands), attributes | {"is_causal": int(causal)},
+        opset=23, exact=False, loose=None, several_ranges=several,
+    )  # fmt: skip
+
+
+@st.composite
+def multi_head_attention(draw: Draw) -> Case:
+    """MultiHeadAttention with and without bias, padding mask and attention bias."""
+    batch, heads, queries, keys, size = draw(st.tuples(*[st.integers(1, 3)] * 5))
+    width = heads * size
+    bias = floats(draw, 3 * width) if draw(st.booleans()) else None
+    padding = None
+    if draw(st.booleans()):
+        full = (batch, keys) if draw(st.booleans()) else (batch, queries, keys)
+        padding = np.ones(full, np.int32)
+        padding[..., random_of(draw).integers(0, keys) :] = 0
+        padding[..., 0] = 1
+    extra = floats(draw, draw(st.sampled_from((1, batch))), draw(st.sampled_from((1, heads))), queries, keys)
+    operands = [*(floats(draw, batch, s, width) for s in (queries, keys, keys)), bias, padding, extra if draw(st.booleans()) else None]
+    while operands[-1] is None:
+        operands.pop()
+    attributes: dict[str, Attribute] = {"num_heads": heads, "unidirectional": int(draw(st.integers(0, 3)) == 0)}
+    assume(not attributes["unidirectional"] or queries == keys)
+    several = frozenset((0, 1))
+    return Case(
+        "MultiHeadAttention", tuple(operands), attributes, exact=False, loose=None, several_ranges=several, domain=MICROSOFT,
+        below={4: 2},
+    )  # fmt: skip
+
+
+@st.composite
+def fused_attention(draw: Draw) -> Case:
+    """onnxruntime's Attention with and without a mask."""
+    batch, heads, length, size = draw(st.tuples(*[st.integers(1, 3)] * 4))
+    width = heads * size
+    mask = (np.ones((batch, length), np.int32),) if draw(st.booleans()) and length != batch else ()
+    operands = (floats(draw, batch, length, width), floats(draw, width, 3 * width), floats(draw, 3 * width), *mask)
+    return Case("Attention", operands, {"num_heads": heads}, exact=False, loose=None, domain=MICROSOFT, below={3: 1})
+
+
+@st.composite
+def rotary(draw: Draw) -> Case:
+    """RotaryEmbedding in rank 3 and 4, with positions or a cache per position."""
+    batch, heads, length, half = draw(st.tuples(*[st.integers(1, 3)] * 4))
+    packed = draw(st.booleans())
+    x = floats(draw, batch, length, heads * 2 * half) if packed else floats(draw, batch, heads, length, 2 * half)
+    attributes: dict[str, Attribute] = {"interleaved": draw(st.integers(0, 1))} | ({"num_heads": heads} if packed else {})
+    if draw(st.booleans()):
+        operands: tuple[Array, ...] = (x, *(floats(draw, batch, length, half) for _ in "cs"))
+    else:
+        operands = (x, *(floats(draw, 5, half) for _ in "cs"), random_of(draw).integers(0, 5, (batch, length)))
+    return Case("RotaryEmbedding", operands, attributes, opset=23, exact=False, loose=None, below={3: 5})
+
+
+@st.composite
+def microsoft_rotary(draw: Draw) -> Case:
+    """onnxruntime's RotaryEmbedding, with positions or the first one."""
+    batch, heads, length, half = draw(st.tuples(*[st.integers(1, 3)] * 4))
+    packed, each = draw(st.booleans()), draw(st.booleans())
+    x = floats(draw, batch, length, heads * 2 * half) if packed else floats(draw, batch, heads, length, 2 * half)
+    positions = random_of(draw).integers(0, 5, (batch, length)) if each else np.array([1])
+    operands = (x, positions, *(floats(draw, 8, half) for _ in "cs"))
+    attributes: dict[str, Attribute] = {"num_heads": heads} if packed else {}
+    return Case("RotaryEmbedding", operands, attributes, exact=False, loose=None, domain=MICROSOFT, below={1: 5})
+
+
+LAYERS: Cases = {
+    "Attention": attention,
+    "GroupNormalization": group_norm,
+    "InstanceNormalization": instance_norm,
+    "LpNormalization": lp_norm,
+    "MeanVarianceNormalization": mean_variance,
+    "RotaryEmbedding": rotary,
+    **{op: partial(_layer_norm, op) for op in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")},
+    **{op: partial(_recurrent, op) for op in ("GRU", "LSTM", "RNN")},
+}
+MICROSOFT_LAYERS: Cases = {
+    "Attention": fused_attention,
+    "MultiHeadAttention": multi_head_attention,
+    "RotaryEmbedding": microsoft_rotary,
+    **{op: partial(_skip_norm, op) for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},
+}

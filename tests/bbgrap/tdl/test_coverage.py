@@ -1,0 +1,42 @@
+"""Every operator of the standard is described, or listed with the reason why not; docs/operators.md says which."""
+
+import onnx.defs
+import pytest
+
+from bbgrap.tdl import described_operators
+from bbgrap.tdl.operators.undescribed import UNDESCRIBED, why_whole
+from tools.operators_page import PAGE, page
+
+NEWEST_OPSET = 26
+"""The newest that onnxruntime 1.31 runs without asking for leave."""
+
+
+def standard_operators():
+    newest = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        before = newest.get(schema.name)
+        if not schema.domain and schema.since_version <= NEWEST_OPSET and (not before or schema.since_version > before.since_version):
+            newest[schema.name] = schema
+    return {("", name) for name, schema in newest.items() if not schema.deprecated}
+
+
+def test_every_operator_of_the_standard_is_described_or_listed():
+    assert len(standard_operators()) > 190
+    assert not standard_operators() - set(described_operators()) - set(UNDESCRIBED)
+
+
+def test_no_operator_is_both_and_none_is_made_up():
+    assert not set(UNDESCRIBED) & set(described_operators())
+    assert {key for key in UNDESCRIBED if not key[0]} <= standard_operators()
+
+
+@pytest.mark.parametrize(
+    ("operator", "reason"),
+    [(("", "NonZero"), "only known when the model runs"), (("", "If"), "control flow"), (("com.example", "Mystery"), "unknown")],
+)
+def test_the_reason_is_said(operator, reason):
+    assert reason in why_whole(*operator)
+
+
+def test_the_page_shows_what_the_descriptions_say():
+    assert page() == PAGE.read_text(), "run: python tools/operators_page.py"

@@ -1,0 +1,138 @@
+"""One representative node per operator, for the page of operators: extents are small, distinct where that helps, and mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bbgrap.graph.types import Attribute
+from bbgrap.tdl.operators import elementwise, quantized, reductions
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A node: names and extents of its output's axes, its inputs (None: absent), constants by position."""
+
+    axes: str
+    output: Shape
+    inputs: tuple[Shape | None, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    constants: Mapping[int, object] = field(default_factory=dict)
+
+
+MAP = (2, 8, 16, 16)
+ROWS = (2, 12, 8)
+NCHW, BSE = "n c y x", "b s e"
+S: Shape = ()
+WINDOW: dict[str, Attribute] = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
+QKV = ((2, 4, 12, 8),) * 3
+PARAMETERS = (S, S)
+
+
+def _like(axes: str, shape: Shape, *others: Shape | None, **attributes: Attribute) -> Example:
+    """Return a node whose output has the shape of its first input."""
+    return Example(axes, shape, (shape, *others), attributes)
+
+
+_UNARY = _like(NCHW, MAP)
+_BINARY = _like(NCHW, MAP, MAP)
+_WEIGHTS = (8, 8, 3, 3)
+_PRODUCT = Example("i j", (12, 8), ((12, 16), (16, 8)))
+_SLICES = {1: [2], 2: [10], 3: [2], 4: [1]}
+_RECURRENT = Example("t d b h", (12, 1, 4, 8), ((12, 4, 6), (1, 32, 6), (1, 32, 8)), {"hidden_size": 8})
+_LOSS = Example("n y x", (2, 16, 16), (MAP, (2, 16, 16)), {"reduction": "none"})
+
+STANDARD: dict[str, Example] = {
+    **dict.fromkeys((*elementwise.UNARY, "Clip"), _UNARY),
+    **dict.fromkeys(elementwise.BROADCASTING, _BINARY),
+    **{op: Example("n 1 y x", (2, 1, 16, 16), (MAP, (1,)), {}, {1: [1]}) for op in reductions.KINDS},
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _like(BSE, ROWS)),
+    "CastLike": _BINARY,
+    "AffineGrid": Example("n y x e", (2, 16, 16, 2), ((2, 2, 3), (4,)), {}, {1: [2, 1, 16, 16]}),
+    **dict.fromkeys(("ArgMax", "ArgMin"), Example("n 1 y x", (2, 1, 16, 16), (MAP,), {"axis": 1})),
+    "Attention": Example("b h s e", QKV[0], QKV),
+    "BatchNormalization": _like(NCHW, MAP, *((8,),) * 4),
+    "CenterCropPad": Example("a b", (6, 8), ((6, 10), (1,)), {"axes": (1,)}, {1: [8]}),
+    "Col2Im": Example(NCHW, MAP, ((2, 32, 64), (2,), (2,)), {"strides": (2, 2)}, {1: [16, 16], 2: [2, 2]}),
+    "Concat": Example(NCHW, MAP, ((2, 3, 16, 16), (2, 5, 16, 16)), {"axis": 1}),
+    "Conv": Example(NCHW, MAP, (MAP, _WEIGHTS, (8,)), WINDOW),
+    "ConvInteger": Example(NCHW, MAP, (MAP, _WEIGHTS), WINDOW),
+    "ConvTranspose": Example(NCHW, (2, 8, 33, 33), (MAP, _WEIGHTS), {"kernel_shape": (3, 3), "strides": (2, 2)}),
+    **dict.fromkeys(("CumSum", "CumProd"), Example("a j", (6, 8), ((6, 8), S), {}, {1: 1})),
+    "DFT": Example("b f 2", (4, 16, 2), ((4, 16, 1), None, S), {}, {2: 1}),
+    "DeformConv": Example(NCHW, MAP, ((2, 8, 18, 18), _WEIGHTS, (2, 18, 16, 16)), {"kernel_shape": (3, 3)}),
+    "DepthToSpace": Example(NCHW, MAP, ((2, 32, 8, 8),), {"blocksize": 2}),
+    "Det": Example("a b", (2, 4), ((2, 4, 3, 3),)),
+    "Einsum": Example("b i j", (2, 12, 8), ((2, 12, 16), (2, 16, 8)), {"equation": "bik,bkj->bij"}),
+    "Expand": Example("a b", (6, 8), ((1, 8), (2,)), {}, {1: [6, 8]}),
+    "EyeLike": _like("i j", (8, 8)),
+    "Flatten": Example("a b", (2, 2048), (MAP,)),
+    "Gather": Example("j e", (12, 8), ((100, 8), (12,))),
+    "GatherElements": _like("j e", (12, 8), (12, 8)),
+    "GatherND": Example("j e", (12, 8), ((20, 8), (12, 1))),
+    "Gemm": _PRODUCT,
+    **dict.fromkeys(("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"), Example("n c 1 1", (2, 8, 1, 1), (MAP,))),
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), Example(NCHW, MAP, (MAP,), WINDOW)),
+    "GridSample": Example(NCHW, MAP, ((2, 8, 10, 10), (2, 16, 16, 2))),
+    "GroupNormalization": _like(NCHW, MAP, (8,), (8,), num_groups=4),
+    "InstanceNormalization": _like(NCHW, MAP, (8,), (8,)),
+    "LRN": _like(NCHW, MAP, size=3),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _RECURRENT),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _like(BSE, ROWS, (8,))),
+    "LpNormalization": _like(BSE, ROWS),
+    "MatMul": _PRODUCT,
+    "MatMulInteger": _PRODUCT,
+    "MaxRoiPool": Example("r c y x", (5, 8, 3, 3), (MAP, (5, 5))),
+    "MeanVarianceNormalization": _like(NCHW, MAP),
+    **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), _LOSS),
+    "OneHot": Example("a d", (6, 5), ((6,), S, (2,)), {}, {1: 5}),
+    "Pad": Example(NCHW, (2, 8, 18, 18), (MAP, (8,)), {}, {1: [0, 0, 1, 1, 0, 0, 1, 1]}),
+    "QLinearConv": Example(NCHW, MAP, (MAP, *PARAMETERS, _WEIGHTS, *PARAMETERS, *PARAMETERS), WINDOW),
+    "QLinearMatMul": Example("i j", (12, 8), ((12, 16), *PARAMETERS, (16, 8), *PARAMETERS, *PARAMETERS)),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _like(NCHW, MAP, (8,), (8,), axis=1)),
+    "Reshape": Example("a b", (2, 2048), (MAP, (2,)), {}, {1: [2, 2048]}),
+    "Resize": Example(NCHW, (2, 8, 32, 32), (MAP, None, (4,)), {"mode": "linear"}, {2: [1.0, 1.0, 2.0, 2.0]}),
+    "ReverseSequence": _like("t b e", (12, 4, 8), (4,)),
+    "RoiAlign": Example("r c y x", (5, 8, 3, 3), (MAP, (5, 4), (5,))),
+    "RotaryEmbedding": _like("b h s e", QKV[0], (2, 12, 4), (2, 12, 4)),
+    "STFT": Example("b f w 2", (4, 13, 9, 2), ((4, 64, 1), S, (16,)), {}, {1: 4}),
+    "ScatterElements": _like("j e", (12, 8), (5, 8), (5, 8)),
+    "ScatterND": _like("j e", (12, 8), (5, 1), (5, 8)),
+    "Slice": Example(NCHW, (2, 8, 8, 16), (MAP, (1,), (1,), (1,), (1,)), {}, _SLICES),
+    "SpaceToDepth": Example("n k y x", (2, 32, 8, 8), (MAP,), {"blocksize": 2}),
+    "Squeeze": Example("a b", (6, 8), ((6, 1, 8), (1,)), {}, {1: [1]}),
+    "TensorScatter": _like("b s e", ROWS, (2, 3, 8), (2,)),
+    "Tile": Example("a b", (6, 16), ((6, 8), (2,)), {}, {1: [1, 2]}),
+    "Transpose": Example("a b", (8, 6), ((6, 8),)),
+    "Trilu": _like("i j", (8, 8)),
+    "Unsqueeze": Example("a 1 b", (6, 1, 8), ((6, 8), (1,)), {}, {1: [1]}),
+}
+
+MICROSOFT: dict[str, Example] = {
+    "Attention": Example(BSE, ROWS, (ROWS, (8, 24), (24,)), {"num_heads": 2}),
+    **dict.fromkeys(("BiasGelu", "FastGelu"), _like(BSE, ROWS, (8,))),
+    **dict.fromkeys(("Gelu", "QuickGelu"), _like(BSE, ROWS)),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), STANDARD["QuantizeLinear"]),
+    "DynamicQuantizeMatMul": Example("i j", (12, 8), ((12, 16), (16, 8), S)),
+    "FusedConv": STANDARD["Conv"],
+    **dict.fromkeys(("FusedGemm", "FusedMatMul", "TransposeMatMul"), _PRODUCT),
+    "MatMulIntegerToFloat": Example("i j", (12, 8), ((12, 16), (16, 8), S, S)),
+    "MatMulNBits": Example("i j", (12, 8), ((12, 64), (8, 2, 16), (8, 2)), {"N": 8, "K": 64, "bits": 4, "block_size": 32}),
+    "MultiHeadAttention": Example(BSE, ROWS, (ROWS,) * 3, {"num_heads": 2}),
+    "QGemm": Example("i j", (12, 8), ((12, 16), *PARAMETERS, (16, 8), *PARAMETERS, None, *PARAMETERS)),
+    "QLinearAveragePool": Example(NCHW, MAP, (MAP, *PARAMETERS, *PARAMETERS), WINDOW),
+    "QLinearConcat": Example(NCHW, MAP, (*PARAMETERS, (2, 3, 16, 16), *PARAMETERS, (2, 5, 16, 16), *PARAMETERS), {"axis": 1}),
+    "QLinearConv": STANDARD["QLinearConv"],
+    "QLinearGlobalAveragePool": Example("n c 1 1", (2, 8, 1, 1), (MAP, *PARAMETERS, *PARAMETERS)),
+    "QLinearSoftmax": _like(BSE, ROWS, *PARAMETERS, *PARAMETERS, opset=13),
+    **{op: _like(NCHW, MAP, *PARAMETERS, *PARAMETERS) for op in quantized.QLINEAR_ELEMENTWISE},
+    **dict.fromkeys(("QLinearAdd", "QLinearMul"), _like(NCHW, MAP, *PARAMETERS, MAP, *PARAMETERS, *PARAMETERS)),
+    "QLinearWhere": Example(NCHW, MAP, (MAP, MAP, *PARAMETERS, MAP, *PARAMETERS, *PARAMETERS)),
+    "RotaryEmbedding": _like("b h s e", QKV[0], (2, 12), (16, 4), (16, 4)),
+    "SkipLayerNormalization": _like(BSE, ROWS, ROWS, (8,), (8,)),
+    "SkipSimplifiedLayerNormalization": _like(BSE, ROWS, ROWS, (8,)),
+}
+
+EXAMPLES = {("", op): example for op, example in STANDARD.items()} | {("com.microsoft", op): e for op, e in MICROSOFT.items()}
