@@ -27,10 +27,16 @@ from bbgrap.tdl.language import All, accesses_in, indices_in
 HEAVY_WEIGHT_BYTES = 16 << 20
 """Weights from here on are worth an exchange: at about 20 GB/s, reading half of 16 MiB less saves 0.4 ms, an exchange costs 0.1-0.2 ms."""
 
-FEATURE_AXIS = {"Conv": 1, "ConvTranspose": 1, "Gemm": -1, "MatMul": -1}
+FEATURE_AXIS = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv", "DeformConv"), 1),
+    **dict.fromkeys(("Gemm", "MatMul", "QGemm", "FusedGemm", "FusedMatMul", "TransposeMatMul"), -1),
+    **dict.fromkeys(("MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulNBits"), -1),
+}
 """Operators with weights, and where their output channels or features are."""
 
-WINDOWED = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"})
+WINDOWED = frozenset(
+    {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv", "MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"}
+)
 """Operators that read [N, C, ...]: a model that has one over three axes has inputs [N, C, L], else they are sequences."""
 
 Axes = tuple[int | None, ...]

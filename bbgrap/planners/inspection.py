@@ -7,7 +7,8 @@ from typing import Any
 
 from bbgrap.graph import Graph, Node
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import Description, describe, flops, reducible, splittable_axes
+from bbgrap.tdl import Description, describe, described_operators, flops, reducible, splittable_axes
+from bbgrap.tdl.operators.undescribed import why_whole
 
 
 def inspect_graph(graph: Graph) -> dict[str, Any]:
@@ -50,11 +51,11 @@ def _layer(graph: Graph, node: Node, description: Description | None, work: int)
         "flops": work,
         "splits_along": axes,
         "reduces_over": [index.name for index in reducible(graph, node, description)],
-        "whole_because": why_whole(graph, node) if description is None else None,
+        "whole_because": reason_of(graph, node) if description is None else None,
     }
 
 
-def why_whole(graph: Graph, node: Node) -> str:
+def reason_of(graph: Graph, node: Node) -> str:
     """Return why a node without a description runs whole on one machine, in a few words."""
     if node.captured or node.op in ("If", "Loop", "Scan"):
         return "control flow"
@@ -63,4 +64,8 @@ def why_whole(graph: Graph, node: Node) -> str:
         return f"the shape of '{unknown[0]}' is only known when the model runs"
     if sum(map(bool, node.outputs)) > 1:
         return "several of its outputs are used"
-    return "this operator, with these attributes, has no description"
+    return (
+        "this operator has no description for these attributes"
+        if (node.domain, node.op) in described_operators()
+        else why_whole(node.domain, node.op)
+    )

@@ -55,6 +55,11 @@ def register_partial(rule: PartialRule, *ops: str, domain: str = "") -> None:
         _PARTIAL[domain, op] = rule
 
 
+def partial_operators() -> tuple[tuple[str, str], ...]:
+    """Return (domain, operator) of everything that has partial results, sorted."""
+    return tuple(sorted(_PARTIAL))
+
+
 def reducer_of(description: Description) -> ReducerKind | None:
     """Return how partial results of a node combine, or None if it reduces nothing."""
     found = _outer_reduction(description.body)

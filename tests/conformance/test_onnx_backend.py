@@ -23,7 +23,7 @@ from onnx.backend.base import Backend, BackendRep
 from bbgrap.backend import BbgrapBackend
 from bbgrap.engine.sessions import make_session
 
-AS_GIVEN_SPLIT, CONSTANT_SPLIT = 900, 1000
+AS_GIVEN_SPLIT, CONSTANT_SPLIT = 1100, 1200
 """At least so many of the passing tests must really run over more than one device."""
 
 

@@ -77,12 +77,20 @@ def global_average_part(site: Site, region: ShapeMap, reads: Reads, part: Part) 
     return _scaled_sum(site, tuple(range(2, len(site.shape(0)))), 1)
 
 
+def _contracted(site: Site) -> tuple[str, ...]:
+    """Every contracted letter of an Einsum; its description numbers them in order of appearance."""
+    return tuple(f"k{number}" for number in range(len(site.text("equation", ""))))
+
+
 def _inner(site: Site) -> tuple[str, ...]:
     return ("k",)
 
 
 register_partial(PartialRule(conv_indices, conv_part), "Conv")
 register_partial(PartialRule(_inner, product_part), "Gemm", "MatMul")
+register_partial(PartialRule(_inner, reduction_part), "MatMulInteger")
+register_partial(PartialRule(_inner, reduction_part), "FusedMatMul", domain="com.microsoft")
+register_partial(PartialRule(_contracted, reduction_part), "Einsum")
 register_partial(PartialRule(_reduced_names, reduction_part), "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")
 register_partial(PartialRule(_float_names, mean_part), "ReduceMean")
 register_partial(PartialRule(pool_indices, global_average_part), "GlobalAveragePool")

@@ -1,0 +1,98 @@
+"""Partial results: over any ranges of any reducible index, the parts add up to what onnxruntime computes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bbgrap.cluster import Cluster
+from bbgrap.errors import PlanError
+from bbgrap.graph import Attribute, DType, Graph, Node, TensorType
+from bbgrap.graph.weights import make_weight
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.plan import Plan, Tile, check_plan
+from bbgrap.program.compile import compile_plan
+from bbgrap.shapemap import Interval, ShapeMap
+from bbgrap.tdl import Part, localize_part, reducible
+from bbgrap.tdl.partial import partial_operators
+from tests.partition import all_values, assert_close, run_checked
+
+Shapes = tuple[tuple[int, ...], ...]
+DEVICES = 3
+CASES: dict[tuple[str, str], tuple[Shapes, tuple[int, ...], Mapping[str, Attribute]]] = {
+    ("", "Conv"): (((2, 6, 7, 5), (4, 6, 3, 3), (4,)), (2, 4, 7, 5), {"pads": (1, 1, 1, 1)}),
+    ("", "Gemm"): (((3, 8), (5, 8), (5,)), (3, 5), {"transB": 1, "alpha": 0.5, "beta": 2.0}),
+    ("", "MatMul"): (((2, 3, 8), (8, 5)), (2, 3, 5), {}),
+    ("", "Einsum"): (((3, 4, 5), (5, 4, 6)), (3, 6), {"equation": "abc,cbd->ad"}),
+    ("", "MatMulInteger"): (((3, 8), (8, 5)), (3, 5), {}),
+    ("com.microsoft", "FusedMatMul"): (((3, 8), (8, 5)), (3, 5), {"alpha": 0.5}),
+    ("", "ReduceSum"): (((4, 6, 5),), (4, 1, 1), {"keepdims": 1}),
+    ("", "ReduceMean"): (((4, 6, 5),), (4,), {"keepdims": 0}),
+    ("", "ReduceMax"): (((4, 6, 5),), (4, 1, 1), {}),
+    ("", "ReduceMin"): (((4, 6, 5),), (4, 1, 1), {}),
+    ("", "ReduceProd"): (((4, 6, 5),), (4, 1, 1), {}),
+    ("", "GlobalAveragePool"): (((2, 3, 7, 5),), (2, 3, 1, 1), {}),
+    ("", "GlobalMaxPool"): (((2, 3, 7, 5),), (2, 3, 1, 1), {}),
+}
+
+
+def graph_of(domain: str, op: str) -> Graph:
+    shapes, out, attributes = CASES[domain, op]
+    kind, result = (DType.UINT8, DType.INT32) if op == "MatMulInteger" else (DType.FLOAT, DType.FLOAT)
+    types = {f"i{k}": TensorType(kind, shape) for k, shape in enumerate(shapes)}
+    weights, inputs = {}, tuple(types)
+    names = inputs
+    if op.startswith("Reduce") and op in ("ReduceSum",):
+        names = (*inputs, "axes")
+        weights["axes"] = make_weight("axes", np.array([1, 2]))
+        types["axes"] = weights["axes"].type
+    elif op.startswith("Reduce"):
+        attributes = {**attributes, "axes": (1, 2)}
+    types |= {"y": TensorType(result, out), "z": TensorType(result, out)}
+    after = Node("after", "Abs", ("y",), ("z",))
+    return Graph(
+        "g", (Node("n", op, names, ("y",), attributes, domain), after), inputs, ("z",), weights, types, {"": 17, "com.microsoft": 1}
+    )
+
+
+def test_every_operator_with_partial_results_has_a_case() -> None:
+    assert set(CASES) == set(partial_operators())
+
+
+@pytest.mark.parametrize(("domain", "op"), sorted(CASES))
+@settings(max_examples=8)
+@given(data=st.data())
+def test_parts_add_up(domain: str, op: str, data: st.DataObject) -> None:
+    graph = graph_of(domain, op)
+    descriptions = all_descriptions(graph)
+    index = data.draw(st.sampled_from([i for i in reducible(graph, graph.nodes[0], descriptions["n"]) if i.extent > 1]))
+    cuts = sorted(data.draw(st.sets(st.integers(1, index.extent - 1), min_size=1, max_size=DEVICES - 1)))
+    whole = ShapeMap.full(graph.types["y"].known_shape)
+    parts = [Part(index.name, Interval(a, b)) for a, b in pairwise([0, *cuts, index.extent])]
+    tiles = {"n": tuple(Tile(d, whole, part) for d, part in enumerate(parts)), "after": (Tile(DEVICES - 1, whole),)}
+    plan = Plan("parts", graph, Cluster.even(DEVICES), tiles)
+    assert not check_plan(plan, descriptions)
+    random = np.random.default_rng(3)
+    feeds = [
+        random.integers(0, 50, kind.known_shape).astype(kind.dtype.numpy)
+        if kind.dtype is DType.UINT8
+        else random.standard_normal(kind.known_shape).astype(np.float32)
+        for kind in (graph.types[name] for name in graph.inputs)
+    ]
+    values = all_values(graph, feeds)
+    (got,) = run_checked(compile_plan(plan, descriptions, verify=True).optimized, feeds, values)
+    assert_close(got, values["z"], op)
+
+
+def test_a_node_without_partial_results_is_refused() -> None:
+    graph = graph_of("", "Conv")
+    after = graph.node_by_name["after"]
+    description = all_descriptions(graph)["after"]
+    assert description is not None
+    with pytest.raises(PlanError, match="no partial results along 'ci'"):
+        localize_part(graph, after, description, ShapeMap.full(description.shape), Part("ci", Interval(0, 2)))
