@@ -5,6 +5,7 @@
 - `Split` becomes one `Slice` per output: each is a plain copy, so the parts can be computed, and placed, apart.
 - A value without elements is a constant: its readers read an empty weight, so nobody computes or sends it.
 - Nodes that no output depends on go, and with them the weights and types that nothing mentions.
+- Optional outputs that nobody reads are left out: exporters name all outputs of an LSTM, whatever the model uses.
 - A graph output that is a weight gets an `Identity`: every output is then a graph input or the output of a node.
 """
 
@@ -22,13 +23,26 @@ from bbgrap.graph.weights import make_weight
 _SLICE_WITH_INPUTS = 10
 """The opset from which `Slice` takes starts and ends as inputs."""
 
+_OPTIONAL_OUTPUTS = frozenset(
+    {
+        "LSTM",
+        "GRU",
+        "RNN",
+        "LayerNormalization",
+        "SimplifiedLayerNormalization",
+        "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+    }
+)
+"""Operators every one of whose further outputs may be absent; of the recurrent ones the first may be, too."""
+
 _DROPOUT_WITH_MODE = 12
 """The opset from which `Dropout` takes `training_mode` as an input; from 7 to here it never drops anything."""
 
 
 def lower(graph: Graph) -> Graph:
     """Apply every rewriting of this module once, in the order of its list."""
-    return name_constant_outputs(remove_dead(empty_to_constant(split_to_slices(remove_wires(graph)))))
+    return name_constant_outputs(remove_dead(drop_unread_outputs(remove_dead(empty_to_constant(split_to_slices(remove_wires(graph)))))))
 
 
 def remove_wires(graph: Graph) -> Graph:
@@ -77,6 +91,20 @@ def empty_to_constant(graph: Graph) -> Graph:
     nodes = tuple(replace(node, inputs=tuple(stand_in.get(name, name) for name in node.inputs)) for node in graph.nodes)
     types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
     return replace(graph, nodes=nodes, weights={**graph.weights, **weights}, types=types)
+
+
+def drop_unread_outputs(graph: Graph) -> Graph:
+    """Leave out optional outputs that no node reads and that are no graph outputs; at least one output stays."""
+    read = set(graph.consumers) | set(graph.outputs)
+    nodes = []
+    for node in graph.nodes:
+        outputs = node.outputs
+        if node.op in _OPTIONAL_OUTPUTS and any(name in read for name in outputs):
+            outputs = tuple(name if name in read else "" for name in outputs)
+            while not outputs[-1]:
+                outputs = outputs[:-1]
+        nodes.append(node if outputs == node.outputs else replace(node, outputs=outputs))
+    return replace(graph, nodes=tuple(nodes))
 
 
 def name_constant_outputs(graph: Graph) -> Graph:

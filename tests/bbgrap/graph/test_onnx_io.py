@@ -334,3 +334,15 @@ def test_weights_of_types_that_numpy_lacks_are_kept_inline(tmp_path, code):
     tensor = onnx.load_from_string(written.data).graph.initializer[0]
     assert tensor.data_type == code
     assert tensor.raw_data == numpy_helper.from_array(numpy_helper.to_array(model.graph.initializer[0])).raw_data
+
+
+def test_outputs_of_an_lstm_that_nobody_reads_are_left_out(tmp_path: Path) -> None:
+    def value(name: str, shape: list[int]) -> onnx.ValueInfoProto:
+        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+
+    node = onnx.helper.make_node("LSTM", ["x", "w", "r"], ["y", "h", "c"], hidden_size=2)
+    weights = [onnx.numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in (("w", (1, 8, 3)), ("r", (1, 8, 2)))]
+    graph = onnx.helper.make_graph([node], "g", [value("x", [4, 5, 3])], [value("h", [1, 5, 2])], weights)
+    path = tmp_path / "lstm.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    assert to_graph(read_model(path)).nodes[0].outputs == ("", "h")
