@@ -336,7 +336,7 @@ def test_weights_of_types_that_numpy_lacks_are_kept_inline(tmp_path, code):
     assert tensor.raw_data == numpy_helper.from_array(numpy_helper.to_array(model.graph.initializer[0])).raw_data
 
 
-def test_outputs_of_an_lstm_that_nobody_reads_are_left_out(tmp_path: Path) -> None:
+def test_outputs_of_an_lstm_that_nobody_reads_are_left_out(tmp_path):
     def value(name: str, shape: list[int]) -> onnx.ValueInfoProto:
         return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
 
