@@ -125,21 +125,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
 
 def before_and_after(report: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     """Return the rows of the table that says what the passes saved, from the report of a plan."""
+    from bbgrap.program.statistics import LABELS
+
     initial, optimized = report["initial"], report["optimized"]
-    return [(label, initial[key], optimized[key]) for key, label in _COUNTS.items() if key in initial]
-
-
-_COUNTS = {
-    "transfers": "messages between nodes",
-    "bytes": "bytes between nodes",
-    "syncs": "waits for other nodes",
-    "crops": "crops",
-    "concats": "concatenations",
-    "sums": "sums of partial results",
-    "segments": "segments to run",
-    "scatter_bytes": "input bytes sent",
-    "gather_bytes": "output bytes returned",
-}
+    return [(label, initial[key], optimized[key]) for key, label in LABELS.items() if key in initial]
 
 
 def _cell(value: object) -> str:

@@ -12,10 +12,10 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import onnx  # noqa: TID251 - a part of onnx_io
-import onnx.inliner  # noqa: TID251 - a part of onnx_io
-import onnx.shape_inference  # noqa: TID251 - a part of onnx_io
-from onnx import TensorProto, numpy_helper  # noqa: TID251 - a part of onnx_io
+import onnx
+import onnx.inliner
+import onnx.shape_inference
+from onnx import TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.types import Array, DType

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import onnx  # noqa: TID251 - a part of onnx_io
-from onnx import numpy_helper  # noqa: TID251 - a part of onnx_io
+import onnx
+from onnx import numpy_helper
 
 from bbgrap.errors import InputError
 from bbgrap.graph.onnx_read import LEAST_IR_VERSION, ModelFile, ModelInput, array_of, describe, graphs_of, is_external

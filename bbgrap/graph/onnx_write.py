@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 import numpy as np
-import onnx  # noqa: TID251 - a part of onnx_io
-from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper  # noqa: TID251 - a part of onnx_io
+import onnx
+from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import INLINE_BYTES, LEAST_IR_VERSION, detach

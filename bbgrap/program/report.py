@@ -10,7 +10,7 @@ from typing import Any
 from bbgrap.program.cases import Case, Need, needs_of
 from bbgrap.program.compile import Compiled
 from bbgrap.program.segments import region_name
-from bbgrap.program.statistics import Statistics, statistics_of
+from bbgrap.program.statistics import LABELS, Statistics, statistics_of
 from bbgrap.shapemap import ShapeMap
 
 EXPLAINED_NEEDS = 400
@@ -72,19 +72,8 @@ def explain(compiled: Compiled) -> Iterator[str]:
 
 def _table(initial: Statistics, optimized: Statistics) -> Iterator[str]:
     yield f"  {'per request':<25}{'initial':>14}{'optimised':>14}"
-    rows = {
-        "transfers": "messages between nodes",
-        "bytes": "bytes between nodes",
-        "syncs": "waits for other nodes",
-        "crops": "crops",
-        "concats": "concatenations",
-        "sums": "sums of partial results",
-        "segments": "segments to run",
-        "scatter_bytes": "input bytes sent",
-        "gather_bytes": "output bytes returned",
-    }
     before, after = asdict(initial), asdict(optimized)
-    for key, label in rows.items():
+    for key, label in LABELS.items():
         yield f"  {label:<25}{before[key]:>14,}{after[key]:>14,}"
 
 

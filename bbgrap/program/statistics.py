@@ -11,6 +11,20 @@ from dataclasses import dataclass
 from bbgrap.program.steps import Assemble, Combine, Compute, Program, Receive, Send
 
 
+LABELS = {
+    "transfers": "messages between nodes",
+    "bytes": "bytes between nodes",
+    "syncs": "waits for other nodes",
+    "crops": "crops",
+    "concats": "concatenations",
+    "sums": "sums of partial results",
+    "segments": "segments to run",
+    "scatter_bytes": "input bytes sent",
+    "gather_bytes": "output bytes returned",
+}
+"""What the counts of `Statistics` are called where people read them, in the order of a table."""
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Counts of one program, over all agents.
