@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from bbgrap.program.steps import Assemble, Combine, Compute, Program, Receive, Send
 
-
 LABELS = {
     "transfers": "messages between nodes",
     "bytes": "bytes between nodes",
