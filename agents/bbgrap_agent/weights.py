@@ -73,7 +73,8 @@ class WeightStore:
     def add(self, chunk: WeightChunk) -> tuple[int, bool]:
         """Take a piece; return how many bytes are here now, and whether that is all.
 
-        A piece that does not follow the last one is ignored: the sender learns from the count where to go on.
+        A piece that does not follow the last one is ignored: the sender learns from the count where to go on, also after a broken
+        connection, when it starts from the beginning.
 
         Raises:
             RemoteProtocolError: if sizes contradict each other or the content does not have its digest.
@@ -84,7 +85,7 @@ class WeightStore:
         if chunk.digest in self._memory:
             return chunk.size, True
         entry = self._arriving.get(chunk.digest)
-        if entry is None or chunk.offset == 0:
+        if entry is None or entry.type != chunk.type or len(entry.content) != chunk.size:
             entry = self._arriving[chunk.digest] = _Arriving(chunk.type, bytearray(chunk.size))
         if chunk.offset + len(content) > len(entry.content):
             raise RemoteProtocolError(f"weight {chunk.digest[:12]}: a piece lies beyond its {chunk.size} bytes")

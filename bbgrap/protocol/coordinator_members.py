@@ -65,6 +65,7 @@ class Member:
         entry = self.outgoing.get(digest)
         if entry is not None:
             entry.acknowledged = min(max(entry.acknowledged, received), len(entry.content))
+            entry.sent = max(entry.sent, entry.acknowledged)  # it kept what came before a break: go on from there
             if entry.started and entry.acknowledged == len(entry.content):
                 del self.outgoing[digest]
         return self.pump()

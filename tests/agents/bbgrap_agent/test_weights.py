@@ -44,6 +44,15 @@ def test_repeated_and_lost_chunks_go_on_where_they_stopped():
     assert store.add(third) == (192, False)
 
 
+def test_a_sender_that_starts_again_learns_how_far_it_was():
+    store = WeightStore(None)
+    first, second, third, *_ = chunks(weight(0), 64)
+    store.add(first)
+    store.add(second)
+    assert store.add(first) == (128, False)  # after a broken connection: nothing of it is lost
+    assert store.add(third) == (192, False)
+
+
 def test_a_restart_finds_weights_on_disk(tmp_path):
     for piece in chunks(weight(0), 64):
         WeightStore(tmp_path).add(piece)
