@@ -29,8 +29,9 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 	@[ "$$(id -u)" = 0 ] || { echo "test-network makes network namespaces and must run as root" >&2; exit 1; }
 	@$(BIN)/python -m pytest -m network $(PYTEST_ARGS)
 
-bench: $(VENV)/runtime.stamp ## one machine against two local agents
+bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
+	@$(BIN)/python benchmarks/overheads.py
 
 check: format-check lint types imports sizes ## all static checks (make -k check: all, even after a failure)
 

@@ -24,7 +24,7 @@ from bbgrap.protocol.agent_machine import AgentMachine
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.messages import Deploy, Join, WeightChunk
 from bbgrap.transport.control import ControlClient
-from bbgrap.transport.data import ZmqDataPlane
+from bbgrap.transport.data import DataPlane
 from bbgrap.transport.mailbox import Mailbox
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.loading import load
@@ -45,12 +45,13 @@ class Agent:
     Invariants: after `run` returns, all its threads have ended.
     """
 
-    def __init__(self, control: ControlClient, plane: ZmqDataPlane, join: Join, store: WeightStore) -> None:
-        """Take over the connections; nothing is sent before `run`."""
+    def __init__(self, control: ControlClient, plane: DataPlane, join: Join, store: WeightStore, *, compiling: bool = True) -> None:
+        """Take over the connections; nothing is sent before `run`. `compiling`: adapt what is deployed to this machine's CPU."""
         self._control = control
         self._plane = plane
         self._join = join
         self._store = store
+        self._compiling = compiling
         self._events: Mailbox[events.Event] = Mailbox()
         self._machine = AgentMachine(join, time.monotonic())
         self._executor = Executor(plane, lambda epoch, request, reason: self._events.put(events.Broke(epoch, request, reason)))
@@ -166,7 +167,7 @@ class Agent:
 
     def _load(self, deploy: Deploy) -> events.Event:
         began = time.monotonic()
-        deployment = load(deploy, self._store, self._join.threads, host_of(self._control.address))
+        deployment = load(deploy, self._store, self._join.threads, host_of(self._control.address), compiling=self._compiling)
         installed = threading.Event()
 
         def install() -> None:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array
-from bbgrap.program.execution import Execution
+from bbgrap.program.execution import Copies, Execution, Outbox
 from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.data import Frame, Kind, Letter, letters_received, letters_sent, pack, unpack
-from bbgrap.protocol.messages import Peer
+from bbgrap.protocol.messages import Buffer, Peer
 from bbgrap.transport.data import Arrival, DataPlane
 
 MAX_EARLY = 1024
@@ -30,6 +30,9 @@ MAX_ENDED = 4096
 
 MAX_PONG_BYTES = 4 << 20
 """The largest answer to a ping."""
+
+SPIN_S = 200e-6
+"""How long to wait busily for the next message of a request that runs."""
 
 Key = tuple[int, int]
 """Epoch and request."""
@@ -52,6 +55,7 @@ class Deployment:
     segments: tuple[Segment, ...]
     names: tuple[str, ...]
     addresses: tuple[str, ...]
+    copies: Copies | None = None
     received: Mapping[int, Letter] = field(init=False)
     sent: Mapping[int, Letter] = field(init=False)
 
@@ -65,12 +69,23 @@ class Deployment:
         """The data planes it sends to."""
         return tuple(self.addresses[device] for device in sorted({letter.peer for letter in self.sent.values()}))
 
+    def compute(self, segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
+        """Run a segment.
+
+        Raises:
+            ExecutionError: if it fails; the message names the segment.
+        """
+        try:
+            return self.segments[segment](inputs)
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            raise ExecutionError(f"segment '{self.names[segment]}': {' '.join(str(error).split())[:2000]}") from error
+
 
 @dataclass(slots=True)
 class _Running:
     deployment: Deployment
     execution: Execution
-    request: int
+    outbox: Outbox
     can_go_on: bool = True
 
 
@@ -83,6 +98,7 @@ class Executor:
     def __init__(self, plane: DataPlane, on_failure: Callable[[int, int, str], None]) -> None:
         """Own a data plane; `on_failure(epoch, request, reason)` is called from this thread."""
         self.plane = plane
+        plane.admit = self._admits
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._deployments: dict[int, Deployment] = {}
@@ -154,7 +170,7 @@ class Executor:
         """Work until stopped."""
         while not self._stopped:
             busy = any(running.can_go_on for running in self._running.values())
-            arrival = self.plane.receive(0 if busy else None)
+            arrival = self.plane.receive(0 if busy else None, SPIN_S if self._running else 0.0)
             if arrival is not None:
                 self.accept(arrival)
             while not self._commands.empty():
@@ -190,20 +206,43 @@ class Executor:
         letter = deployment.received.get(frame.message)
         if letter is None or letter.peer != frame.source:
             raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
-        parts = unpack(letter.types, arrival.payload)
+        parts = unpack(letter, arrival.payload)
         if running is None:
             self._keep_early(key, frame.message, parts)
         else:
             running.execution.deliver(frame.message, parts)
             running.can_go_on = True
 
+    def _admits(self, header: Buffer, size: int) -> bool:
+        """Whether a large payload belongs to something that is deployed here."""
+        try:
+            frame = Frame.parse(header)
+        except RemoteProtocolError:
+            return False
+        if frame.kind is Kind.PONG:
+            return self._on_pong is not None and size <= MAX_PONG_BYTES
+        deployment = self._deployments.get(frame.epoch)
+        letter = None if deployment is None else deployment.received.get(frame.message)
+        return letter is not None and letter.peer == frame.source and letter.admits(size)
+
     def _begin(self, key: Key, deployment: Deployment) -> _Running:
-        running = self._running[key] = _Running(deployment, Execution(deployment.schedule), key[1])
+        execution = Execution(deployment.schedule, copies=deployment.copies)
+        running = self._running[key] = _Running(deployment, execution, self._outbox(deployment, key))
         early = self._early.pop(key, [])
         self._early_count -= len(early)
         for message, parts in early:
             running.execution.deliver(message, parts)
         return running
+
+    def _outbox(self, deployment: Deployment, key: Key) -> Outbox:
+        epoch, request = key
+        device, addresses, letters, send = deployment.schedule.device, deployment.addresses, deployment.sent, self.plane.send
+
+        def outbox(message: int, destination: int, parts: Sequence[Array]) -> None:
+            header = Frame(Kind.DATA, device, epoch, request, message).to_bytes()
+            send(addresses[destination], header, *pack(letters[message], parts))
+
+        return outbox
 
     def _keep_early(self, key: Key, message: int, parts: list[Array]) -> None:
         self._early.setdefault(key, []).append((message, parts))
@@ -226,21 +265,10 @@ class Executor:
                 return
 
     def _step(self, key: Key, running: _Running, limit: int | None) -> None:
-        deployment, execution = running.deployment, running.execution
+        execution = running.execution
         before = execution.position
-
-        def kernel(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
-            try:
-                return deployment.segments[segment](inputs)
-            except Exception as error:  # onnxruntime's exceptions have no common base
-                raise ExecutionError(f"segment '{deployment.names[segment]}': {' '.join(str(error).split())[:2000]}") from error
-
-        def outbox(message: int, destination: int, parts: Sequence[Array]) -> None:
-            header = Frame(Kind.DATA, deployment.schedule.device, key[0], key[1], message).to_bytes()
-            self.plane.send(deployment.addresses[destination], header, pack(deployment.sent[message].types, parts))
-
         try:
-            finished = execution.advance(kernel, outbox, limit=limit)
+            finished = execution.advance(running.deployment.compute, running.outbox, limit=limit)
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
             self._end(key)
             self._on_failure(key[0], key[1], str(error))

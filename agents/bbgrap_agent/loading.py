@@ -7,13 +7,17 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
+import onnxruntime as ort
 
+from bbgrap.engine.layout import SegmentCompiler
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import BbgrapError, ModelError
+from bbgrap.graph.onnx_layout import Boundary
 from bbgrap.graph.types import Array
 from bbgrap.program.artifacts import SegmentModel
 from bbgrap.program.schedule import Run
 from bbgrap.protocol.messages import Deploy
+from bbgrap_agent.compiling import Loaded, Loader, load_compiled, load_portable
 from bbgrap_agent.executor import Deployment, Segment
 from bbgrap_agent.weights import WeightStore
 
@@ -23,49 +27,72 @@ _SPIN_US = 1_000
 _log = logging.getLogger("bbgrap.agent")
 
 
-def load(deploy: Deploy, store: WeightStore, threads: int, coordinator_host: str) -> Deployment:
-    """Make and warm up the sessions of a deployment; `coordinator_host` is the host this agent joined by.
+def load(deploy: Deploy, store: WeightStore, threads: int, coordinator_host: str, *, compiling: bool = True) -> Deployment:
+    """Make and warm up the sessions of a deployment, compiled for this machine unless told otherwise.
+
+    `coordinator_host` is the host this agent joined by.
 
     Raises:
         ModelError: if a segment cannot be loaded or a weight is gone; the message names the segment.
     """
-    segments = tuple(_load_segment(segment, store, threads) for segment in deploy.segments)
-    _warm_up(deploy, segments)
+    for model in deploy.segments:
+        if hashlib.sha256(model.skeleton).hexdigest() != model.digest:
+            raise ModelError(f"segment '{model.name}': its content has another digest; it was damaged on the way")
+    loader = Loader(
+        lambda model: _weights_of(model, store),
+        lambda model: _load_segment(model, store, threads),
+        lambda compiler, boundary, model: _load_compiled(compiler, boundary, model, threads),
+    )
+    loaded = (load_compiled if compiling else load_portable)(deploy.schedule, deploy.segments, loader)
+    names = tuple(s.name for s in deploy.segments)
+    _warm_up(loaded, names)
     addresses = tuple(peer.address.replace("tcp://*:", f"tcp://{coordinator_host}:") for peer in deploy.peers)
-    return Deployment(deploy.epoch, deploy.schedule, segments, tuple(s.name for s in deploy.segments), addresses)
+    return Deployment(deploy.epoch, loaded.schedule, loaded.segments, names, addresses, loaded.copies)
 
 
-def _load_segment(model: SegmentModel, store: WeightStore, threads: int) -> Segment:
-    if hashlib.sha256(model.skeleton).hexdigest() != model.digest:
-        raise ModelError(f"segment '{model.name}': its content has another digest; it was damaged on the way")
+def _weights_of(model: SegmentModel, store: WeightStore) -> dict[str, Array]:
     weights: dict[str, Array] = {}
     for name, ref in model.weights.items():
         array = store.get(ref.digest)
         if array is None:
             raise ModelError(f"segment '{model.name}': weight '{name}' is not here any more; is the memory or the disk of this agent full?")
         weights[name] = array
+    return weights
+
+
+def _load_segment(model: SegmentModel, store: WeightStore, threads: int) -> Segment:
+    weights = _weights_of(model, store)
     try:
         session = make_session(model.skeleton, weights=weights, threads=threads, shared_pool=threads > 1, spinning=_SPIN_US)
     except BbgrapError as error:
         raise ModelError(f"segment '{model.name}': {error}") from error
-    names, outputs, run = model.inputs, list(model.outputs), session.run
+    return _caller(session, model.inputs, model.outputs)
 
-    def call(inputs: Sequence[Array]) -> Sequence[Array]:
-        results: Sequence[Array] = run(outputs, dict(zip(names, inputs, strict=True)))
+
+def _load_compiled(compiler: SegmentCompiler, boundary: Boundary, model: SegmentModel, threads: int) -> Segment:
+    session = compiler.build(boundary, threads=threads, shared_pool=threads > 1, spinning=_SPIN_US)
+    return _caller(session, compiler.front.inputs, model.outputs)
+
+
+def _caller(session: ort.InferenceSession, inputs: Sequence[str], outputs: Sequence[str]) -> Segment:
+    run, names = session.run, list(outputs)
+
+    def call(arrays: Sequence[Array]) -> Sequence[Array]:
+        results: Sequence[Array] = run(names, dict(zip(inputs, arrays, strict=True)))
         return results
 
     return call
 
 
-def _warm_up(deploy: Deploy, segments: Sequence[Segment]) -> None:
+def _warm_up(loaded: Loaded, names: Sequence[str]) -> None:
     """Run every segment once: the first run allocates and touches all memory."""
-    buffers = deploy.schedule.buffers
-    for step in deploy.schedule.steps:
+    buffers = loaded.schedule.buffers
+    for step in loaded.schedule.steps:
         if not isinstance(step, Run):
             continue
         specs = [buffers[b] for b in step.inputs]
         try:
             # Ones, not zeros: integers may be divisors.
-            segments[step.segment]([np.ones(spec.shape, spec.dtype.numpy) for spec in specs if spec.shape is not None])
+            loaded.segments[step.segment]([np.ones(spec.shape, spec.dtype.numpy) for spec in specs if spec.shape is not None])
         except Exception as error:  # noqa: BLE001,RUF100 - made-up inputs may be illegal for the model; the first request is slower then
-            _log.debug("no warm-up of '%s': %s", deploy.segments[step.segment].name, error)
+            _log.debug("no warm-up of '%s': %s", names[step.segment], error)

@@ -27,6 +27,9 @@ def main(
     cache_dir: Annotated[Path | None, typer.Option(help="Where weights are kept; default ~/.cache/bbgrap/agent.")] = None,
     advertise: Annotated[str, typer.Option(help="The host name or address other machines reach this one by.")] = "",
     data_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: a free one.")] = 0,
+    compiling: Annotated[
+        bool, typer.Option("--compile/--no-compile", envvar="BBGRAP_COMPILE", help="Adapt what is deployed to this machine's CPU.")
+    ] = True,
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
@@ -37,7 +40,7 @@ def main(
         chosen = parse_cores(cores) if cores else {core} if core is not None else set()
         if chosen:
             pin(chosen)
-        fault = _work(join, name, threads, profile, cache_dir, advertise, data_port, until_eof)
+        fault = _work(join, name, threads, profile, cache_dir, advertise, data_port, until_eof, compiling)
     except BbgrapError as error:
         if debug:
             raise
@@ -49,15 +52,23 @@ def main(
 
 
 def _work(
-    join: str, name: str, threads: int, profile: Path | None, cache_dir: Path | None, advertise: str, data_port: int, until_eof: bool
+    join: str,
+    name: str,
+    threads: int,
+    profile: Path | None,
+    cache_dir: Path | None,
+    advertise: str,
+    data_port: int,
+    until_eof: bool,
+    compiling: bool,
 ) -> str:
     # Here and not above: affinity must be set before the libraries count cores, and `--help` must be quick.
     import zmq
 
     from bbgrap.cluster.files import read_profile
     from bbgrap.transport.control import ControlClient, check_address
-    from bbgrap.transport.data import ZmqDataPlane
     from bbgrap.transport.lifeline import stop_with_parent
+    from bbgrap.transport.tcp import TcpDataPlane
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.facts import introduce
     from bbgrap_agent.weights import WeightStore
@@ -66,13 +77,13 @@ def _work(
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # A machine that is reached by its loopback address only has no need to listen on others.
-    plane = ZmqDataPlane(context, f"tcp://{host if host.startswith('127.') else '*'}:{data_port}", host)
+    plane = TcpDataPlane(f"tcp://{host if host.startswith('127.') else '*'}:{data_port}", host)
     control = ControlClient(context, address)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     store = WeightStore(cache_dir or home / "bbgrap" / "agent")
     given = None if profile is None else read_profile(profile)
     introduction = introduce(name or f"{socket.gethostname()}-{os.getpid()}", threads, plane.address, given)
-    agent = Agent(control, plane, introduction, store)
+    agent = Agent(control, plane, introduction, store, compiling=compiling)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
     if until_eof:

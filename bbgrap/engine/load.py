@@ -18,7 +18,7 @@ import onnxruntime as ort
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import ModelFile, normalize_opset, parse_model, read_model, to_graph, with_input_shapes, write_graph
-from bbgrap.graph.types import DType, Graph, TensorType
+from bbgrap.graph.types import Array, DType, Graph, TensorType
 
 _OUTSIDE_BYTES = 1024
 """onnxruntime writes larger weights to a file of their own: the protobuf then stays below its 2 GB limit."""
@@ -56,20 +56,28 @@ def fold(model: ModelFile) -> ModelFile:
     Raises:
         ModelError: if onnxruntime cannot load the model.
     """
-    data, weights = model.detached()
-    with tempfile.TemporaryDirectory(prefix="bbgrap-") as name:
-        directory = Path(name)
+    folded = optimized(*model.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
+    added = {op for op in folded.operators - model.operators if op[0]}
+    return model if added else folded
+
+
+def optimized(data: bytes, weights: Mapping[str, Array], level: ort.GraphOptimizationLevel, name: str) -> ModelFile:
+    """Return what onnxruntime makes of a model at a level; `weights` are those whose bytes are not in it.
+
+    Raises:
+        ModelError: if onnxruntime cannot load the model.
+    """
+    with tempfile.TemporaryDirectory(prefix="bbgrap-") as folder:
+        directory = Path(folder)
         file = directory / "model.onnx"
         options = session_options(threads=1)
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.graph_optimization_level = level
         options.optimized_model_filepath = str(file)
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS_FILE)
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_OUTSIDE_BYTES))
         options.add_session_config_entry("session.disable_prepacking", "1")  # nothing will be run
         open_session(data, options, weights)
-        folded = parse_model(file.read_bytes(), directory, model.name)  # its weights stay mapped after their file is gone
-    added = {op for op in folded.operators - model.operators if op[0]}
-    return model if added else folded
+        return parse_model(file.read_bytes(), directory, name)  # its weights stay mapped after their file is gone
 
 
 def _types_by_runtime(graph: Graph) -> dict[str, TensorType]:

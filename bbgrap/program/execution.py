@@ -6,13 +6,13 @@ whoever owns the sockets calls `deliver` when a message came and `advance` to go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.types import Array
-from bbgrap.program.schedule import Join, Receive, Run, Schedule, Send, extract, last_reads, place
+from bbgrap.program.schedule import Join, Part, Receive, Run, Schedule, Send, extract, last_reads, place
 
 Kernel = Callable[[int, Sequence[Array]], Sequence[Array]]
 """Runs segment number n on its inputs."""
@@ -21,18 +21,47 @@ Outbox = Callable[[int, int, Sequence[Array]], None]
 """Sends message number m to a device; the parts may be views, to be copied or sent before the call returns."""
 
 
+class Copies:
+    """How regions are taken out of buffers, and buffers put together. Here a buffer is the array that its shape says.
+
+    Invariants: what `part` returns is the array that the part's shape says, whatever buffers are; it may be a view.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        """Work for this schedule, any number of requests."""
+        self.schedule = schedule
+
+    def part(self, part: Part, array: Array) -> Array:
+        """Return a region of a buffer's array."""
+        return extract(array, part.box)
+
+    def join(self, step: Join, arrays: Mapping[int, Array]) -> Array:
+        """Return the array of a `Join`'s output; `arrays` are those of the buffers, by number."""
+        if len(step.pieces) == 1 and step.pieces[0][1] is None:
+            part = step.pieces[0][0]
+            return self.part(part, arrays[part.buffer])
+        spec = self.schedule.buffers[step.output]
+        if spec.shape is None:
+            raise ExecutionError(f"device {self.schedule.device}: '{spec.name}' has no shape to join pieces in")
+        joined = np.empty(spec.shape, spec.dtype.numpy)
+        for part, box in step.pieces:
+            place(joined, box, self.part(part, arrays[part.buffer]))
+        return joined
+
+
 class Execution:
     """One request on one device.
 
     Invariants: `position` only grows; a message is delivered at most once; after the last step `finished` is true.
     """
 
-    def __init__(self, schedule: Schedule, feeds: Sequence[Array] = ()) -> None:
+    def __init__(self, schedule: Schedule, feeds: Sequence[Array] = (), copies: Copies | None = None) -> None:
         """Start before the first step, with the feed buffers filled."""
         if len(feeds) != len(schedule.feeds):
             raise ExecutionError(f"device {schedule.device}: expected {len(schedule.feeds)} feeds, got {len(feeds)}")
         self.schedule = schedule
         self.position = 0
+        self._copies = copies or Copies(schedule)
         self._buffers: dict[int, Array] = dict(zip(schedule.feeds, feeds, strict=True))
         self._mail: dict[int, Sequence[Array]] = {}
         self._freed = last_reads(schedule)
@@ -66,9 +95,9 @@ class Execution:
                 case Run():
                     self._fill(step.outputs, kernel(step.segment, [self._buffers[b] for b in step.inputs]))
                 case Join():
-                    self._buffers[step.output] = self._join(step)
+                    self._buffers[step.output] = self._copies.join(step, self._buffers)
                 case Send():
-                    outbox(step.message, step.destination, [extract(self._buffers[p.buffer], p.box) for p in step.parts])
+                    outbox(step.message, step.destination, [self._copies.part(p, self._buffers[p.buffer]) for p in step.parts])
             for buffer in self._freed[self.position]:
                 self._buffers.pop(buffer, None)
             self.position += 1
@@ -80,15 +109,3 @@ class Execution:
 
     def _fill(self, buffers: Sequence[int], arrays: Sequence[Array]) -> None:
         self._buffers.update(zip(buffers, arrays, strict=True))
-
-    def _join(self, step: Join) -> Array:
-        if len(step.pieces) == 1 and step.pieces[0][1] is None:
-            part = step.pieces[0][0]
-            return extract(self._buffers[part.buffer], part.box)
-        spec = self.schedule.buffers[step.output]
-        if spec.shape is None:
-            raise ExecutionError(f"device {self.schedule.device}: '{spec.name}' has no shape to join pieces in")
-        joined = np.empty(spec.shape, spec.dtype.numpy)
-        for part, box in step.pieces:
-            place(joined, box, extract(self._buffers[part.buffer], part.box))
-        return joined

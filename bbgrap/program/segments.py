@@ -13,6 +13,7 @@ import numpy as np
 from bbgrap.graph import Array, Graph, Node, TensorType, Weight
 from bbgrap.graph.weights import make_weight
 from bbgrap.program.assembly import Assembly, Concatenate, Crop, assembly_of, box_within
+from bbgrap.program.crops import Cut, without_idle_crops
 from bbgrap.program.schedule import extract
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Program, reads_of, writes_of
 from bbgrap.shapemap import ShapeMap
@@ -108,12 +109,14 @@ def build_segment(
     outputs = tuple(b for b in dict.fromkeys(writes_of(step)) if b in kept)
     types = writer.types | {names[b]: writer.buffer_type(b) for b in (*inputs, *outputs)} | {n: w.type for n, w in writer.weights.items()}
     source = program.graph
+    nodes = without_idle_crops(writer.nodes, writer.cuts, writer.weights, {names[b] for b in outputs})
+    read = {name for node in nodes for name in node.reads} | {names[b] for b in outputs}
     graph = Graph(
         label,
-        tuple(writer.nodes),
+        tuple(nodes),
         tuple(names[b] for b in inputs),
         tuple(names[b] for b in outputs),
-        writer.weights,
+        {name: weight for name, weight in writer.weights.items() if name in read},
         types,
         source.opsets,
         source.ir_version,
@@ -130,6 +133,7 @@ class _Writer:
         self.names = names
         self.cutter = cutter
         self.nodes: list[Node] = []
+        self.cuts: dict[str, Cut] = {}
         self.weights: dict[str, Weight] = {}
         self.types: dict[str, TensorType] = {}
 
@@ -212,6 +216,8 @@ class _Writer:
                 parameters = ([bounds[a].start for a in cut], [bounds[a].stop for a in cut], cut)
                 literals = [self._literal(f"crop {name}.parameter{k}", np.array(p, np.int64)) for k, p in enumerate(parameters)]
                 self.nodes.append(Node(f"crop {name}", "Slice", (self.names[buffer], *literals), (name,)))
+                if not any(b.start for b in bounds):
+                    self.cuts[name] = Cut(self.names[buffer], shape, tuple(map(len, bounds)))
             case Concatenate(axis=axis, parts=parts):
                 operands = tuple(self._emit(part, f"{name}.part{k}") for k, part in enumerate(parts))
                 self.nodes.append(Node(f"concat {name}", "Concat", operands, (name,), {"axis": axis}))

@@ -11,22 +11,26 @@ from collections.abc import Sequence
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Array
 from bbgrap.program.artifacts import Artifacts
-from bbgrap.program.execution import Execution, Kernel
+from bbgrap.program.execution import Copies, Execution, Kernel
 
 
-def simulate(artifacts: Artifacts, feeds: Sequence[Array], kernels: Sequence[Kernel]) -> list[Array]:
+def simulate(
+    artifacts: Artifacts, feeds: Sequence[Array], kernels: Sequence[Kernel], copies: Sequence[Copies | None] | None = None
+) -> list[Array]:
     """Run one request and return the model's outputs.
 
     Args:
         artifacts: what would be deployed.
         feeds: the model's inputs, in order.
         kernels: one per device, running its segments by number.
+        copies: one per device, if its buffers are not plain.
 
     Raises:
         ProgramError: if devices wait for each other for ever.
     """
     host = artifacts.host
-    runs = [Execution(device.schedule) for device in artifacts.devices] + [Execution(host, feeds)]
+    chosen = copies or [None] * len(artifacts.devices)
+    runs = [Execution(device.schedule, copies=c) for device, c in zip(artifacts.devices, chosen, strict=True)] + [Execution(host, feeds)]
 
     def send(message: int, destination: int, parts: Sequence[Array]) -> None:
         runs[destination].deliver(message, [part.copy() for part in parts])

@@ -183,15 +183,20 @@ class Connection:
         """Look after the socket until the answer to a call is there."""
         while number not in self._done:
             self._flush()
-            self._poller.poll(round(_TICK_S * 1000))
-            self._wakeups.take()
+            ready = dict(self._poller.poll(round(_TICK_S * 1000)))
             now = time.monotonic()
+            if self._control.socket in ready:
+                # What came for others is read by whoever leads next.
+                while number not in self._done and (frames := self._control.receive()) is not None:
+                    answer = TO_CLIENT.decode(frames)
+                    with self._lock:
+                        self._carry_out(self._machine.received(answer, now))
+                if number in self._done:
+                    return
+            if self._wakeups.fileno() in ready:
+                self._wakeups.take()
             if deadline is not None and now > deadline:
                 raise TimeoutError
-            while (frames := self._control.receive()) is not None:
-                answer = TO_CLIENT.decode(frames)
-                with self._lock:
-                    self._carry_out(self._machine.received(answer, now))
             with self._lock:
                 self._carry_out(self._machine.tick(now))
 

@@ -1,1 +1,1 @@
-"""The thin shell around ZeroMQ: control connections, the data plane, and an in-process data plane for tests."""
+"""The thin shell around the network: control connections over ZeroMQ, the data plane over TCP, and a fake one within a process."""

@@ -1,4 +1,4 @@
-"""A data plane within one process, for tests: the same laws as over ZeroMQ, without a socket."""
+"""A data plane within one process, for tests: the same laws as over TCP, without a socket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import queue
 from collections import Counter
 
 from bbgrap.protocol.messages import Buffer
-from bbgrap.transport.data import Arrival
+from bbgrap.transport.data import Admit, Arrival
 
 
 class InprocNetwork:
@@ -34,6 +34,7 @@ class InprocDataPlane:
     def __init__(self, network: InprocNetwork, address: str) -> None:
         """Belong to a network; use `InprocNetwork.plane`."""
         self.address = address
+        self.admit: Admit = lambda header, size: True
         self._network = network
         self._mailbox = network.mailboxes[address]
         self._users: Counter[str] = Counter()
@@ -47,14 +48,15 @@ class InprocDataPlane:
         if self._users[address]:
             self._users[address] -= 1
 
-    def send(self, address: str, header: bytes, payload: Buffer = b"") -> None:
+    def send(self, address: str, header: Buffer, *payload: Buffer) -> None:
         """See `DataPlane.send`."""
         mailbox = self._network.mailboxes.get(address)
         if self._users[address] and mailbox is not None:
-            mailbox.put(Arrival(header, bytes(payload)))
+            mailbox.put(Arrival(header, b"".join(payload)))
 
-    def receive(self, timeout_s: float | None) -> Arrival | None:
-        """See `DataPlane.receive`."""
+    def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
+        """See `DataPlane.receive`; it never waits busily."""
+        del spin_s
         try:
             return self._mailbox.get_nowait() if timeout_s == 0 else self._mailbox.get(timeout=timeout_s)
         except queue.Empty:

@@ -17,7 +17,7 @@ from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, unpack
-from bbgrap.protocol.messages import TensorHeader
+from bbgrap.protocol.messages import Buffer, TensorHeader
 from bbgrap.transport.data import Arrival, DataPlane
 
 _log = logging.getLogger("bbgrap.coordinator")
@@ -49,6 +49,7 @@ class Host:
     def __init__(self, plane: DataPlane) -> None:
         """Use a data plane that belongs to the same thread."""
         self._plane = plane
+        plane.admit = self._admits
         self._deployments: dict[int, _Deployment] = {}
         self._running: dict[int, _Running] = {}
         self._complained: set[str] = set()
@@ -102,7 +103,7 @@ class Host:
             letter = running.deployment.received.get(frame.message)
             if letter is None or letter.peer != frame.source:
                 raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
-            running.execution.deliver(frame.message, unpack(letter.types, arrival.payload))
+            running.execution.deliver(frame.message, unpack(letter, arrival.payload))
         except RemoteProtocolError as error:
             if arrival.sender not in self._complained and len(self._complained) < 1000:
                 self._complained.add(arrival.sender)
@@ -110,12 +111,22 @@ class Host:
             return None
         return self._advance(frame.request, running)
 
+    def _admits(self, header: Buffer, size: int) -> bool:
+        """Whether a large payload belongs to a request that runs."""
+        try:
+            frame = Frame.parse(header)
+        except RemoteProtocolError:
+            return False
+        running = self._running.get(frame.request)
+        letter = None if running is None or running.epoch != frame.epoch else running.deployment.received.get(frame.message)
+        return letter is not None and letter.peer == frame.source and letter.admits(size)
+
     def _advance(self, request: int, running: _Running) -> RequestDone | RequestBroke | None:
         deployment, schedule = running.deployment, running.deployment.schedule
 
         def outbox(message: int, destination: int, parts: Sequence[Array]) -> None:
             header = Frame(Kind.DATA, schedule.device, running.epoch, request, message).to_bytes()
-            self._plane.send(deployment.addresses[destination], header, pack(deployment.sent[message].types, parts))
+            self._plane.send(deployment.addresses[destination], header, *pack(deployment.sent[message], parts))
 
         try:
             if not running.execution.advance(_no_kernel, outbox):

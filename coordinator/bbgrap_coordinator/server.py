@@ -41,8 +41,8 @@ from bbgrap.protocol.coordinator_events import (
 from bbgrap.protocol.coordinator_machine import CoordinatorMachine
 from bbgrap.protocol.messages import Deploy, DeploymentFailed
 from bbgrap.transport.control import ControlServer
-from bbgrap.transport.data import ZmqDataPlane
 from bbgrap.transport.mailbox import Mailbox
+from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore
 
@@ -62,7 +62,7 @@ class Server:
     """
 
     def __init__(
-        self, control: ControlServer, plane: ZmqDataPlane, machine: CoordinatorMachine, models: ModelStore, prepare: Prepare
+        self, control: ControlServer, plane: TcpDataPlane, machine: CoordinatorMachine, models: ModelStore, prepare: Prepare
     ) -> None:
         """Take over the connections; nothing is handled before `run`."""
         self._control = control
@@ -84,17 +84,18 @@ class Server:
     def run(self) -> None:
         """Serve until stopped."""
         poller = zmq.Poller()
-        poller.register(self._plane.socket, zmq.POLLIN)
+        poller.register(self._plane.fileno(), zmq.POLLIN)
         poller.register(self._control.socket, zmq.POLLIN)
         poller.register(self._events.fileno(), zmq.POLLIN)
-        due = time.monotonic() + _TICK_S
+        due, more = time.monotonic() + _TICK_S, False
         while not self._stopped:
-            wait = 0.001 if self._plane.crowded else due - time.monotonic()
-            poller.poll(max(0, round(wait * 1000)))
-            more = self._take_data() | self._take_control()
-            for event in self._events.take():
-                if event is not None:
-                    self._handle(event)
+            ready = dict(poller.poll(0 if more else max(0, round((due - time.monotonic()) * 1000))))
+            more = (more or self._plane.fileno() in ready) and self._take_data()
+            more = (self._control.socket in ready and self._take_control()) or more
+            if self._events.fileno() in ready:
+                for event in self._events.take():
+                    if event is not None:
+                        self._handle(event)
             if not more and time.monotonic() >= due:
                 self._handle(Tick())
                 due = time.monotonic() + _TICK_S

@@ -14,8 +14,8 @@ from bbgrap.protocol.coordinator_events import Settings
 from bbgrap.protocol.coordinator_machine import CoordinatorMachine
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
-from bbgrap.transport.data import ZmqDataPlane
 from bbgrap.transport.lifeline import stop_with_parent
+from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.server import Prepare, Server
 
@@ -44,7 +44,7 @@ def serve(
         # Listening everywhere, no single address is right for all: agents put in the one they joined by.
         everywhere = host in {"*", "0.0.0.0", "[::]"}  # noqa: S104 - compared, not bound
         try:
-            plane = ZmqDataPlane(context, f"tcp://{host}:{data_port}", advertise or ("*" if everywhere else host))
+            plane = TcpDataPlane(f"tcp://{host}:{data_port}", advertise or ("*" if everywhere else host))
         except BaseException:
             control.close()
             raise

@@ -184,3 +184,16 @@ def test_pings_of_known_peers_are_answered_with_the_size_they_ask_for():
     answer = bench.peer.receive(0)
     assert Frame.parse(answer.header) == Frame(Kind.PONG, 0, 0, 5, 0)
     assert len(answer.payload) == 1000
+
+
+def test_only_payloads_that_the_schedule_has_get_memory():
+    bench = Bench()
+
+    def admitted(size, kind=Kind.DATA, source=PEER, epoch=7, message=2):
+        return bench.plane.admit(Frame(kind, source, epoch, 1, message).to_bytes(), size)
+
+    assert admitted(8)
+    assert not any([admitted(9), admitted(8, source=HOST), admitted(8, epoch=8), admitted(8, message=3), admitted(8, Kind.PONG)])
+    assert not bench.plane.admit(b"x", 8)
+    bench.executor.begin_pings(bench.peer.address, lambda number: None)
+    assert admitted(1000, Kind.PONG)

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.program.schedule import BufferSpec, Part, Receive, Schedule, Send
-from bbgrap.protocol.data import Frame, Kind, decode_array, encode_array, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, unpack
 
 DTYPES = [DType.FLOAT, DType.BOOL, DType.INT64, DType.FLOAT16, DType.UINT8, DType.COMPLEX128, DType.STRING]
 
@@ -30,9 +30,11 @@ def parts(draw):
 @given(st.lists(parts(), max_size=4))
 def test_round_trip(given_parts):
     types, arrays = [kind for kind, _ in given_parts], [array for _, array in given_parts]
-    payload = pack(types, arrays)
-    for buffer in (payload, memoryview(bytes(payload))):
-        for array, back in zip(arrays, unpack(types, buffer), strict=True):
+    letter = Letter(1, tuple(types))
+    payload = b"".join(pack(letter, arrays))
+    assert letter.admits(len(payload))
+    for buffer in (payload, memoryview(bytearray(payload))):
+        for array, back in zip(arrays, unpack(letter, buffer), strict=True):
             assert back.shape == array.shape
             assert back.flags.aligned
             np.testing.assert_array_equal(back, array)
@@ -42,7 +44,7 @@ def test_round_trip(given_parts):
 def test_arbitrary_payload(given_parts, payload):
     types = [kind for kind, _ in given_parts]
     try:
-        assert len(unpack(types, payload)) == len(types)
+        assert len(unpack(Letter(1, tuple(types)), payload)) == len(types)
     except RemoteProtocolError:
         return
 
@@ -72,11 +74,23 @@ def test_header_round_trip(frame):
 
 def test_a_single_dense_part_is_not_copied():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    payload = pack([TensorType(DType.FLOAT, (2, 3))], [array])
+    letter = Letter(1, (TensorType(DType.FLOAT, (2, 3)),))
+    (payload,) = pack(letter, [array])
     assert np.shares_memory(np.frombuffer(payload, np.uint8), array)
-    (back,) = unpack([TensorType(DType.FLOAT, (2, 3))], payload)
+    (back,) = unpack(letter, payload)
     assert np.shares_memory(back, array)
     assert not back.flags.writeable or back is not array
+
+
+@pytest.mark.parametrize(("channels", "pieces"), [(3, 3), (200, 1)])
+def test_large_blocks_are_sent_from_where_they_are(channels, pieces):
+    whole = np.random.default_rng(0).random((1, channels, 40_000 // channels, 16), dtype=np.float32)
+    part = whole[:, :, 1 : whole.shape[2] // 2]
+    letter = Letter(1, (TensorType(DType.FLOAT, part.shape),))
+    payload = pack(letter, [part])
+    assert len(payload) == pieces
+    assert np.shares_memory(np.frombuffer(payload[0], np.uint8), whole) == (pieces > 1)
+    np.testing.assert_array_equal(unpack(letter, b"".join(payload))[0], part)
 
 
 def test_misaligned_content_is_copied():
@@ -86,9 +100,9 @@ def test_misaligned_content_is_copied():
 
 def test_a_kernel_that_breaks_the_plan_is_named():
     with pytest.raises(ModelError, match=r"the plan says float\[2\], the kernel gave float32\[3\]"):
-        pack([TensorType(DType.FLOAT, (2,))], [np.zeros(3, np.float32)])
+        pack(Letter(1, (TensorType(DType.FLOAT, (2,)),)), [np.zeros(3, np.float32)])
     with pytest.raises(ModelError, match=r"the plan says float\[2\], the kernel gave float64\[2\]"):
-        pack([TensorType(DType.FLOAT, (2,))], [np.zeros(2)])
+        pack(Letter(1, (TensorType(DType.FLOAT, (2,)),)), [np.zeros(2)])
 
 
 def test_big_endian_and_bytes_strings():

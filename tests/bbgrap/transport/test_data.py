@@ -1,24 +1,29 @@
 """The real data plane and the fake one keep the same laws."""
 
 import socket
+import time
 
 import pytest
-import zmq
 
 from bbgrap.errors import UsageError
-from bbgrap.transport.data import ZmqDataPlane
+from bbgrap.transport import tcp
+from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.inproc import InprocNetwork
+from bbgrap.transport.tcp import TcpDataPlane
 from tests.bbgrap.transport.check_transport import check_transport, receive
 
 
-@pytest.fixture
-def context():
-    with zmq.Context() as context:
-        yield context
+def open_plane():
+    return TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
 
 
-def test_zeromq(context):
-    check_transport(lambda: ZmqDataPlane(context, "tcp://127.0.0.1:0", "127.0.0.1"))
+def call(plane):
+    host, port = plane.address.removeprefix("tcp://").split(":")
+    return socket.create_connection((host, int(port)), 2)
+
+
+def test_tcp():
+    check_transport(open_plane)
 
 
 def test_inproc():
@@ -26,25 +31,119 @@ def test_inproc():
     check_transport(network.plane)
 
 
-def test_garbage_does_no_harm(context):
-    plane = ZmqDataPlane(context, "tcp://127.0.0.1:0", "127.0.0.1")
-    host, port = plane.address.removeprefix("tcp://").split(":")
-    for content in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 300, bytes(1000)):
-        with socket.create_connection((host, int(port)), 2) as raw:
+@pytest.mark.parametrize(
+    "content", [b"", b"\x67", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 300, bytes(1000), GREETING[:-1] + b"\x7f", b"\x67\xbb\xff\xff\0\0\0\0"]
+)
+def test_garbage_ends_its_connection_and_nothing_else(content, caplog):
+    plane = open_plane()
+    for _ in range(3):
+        with call(plane) as raw:
             raw.sendall(content)
-    with context.socket(zmq.PUSH) as peer:
-        peer.connect(plane.address)
-        peer.send_multipart([b"a", b"b", b"c", b"d"])
-        peer.send_multipart([b"header", b"payload"])
-        assert bytes(receive(plane).header) == b"\0"
+            raw.shutdown(socket.SHUT_WR)
+            assert plane.receive(0.05) is None
+            assert raw.recv(1) == b""
+    with call(plane) as peer:
+        peer.sendall(GREETING + frame_head(b"header", 7) + b"payload")
         arrival = receive(plane)
-        assert (bytes(arrival.header), bytes(arrival.payload)) == (b"header", b"payload")
-        assert arrival.sender == "127.0.0.1"
+        assert (bytes(arrival.header), bytes(arrival.payload), arrival.sender) == (b"header", b"payload", "127.0.0.1")
+    assert len(caplog.records) == (len(content) > 1)
     plane.close()
 
 
-def test_a_taken_port_is_a_readable_error(context):
-    plane = ZmqDataPlane(context, "tcp://127.0.0.1:0", "127.0.0.1")
+def test_what_is_not_admitted_takes_no_memory_and_the_next_message_comes():
+    plane = open_plane()
+    asked = []
+
+    def admit(header, size):
+        asked.append((bytes(header), size))
+        return False
+
+    plane.admit = admit
+    with call(plane) as peer:
+        peer.sendall(frame_head(b"large", 1_000_000))
+        for _ in range(10):
+            peer.sendall(bytes(100_000))
+            assert plane.receive(0.001) is None
+        peer.sendall(frame_head(b"small", 2) + b"ok")
+        assert bytes(receive(plane).header) == b"small"
+    assert asked == [(b"large", 1_000_000)]
+    plane.close()
+
+
+def test_strangers_make_room_for_peers(monkeypatch, caplog):
+    monkeypatch.setattr(tcp, "MAX_CONNECTIONS", 3)
+    plane = open_plane()
+    strangers = [call(plane) for _ in range(5)]
+    peers = [call(plane) for _ in range(3)]
+    for number, peer in enumerate(peers):
+        assert plane.receive(0.01) is None
+        peer.sendall(GREETING + frame_head(b"%d" % number, 0))
+        assert receive(plane).header == b"%d" % number
+    with call(plane) as late:
+        assert plane.receive(0.01) is None
+        assert late.recv(1) == b""
+    peers[0].sendall(frame_head(b"again", 0))
+    assert receive(plane).header == b"again"
+    assert len(caplog.records) == 1
+    for connection in (*strangers, *peers):
+        connection.close()
+    plane.close()
+
+
+def test_a_broken_connection_is_opened_anew_and_the_message_begins_again():
+    sender = open_plane()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        sender.connect(address)
+        first, _ = server.accept()
+        assert first.recv(8) == GREETING
+        big = bytes(range(256)) * 100_000
+        sender.send(address, b"big", big[: 1 << 20], big[1 << 20 :])
+        sender.send(address, b"next", b"!")
+        assert first.recv(8 + 3) == frame_head(b"big", len(big))
+        first.close()
+        second, _ = server.accept()
+        with second.makefile("rb") as stream:
+            assert stream.read(8 + 8 + 3) == GREETING + frame_head(b"big", len(big))
+            assert stream.read(len(big)) == big
+            assert stream.read(8 + 4 + 1) == frame_head(b"next", 1) + b"!"
+        second.close()
+    sender.close()
+
+
+def test_a_payload_may_change_once_it_is_sent():
+    sender, target = open_plane(), open_plane()
+    sender.connect(target.address)
+    content = bytearray(b"a" * 30_000_000)
+    sender.send(target.address, b"h", memoryview(content))
+    content[:] = bytes(len(content))
+    assert bytes(receive(target).payload) == b"a" * len(content)
+    sender.close()
+    target.close()
+
+
+def test_an_address_where_nobody_listens_yet_is_tried_again():
+    sender = open_plane()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    sender.connect(address)
+    sender.connect("tcp://nobody.invalid:1")
+    sender.send(address, b"kept")
+    time.sleep(0.02)
+    target = TcpDataPlane(address, "127.0.0.1")
+    assert receive(target).header == b"kept"
+    sender.close()
+    target.close()
+
+
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1:x", "tcp://256.1.1.1:5", "tcp://127.0.0.1:70000"])
+def test_a_bad_address_is_a_readable_error(bind):
     with pytest.raises(UsageError, match="choose another port with --data-port"):
-        ZmqDataPlane(context, plane.address, "127.0.0.1")
+        TcpDataPlane(bind, "127.0.0.1")
+
+
+def test_a_taken_port_is_a_readable_error():
+    plane = open_plane()
+    with pytest.raises(UsageError, match="choose another port with --data-port"):
+        TcpDataPlane(plane.address, "127.0.0.1")
     plane.close()

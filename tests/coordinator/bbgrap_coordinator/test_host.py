@@ -97,3 +97,14 @@ def test_a_released_deployment_runs_nothing(host):
     host.release(7)
     host.release(7)
     assert start(host).reason == "deployment 7 has ended, submit again"
+
+
+def test_only_payloads_of_running_requests_get_memory(host):
+    def admitted(size, *, source=1, epoch=7, request=5, message=1):
+        return host.plane.admit(Frame(Kind.DATA, source, epoch, request, message).to_bytes(), size)
+
+    assert not admitted(16)
+    start(host)
+    assert admitted(16)
+    assert not any([admitted(17), admitted(16, source=0), admitted(16, epoch=6), admitted(16, request=4), admitted(16, message=2)])
+    assert not host.plane.admit(b"x", 16)

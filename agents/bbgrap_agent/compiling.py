@@ -1,0 +1,254 @@
+"""A deployment's schedule and segments, compiled for this machine: maps that only its own segments read stay blocked between them.
+
+What was shipped is portable. Here every segment is compiled (`bbgrap.engine.layout`), the assemblies at its front become `Join` steps of
+the schedule, and it is decided which buffers are blocked. A buffer is, if it is
+
+    written   by a segment that can make it in blocks, or by a `Join` most of whose elements come from blocked buffers
+    read      by no segment that wants it plain, and by at least one segment or `Join` in blocks
+
+A segment of which less is blocked than it offered is asked again, until nothing changes. Laws: what other devices send and are sent does
+not change; a segment whose compiled form fails, or answers otherwise than the portable one, keeps the portable form.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from bbgrap.engine.layout import SegmentCompiler, block_size
+from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_layout import Boundary, Patch
+from bbgrap.graph.types import Array, DType
+from bbgrap.program.artifacts import SegmentModel
+from bbgrap.program.blocked import BlockedCopies, blocked
+from bbgrap.program.execution import Copies
+from bbgrap.program.schedule import Box, BufferSpec, Join, Part, Run, Schedule, Step, box_shape
+from bbgrap_agent.executor import Segment
+
+TOLERANCE = 1e-5
+"""Of the largest magnitude in a tensor: a sum that is fused with a convolution is added in another order."""
+
+_log = logging.getLogger("bbgrap.agent")
+
+
+@dataclass(frozen=True)
+class Loader:
+    """How this agent makes sessions of segments."""
+
+    weights: Callable[[SegmentModel], Mapping[str, Array]]
+    """Raises `ModelError` if one is gone."""
+    portable: Callable[[SegmentModel], Segment]
+    compiled: Callable[[SegmentCompiler, Boundary, SegmentModel], Segment]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the executor needs of a deployment."""
+
+    schedule: Schedule
+    copies: Copies
+    segments: tuple[Segment, ...]
+
+
+@dataclass
+class _Draft:
+    """A segment under compilation.
+
+    Invariants: `step` and `joins` replace the step `shipped`; `numbers` are the buffers of its inputs and outputs by name.
+    """
+
+    model: SegmentModel
+    compiler: SegmentCompiler
+    shipped: Run
+    step: Run
+    joins: tuple[Join, ...]
+    numbers: Mapping[str, int]
+    offer: Boundary
+    """Inputs that it wants blocked, and outputs that it can make so."""
+    checked: tuple[Boundary, Segment] | None = None
+    """The boundary it was built for last, and what was built."""
+
+    def boundary(self, maps: frozenset[int]) -> Boundary:
+        """Return what of it is blocked, if these buffers are."""
+        inputs, outputs = (
+            frozenset(name for name in side if self.numbers[name] in maps) for side in (self.offer.inputs, self.offer.outputs)
+        )
+        return Boundary(inputs, outputs)
+
+
+def load_portable(schedule: Schedule, models: Sequence[SegmentModel], loader: Loader) -> Loaded:
+    """Load the segments of a deployment as they were shipped."""
+    return Loaded(schedule, Copies(schedule), tuple(map(loader.portable, models)))
+
+
+def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Loader) -> Loaded:
+    """Load the segments of a deployment, compiled where that is possible."""
+    block = block_size()
+    if block is None:
+        return load_portable(schedule, models, loader)
+    drafts: dict[int, _Draft] = {}
+    buffers = list(schedule.buffers)
+    for step in schedule.steps:
+        if isinstance(step, Run) and (draft := _begin(models[step.segment], step, buffers, loader, block)) is not None:
+            drafts[step.segment] = draft
+    portable: dict[int, Segment] = {}
+    while True:
+        now, maps = _settle(replace(schedule, buffers=tuple(buffers)), drafts, block)
+        copies = BlockedCopies(now, block, maps)
+        refused = {number: kept for number, draft in drafts.items() if (kept := _refused(draft, copies, loader)) is not None}
+        if not refused:
+            break
+        portable.update(refused)
+        for number in refused:
+            del drafts[number]
+    segments = []
+    for number, model in enumerate(models):
+        checked = drafts[number].checked if number in drafts else None
+        segments.append(portable.get(number) or loader.portable(model) if checked is None else checked[1])
+    _log.info("%d of %d segments compiled for this machine", len(drafts), len(models))
+    return Loaded(now, copies, tuple(segments))
+
+
+def _begin(model: SegmentModel, step: Run, buffers: list[BufferSpec], loader: Loader, block: int) -> _Draft | None:
+    """Split a segment's front off and ask for everything blocked; adds buffers for what is joined; None if nothing can be."""
+    try:
+        compiler = SegmentCompiler(model.name, model.skeleton, loader.weights(model), block)
+    except ModelError as error:
+        _log.info("segment '%s' stays portable: %s", model.name, error)
+        return None
+    offer = None if compiler.hopeless else _offer(compiler, compiler.candidates)
+    if offer is None:
+        return None
+    numbers = dict(zip((*model.inputs, *model.outputs), (*step.inputs, *step.outputs), strict=True))
+    joins = []
+    for name, patches in compiler.front.joined.items():
+        joins.append(Join(len(buffers), tuple((Part(numbers[p.source], _box(p.start, p)), _box(p.at, p)) for p in patches)))
+        numbers[name] = len(buffers)
+        buffers.append(BufferSpec(name, DType.FLOAT, compiler.front.maps[name]))
+    run = Run(step.segment, tuple(numbers[name] for name in compiler.front.inputs), step.outputs)
+    return _Draft(model, compiler, step, run, tuple(joins), numbers, offer)
+
+
+def _box(start: Sequence[int], patch: Patch) -> Box:
+    return tuple(((first, first + extent),) for first, extent in zip(start, patch.shape, strict=True))
+
+
+def _offer(compiler: SegmentCompiler, inputs: frozenset[str]) -> Boundary | None:
+    try:
+        return compiler.boundary(inputs)
+    except ModelError as error:
+        _log.info("segment '%s' stays portable: %s", compiler.name, error)
+        return None
+
+
+def _settle(shipped: Schedule, drafts: dict[int, _Draft], block: int) -> tuple[Schedule, frozenset[int]]:
+    """Return the compiled schedule and its blocked buffers; drafts of which nothing is blocked go."""
+    while True:
+        schedule = _with_drafts(shipped, drafts)
+        maps = _blocked_buffers(schedule, drafts, block)
+        settled = True
+        for number, draft in list(drafts.items()):
+            now = draft.boundary(maps)
+            if now.inputs == draft.offer.inputs and (now.inputs or now.outputs):
+                continue
+            settled = False
+            offer = _offer(draft.compiler, now.inputs) if now.inputs or now.outputs else None
+            if offer is None:
+                del drafts[number]
+            else:
+                draft.offer = offer
+        if settled:
+            return schedule, maps
+
+
+def _with_drafts(shipped: Schedule, drafts: Mapping[int, _Draft]) -> Schedule:
+    steps: list[Step] = []
+    for step in shipped.steps:
+        draft = drafts.get(step.segment) if isinstance(step, Run) else None
+        steps += [step] if draft is None else [*draft.joins, draft.step]
+    return replace(shipped, steps=tuple(steps))
+
+
+def _blocked_buffers(schedule: Schedule, drafts: Mapping[int, _Draft], block: int) -> frozenset[int]:
+    joins = {step.output: step for step in schedule.steps if isinstance(step, Join)}
+    made = {draft.numbers[name] for draft in drafts.values() for name in draft.offer.outputs}
+    wanted = {draft.numbers[name] for draft in drafts.values() for name in draft.offer.inputs}
+    refused = {
+        buffer
+        for step in schedule.steps
+        if isinstance(step, Run)
+        for buffer in step.inputs
+        if step.segment not in drafts or buffer not in {drafts[step.segment].numbers[n] for n in drafts[step.segment].offer.inputs}
+    }
+    found = (made | joins.keys()) - refused - set(schedule.results)
+    while True:
+        read = wanted | {part.buffer for output in joins.keys() & found for part, _ in joins[output].pieces}
+        less = {buffer for buffer in found & read if buffer not in joins or _mostly_blocked(joins[buffer], found, block)}
+        if less == found:
+            return frozenset(found)
+        found = less
+
+
+def _mostly_blocked(join: Join, maps: Collection[int], block: int) -> bool:
+    """Whether most elements of a join come from blocked buffers."""
+    sizes = {True: 0, False: 0}
+    for part, box in join.pieces:
+        assert box is not None
+        assert part.box is not None
+        if any(bound % block for bound in (*box[1][0], *part.box[1][0])):
+            return False
+        sizes[part.buffer in maps] += prod(box_shape(box))
+    return sizes[True] > sizes[False]
+
+
+def _refused(draft: _Draft, copies: BlockedCopies, loader: Loader) -> Segment | None:
+    """Build a draft, unless it is there, and compare it with the portable form; return this if it is to be kept."""
+    boundary = draft.boundary(copies.blocked)
+    if draft.checked is not None and draft.checked[0] == boundary:
+        return None
+    portable = loader.portable(draft.model)
+    try:
+        draft.checked = boundary, loader.compiled(draft.compiler, boundary, draft.model)
+        fault = _difference(draft, draft.checked[1], portable, copies)
+    except Exception as error:  # noqa: BLE001,RUF100 - whatever fails here, the portable form is as good as without compiling
+        fault = " ".join(str(error).split())
+    draft.compiler.forget()
+    if not fault:
+        return None
+    _log.info("segment '%s' stays portable: %s", draft.model.name, fault)
+    return portable
+
+
+def _difference(draft: _Draft, compiled: Segment, portable: Segment, copies: BlockedCopies) -> str:
+    """Run both forms on the same made-up inputs; return what differs, or an empty text."""
+    random = np.random.default_rng(0)
+    specs = copies.schedule.buffers
+    plain: dict[int, Array] = {}
+    for number in draft.shipped.inputs:
+        shape, dtype = specs[number].shape, specs[number].dtype.numpy
+        if shape is None:
+            return f"the shape of '{specs[number].name}' is not known before the run"
+        # Ones where not floats: integers may be divisors or indices.
+        plain[number] = random.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
+    held = {number: blocked(array, copies.block) if number in copies.blocked else array for number, array in plain.items()}
+    for join in draft.joins:
+        held[join.output] = copies.join(join, held)
+    wanted = portable([plain[number] for number in draft.shipped.inputs])
+    found = compiled([held[number] for number in draft.step.inputs])
+    for number, want, got in zip(draft.step.outputs, wanted, found, strict=True):
+        if not _agree(copies.part(Part(number, None), got), want):
+            return f"compiled, its '{specs[number].name}' differs"
+    return ""
+
+
+def _agree(got: Array, want: Array) -> bool:
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    if want.dtype.kind != "f":
+        return bool(np.array_equal(got, want))
+    scale = float(np.abs(want).max(initial=0.0, where=np.isfinite(want)))
+    return bool(np.allclose(got, want, rtol=0.0, atol=TOLERANCE * scale, equal_nan=True))

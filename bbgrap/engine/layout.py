@@ -1,0 +1,107 @@
+"""One segment compiled for the CPU of this machine: feature maps enter and leave it as its convolutions want them, in blocks of channels.
+
+    skeleton ── front split off, stand-ins put in ──► onnxruntime, all optimisations ──► boundary cut ──► session, as it is
+
+A segment loaded by itself converts every map that enters or leaves, and cannot fuse a convolution with a sum whose other part enters
+from outside. What is made here is valid on this CPU and with this onnxruntime only, and is never stored nor sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import onnxruntime as ort
+
+from bbgrap.engine.load import optimized
+from bbgrap.engine.sessions import make_session
+from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_io import ModelFile, write_graph
+from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, split_front, with_stand_ins
+from bbgrap.graph.types import Array, DType, Graph, Node, TensorType
+from bbgrap.program.blocked import aligned_empty
+
+_DOMAIN = "com.microsoft.nchwc"
+_PROBED_CHANNELS = 64
+"""More than any block has."""
+
+
+@cache
+def block_size() -> int | None:
+    """Return how many channels this CPU's convolutions keep together; None if they do not."""
+    shape = (1, _PROBED_CHANNELS, 1, 2)
+    kind = TensorType(DType.FLOAT, shape)
+    node = Node("reorder", "ReorderInput", ("x",), ("y",), {"channels_last": 0}, _DOMAIN)
+    graph = Graph("probe", (node,), ("x",), ("y",), {}, {"x": kind, "y": kind}, {"": 17, _DOMAIN: 1})
+    try:
+        session = make_session(write_graph(graph, weights="inline").data, threads=1, optimize=False)
+        (found,) = session.run(None, {"x": np.arange(2 * _PROBED_CHANNELS, dtype=np.float32).reshape(shape)})
+    except Exception:  # a build or a CPU without the layout; onnxruntime's exceptions have no common base
+        return None
+    # In memory, column 1 of channel 0 (the value 1) follows column 0 of one block of channels.
+    block = int(np.argmax(found.reshape(-1) == 1))
+    return block if 1 < block < _PROBED_CHANNELS and _PROBED_CHANNELS % block == 0 else None
+
+
+class SegmentCompiler:
+    """Compiles one segment, for any choice of blocked inputs.
+
+    Invariants: `candidates` are the inputs that have whole blocks of channels, `hopeless` is true if no output has them either.
+    """
+
+    def __init__(self, name: str, skeleton: bytes, weights: Mapping[str, Array], block: int) -> None:
+        """Take a segment as it was shipped, with its weights by name.
+
+        Raises:
+            ModelError: if the segment is not one that can be compiled.
+        """
+        self.name = name
+        self.block = block
+        self.front: Front = split_front(skeleton)
+        whole = {n for n, shape in self.front.maps.items() if shape[1] % block == 0}
+        self.hopeless = not whole
+        self.candidates = frozenset(whole.intersection(self.front.inputs))
+        self._weights = {name: weights[name] for name in self.front.weights}
+        self._optimized: tuple[frozenset[str], ModelFile] | None = None
+
+    def boundary(self, wanted: frozenset[str]) -> Boundary:
+        """Return which of the wanted inputs gain from being blocked, and which outputs can be blocked then.
+
+        Raises:
+            ModelError: if onnxruntime cannot load or write the model.
+        """
+        return boundary_of(self._optimize(wanted), wanted, self.block)
+
+    def build(self, boundary: Boundary, *, threads: int, shared_pool: bool = False, spinning: bool | int = True) -> ort.InferenceSession:
+        """Return a session with these inputs and outputs blocked; arguments as in `make_session`.
+
+        Raises:
+            ModelError: if they cannot be, or onnxruntime cannot load what was made.
+        """
+        model = self._optimize(boundary.inputs)
+        data = cut_boundary(model, boundary, self.block)
+        weights = {name: _aligned(array) for name, array in model.weights.items()}
+        return make_session(data, weights=weights, threads=threads, shared_pool=shared_pool, spinning=spinning, optimize=False)
+
+    def forget(self) -> None:
+        """Let go of what was optimised last."""
+        self._optimized = None
+
+    def _optimize(self, inputs: frozenset[str]) -> ModelFile:
+        if self._optimized is None or self._optimized[0] != inputs:
+            if not inputs <= self.candidates:
+                raise ModelError(f"segment '{self.name}': {sorted(inputs - self.candidates)} have no whole blocks of channels")
+            data = with_stand_ins(self.front.data, inputs)
+            level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+            self._optimized = inputs, optimized(data, self._weights, level, self.name)
+        return self._optimized[1]
+
+
+def _aligned(array: Array) -> Array:
+    """Return a copy in memory that vector registers like: the file it is mapped from is gone, and its offsets are odd."""
+    if array.dtype != np.float32:
+        return np.array(array)
+    made = aligned_empty(array.shape)
+    made[...] = array
+    return made

@@ -1,0 +1,253 @@
+"""Surgery on one segment for the memory layout of a machine's own convolutions. One of the files that import onnx (see `onnx_io`).
+
+On the CPU, onnxruntime keeps feature maps in blocks of b channels: a tensor of nominal shape [N, C, H, W] is [N, C/b, H, W, b] in memory.
+It converts where a graph begins and ends, and assemblies of halos at the front (`Concat`, `Slice`) keep it from blocking at all. So:
+
+    split_front       the assemblies leave the graph: what they make becomes an input
+    with_stand_ins    a pooling of 1x1, which does nothing, before an input: the optimiser then sees a blocked producer
+    boundary_of       reads in what onnxruntime made of it which inputs and outputs can be blocked
+    cut_boundary      removes stand-ins and conversions there: these inputs and outputs are blocked in memory now
+
+Law: the nominal shapes and the names of inputs and outputs never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx
+from onnx import NodeProto, numpy_helper
+
+from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_read import ModelFile, graphs_of, is_external
+from bbgrap.graph.types import Array
+
+Extents = tuple[int, ...]
+
+_STAND_IN = ".blocked"
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A box of `shape` that lies at `start` in the input `source` and at `at` in what is put together; local coordinates."""
+
+    source: str
+    start: Extents
+    at: Extents
+    shape: Extents
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A model without the assemblies at its front.
+
+    Invariants: `inputs` are those of `data`, in its order; the patches of each of `joined`, which are among them, cover it.
+    """
+
+    data: bytes
+    inputs: tuple[str, ...]
+    joined: Mapping[str, tuple[Patch, ...]]
+    maps: Mapping[str, Extents]
+    """Shapes of the inputs and outputs that have four axes and 32-bit floats."""
+    weights: frozenset[str]
+    """Names of the weights outside that are still read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Inputs whose stand-ins are read in blocks, and outputs that are made in blocks of channels without a remainder."""
+
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+
+
+def split_front(data: bytes) -> Front:
+    """Take `Concat` and `Slice` of inputs out of a model, where they make feature maps.
+
+    Raises:
+        ModelError: if the model has control flow, which could read inputs unseen, or returns an input.
+    """
+    proto = onnx.ModelProto.FromString(data)
+    graph = proto.graph
+    if sum(1 for _ in graphs_of(graph)) > 1:
+        raise ModelError(f"model '{graph.name}': it has control flow")
+    constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer if not is_external(t)}
+    values: dict[str, tuple[Patch, ...]] = {
+        v.name: (Patch(v.name, (0, 0, 0, 0), (0, 0, 0, 0), shape),) for v in graph.input if (shape := _map_shape(v)) is not None
+    }
+    shapes = {name: patches[0].shape for name, patches in values.items()}
+    front: dict[str, NodeProto] = {}
+    rest: list[NodeProto] = []
+    for node in graph.node:
+        made = _assembled(node, values, shapes, constants)
+        if made is None:
+            rest.append(node)
+        else:
+            name = node.output[0]
+            shapes[name], values[name] = made
+            front[name] = node
+    outputs = {value.name for value in graph.output}
+    if not outputs.isdisjoint(value.name for value in graph.input):
+        raise ModelError(f"model '{graph.name}': it returns one of its inputs")
+    live = outputs.union(*(node.input for node in rest))
+    for name in [name for name in front if name in outputs]:  # a result is left as it is
+        rest.insert(0, front.pop(name))
+        live.update(rest[0].input)
+    joined = {name: values[name] for name in front if name in live}
+    declared = {value.name: value for value in graph.input}
+    inputs = (*(name for name in declared if name in live), *joined)
+    del graph.input[:], graph.node[:], graph.value_info[:]
+    for name in inputs:
+        graph.input.append(declared.get(name) or onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shapes[name]))
+    graph.node.extend(rest)
+    weights = [tensor for tensor in graph.initializer if tensor.name in live]
+    del graph.initializer[:]
+    graph.initializer.extend(weights)
+    results = {value.name: shape for value in graph.output if (shape := _map_shape(value)) is not None}
+    maps = results | {name: shapes[name] for name in inputs if name in shapes}
+    return Front(_bytes_of(proto), inputs, joined, maps, frozenset(t.name for t in weights if is_external(t)))
+
+
+def with_stand_ins(data: bytes, inputs: Iterable[str]) -> bytes:
+    """Put a pooling of 1x1 between some inputs and all their readers."""
+    proto = onnx.ModelProto.FromString(data)
+    chosen = sorted(inputs)
+    _rename_inputs(proto.graph.node, {name: name + _STAND_IN for name in chosen})
+    nodes = [onnx.helper.make_node("MaxPool", [name], [name + _STAND_IN], name + _STAND_IN, kernel_shape=[1, 1]) for name in chosen]
+    nodes.extend(proto.graph.node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    return _bytes_of(proto)
+
+
+def boundary_of(model: ModelFile, inputs: Iterable[str], block: int) -> Boundary:
+    """Tell what can be blocked in an optimised model whose `inputs` have stand-ins."""
+    nodes = model.proto.graph.node
+    readers = _readers(nodes)
+    stand_ins = {name: pool.output[0] for name in inputs if (pool := _stand_in(name, readers)) is not None}
+    read = frozenset(n for n, value in stand_ins.items() if any(r.op_type != "ReorderOutput" for r in readers.get(value, ())))
+    return Boundary(read, frozenset(_reordered_outputs(model.proto.graph, block, set(stand_ins.values()))))
+
+
+def cut_boundary(model: ModelFile, boundary: Boundary, block: int) -> bytes:
+    """Remove the stand-ins of the boundary's inputs, which are all that the model has, and the conversions of its outputs.
+
+    Raises:
+        ModelError: if the model is not such that `boundary_of` offers them.
+    """
+    proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
+    graph = proto.graph
+    readers = _readers(graph.node)
+    pools = {name: _stand_in(name, readers) for name in boundary.inputs}
+    values = {pool.output[0]: name for name, pool in pools.items() if pool is not None}
+    reorders = _reordered_outputs(graph, block, set(values))
+    if len(values) != len(pools) or not reorders.keys() >= boundary.outputs:
+        raise ModelError(f"model '{model.name}': its inputs and outputs cannot be blocked as asked")
+    gone = {node.output[0] for name in pools for node in (readers[name][0], pools[name]) if node is not None}
+    names = dict(values)
+    for output in sorted(boundary.outputs):
+        node = reorders[output]
+        names[node.input[0]] = output
+        if output in readers:  # read inside as well: there it stays as it is
+            names[output] = node.output[0] = f"{output}.plain"
+        else:
+            gone.add(output)
+    kept = [node for node in graph.node if node.output[0] not in gone]
+    _rename_inputs(kept, names)
+    for node in kept:
+        for place, name in enumerate(node.output):
+            node.output[place] = names.get(name, name)
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(kept)
+    return _bytes_of(proto)
+
+
+def _map_shape(value: onnx.ValueInfoProto) -> Extents | None:
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_value for dim in tensor.shape.dim)
+    return shape if tensor.elem_type == onnx.TensorProto.FLOAT and len(shape) == 4 and min(shape) > 0 else None
+
+
+def _assembled(
+    node: NodeProto, values: Mapping[str, tuple[Patch, ...]], shapes: Mapping[str, Extents], constants: Mapping[str, Array]
+) -> tuple[Extents, tuple[Patch, ...]] | None:
+    """Return shape and patches of what a node puts together from known values; None if it does something else."""
+    if node.op_type == "Slice" and node.input[0] in values and len(node.input) >= 3 and all(n in constants for n in node.input[1:] if n):
+        starts, ends, axes, steps = ([int(i) for i in constants[n]] if n else None for n in (*node.input[1:], "", "")[:4])
+        if starts is not None and ends is not None and all(step == 1 for step in steps or ()):
+            return _cropped(values[node.input[0]], shapes[node.input[0]], starts, ends, axes or range(len(starts)))
+    if node.op_type == "Concat" and all(name in values for name in node.input):
+        axis = next(a.i for a in node.attribute if a.name == "axis") % 4
+        patches: list[Patch] = []
+        extent = 0
+        for name in node.input:
+            for patch in values[name]:
+                at = tuple(offset + (extent if k == axis else 0) for k, offset in enumerate(patch.at))
+                patches.append(Patch(patch.source, patch.start, at, patch.shape))
+            extent += shapes[name][axis]
+        first = shapes[node.input[0]]
+        return (*first[:axis], extent, *first[axis + 1 :]), tuple(patches)
+    return None
+
+
+def _cropped(
+    patches: Iterable[Patch], shape: Extents, starts: Iterable[int], ends: Iterable[int], axes: Iterable[int]
+) -> tuple[Extents, tuple[Patch, ...]] | None:
+    bounds = [(0, extent) for extent in shape]
+    for start, end, axis in zip(starts, ends, axes, strict=True):
+        bounds[axis] = slice(start, end).indices(shape[axis])[:2]
+    if any(end <= start for start, end in bounds):
+        return None
+    kept = []
+    for patch in patches:
+        inside = [(max(a, low), min(a + n, high)) for a, n, (low, high) in zip(patch.at, patch.shape, bounds, strict=True)]
+        if all(low < high for low, high in inside):
+            origin = tuple(s + low - a for s, a, (low, _) in zip(patch.start, patch.at, inside, strict=True))
+            at = tuple(low - first for (low, _), (first, _) in zip(inside, bounds, strict=True))
+            kept.append(Patch(patch.source, origin, at, tuple(high - low for low, high in inside)))
+    return tuple(end - start for start, end in bounds), tuple(kept)
+
+
+def _readers(nodes: Iterable[NodeProto]) -> dict[str, list[NodeProto]]:
+    found: dict[str, list[NodeProto]] = {}
+    for node in nodes:
+        for name in node.input:
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def _stand_in(name: str, readers: Mapping[str, list[NodeProto]]) -> NodeProto | None:
+    """Return the pooling before an input, if it works on blocks and does nothing."""
+    found: list[NodeProto] = []
+    for kind in ("ReorderInput", "MaxPool"):
+        found = readers.get(name, [])
+        if len(found) != 1 or found[0].op_type != kind:
+            return None
+        name = found[0].output[0]
+    return found[0]
+
+
+def _reordered_outputs(graph: onnx.GraphProto, block: int, stand_ins: Collection[str]) -> dict[str, NodeProto]:
+    """Return, for each graph output that is made in whole blocks, the node that converts it back; a source serves one output."""
+    outputs = {value.name for value in graph.output}
+    found: dict[str, NodeProto] = {}
+    taken = set(stand_ins)
+    for node in graph.node:
+        if node.op_type == "ReorderOutput" and node.output[0] in outputs and node.input[0] not in taken:
+            attributes = {attribute.name: attribute.i for attribute in node.attribute}
+            if attributes["channels"] % block == 0 and not attributes.get("channels_last"):
+                found[node.output[0]] = node
+                taken.add(node.input[0])
+    return found
+
+
+def _rename_inputs(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
+    for node in nodes:
+        for place, name in enumerate(node.input):
+            node.input[place] = names.get(name, name)
+
+
+def _bytes_of(proto: onnx.ModelProto) -> bytes:
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return data

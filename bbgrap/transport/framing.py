@@ -1,0 +1,131 @@
+"""Messages in a stream of bytes: the framing of the data plane over TCP, without a socket.
+
+    | magic 2 | header length 2 | payload length 4 | header | payload |        little endian
+
+Both lengths zero are a greeting: it says that the other side speaks this protocol, before its first message. Laws: what `frame_head`
+and the payload make, `Reader` takes apart, however the stream is cut; a stream that is anything else raises `RemoteProtocolError`
+before more than `MAX_DATA_HEADER` bytes of it are kept; memory for a large payload is taken only if it was admitted.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from bbgrap.errors import LocalProtocolError, RemoteProtocolError
+from bbgrap.protocol.limits import MAX_TENSOR_BYTES
+from bbgrap.protocol.messages import Buffer
+from bbgrap.transport.data import Admit
+
+MAX_DATA_HEADER = 256
+"""Bytes of a header. Chosen: those of `bbgrap.protocol.data` take 32."""
+SMALL_BYTES = 64 << 10
+"""A payload up to here is taken without asking. Chosen: it holds a row of halo, and 512 strangers with one each take 32 MiB."""
+
+_MAGIC = 0xBB67
+_HEAD = struct.Struct("<HHI")
+
+GREETING = _HEAD.pack(_MAGIC, 0, 0)
+
+
+def frame_head(header: Buffer, payload_bytes: int) -> bytes:
+    """Return everything of a message that precedes its payload.
+
+    Raises:
+        LocalProtocolError: if the message is too large for any receiver.
+    """
+    if not 0 < len(header) <= MAX_DATA_HEADER or payload_bytes > MAX_TENSOR_BYTES:
+        raise LocalProtocolError(
+            f"data message: {payload_bytes} bytes exceed the limit of {MAX_TENSOR_BYTES}"
+            if payload_bytes > MAX_TENSOR_BYTES
+            else f"data message: expected a header of 1 to {MAX_DATA_HEADER} bytes, got {len(header)}"
+        )
+    return _HEAD.pack(_MAGIC, len(header), payload_bytes) + header
+
+
+class Reader:
+    """The messages of one stream.
+
+    Invariants: `_begun` is less than a head with its header; at most one payload is incomplete.
+    """
+
+    def __init__(self) -> None:
+        """Start at the beginning of a stream."""
+        self.spoke = False
+        """Whether the stream began as one of this protocol."""
+        self._begun = b""
+        self._header = b""
+        self._payload: memoryview | None = None
+        self._filled = 0
+        self._skip = 0
+
+    @property
+    def room(self) -> memoryview | None:
+        """The rest of the payload that is being received: bytes may be put there directly, and told to `filled`."""
+        return None if self._payload is None else self._payload[self._filled :]
+
+    def filled(self, count: int) -> tuple[bytes, memoryview] | None:
+        """Note that so many bytes were put into `room`; return the message if that was its end."""
+        payload = self._payload
+        if payload is None:
+            raise LocalProtocolError("data message: there is no payload to be filled")
+        self._filled += count
+        if self._filled < len(payload):
+            return None
+        self._payload = None
+        return self._header, payload
+
+    def feed(self, chunk: memoryview, admit: Admit) -> list[tuple[bytes, memoryview]]:
+        """Take the next bytes and return the messages that end in them; nothing of `chunk` is kept.
+
+        Raises:
+            RemoteProtocolError: if this is no stream of messages; it cannot be read any further.
+        """
+        done: list[tuple[bytes, memoryview]] = []
+        if self._begun:
+            chunk, self._begun = memoryview(self._begun + bytes(chunk)), b""
+        position, end = 0, len(chunk)
+        while position < end:
+            if self._skip:
+                step = min(self._skip, end - position)
+                self._skip -= step
+            elif self._payload is not None:
+                step = min(len(self._payload) - self._filled, end - position)
+                self._payload[self._filled : self._filled + step] = chunk[position : position + step]
+                message = self.filled(step)
+                if message is not None:
+                    done.append(message)
+            else:
+                step = self._begin(chunk[position:], admit, done)
+                if step == 0:
+                    self._begun = bytes(chunk[position:])
+                    break
+            position += step
+        return done
+
+    def _begin(self, chunk: memoryview, admit: Admit, done: list[tuple[bytes, memoryview]]) -> int:
+        """Read a head with its header; return how many bytes that were, 0 if they are not all there."""
+        if len(chunk) < _HEAD.size:
+            if not GREETING.startswith(bytes(chunk[:2])):
+                raise RemoteProtocolError("data plane: expected messages of bbgrap, got other bytes")
+            return 0
+        magic, header_bytes, payload_bytes = _HEAD.unpack_from(chunk)
+        if magic != _MAGIC:
+            raise RemoteProtocolError("data plane: expected messages of bbgrap, got other bytes")
+        if header_bytes > MAX_DATA_HEADER or payload_bytes > MAX_TENSOR_BYTES or (payload_bytes and not header_bytes):
+            raise RemoteProtocolError(f"data plane: a message with {header_bytes} bytes of header and {payload_bytes} of payload")
+        self.spoke = True
+        total = _HEAD.size + int(header_bytes)
+        if len(chunk) < total:
+            return 0
+        header = bytes(chunk[_HEAD.size : total])
+        if payload_bytes == 0:
+            if header:
+                done.append((header, memoryview(b"")))
+        elif payload_bytes > SMALL_BYTES and not admit(header, payload_bytes):
+            self._skip = payload_bytes
+        else:
+            # Not bytes: kernels want their inputs aligned.
+            self._header, self._payload, self._filled = header, np.empty(payload_bytes, np.uint8).data, 0
+        return total

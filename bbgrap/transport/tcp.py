@@ -1,0 +1,186 @@
+"""The data plane over plain TCP: one connection per direction and pair of devices.
+
+    Outbox ──► connections to others          the sender's thread, and a postman for what the network does not take at once
+    connections of others ──► receive()       the receiver's thread
+
+Laws: see `bbgrap.transport.data`; whoever sends other bytes than messages loses its connection, and takes no memory to speak of.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from bbgrap.errors import RemoteProtocolError, UsageError
+from bbgrap.protocol.messages import Buffer
+from bbgrap.transport.data import Admit, Arrival
+from bbgrap.transport.framing import Reader
+from bbgrap.transport.mailbox import Mailbox
+from bbgrap.transport.outbox import Outbox, detect_silence
+
+MAX_CONNECTIONS = 512
+"""Incoming connections. Chosen: one per device of the largest clusters we know, several times over."""
+_CHUNK_BYTES = 64 << 10
+
+_log = logging.getLogger("bbgrap.transport")
+
+
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """An incoming connection."""
+
+    socket: socket.socket
+    host: str
+    reader: Reader = field(default_factory=Reader)
+
+
+class TcpDataPlane:
+    """The data plane over TCP.
+
+    Invariants: `_callers` are the open incoming connections, in the order they came; `_arrived` is empty whenever the network is read.
+    """
+
+    def __init__(self, bind: str, advertise: str) -> None:
+        """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all); `advertise` is the host others use.
+
+        Raises:
+            UsageError: if the address cannot be listened on.
+        """
+        self._listener = _listen(bind)
+        self.address = f"tcp://{advertise}:{self._listener.getsockname()[1]}"
+        self.admit: Admit = lambda header, size: True
+        self._outbox = Outbox()
+        self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
+        self._calls: Mailbox[None] = Mailbox()
+        self._wake_lock = threading.Lock()
+        self._closed = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
+        self._callers: dict[_Caller, None] = {}
+        self._arrived: deque[Arrival] = deque()
+        self._chunk = memoryview(bytearray(_CHUNK_BYTES))
+        self._complained: set[str] = set()
+
+    def fileno(self) -> int:
+        """A file descriptor that is readable when there is something to receive; for a poller."""
+        return self._selector.fileno()
+
+    def send(self, address: str, header: Buffer, *payload: Buffer) -> None:
+        """See `DataPlane.send`."""
+        self._outbox.send(address, header, payload)
+
+    def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
+        """See `DataPlane.receive`."""
+        if self._arrived:
+            return self._arrived.popleft()
+        began = time.perf_counter()
+        while True:
+            elapsed = time.perf_counter() - began
+            rest = None if timeout_s is None else max(0.0, timeout_s - elapsed)
+            ready = self._selector.select(0 if elapsed < spin_s else rest)
+            woken = self._read(ready)
+            if self._arrived:
+                return self._arrived.popleft()
+            if woken or rest == 0:
+                return None
+
+    def wake(self) -> None:
+        """See `DataPlane.wake`."""
+        with self._wake_lock:
+            if not self._closed:
+                self._calls.put(None)
+
+    def close(self) -> None:
+        """See `DataPlane.close`."""
+        with self._wake_lock:
+            self._closed = True
+        self._outbox.close()
+        for caller in self._callers:
+            caller.socket.close()
+        self._listener.close()
+        self._selector.close()
+        self._calls.close()
+
+    def _read(self, ready: list[tuple[selectors.SelectorKey, int]]) -> bool:
+        """Read what is there; return whether somebody called `wake`."""
+        woken = False
+        for key, _ in ready:
+            if key.data is not None:
+                self._hear(key.data)
+            elif key.fileobj is self._listener:
+                self._accept()
+            else:
+                self._calls.take()
+                woken = True
+        return woken
+
+    def _hear(self, caller: _Caller) -> None:
+        """Read a chunk, or as much of a large payload as is there."""
+        reader = caller.reader
+        try:
+            room = reader.room
+            count = caller.socket.recv_into(self._chunk if room is None else room)
+            if count == 0:
+                self._hang_up(caller)
+            elif room is None:
+                self._arrived.extend(Arrival(*message, caller.host) for message in reader.feed(self._chunk[:count], self.admit))
+            else:
+                message = reader.filled(count)
+                if message is not None:
+                    self._arrived.append(Arrival(*message, caller.host))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._hang_up(caller)
+        except RemoteProtocolError as error:
+            self._complain(caller.host, f"{error}; the connection is closed")
+            self._hang_up(caller)
+
+    def _accept(self) -> None:
+        try:
+            connection, address = self._listener.accept()
+        except OSError:
+            return
+        if len(self._callers) >= MAX_CONNECTIONS:
+            # Those that have not even greeted go first.
+            stranger = next((caller for caller in self._callers if not caller.reader.spoke), None)
+            self._complain(str(address[0]), f"data plane: {MAX_CONNECTIONS} connections are open, the most there may be")
+            if stranger is None:
+                connection.close()
+                return
+            self._hang_up(stranger)
+        connection.setblocking(False)
+        detect_silence(connection)
+        caller = _Caller(connection, str(address[0]))
+        self._callers[caller] = None
+        self._selector.register(connection, selectors.EVENT_READ, caller)
+
+    def _hang_up(self, caller: _Caller) -> None:
+        if caller in self._callers:
+            del self._callers[caller]
+            self._selector.unregister(caller.socket)
+            caller.socket.close()
+
+    def _complain(self, host: str, text: str) -> None:
+        if host not in self._complained and len(self._complained) < 1000:
+            self._complained.add(host)
+            _log.warning("%s: %s", host, text)
+
+
+def _listen(bind: str) -> socket.socket:
+    host, _, port = bind.removeprefix("tcp://").rpartition(":")
+    host = "" if host == "*" else host.strip("[]")
+    if not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"data address {bind}: expected tcp://HOST:PORT; choose another port with --data-port")
+    try:
+        listener = socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise UsageError(f"data address {bind}: {error.strerror}; choose another port with --data-port") from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,148 @@
+"""A deployment compiled for this machine answers like the portable one, and stays portable where it cannot be compiled."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from bbgrap_agent import compiling
+from bbgrap_agent.compiling import Loader, load_compiled, load_portable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bbgrap.cluster import Cluster
+from bbgrap.engine.kernels import load_segment
+from bbgrap.engine.layout import block_size
+from bbgrap.engine.prepare import compile_graph
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.program.artifacts import Artifacts, DeviceArtifacts
+from bbgrap.program.blocked import BlockedCopies
+from bbgrap.program.compile import compile_plan
+from bbgrap.program.execution import Copies
+from bbgrap.program.export import export
+from bbgrap.program.schedule import Join, check_schedule
+from bbgrap.program.simulate import simulate
+from bbgrap.zoo import build
+from bbgrap.zoo.builder import Builder
+from tests.partition import assert_close
+from tests.random_models import networks, plans, random_feeds
+
+BLOCK = block_size() or 16
+needs_blocks = pytest.mark.skipif(block_size() is None, reason="onnxruntime does not block feature maps on this CPU")
+
+
+def caller(session, inputs, outputs):
+    return lambda arrays: session.run(list(outputs), dict(zip(inputs, arrays, strict=True)))
+
+
+def loader_of(artifacts):
+    def weights(model):
+        return {name: artifacts.weights[ref.digest] for name, ref in model.weights.items()}
+
+    return Loader(
+        weights,
+        lambda model: caller(load_segment(model, artifacts.weights), model.inputs, model.outputs),
+        lambda compiler, boundary, model: caller(compiler.build(boundary, threads=1), compiler.front.inputs, model.outputs),
+    )
+
+
+def run(artifacts, feeds, loaded):
+    devices = tuple(DeviceArtifacts(one.schedule, device.segments) for one, device in zip(loaded, artifacts.devices, strict=True))
+    for device in devices:
+        assert not check_schedule(device.schedule)
+    kernels = [lambda segment, inputs, one=one: one.segments[segment](inputs) for one in loaded]
+    return simulate(Artifacts(devices, artifacts.host, artifacts.weights), feeds, kernels, [one.copies for one in loaded])
+
+
+def assert_same_answers(graph, artifacts):
+    feeds = random_feeds(graph)
+    loader = loader_of(artifacts)
+    portable, compiled = ([load(d.schedule, d.segments, loader) for d in artifacts.devices] for load in (load_portable, load_compiled))
+    answers = zip(graph.outputs, run(artifacts, feeds, compiled), run(artifacts, feeds, portable), strict=True)
+    for name, got, want in answers:
+        assert_close(got, want, name)
+    return compiled
+
+
+@st.composite
+def deployments(draw, blocks=(BLOCK,)):
+    """Any plan of any network, or one of those that leave maps whole in their channels."""
+    graph = draw(networks(block=draw(st.sampled_from(blocks))))
+    if draw(st.booleans()):
+        return graph, export(compile_plan(draw(plans(graph, 3)), all_descriptions(graph)).optimized)
+    options = PlanOptions(split=draw(st.sampled_from(("rows", "rows", "grid"))))
+    return graph, export(compile_graph(graph, Cluster.even(draw(st.integers(2, 3))), options)[0].optimized)
+
+
+@settings(max_examples=30)
+@given(deployments())
+def test_any_plan_answers_the_same(deployment):
+    assert_same_answers(*deployment)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@given(deployments((1, BLOCK)))
+def test_any_plan_answers_the_same_at_length(deployment):
+    assert_same_answers(*deployment)
+
+
+@needs_blocks
+def test_rows_of_resnet50_are_blocked_throughout():
+    graph = build("resnet50")
+    artifacts = export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)
+    for loaded in assert_same_answers(graph, artifacts):
+        assert isinstance(loaded.copies, BlockedCopies)
+        assert len(loaded.copies.blocked) > 40
+        joins = {step.output for step in loaded.schedule.steps if isinstance(step, Join)}
+        assert len(joins) >= 12
+        assert joins & loaded.copies.blocked
+
+
+def tiny():
+    graph = build("tiny")
+    return graph, export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)
+
+
+def test_without_the_layout_all_stays_as_shipped(monkeypatch):
+    graph, artifacts = tiny()
+    monkeypatch.setattr(compiling, "block_size", lambda: None)
+    for loaded, device in zip(assert_same_answers(graph, artifacts), artifacts.devices, strict=True):
+        assert loaded.schedule is device.schedule
+        assert type(loaded.copies) is Copies
+
+
+@needs_blocks
+@pytest.mark.parametrize("broken", ["wrong", "raises"])
+def test_a_segment_that_compiles_badly_stays_portable(broken, caplog):
+    graph = build("resnet50")
+    artifacts = export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)
+    device, good = artifacts.devices[0], loader_of(artifacts)
+    victim = device.segments[4].name
+
+    def compiled(compiler, boundary, model):
+        call = good.compiled(compiler, boundary, model)
+        if model.name != victim:
+            return call
+        if broken == "raises":
+            raise RuntimeError("no such kernel")
+        return lambda arrays: [array + np.float32(1) for array in call(arrays)]
+
+    with caplog.at_level(logging.INFO):
+        loaded = load_compiled(device.schedule, device.segments, replace(good, compiled=compiled))
+    assert f"segment '{victim}' stays portable" in caplog.text
+    assert f"{len(device.segments) - 1} of {len(device.segments)} segments compiled" in caplog.text
+    others = [load_portable(d.schedule, d.segments, good) for d in artifacts.devices[1:]]
+    feeds = random_feeds(graph)
+    want = run(artifacts, feeds, [load_portable(device.schedule, device.segments, good), *others])
+    assert_close(run(artifacts, feeds, [loaded, *others])[0], want[0], "output")
+
+
+def test_a_model_whose_channels_fill_no_block_stays_as_shipped():
+    builder = Builder("small", (1, 3, 9, 8))
+    graph = builder.graph(builder.conv(builder.conv("input", "first", 5, 3, pad=1), "second", 3, 3, pad=1))
+    artifacts = export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)
+    for loaded, device in zip(assert_same_answers(graph, artifacts), artifacts.devices, strict=True):
+        assert loaded.schedule == device.schedule
+        assert not getattr(loaded.copies, "blocked", None)
