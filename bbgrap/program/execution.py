@@ -22,7 +22,9 @@ Outbox = Callable[[int, int, Sequence[Array]], None]
 
 
 class Copies:
-    """How regions are taken out of buffers, and buffers put together. Here a buffer is the array that its shape says.
+    """How regions are taken out of buffers, buffers put together, and when they are let go: all that is known before any request.
+
+    Here a buffer is the array that its shape says.
 
     Invariants: what `part` returns is the array that the part's shape says, whatever buffers are; it may be a view.
     """
@@ -30,6 +32,7 @@ class Copies:
     def __init__(self, schedule: Schedule) -> None:
         """Work for this schedule, any number of requests."""
         self.schedule = schedule
+        self.freed = last_reads(schedule)
 
     def part(self, part: Part, array: Array) -> Array:
         """Return a region of a buffer's array."""
@@ -56,7 +59,7 @@ class Execution:
     """
 
     def __init__(self, schedule: Schedule, feeds: Sequence[Array] = (), copies: Copies | None = None) -> None:
-        """Start before the first step, with the feed buffers filled."""
+        """Start before the first step, with the feed buffers filled; `copies` of the schedule serve many requests."""
         if len(feeds) != len(schedule.feeds):
             raise ExecutionError(f"device {schedule.device}: expected {len(schedule.feeds)} feeds, got {len(feeds)}")
         self.schedule = schedule
@@ -64,7 +67,6 @@ class Execution:
         self._copies = copies or Copies(schedule)
         self._buffers: dict[int, Array] = dict(zip(schedule.feeds, feeds, strict=True))
         self._mail: dict[int, Sequence[Array]] = {}
-        self._freed = last_reads(schedule)
 
     @property
     def finished(self) -> bool:
@@ -98,7 +100,7 @@ class Execution:
                     self._buffers[step.output] = self._copies.join(step, self._buffers)
                 case Send():
                     outbox(step.message, step.destination, [self._copies.part(p, self._buffers[p.buffer]) for p in step.parts])
-            for buffer in self._freed[self.position]:
+            for buffer in self._copies.freed[self.position]:
                 self._buffers.pop(buffer, None)
             self.position += 1
         return self.finished

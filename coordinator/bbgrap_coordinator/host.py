@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
-from bbgrap.program.execution import Execution
+from bbgrap.program.execution import Copies, Execution
 from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
@@ -31,6 +31,7 @@ class _Deployment:
     sent: dict[int, Letter]
     bare: tuple[int, ...]
     """Devices that take part and get no input."""
+    copies: Copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ class Host:
         sent = dict(letters_sent(deploy.schedule))
         fed = {letter.peer for letter in sent.values()}
         bare = tuple(device for device in sorted(addresses) if device not in fed)
-        self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, dict(letters_received(deploy.schedule)), sent, bare)
+        received = dict(letters_received(deploy.schedule))
+        self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, received, sent, bare, Copies(deploy.schedule))
         for address in addresses.values():
             self._plane.connect(address)
 
@@ -84,7 +86,7 @@ class Host:
         if deployment is None:
             return RequestBroke(start.request, Fault.EXECUTION, f"deployment {start.epoch} has ended, submit again")
         try:
-            execution = Execution(deployment.schedule, _feeds(deployment.schedule, start))
+            execution = Execution(deployment.schedule, _feeds(deployment.schedule, start), deployment.copies)
         except BbgrapError as error:
             return RequestBroke(start.request, Fault.INPUT, str(error))
         running = self._running[start.request] = _Running(deployment, start.epoch, execution)
