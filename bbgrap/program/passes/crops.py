@@ -29,6 +29,7 @@ class _Forwarder:
         self.buffers = dict(device.buffers)
         self.assembled: dict[BufferId, tuple[Piece, ...]] = {}
         self.combined: dict[BufferId, Combine] = {}
+        self.fresh = max(self.buffers, default=-1) + 1
 
     def run(self) -> DeviceProgram:
         steps = tuple(
@@ -61,7 +62,8 @@ class _Forwarder:
         crops: list[Op] = []
         inputs: list[BufferId] = []
         for source in combination.inputs:
-            cropped = max(self.buffers) + 1
+            cropped = self.fresh
+            self.fresh += 1
             self.buffers[cropped] = replace(self.buffers[source], region=region)
             crops.append(self._assembly(cropped, (Piece(source, region),)))
             inputs.append(cropped)
