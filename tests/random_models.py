@@ -16,18 +16,24 @@ from bbgrap.tdl import Part, describe, reducible, splittable_axes
 from bbgrap.tdl.language import Index
 from bbgrap.zoo.builder import Builder
 
+BLOCK_LAYERS = ("conv", "conv", "conv", "relu", "residual", "residual", "concat", "pool", "average", "double")
 LAYERS = ("conv", "conv", "conv", "relu", "norm", "pool", "average", "residual", "concat", "double", "sigmoid")
 
 
 @st.composite
-def networks(draw: st.DrawFn) -> Graph:
-    """Draw a network of up to seven layers with branches, over maps of up to 13 x 11; sometimes with a classifier at its end."""
+def networks(draw: st.DrawFn, block: int = 1) -> Graph:
+    """Draw a network of up to seven layers with branches, over maps of up to 13 x 11; sometimes with a classifier at its end.
+
+    With a `block` above 1, maps have multiples of it as channels, and most layers are such as work on blocks of channels.
+    """
     height, width = draw(st.integers(4, 13)), draw(st.integers(4, 11))
-    builder = Builder(f"random{draw(st.integers(0, 9))}", (draw(st.integers(1, 3)), draw(st.integers(1, 6)), height, width))
+    builder = Builder(
+        f"random{draw(st.integers(0, 9))}", (draw(st.integers(1, 3)), draw(st.integers(1, 6 if block == 1 else 2)) * block, height, width)
+    )
     values = ["input"]
-    for number in range(draw(st.integers(1, 7))):
+    for number in range(draw(st.integers(1 if block == 1 else 4, 7))):
         x = draw(st.sampled_from(values[-3:]))
-        made = _layer(draw, builder, draw(st.sampled_from(LAYERS)), x, f"l{number}", values)
+        made = _layer(draw, builder, draw(st.sampled_from(LAYERS if block == 1 else BLOCK_LAYERS)), x, f"l{number}", values, block)
         if made is not None:
             values.append(made)
     if len(values) == 1:
@@ -41,11 +47,11 @@ def networks(draw: st.DrawFn) -> Graph:
     return _without_unused(builder.graph(*dict.fromkeys(outputs)))
 
 
-def _layer(draw: st.DrawFn, builder: Builder, kind: str, x: str, name: str, values: list[str]) -> str | None:
+def _layer(draw: st.DrawFn, builder: Builder, kind: str, x: str, name: str, values: list[str], block: int) -> str | None:
     _, channels, height, width = builder.shape(x)
     match kind:
         case "conv":
-            return _conv(draw, builder, x, name)
+            return _conv(draw, builder, x, name, block)
         case "relu":
             return builder.act("Relu", x, name)
         case "sigmoid":
@@ -70,13 +76,17 @@ def _layer(draw: st.DrawFn, builder: Builder, kind: str, x: str, name: str, valu
             return None
 
 
-def _conv(draw: st.DrawFn, builder: Builder, x: str, name: str) -> str | None:
+def _conv(draw: st.DrawFn, builder: Builder, x: str, name: str, block: int) -> str | None:
     _, channels, height, width = builder.shape(x)
     kernel, stride, pad = draw(st.sampled_from((1, 3, 3, 5))), draw(st.integers(1, 3)), draw(st.integers(0, 2))
     if pad >= kernel or min(height, width) + 2 * pad < kernel:
         return None
-    groups = draw(st.sampled_from([g for g in range(1, channels + 1) if channels % g == 0]))
-    out = groups * draw(st.integers(1, 3))
+    if block == 1:
+        groups = draw(st.sampled_from([g for g in range(1, channels + 1) if channels % g == 0]))
+        out = groups * draw(st.integers(1, 3))
+    else:
+        groups = draw(st.sampled_from((1, 1, channels)))
+        out = channels if groups == channels else block * draw(st.integers(1, 2))
     return builder.conv(x, name, out, kernel, stride=stride, pad=pad, groups=groups, bias=draw(st.booleans()))
 
 

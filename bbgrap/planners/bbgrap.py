@@ -98,7 +98,7 @@ class _Follower:
         if not cuts and description is not None and self._is_heavy(node):
             axes = (FEATURE_AXIS[node.op] % whole.rank,)
             cuts = self._usable(description, axes)
-        self.axes |= {name: axes if cuts else (None,) * len(axes) for name in node.outputs if name}
+        self.axes |= self._axes_of_outputs(node, description, axes if cuts else (None,) * len(axes))
         if not cuts or description is None:
             return (Tile(self.root, whole),)
         regions = self._regions(description, whole, cuts)
@@ -128,6 +128,16 @@ class _Follower:
             if any(axis is not None for axis in here) and weight > size:
                 best, size = here, weight
         return best
+
+    def _axes_of_outputs(self, node: Node, description: Description | None, axes: Axes) -> dict[str, Axes]:
+        """Return along which axes every output is cut: of a further output, the one that the first output's index subscripts."""
+        names = [name for name in node.outputs if name]
+        found = dict.fromkeys(names, axes)
+        extra = () if description is None else description.extra
+        for name, subscripts in zip(names[1:], extra, strict=False):
+            indices = [None if axis is None or description is None else description.outputs[axis] for axis in axes]
+            found[name] = tuple(subscripts.index(index) if index is not None and index in subscripts else None for index in indices)
+        return found
 
     def _usable(self, description: Description | None, axes: Axes) -> tuple[int, ...]:
         if description is None:

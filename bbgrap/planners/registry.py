@@ -5,16 +5,46 @@ from collections.abc import Callable, Mapping
 from bbgrap.cluster import Cluster
 from bbgrap.errors import UsageError
 from bbgrap.graph import Graph
+from bbgrap.planners.allrow_greedy import plan_allrow_greedy
 from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
+from bbgrap.planners.data_parallel import plan_data_parallel
+from bbgrap.planners.equal_chop import plan_equal_chop
+from bbgrap.planners.fused_tiles import plan_fused_tiles
+from bbgrap.planners.hypar import plan_hypar
+from bbgrap.planners.icml18 import plan_icml18
+from bbgrap.planners.layerwise import plan_layerwise
+from bbgrap.planners.model_parallel import plan_model_parallel
+from bbgrap.planners.one_weird_trick import plan_one_weird_trick
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.pipeline import plan_pipeline
 from bbgrap.planners.plan import Plan, verify_plan
 from bbgrap.planners.single import plan_single
+from bbgrap.planners.soybean import plan_soybean
+from bbgrap.planners.spartan import plan_spartan
+from bbgrap.planners.tofu import plan_tofu
 from bbgrap.planners.widest import plan_widest
 from bbgrap.tdl import Description
 
 Planner = Callable[[Graph, Cluster, PlanOptions, Mapping[str, Description | None]], Plan]
 
-PLANNERS: Mapping[str, Planner] = {"bbgrap": plan_bbgrap, "single": plan_single, "widest": plan_widest}
+PLANNERS: Mapping[str, Planner] = {
+    "bbgrap": plan_bbgrap,
+    "single": plan_single,
+    "widest": plan_widest,
+    "hypar": plan_hypar,
+    "soybean": plan_soybean,
+    "tofu": plan_tofu,
+    "data-parallel": plan_data_parallel,
+    "model-parallel": plan_model_parallel,
+    "one-weird-trick": plan_one_weird_trick,
+    "allrow-greedy": plan_allrow_greedy,
+    "spartan": plan_spartan,
+    "equal-chop": plan_equal_chop,
+    "icml18": plan_icml18,
+    "layerwise": plan_layerwise,
+    "fused-tiles": plan_fused_tiles,
+    "pipeline": plan_pipeline,
+}
 
 
 def make_plan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None] | None = None) -> Plan:

@@ -15,7 +15,7 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.plan import Plan, Tile
 from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
 from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import Description, flops, localize, localize_part, reducer_of
+from bbgrap.tdl import Description, flops, localize, localize_part, output_regions, reducer_of
 from bbgrap.tdl.language import ReducerKind
 
 
@@ -126,7 +126,7 @@ class _Builder:
         needed = [*zip(node.inputs, local.reads, strict=True), *((name, self._whole(name)) for name in node.captured)]
         reads = tuple(self._crop(builder, name, region) for name, region in needed)
         outputs = [name for name in node.outputs if name]
-        regions = [tile.region, *(self._whole(name) for name in outputs[1:])]
+        regions = output_regions(description, tile.region, [self.graph.types[name].shape for name in outputs])
         writes = [builder.buffer(name, region, part) for name, region in zip(outputs, regions, strict=True)]
         builder.steps.append(Compute((Apply(node.name, local, reads, tuple(writes), _work(description, tile)),)))
         return writes

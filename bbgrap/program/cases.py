@@ -55,33 +55,21 @@ def needs_of(plan: Plan, program: Program) -> Iterator[Need]:
     """Yield every need of a plan, by device and layer; `program` is the plan's program, before or after the passes."""
     graph = plan.graph
     for device in program.devices[: program.host]:
-        for step in device.steps:
-            for op in step.ops if isinstance(step, Compute) else ():
-                if not isinstance(op, Apply):
+        applied = [op for step in device.steps if isinstance(step, Compute) for op in step.ops if isinstance(op, Apply)]
+        held_here = {device.buffers[b].value: device.buffers[b].region for op in applied for b in op.writes}
+        for op in applied:
+            node = graph.node_by_name[op.node]
+            whole = [(name, ShapeMap.full(graph.types[name].shape or ())) for name in node.captured]
+            for value, needed in [*zip(node.inputs, op.local.reads, strict=True), *whole]:
+                if not value or needed is None or needed.is_empty or value in graph.weights:
                     continue
-                node = graph.node_by_name[op.node]
-                whole = [(name, ShapeMap.full(graph.types[name].shape or ())) for name in node.captured]
-                for value, needed in [*zip(node.inputs, op.local.reads, strict=True), *whole]:
-                    if not value or needed is None or needed.is_empty or value in graph.weights:
-                        continue
-                    held = _held(plan, value, device.device)
-                    case = Case.SCATTER if value in graph.inputs else classify(held, needed)
-                    if _is_partial(plan, value):
-                        held, case = None, Case.REDUCE
-                    yield Need(node.name, value, device.device, held, needed, case)
+                held = held_here.get(value)
+                case = Case.SCATTER if value in graph.inputs else classify(held, needed)
+                if _is_partial(plan, value):
+                    held, case = None, Case.REDUCE
+                yield Need(node.name, value, device.device, held, needed, case)
 
 
 def _is_partial(plan: Plan, value: str) -> bool:
     producer = plan.graph.producers.get(value)
     return producer is not None and plan.tiles[producer.name][0].part is not None
-
-
-def _held(plan: Plan, value: str, device: int) -> ShapeMap | None:
-    producer = plan.graph.producers.get(value)
-    if producer is None:
-        return None
-    tile = next((t for t in plan.tiles[producer.name] if t.device == device), None)
-    first = next(name for name in producer.outputs if name)
-    if tile is None or value == first:
-        return None if tile is None else tile.region
-    return ShapeMap.full(plan.graph.types[value].shape or ())

@@ -1,7 +1,7 @@
 """The tensor description language: what operators read, how they split, how a piece is computed."""
 
 from bbgrap.tdl import operators as _operators  # registers the rules
-from bbgrap.tdl.analysis import even_split, flops, granularity, input_regions, splittable_axes, strategies
+from bbgrap.tdl.analysis import even_split, flops, granularity, input_regions, output_regions, splittable_axes, strategies
 from bbgrap.tdl.language import Description
 from bbgrap.tdl.partial import Part, localize_part, reducer_of, reducible
 from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOp, Result, describe, described_operators, localize, site_of
@@ -22,6 +22,7 @@ __all__ = [
     "input_regions",
     "localize",
     "localize_part",
+    "output_regions",
     "reducer_of",
     "reducible",
     "site_of",

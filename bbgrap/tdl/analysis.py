@@ -32,6 +32,7 @@ from bbgrap.tdl.language import (
     Subscript,
     Sum2,
     bounds,
+    indices_in,
 )
 
 Shape = tuple[int, ...]
@@ -65,6 +66,23 @@ def input_regions(
         found[access.operand] = read if before is None else before.hull(read)
     if region.is_empty:
         return tuple(None if read is None else ShapeMap(tuple(IntervalSet(()) for _ in read.axes)) for read in found)
+    return tuple(found)
+
+
+def output_regions(description: Description | None, region: ShapeMap, shapes: Sequence[Shape | None]) -> tuple[ShapeMap, ...]:
+    """Return, per output in use, the region that is made together with `region` of the first; `shapes` are those of the outputs.
+
+    Without a description all outputs are whole.
+    """
+    extra = () if description is None else description.extra
+    sets = {} if description is None else {i.name: axis for i, axis in zip(description.outputs, region.axes, strict=True)}
+    found = [region]
+    for number, shape in enumerate(shapes[1:]):
+        whole = ShapeMap.full(shape or ())
+        subscripts = extra[number] if number < len(extra) else ()
+        names = [() if isinstance(s, All) else tuple(index.name for index in indices_in(s)) for s in subscripts]
+        parts = zip(subscripts, names, whole.shape, strict=True) if subscripts else ()
+        found.append(ShapeMap(tuple(_values(s, n, extent, sets) for s, n, extent in parts)) if subscripts else whole)
     return tuple(found)
 
 

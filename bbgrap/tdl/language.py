@@ -265,10 +265,15 @@ def opaque_indices_in(expression: Expression) -> Iterator[Index]:
 
 @dataclass(frozen=True)
 class Description:
-    """The element of an operator's (first) output at the index `outputs`, one index per output axis."""
+    """The element of an operator's (first) output at the index `outputs`, one index per output axis.
+
+    `extra` speaks of further outputs: which element of each is made together with that one. Tiles of the first output make, of every
+    further one, regions that are equal or disjoint.
+    """
 
     outputs: tuple[Index, ...]
     body: Expression
+    extra: tuple[tuple[Subscript, ...], ...] = ()
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

@@ -199,11 +199,11 @@ def site_of(graph: Graph, node: Node) -> Site:
 def describe(graph: Graph, node: Node) -> Description | None:
     """Return the description of a node, or None if it has none and must run whole on one machine.
 
-    None for: no rule; an opset below 13; a tensor of unknown shape or of a type that cannot leave its machine; several outputs in use;
-    control flow; an empty tensor.
+    None for: no rule; an opset below 13; a tensor of unknown shape or of a type that cannot leave its machine; more outputs in use than
+    the description speaks of; control flow; an empty tensor.
     """
     rule = _RULES.get((node.domain, node.op))
-    if rule is None or graph.opsets.get("", 0) < MINIMUM_OPSET or node.captured or sum(map(bool, node.outputs)) != 1:
+    if rule is None or graph.opsets.get("", 0) < MINIMUM_OPSET or node.captured:
         return None
     site = site_of(graph, node)
     types = [t for t in (*site.inputs, *site.outputs) if t is not None]
@@ -211,7 +211,8 @@ def describe(graph: Graph, node: Node) -> Description | None:
         return None
     if any(0 in (t.shape or ()) for t in site.outputs):
         return None
-    return rule.describe(site)
+    description = rule.describe(site)
+    return description if description is not None and len(site.outputs) <= 1 + len(description.extra) else None
 
 
 def localize(graph: Graph, node: Node, description: Description | None, region: ShapeMap) -> LocalOp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bbgrap.tdl.language import ALL, Access, Constant, Description, Index, Subscript, operand
 from bbgrap.tdl.operators.common import broadcast, but, output_indices, wholes, with_whole_axes, yields_only
@@ -25,7 +26,7 @@ def _over_trailing(out: tuple[Index, ...], axis: int, shape: Sequence[int], numb
 def describe_layer_normalization(site: Site) -> Description | None:
     """out[before..., after...] = normalised x[before..., :...] * scale + bias; everything from the axis on stays whole."""
     out = output_indices(site)
-    if not out or not yields_only(site):
+    if not out or not site.node.outputs[0]:
         return None
     axis = site.integer("axis", -1) % len(out)
     fixed = range(axis, len(out))
@@ -36,7 +37,9 @@ def describe_layer_normalization(site: Site) -> Description | None:
             if read is None:
                 return None
             reads.append(read)
-    return with_whole_axes(site.node.op, out, reads, fixed)
+    found = with_whole_axes(site.node.op, out, reads, fixed)
+    statistics: tuple[Subscript, ...] = tuple(Constant(0) if a in fixed else index for a, index in enumerate(out))
+    return None if found is None else replace(found, extra=(statistics,) * (len(site.outputs) - 1))  # mean and inverse deviation
 
 
 def describe_skip_normalization(site: Site) -> Description | None:

@@ -25,7 +25,6 @@ FOUR_ROWS = (tensor(3, 4, 5), tensor(1, 8, 5), tensor(1, 8, 2))
     ("reason", "op", "inputs", "output", "options"),
     [
         ("batch first", "RNN", FOUR_ROWS, tensor(3, 4, 1, 2), {"attributes": {"layout": 1}}),
-        ("two outputs in use", "LSTM", FOUR_ROWS, tensor(3, 1, 4, 2), {"outputs": ("y", "h")}),
         ("a fourth output", "LSTM", FOUR_ROWS, tensor(3, 1, 4, 2), {"outputs": ("", "", "", "z")}),
         ("only the mean in use", "LayerNormalization", (MATRIX, tensor(8)), tensor(6, 1), {"outputs": ("", "mean")}),
         ("only the places in use", "MaxPool", (MAP,), MAP, {"outputs": ("", "places"), "attributes": {"kernel_shape": (1, 1)}}),

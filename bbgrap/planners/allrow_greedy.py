@@ -1,0 +1,41 @@
+"""AllRow-Greedy (Tofu, section 7.3): every tensor by its first dimension, every operator the best it can do with that.
+
+The first dimension is the first axis that has a row for every machine: the batch if it is large enough, else the channels.
+
+Deviations: those of `tofu`; where no axis is long enough, or the operator cannot be split along it, the node takes the loop by which it
+fetches least of what the nodes before it hold.
+"""
+
+from __future__ import annotations
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners.layers import Descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan
+from bbgrap.planners.search import Choices
+from bbgrap.planners.tofu import further_words
+from bbgrap.planners.words import Along, Levels, Word
+from bbgrap.tdl import Description, splittable_axes
+
+
+def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+    """Take the first dimension everywhere."""
+    levels = Levels.flat(cluster)
+    words: dict[str, tuple[Word, ...]] = {}
+    for node in graph.nodes:
+        row = _first_axis(descriptions[node.name], levels.count)
+        words[node.name] = further_words(graph, node, descriptions[node.name], (), levels) if row is None else ((Along(row),),)
+    choices = Choices(graph, descriptions, levels, words)
+    chosen: dict[str, int] = {}
+    for node in graph.nodes:
+        earlier = [edge for edge in choices.around[node.name] if edge.consumer == node.name]
+        costs = sum((choices.bytes(edge)[chosen[edge.producer]] for edge in earlier), start=choices.no_cost(node.name))
+        chosen[node.name] = int(costs.argmin())
+    return Plan("allrow-greedy", graph, cluster, choices.plan_tiles(chosen))
+
+
+def _first_axis(description: Description | None, parts: int) -> int | None:
+    if description is None:
+        return None
+    return next((axis for axis in splittable_axes(description) if description.shape[axis] >= max(2, parts)), None)

@@ -1,0 +1,19 @@
+"""Data parallelism: every node by batch, weights on all machines.
+
+Deviation: the batch is what the caller gives at once. Where a direction that started along the batch ends, or the batch is one sample,
+there is nothing to divide: the machine with the largest share computes alone, so a model of batch 1 runs as with `single`.
+"""
+
+from __future__ import annotations
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners.layers import Descriptions, follow_layers
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan
+from bbgrap.planners.words import Levels
+
+
+def plan_data_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+    """Divide the batch by shares, and follow it."""
+    return Plan("data-parallel", graph, cluster, follow_layers(graph, descriptions, Levels.flat(cluster), {}))

@@ -1,0 +1,28 @@
+"""EqualChop (Tofu, section 7.3): Tofu's dynamic programming, but every node over all machines along a single loop.
+
+Deviations: those of `tofu`.
+"""
+
+from __future__ import annotations
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners.layers import Descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan
+from bbgrap.planners.search import Choices
+from bbgrap.planners.tofu import further_words
+from bbgrap.planners.words import Levels
+
+
+def plan_equal_chop(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+    """Choose one loop per node."""
+    choices = chop_choices(graph, cluster, descriptions)
+    return Plan("equal-chop", graph, cluster, choices.plan_tiles(choices.best()))
+
+
+def chop_choices(graph: Graph, cluster: Cluster, descriptions: Descriptions) -> Choices:
+    """Return the choice of one loop per node over all machines."""
+    levels = Levels.flat(cluster)
+    words = {node.name: further_words(graph, node, descriptions[node.name], (), levels) for node in graph.nodes}
+    return Choices(graph, descriptions, levels, words)

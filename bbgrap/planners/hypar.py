@@ -1,0 +1,80 @@
+"""HyPar for inference: batch (dp) or input channels (mp) per layer and level, Algorithms 1 and 2 on what is left of the tables.
+
+Forward, Tables 1 and 2 (per machine, k ways; the paper has k = 2) come down to
+
+    intra   dp 0        mp (k - 1) A(F of the next layer): the partial sums of the others
+    inter   dp-dp 0     dp-mp (k - 1)/k² A(F)     mp-mp 0     mp-dp 0
+
+so dp is free, as the paper says of inference (section 3.3): the choice is real only at levels where a batch has run out. `papers.hypar`
+has the training objective. Deviations: any number of machines, by its prime factors; shares instead of halves; the layers of a graph with
+branches count as a chain in topological order; where neither is possible (one sample and a grouped convolution, say) a layer is divided
+by features, and where that is not possible either the strongest machine of the group computes it. Other nodes follow their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, prod
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan
+from bbgrap.planners.words import SOMEWHERE, Along, Letter, Levels, Over, Word
+
+DATA, MODEL = 0, 1
+
+
+def plan_hypar(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+    """Choose level by level, each time by dynamic programming over the layers."""
+    levels, layers = Levels.of(cluster), layers_of(graph, descriptions)
+    words: dict[str, Word] = {layer.node.name: () for layer in layers}
+    for way in levels.ways:
+        for layer, choice in zip(layers, partition(graph, layers, words, way, levels), strict=True):
+            word = words[layer.node.name]
+            words[layer.node.name] = (*word, _letter(layer, word, choice, way, levels))
+    return Plan("hypar", graph, cluster, follow_layers(graph, descriptions, levels, words))
+
+
+def partition(graph: Graph, layers: Sequence[Layer], words: Mapping[str, Word], way: int, levels: Levels) -> list[int]:
+    """Algorithm 1 with the forward costs, in elements, on the shapes that the levels above left; of equals dp."""
+    costs: tuple[float, float] = (0.0, 0.0)
+    paths: tuple[list[int], list[int]] = ([], [])
+    for layer in layers:
+        word = words[layer.node.name]
+        reads = _size(graph, layer.data) * _left(word, levels)
+        makes = _size(graph, layer.made) * _left(tuple(SOMEWHERE if isinstance(u, Over) else u for u in word), levels)
+        intra = (0.0 if _can_divide(graph, layer, word, way, levels) else inf, (way - 1) * makes)
+        to_data = min((costs[DATA], DATA), (costs[MODEL], MODEL))
+        to_model = min((costs[DATA] + (way - 1) / way**2 * reads, DATA), (costs[MODEL], MODEL))
+        costs = (to_data[0] + intra[DATA], to_model[0] + intra[MODEL])
+        paths = ([*paths[to_data[1]], DATA], [*paths[to_model[1]], MODEL])
+    return paths[DATA if costs[DATA] <= costs[MODEL] else MODEL]
+
+
+def _size(graph: Graph, value: str) -> int:
+    return prod(graph.types[value].shape or ())
+
+
+def _left(word: Word, levels: Levels) -> float:
+    """Return the fraction of a tensor that is left after the cuts of a word."""
+    return 1 / prod(way for letter, way in zip(word, levels.ways, strict=False) if isinstance(letter, Along | Over))
+
+
+def _can_divide(graph: Graph, layer: Layer, word: Word, way: int, levels: Levels) -> bool:
+    """Tell whether every part would still have a sample."""
+    if layer.batch is None:
+        return False
+    parts = prod(w for letter, w in zip(word, levels.ways, strict=False) if letter == Along(layer.batch))
+    return (graph.types[layer.made].shape or ())[layer.batch] >= parts * way
+
+
+def _letter(layer: Layer, word: Word, choice: int, way: int, levels: Levels) -> Letter:
+    if choice == DATA and layer.batch is not None:
+        return Along(layer.batch)
+    if layer.inner is not None:
+        parts = prod(w for letter, w in zip(word, levels.ways, strict=False) if letter == layer.inner)
+        if layer.inner.extent >= 2 * parts:
+            return layer.inner
+    return SOMEWHERE if layer.features is None else Along(layer.features)

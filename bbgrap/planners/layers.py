@@ -1,0 +1,154 @@
+"""Layers with weights, and what follows them: how the planners that decide layer by layer reach the other nodes.
+
+A layer is a node that sums over a weight: a convolution, a product with a constant, whatever its operator is called. Its description
+says which output axis is its features (the weight has it too), which sum is over its input channels, and which axis is the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from bbgrap.graph import Graph, Node
+from bbgrap.planners.bbgrap import surviving_axis
+from bbgrap.planners.plan import Tile, whole_output
+from bbgrap.planners.words import SOMEWHERE, Along, Letter, Levels, Over, Word, tiles_of
+from bbgrap.tdl import Description, reducible, splittable_axes
+from bbgrap.tdl.language import All, Index, indices_in
+
+Descriptions = Mapping[str, Description | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A node with weights, and the loops along which it can be divided; None where it cannot, or where there is nothing to divide."""
+
+    node: Node
+    data: str
+    """The value that it reads: its largest operand that is no weight."""
+    made: str
+    """The value that it makes."""
+    batch: int | None
+    """Output axis."""
+    features: int | None
+    """Output axis."""
+    inner: Over | None
+    """Reduction index of the input channels."""
+
+
+def layers_of(graph: Graph, descriptions: Descriptions) -> tuple[Layer, ...]:
+    """Return the layers of a graph in topological order."""
+    batches = followed(graph, descriptions, dict.fromkeys(graph.inputs, 0))
+    return tuple(
+        layer
+        for node in graph.nodes
+        if (description := descriptions[node.name]) is not None
+        and (layer := _layer(graph, node, description, batches.get(first_output(node)))) is not None
+    )
+
+
+def _layer(graph: Graph, node: Node, description: Description, batch: int | None) -> Layer | None:
+    outputs = {index.name: axis for axis, index in enumerate(description.outputs)}
+    names: set[str] = set()
+    for access, of in zip(description.accesses, description.indices_of_accesses, strict=True):
+        found = {name for subscript in of for name in subscript}
+        if node.inputs[access.operand] in graph.weights and found - outputs.keys():
+            names |= found
+    operands = [name for name in node.inputs if name and name not in graph.weights]
+    if not names or not operands:
+        return None
+    allowed = splittable_axes(description)
+    features = [axis for name, axis in outputs.items() if name in names and axis in allowed and description.shape[axis] > 1]
+    inner = [index for index in reducible(graph, node, description) if index.name in names and index.extent > 1]
+    widest = max(inner, key=lambda index: index.extent, default=None)
+    return Layer(
+        node,
+        max(operands, key=lambda name: prod(graph.types[name].shape or ())),
+        first_output(node),
+        batch if batch is not None and batch in allowed and description.shape[batch] > 1 else None,
+        max(features, key=lambda axis: description.shape[axis], default=None),
+        None if widest is None else Over(widest.name, widest.extent),
+    )
+
+
+def first_output(node: Node) -> str:
+    """Return the first output that has a name: the one that tiles speak of, and along whose axes directions carry on."""
+    return next(name for name in node.outputs if name)
+
+
+def operands_by_size(graph: Graph, node: Node) -> Iterator[tuple[int, str]]:
+    """Yield the operands of a node that are no weights, with their numbers, the largest first."""
+    numbered = [(number, name) for number, name in enumerate(node.inputs) if name and name not in graph.weights]
+    yield from sorted(numbered, key=lambda item: (-prod(graph.types[item[1]].shape or ()), item[0]))
+
+
+def followed(graph: Graph, descriptions: Descriptions, start: Mapping[str, int]) -> dict[str, int | None]:
+    """Return along which axis of every value a direction runs that starts along given axes of the inputs; None where it has ended."""
+    axes: dict[str, int | None] = {name: axis if graph.types[name].shape else None for name, axis in start.items()}
+    for node in graph.nodes:
+        description = descriptions[node.name]
+        found = None if description is None else _carried(graph, node, description, axes)
+        axes[first_output(node)] = found
+    return axes
+
+
+def _carried(graph: Graph, node: Node, description: Description, axes: Mapping[str, int | None]) -> int | None:
+    for number, name in operands_by_size(graph, node):
+        axis = axes.get(name)
+        if axis is not None and (here := surviving_axis(description, number, axis)) is not None:
+            return here
+    return None
+
+
+def follow_layers(graph: Graph, descriptions: Descriptions, levels: Levels, words: Mapping[str, Word]) -> dict[str, tuple[Tile, ...]]:
+    """Return the tiles of all nodes, given the words of some (by node name): the others follow their largest input, level by level.
+
+    After partial sums a follower divides the features, so that every part of the sum is taken where it is added up. Where a direction
+    ends, and for what cannot be divided, the strongest part of the group computes alone. The model's inputs count as divided by batch.
+    """
+    letters: dict[str, Word] = {name: (Along(0),) * len(levels.ways) for name in graph.inputs if graph.types[name].shape}
+    ends: Word = (SOMEWHERE,) * len(levels.ways)
+    tiles: dict[str, tuple[Tile, ...]] = {}
+    for node in graph.nodes:
+        description = descriptions[node.name]
+        if description is None:
+            tiles[node.name] = (Tile(levels.root, whole_output(graph, node)),)
+            continue
+        word = words.get(node.name) or _following(graph, node, description, letters, ends)
+        tiles[node.name] = tiles_of(levels, description, word)
+        letters[first_output(node)] = _handed_on(graph, node, description, word)
+    return tiles
+
+
+def _following(graph: Graph, node: Node, description: Description, letters: Mapping[str, Word], ends: Word) -> Word:
+    for number, name in operands_by_size(graph, node):
+        if name in letters:
+            word = tuple(_survives(description, number, letter) for letter in letters[name])
+            if word != ends:
+                return word
+    return ends
+
+
+def _survives(description: Description, operand: int, letter: Letter) -> Letter:
+    if isinstance(letter, Along):
+        axis = surviving_axis(description, operand, letter.axis)
+        return SOMEWHERE if axis is None or description.shape[axis] < 2 else Along(axis)
+    return letter
+
+
+def _handed_on(graph: Graph, node: Node, description: Description, word: Word) -> Word:
+    """Return what those that read a node follow: its word, but the features instead of partial sums."""
+    if not any(isinstance(letter, Over) for letter in word):
+        return word
+    layer = _layer(graph, node, description, None)
+    instead = SOMEWHERE if layer is None or layer.features is None else Along(layer.features)
+    return tuple(instead if isinstance(letter, Over) else letter for letter in word)
+
+
+def is_elementwise(description: Description) -> bool:
+    """Tell whether an output element depends on the elements at its own index only (Tofu, section 4.1; transposed counts, too)."""
+    names = {index.name for index in description.outputs}
+    subscripts = [s for access in description.accesses for s in access.subscripts]
+    plain = all(not isinstance(s, All) and (isinstance(s, Index) or not indices_in(s)) for s in subscripts)
+    return plain and all(of <= names for of in (set(name) for access in description.indices_of_accesses for name in access))

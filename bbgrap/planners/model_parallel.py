@@ -1,0 +1,25 @@
+"""Model parallelism as HyPar and SoyBean define it (T_model, section 4.1): weights and inputs by input channels, outputs partial sums.
+
+What follows a layer is divided by features. Deviations, since inference has layers that the papers do not: a layer whose sum cannot be
+divided (grouped and depthwise convolutions) is divided by features, one without either is computed by the machine with the largest share.
+"""
+
+from __future__ import annotations
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan
+from bbgrap.planners.words import SOMEWHERE, Along, Letter, Levels
+
+
+def plan_model_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+    """Divide every layer's input channels by shares."""
+    words = {layer.node.name: (model_letter(layer),) for layer in layers_of(graph, descriptions)}
+    return Plan("model-parallel", graph, cluster, follow_layers(graph, descriptions, Levels.flat(cluster), words))
+
+
+def model_letter(layer: Layer) -> Letter:
+    """Return how a layer is divided by model: its input channels, else its features, else not at all."""
+    return layer.inner or (SOMEWHERE if layer.features is None else Along(layer.features))

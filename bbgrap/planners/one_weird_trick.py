@@ -1,0 +1,25 @@
+"""Krizhevsky's "one weird trick" (2014), the baseline of HyPar and Tofu: convolutions by batch, products by output features.
+
+Deviations: layers between them follow; a convolution whose batch is one sample runs on the machine with the largest share, so that of
+a model of batch 1 only the products are divided.
+"""
+
+from __future__ import annotations
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan
+from bbgrap.planners.words import SOMEWHERE, Along, Letter, Levels
+
+
+def plan_one_weird_trick(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+    """Divide convolutions by batch and products by features, by shares."""
+    words = {layer.node.name: (_letter(layer),) for layer in layers_of(graph, descriptions)}
+    return Plan("one-weird-trick", graph, cluster, follow_layers(graph, descriptions, Levels.flat(cluster), words))
+
+
+def _letter(layer: Layer) -> Letter:
+    axis = layer.batch if "Conv" in layer.node.op else layer.features
+    return SOMEWHERE if axis is None else Along(axis)

@@ -1,0 +1,36 @@
+"""DEFER (2022): whole layers on consecutive machines, each about as much work as its share.
+
+One request passes the machines one after the other, so a single request gains nothing; a stream of requests keeps them all busy.
+
+Deviations: nodes are taken in topological order and a machine's part ends where its share of the floating point operations is reached,
+so branches are cut as they come; DEFER's compression is not part of a plan.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners.layers import Descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl import Description, flops
+
+
+def plan_pipeline(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+    """Put every node whole on the machine whose part of the work its middle falls into."""
+    work = [_work(descriptions[node.name]) for node in graph.nodes]
+    total, shares = sum(work), sum(cluster.shares)
+    ends = [total * share / shares for share in accumulate(cluster.shares)]
+    tiles = {}
+    for node, own, until in zip(graph.nodes, work, accumulate(work), strict=True):
+        middle = until - own / 2
+        device = next((device for device, end in enumerate(ends) if middle <= end), cluster.host - 1)
+        tiles[node.name] = (Tile(device, whole_output(graph, node)),)
+    return Plan("pipeline", graph, cluster, tiles)
+
+
+def _work(description: Description | None) -> int:
+    return 0 if description is None else flops(description, ShapeMap.full(description.shape))

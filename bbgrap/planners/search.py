@@ -1,0 +1,198 @@
+"""Choosing one word per node so that little is fetched: the search that Tofu and its rivals share, on any graph.
+
+What a node fetches is exact: per machine, the region that its tile reads (from the description) less the region that it holds; partial
+results count once per part, since a machine needs all parts of what it reads. Weights are where they are used, and inputs of the model
+come from the coordinator whatever the plan: both cost nothing. A region of several ranges counts as its hull.
+
+    bytes[p, c] = sum over machines d of   parts(p) * |need(c, d)|  -  |need(c, d) ∩ held(p, d)|
+
+The best choice on a tree is exact: every node with its largest input as its parent, from the leaves to the root. What a tree leaves out
+(a second input, as of a residual sum) is then seen to by passes over all nodes in which each takes the choice that is best given all its
+neighbours. The passes also start from the uniform choices, the commonest words wherever a node has them, and the best result counts. Of
+equals the first is taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bbgrap.graph import Graph, Node
+from bbgrap.planners.layers import Descriptions, first_output, operands_by_size
+from bbgrap.planners.plan import Tile, whole_output
+from bbgrap.planners.words import Levels, Word, tiles_of
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl import input_regions, site_of
+
+Integers = NDArray[np.int64]
+PASSES = 3
+"""Passes over all nodes from every start: chosen; the third one rarely changes anything."""
+
+STARTS = 4
+"""Uniform choices to start from, besides the tree: chosen, one per axis of a map."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A value that one node makes and another reads."""
+
+    producer: str
+    consumer: str
+    value: str
+
+
+class Choices:
+    """The options of every described node, and what each pair of options of neighbours costs."""
+
+    def __init__(self, graph: Graph, descriptions: Descriptions, levels: Levels, options: Mapping[str, Sequence[Word]]) -> None:
+        """Lay out the options; nodes without any (no description) compute whole on the strongest machine."""
+        self.graph = graph
+        self.descriptions = descriptions
+        self.levels = levels
+        self.words = options
+        self.tiles: dict[str, tuple[tuple[Tile, ...], ...]] = {node.name: self._tiles(node) for node in graph.nodes}
+        self.bytes = cache(self._bytes)
+
+    def _tiles(self, node: Node) -> tuple[tuple[Tile, ...], ...]:
+        description = self.descriptions[node.name]
+        if description is None:
+            return ((Tile(self.levels.root, whole_output(self.graph, node)),),)
+        return tuple(tiles_of(self.levels, description, word) for word in self.words[node.name])
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """All edges between nodes, in topological order of the consumers, the largest value first."""
+        producers = self.graph.producers
+        return tuple(
+            Edge(producers[value].name, node.name, value)
+            for node in self.graph.nodes
+            for value in dict.fromkeys(name for _, name in operands_by_size(self.graph, node))
+            if value in producers
+        )
+
+    @cached_property
+    def around(self) -> Mapping[str, tuple[Edge, ...]]:
+        """The edges of every node."""
+        found: dict[str, list[Edge]] = {node.name: [] for node in self.graph.nodes}
+        for edge in self.edges:
+            found[edge.producer].append(edge)
+            found[edge.consumer].append(edge)
+        return {name: tuple(edges) for name, edges in found.items()}
+
+    def _bytes(self, edge: Edge) -> Integers:
+        """Return what an edge costs: [option of the producer, option of the consumer]."""
+        kind = self.graph.types[edge.value]
+        if not kind.shape:
+            return np.zeros((len(self.tiles[edge.producer]), len(self.tiles[edge.consumer])), dtype=np.int64)
+        held = self._boxes([self._held(edge, tiles) for tiles in self.tiles[edge.producer]], len(kind.shape))
+        need = self._boxes(list(self._needs(edge)), len(kind.shape))
+        low = np.maximum(held[:, None, :, :, 0], need[None, :, :, :, 0])
+        high = np.minimum(held[:, None, :, :, 1], need[None, :, :, :, 1])
+        common = np.clip(high - low, 0, None).prod(3).sum(2)
+        wanted = (need[..., 1] - need[..., 0]).prod(2).sum(1)
+        parts = np.array([len({tile.part for tile in tiles}) for tiles in self.tiles[edge.producer]])
+        return np.asarray((parts[:, None] * wanted[None, :] - common) * kind.dtype.itemsize)
+
+    def _held(self, edge: Edge, tiles: tuple[Tile, ...]) -> dict[int, ShapeMap]:
+        """Return what every device holds of the value: its tile, or the whole of an output that is not the first."""
+        first = first_output(self.graph.node_by_name[edge.producer])
+        whole = ShapeMap.full(self.graph.types[edge.value].known_shape)
+        return {tile.device: tile.region if edge.value == first else whole for tile in tiles}
+
+    def _needs(self, edge: Edge) -> Iterator[dict[int, ShapeMap]]:
+        """Yield, per option of the consumer, what every device reads of the value."""
+        node, description = self.graph.node_by_name[edge.consumer], self.descriptions[edge.consumer]
+        shapes = site_of(self.graph, node).input_shapes
+        numbers = [number for number, name in enumerate(node.inputs) if name == edge.value]
+        whole = ShapeMap.full(self.graph.types[edge.value].known_shape)
+        for tiles in self.tiles[edge.consumer]:
+            found = {}
+            for tile in tiles:
+                if description is None:
+                    found[tile.device] = whole
+                    continue
+                parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
+                regions = input_regions(description, tile.region, shapes, parts)
+                for region in (regions[number] for number in numbers):
+                    if region is not None and not region.is_empty:
+                        found[tile.device] = region if tile.device not in found else found[tile.device].hull(region)
+            yield found
+
+    def _boxes(self, regions: Sequence[Mapping[int, ShapeMap]], rank: int) -> Integers:
+        """Return regions by device as bounds: [option, device, axis, start or stop]; zeros where a device has none."""
+        boxes = np.zeros((len(regions), self.levels.count, rank, 2), dtype=np.int64)
+        for number, of in enumerate(regions):
+            for device, region in of.items():
+                boxes[number, device] = [(axis.hull.start, axis.hull.stop) for axis in region.axes]
+        return boxes
+
+    def best(self) -> dict[str, int]:
+        """Return the number of the option for every node: of all starts, the one from which the passes get furthest."""
+        tree = self._on_tree()
+        return min(map(self._improved, (tree, *self._uniform(tree))), key=self.total)
+
+    def _uniform(self, otherwise: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Yield choices of the same word for all nodes that have it."""
+        common = Counter(word for words in self.words.values() for word in words)
+        for word, _ in common.most_common(STARTS):
+            yield {name: self._number_of(name, word, number) for name, number in otherwise.items()}
+
+    def _number_of(self, name: str, word: Word, otherwise: int) -> int:
+        words = self.words.get(name, ())
+        return words.index(word) if word in words else otherwise
+
+    def _on_tree(self) -> dict[str, int]:
+        parents: dict[str, Edge] = {}
+        for edge in self.edges:
+            parents.setdefault(edge.consumer, edge)
+        below = {node.name: self.no_cost(node.name) for node in self.graph.nodes}
+        for node in reversed(self.graph.nodes):
+            if node.name in parents:
+                edge = parents[node.name]
+                below[edge.producer] = below[edge.producer] + (self.bytes(edge) + below[node.name]).min(1)
+        chosen: dict[str, int] = {}
+        for node in self.graph.nodes:
+            costs = below[node.name]
+            if node.name in parents:
+                edge = parents[node.name]
+                costs = costs + self.bytes(edge)[chosen[edge.producer]]
+            chosen[node.name] = int(costs.argmin())
+        return chosen
+
+    def _improved(self, start: Mapping[str, int]) -> dict[str, int]:
+        chosen = dict(start)
+        for _ in range(PASSES):
+            before = dict(chosen)
+            for node in self.graph.nodes:
+                costs = self.cost_around(node.name, chosen)
+                if costs.min() < costs[chosen[node.name]]:
+                    chosen[node.name] = int(costs.argmin())
+            if chosen == before:
+                break
+        return chosen
+
+    def cost_around(self, name: str, chosen: Mapping[str, int]) -> Integers:
+        """Return what the edges of a node cost for each of its options; neighbours without a choice yet take what is best for it."""
+        total = self.no_cost(name)
+        for edge in self.around[name]:
+            table = self.bytes(edge) if edge.consumer == name else self.bytes(edge).T
+            other = edge.producer if edge.consumer == name else edge.consumer
+            total = total + (table[chosen[other]] if other in chosen else table.min(0))
+        return total
+
+    def no_cost(self, name: str) -> Integers:
+        """Return nothing for each of a node's options."""
+        return np.zeros(len(self.tiles[name]), dtype=np.int64)
+
+    def total(self, chosen: Mapping[str, int]) -> int:
+        """Return the bytes of a whole choice."""
+        return sum(int(self.bytes(edge)[chosen[edge.producer], chosen[edge.consumer]]) for edge in self.edges)
+
+    def plan_tiles(self, chosen: Mapping[str, int]) -> dict[str, tuple[Tile, ...]]:
+        """Return the tiles of a choice."""
+        return {name: self.tiles[name][number] for name, number in chosen.items()}

@@ -1,0 +1,195 @@
+"""SoyBean for inference: one-cut dynamic programming, level by level, over the forms of every layer and the tilings between them.
+
+A layer runs in one of the aligned forms of figure 6: by batch, by output channels, or by input channels with partial sums (`red`). The
+tensor between two layers is tiled by batch (R), by channels (C) or copied (r); converting costs what `papers.tilings` says (equation 2,
+forward products only, weights are where they are used). `papers.soybean` has the training objective.
+
+Section 4.5 on other operators: an element-wise one has the tiling of its input and may not be copied (so R or C around it), any other is
+divided by batch only. Deviations: at batch 1 the latter would leave them no tiling, so all machines compute them whole (r); any number
+of machines, by its prime factors; shares instead of halves; a tile graph's areas are those of the stored tiles; the layers of a graph
+with branches count as a chain in topological order; what cannot run in the form found (too few channels) falls back to the form with
+most to divide, at worst to one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from math import inf, prod
+
+import numpy as np
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners.bbgrap import surviving_axis
+from bbgrap.planners.layers import Descriptions, Layer, first_output, is_elementwise, layers_of, operands_by_size
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.papers.tilings import COLUMNS, COPY, FORMS, ROWS, tables_of
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.words import EVERYWHERE, SOMEWHERE, Along, Letter, Levels, Over, Word, tiles_of
+from bbgrap.tdl import Description
+
+TILINGS = ROWS + COLUMNS + COPY
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one cut decides for a layer: the form it runs in and the tiling of its output."""
+
+    form: str
+    tiling: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """What one cut sees of a layer, in a chain of layers."""
+
+    reads: float
+    """Elements of its input."""
+    makes: float
+    """Elements of its output."""
+    forms: str
+    """Those in which every part has something to do."""
+    tilings: str
+    """Those that the operators after it allow for its output."""
+    copied: bool
+    """Whether an operator after it computes the whole everywhere, so that the next layer reads a copy whatever the tiling."""
+
+
+def plan_soybean(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+    """Cut every layer level by level (Algorithm 1)."""
+    levels, layers = Levels.of(cluster), layers_of(graph, descriptions)
+    after = [_kinds_after(graph, layer, descriptions, {other.node.name for other in layers}) for layer in layers]
+    words: dict[str, Word] = {layer.node.name: () for layer in layers}
+    found: dict[str, str] = {layer.node.name: "" for layer in layers}
+    for way in levels.ways:
+        chain = [
+            _chained(graph, layer, kinds, words[layer.node.name], found[layer.node.name], way, levels)
+            for layer, kinds in zip(layers, after, strict=True)
+        ]
+        for layer, choice in zip(layers, one_cut(chain, way), strict=True):
+            words[layer.node.name] += (_letter(layer, choice.form),)
+            found[layer.node.name] += choice.tiling
+    return Plan("soybean", graph, cluster, _tiles(graph, descriptions, levels, words, found))
+
+
+def one_cut(chain: Sequence[Chained], way: int) -> list[Choice]:
+    """Return the cheapest forms and output tilings of a chain of layers.
+
+    The first layer's input is a model's: it comes from the coordinator as it is needed, and costs nothing.
+    """
+    tables = tables_of(TILINGS, FORMS, (way,))
+    best, trail, free = np.zeros(len(TILINGS)), [], True
+    for layer in chain:
+        through = best[:, None] + tables.fetch["x"] * (0 if free else layer.reads)
+        forms = np.array([0.0 if form in layer.forms else inf for form in FORMS])
+        tilings = np.array([0.0 if tiling in layer.tilings else inf for tiling in TILINGS])
+        total = (through.min(0) + forms)[:, None] + tables.store["y"] * layer.makes + tilings
+        trail.append((through.argmin(0), total.argmin(0)))
+        best, free = total.min(0), layer.copied
+    choices: list[Choice] = []
+    tiling = int(best.argmin())
+    for before, form_of in reversed(trail):
+        form = int(form_of[tiling])
+        choices.append(Choice(FORMS[form], TILINGS[tiling]))
+        tiling = int(before[form])
+    return choices[::-1]
+
+
+def _kinds_after(graph: Graph, layer: Layer, descriptions: Descriptions, layers: Set[str]) -> Set[bool]:
+    """Return whether element-wise (True) and other operators (False) come between a layer and the next ones."""
+    kinds = set()
+    pending = [layer.made]
+    while pending:
+        for node in graph.consumers.get(pending.pop(), ()):
+            description = descriptions[node.name]
+            if description is None or node.name in layers:
+                continue
+            kinds.add(is_elementwise(description))
+            pending += [name for name in node.outputs if is_elementwise(description)]
+    return kinds
+
+
+def _chained(graph: Graph, layer: Layer, after: Set[bool], word: Word, tilings: str, way: int, levels: Levels) -> Chained:
+    forms = _possible(graph, layer, word, way, levels)
+    reads, makes = _areas(graph, layer, word, tilings, levels)
+    batch = ROWS if "b" in forms and layer.batch is not None else ""
+    columns = "" if layer.features is None else COLUMNS
+    unlike, alike = False in after, True in after  # operators that are divided by batch only; element-wise ones, which are not copied
+    allowed = (batch or (columns if alike else COPY)) if unlike else batch + columns + ("" if alike else COPY)
+    return Chained(reads, makes, forms, allowed or COPY, unlike and not batch)
+
+
+def _possible(graph: Graph, layer: Layer, word: Word, way: int, levels: Levels) -> str:
+    """Return the forms in which every part still has something to do; if there is none, those with anything to divide."""
+    shape = graph.types[layer.made].known_shape
+    extents = {
+        "b": 0 if layer.batch is None else shape[layer.batch],
+        "i": 0 if layer.inner is None else layer.inner.extent,
+        "o": 0 if layer.features is None else shape[layer.features],
+    }
+    left = {}
+    for form, extent in extents.items():
+        letter = _letter(layer, form)
+        left[form] = extent // prod(w for used, w in zip(word, levels.ways, strict=False) if used == letter)
+    enough = "".join(form for form in FORMS if left[form] >= way)
+    return enough or max(FORMS, key=lambda form: left[form])
+
+
+def _areas(graph: Graph, layer: Layer, word: Word, tilings: str, levels: Levels) -> tuple[float, float]:
+    """Return what is left of what a layer reads and makes, in elements."""
+    reads, makes = (float(prod(graph.types[name].shape or ())) for name in (layer.data, layer.made))
+    for letter, tiling, way in zip(word, tilings, levels.ways, strict=False):
+        reads /= 1 if letter == _letter(layer, "o") else way
+        makes /= 1 if tiling == COPY else way
+    return reads, makes
+
+
+def _letter(layer: Layer, form: str) -> Letter:
+    axis = {"b": layer.batch, "o": layer.features}.get(form)
+    if form == "i" and layer.inner is not None:
+        return layer.inner
+    return SOMEWHERE if axis is None else Along(axis)
+
+
+def _tiles(
+    graph: Graph, descriptions: Descriptions, levels: Levels, words: Mapping[str, Word], tilings: Mapping[str, str]
+) -> dict[str, tuple[Tile, ...]]:
+    """Return the tiles of layers by their forms, and of all other nodes by the tilings of what they read."""
+    letters: dict[str, Word] = {name: (Along(0),) * len(levels.ways) for name in graph.inputs if graph.types[name].shape}
+    layers = {layer.node.name: layer for layer in layers_of(graph, descriptions)}
+    tiles: dict[str, tuple[Tile, ...]] = {}
+    for node in graph.nodes:
+        description = descriptions[node.name]
+        if description is None:
+            tiles[node.name] = (Tile(levels.root, whole_output(graph, node)),)
+            continue
+        layer = layers.get(node.name)
+        word = words[node.name] if layer is not None else _others(graph, node.name, description, letters, len(levels.ways))
+        tiles[node.name] = tiles_of(levels, description, word)
+        handed = word if layer is None else tuple(_tiled(layer, tiling) for tiling in tilings[node.name])
+        letters[first_output(node)] = handed
+    return tiles
+
+
+def _tiled(layer: Layer, tiling: str) -> Letter:
+    axis = {ROWS: layer.batch, COLUMNS: layer.features}.get(tiling)
+    return EVERYWHERE if axis is None else Along(axis)
+
+
+def _others(graph: Graph, name: str, description: Description, letters: Mapping[str, Word], count: int) -> Word:
+    """Return the word of an operator without weights: that of its largest input, if every letter of it is allowed."""
+    node = graph.node_by_name[name]
+    for number, value in operands_by_size(graph, node):
+        if value in letters:
+            return tuple(_other(description, number, letter) for letter in letters[value])
+    return (EVERYWHERE,) * count
+
+
+def _other(description: Description, operand: int, letter: Letter) -> Letter:
+    """Return a letter after an operator: element-wise keeps it, any other keeps the batch (axis 0) and copies the rest."""
+    if not isinstance(letter, Along):
+        return EVERYWHERE if isinstance(letter, Over) else letter
+    axis = surviving_axis(description, operand, letter.axis)
+    usable = axis is not None and description.shape[axis] > 1 and (axis == 0 or is_elementwise(description))
+    return Along(axis) if usable and axis is not None else EVERYWHERE
