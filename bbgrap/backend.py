@@ -1,8 +1,8 @@
 """The ONNX backend interface over an in-process partition: what the standard's own test suite, and tools built on it, can drive.
 
 The number of devices comes from `BBGRAP_BACKEND_DEVICES` (default 3), the planner from `BBGRAP_BACKEND_PLANNER` (default `widest`,
-which splits every operator that can be split). A model that the partitioner cannot represent, one with sequences or optionals among its inputs, is handed to onnxruntime uncut; a
-cluster refuses it.
+which splits every operator that can be split). A model that the partitioner cannot represent, one with sequences or optionals among its
+inputs, is handed to onnxruntime uncut; a cluster refuses it.
 """
 
 from __future__ import annotations
