@@ -6,7 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from bbgrap.cli.options import Batch, Coordinator, Grid, InputShapes, Json, LocalAgents, Model, Seed, Split
+from bbgrap.cli.options import (
+    Batch,
+    Coordinator,
+    Grid,
+    InputShapes,
+    Json,
+    LocalAgents,
+    Model,
+    Objective,
+    SearchSeconds,
+    Seed,
+    Split,
+    TransferDtype,
+)
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 
 BUSY_TEXT = "this machine was busy with other work: do not trust these times"
@@ -19,6 +32,9 @@ def bench(
     planner: Annotated[str, typer.Option(help="Who plans; several, separated by commas, take turns.")] = "bbgrap",
     split: Split = "rows",
     grid: Grid = "",
+    objective: Objective = "latency",
+    search_seconds: SearchSeconds = 10.0,
+    transfer_dtype: TransferDtype = "exact",
     shapes: InputShapes = None,
     seed: Seed = 0,
     agents: LocalAgents = None,
@@ -45,7 +61,10 @@ def bench(
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
     from bbgrap.cli.options import plan_options
 
-    contenders = [plan_options(name.strip(), split, grid) for name in planner.split(",")]
+    contenders = [
+        plan_options(name.strip(), split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
+        for name in planner.split(",")
+    ]
     path = find_model(model)
     declared = inputs_of(path)
     feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed)

@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.options import Agents, Batch, ClusterFile, Grid, InputShapes, Json, Model, Planner, Shares, Split
+from bbgrap.cli.options import (
+    Agents,
+    Batch,
+    ClusterFile,
+    Grid,
+    InputShapes,
+    Json,
+    Model,
+    Objective,
+    Planner,
+    SearchSeconds,
+    Shares,
+    Split,
+    TransferDtype,
+)
 from bbgrap.cli.output import print_json, print_result, print_table, step
 
 
@@ -20,6 +34,9 @@ def export(
     planner: Planner = "bbgrap",
     split: Split = "rows",
     grid: Grid = "",
+    objective: Objective = "latency",
+    search_seconds: SearchSeconds = 10.0,
+    transfer_dtype: TransferDtype = "exact",
     shapes: InputShapes = None,
     batch: Batch = None,
     as_json: Json = False,
@@ -32,10 +49,12 @@ def export(
         bbgrap export zoo:resnet50 --agents 2 --output parts
     """
     from bbgrap.cli.bundle import check_folder, write_bundle
+    from bbgrap.cli.options import plan_options
     from bbgrap.cli.planning import Request, plan_offline
 
     check_folder(output)
-    planned = plan_offline(Request(model, agents, cluster, shares, planner, split, grid, tuple(shapes or ()), batch))
+    options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
+    planned = plan_offline(Request(model, agents, cluster, shares, options, tuple(shapes or ()), batch))
     with step(f"writing {output}"):
         index = write_bundle(planned.compiled.optimized, planned.names, planned.report, output)
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,7 +25,10 @@ LocalAgents = Annotated[
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each agent that is started.")]
 ClusterFile = Annotated[Path | None, typer.Option(help="Plan for the nodes of this cluster file (YAML).", show_default=False)]
 Shares = Annotated[str, typer.Option(help="Relative parts of the work, a number per node: 2,1,1.", show_default=False)]
-Planner = Annotated[str, typer.Option(help="Who plans: bbgrap, single, ...")]
+Planner = Annotated[str, typer.Option(help="Who plans: bbgrap, auto, single, ...")]
+Objective = Annotated[str, typer.Option(help="What planner auto minimises: latency, throughput, memory.")]
+SearchSeconds = Annotated[float, typer.Option(help="How long planner auto may search.")]
+TransferDtype = Annotated[str, typer.Option(help="What floats become between agents: exact, float16, int8.")]
 Split = Annotated[str, typer.Option(help="Along what layers are cut: rows, columns, grid, channels, inputs, batch.")]
 Grid = Annotated[str, typer.Option(metavar="RxC", help="Rows and columns of the grid, 2x3; implies --split grid.", show_default=False)]
 Batch = Annotated[int | None, typer.Option(min=1, help="Batch size; default: what the model fixes, or 1.", show_default=False)]
@@ -43,7 +46,15 @@ Seed = Annotated[int, typer.Option(help="Seed of the random inputs.")]
 _DEFAULT_SPLIT = "rows"
 
 
-def plan_options(planner: str, split: str, grid: str = "") -> PlanOptions:
+def plan_options(
+    planner: str,
+    split: str,
+    grid: str = "",
+    *,
+    objective: str = "latency",
+    search_seconds: float = 10.0,
+    transfer_dtype: str = "exact",
+) -> PlanOptions:
     """Return what is asked of one planner.
 
     Raises:
@@ -54,14 +65,15 @@ def plan_options(planner: str, split: str, grid: str = "") -> PlanOptions:
 
     if planner not in PLANNERS:
         raise UsageError(f"planner: expected one of {', '.join(PLANNERS)}, got '{planner}'")
+    more: dict[str, Any] = {"objective": objective, "search_seconds": search_seconds, "transfer_dtype": transfer_dtype}
     if not grid:
-        return PlanOptions(planner, split)  # type: ignore[arg-type]  # it looks itself
+        return PlanOptions(planner, split, **more)  # type: ignore[arg-type]  # it looks itself
     if split not in ("grid", _DEFAULT_SPLIT):
         raise UsageError(f"grid: it goes with --split grid, got --split {split}")
     rows, _, columns = grid.lower().partition("x")
     if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
         raise UsageError(f"grid: expected rows x columns, like 2x3, got '{grid}'")
-    return PlanOptions(planner, "grid", (int(rows), int(columns)))
+    return PlanOptions(planner, "grid", (int(rows), int(columns)), **more)
 
 
 def offline_cluster(agents: int | None, file: Path | None, shares: str, options: PlanOptions) -> Cluster:

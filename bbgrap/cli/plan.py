@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.options import Agents, Batch, ClusterFile, Grid, InputShapes, Json, Model, Planner, Shares, Split
+from bbgrap.cli.options import (
+    Agents,
+    Batch,
+    ClusterFile,
+    Grid,
+    InputShapes,
+    Json,
+    Model,
+    Objective,
+    Planner,
+    SearchSeconds,
+    Shares,
+    Split,
+    TransferDtype,
+)
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say
 
 
@@ -20,6 +34,9 @@ def plan(
     planner: Planner = "bbgrap",
     split: Split = "rows",
     grid: Grid = "",
+    objective: Objective = "latency",
+    search_seconds: SearchSeconds = 10.0,
+    transfer_dtype: TransferDtype = "exact",
     shapes: InputShapes = None,
     batch: Batch = None,
     explain: Annotated[bool, typer.Option("--explain", help="List what every node reads, holds and fetches.")] = False,
@@ -37,10 +54,12 @@ def plan(
 
         bbgrap plan text.onnx --shares 2,1 --split batch --batch 8 --input tokens=8x128
     """
+    from bbgrap.cli.options import plan_options
     from bbgrap.cli.planning import Request, plan_offline
     from bbgrap.program.report import explain as explain_plan
 
-    planned = plan_offline(Request(model, agents, cluster, shares, planner, split, grid, tuple(shapes or ()), batch))
+    options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
+    planned = plan_offline(Request(model, agents, cluster, shares, options, tuple(shapes or ()), batch))
     if output is not None:
         output.write_text(json.dumps(planned.report, indent=2) + "\n", encoding="utf-8")
         say(f"written: {output}")

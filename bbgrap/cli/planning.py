@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bbgrap.cli.models import Shape, concrete_shapes, find_model, inputs_of
-from bbgrap.cli.options import offline_cluster, plan_options
+from bbgrap.cli.options import offline_cluster
 from bbgrap.cli.output import say, step
-from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.graph.onnx_io import ModelInput
@@ -28,9 +27,7 @@ class Request:
     agents: int | None
     cluster: Path | None
     shares: str
-    planner: str
-    split: str
-    grid: str
+    options: PlanOptions
     shapes: tuple[str, ...]
     batch: int | None
 
@@ -64,14 +61,14 @@ def plan_offline(request: Request) -> Planned:
     Raises:
         BbgrapError: if the options, the cluster file, the model or the shapes are wrong, or there is no plan.
     """
-    options, cluster = _options_and_cluster(request)
+    cluster = offline_cluster(request.agents, request.cluster, request.shares, request.options)
     path = find_model(request.model)
     inputs = inputs_of(path)
     shapes = concrete_shapes(inputs, request.shapes, request.batch)
     with step("loading for these shapes"):
         graph = load_graph(path, shapes)
     with step(f"planning over {len(cluster.nodes)} nodes"):
-        compiled, _, report = fit(graph, cluster, options)
+        compiled, _, report = fit(graph, cluster, request.options)
     for refusal in report["changed"]:
         say(f"does not fit, planned otherwise: {refusal}")
     report["model"] = request.model
@@ -82,8 +79,3 @@ def plan_offline(request: Request) -> Planned:
         more = f" and {len(idle) - _NAMED} more" if len(idle) > _NAMED else ""
         say(f"left out, there is nothing for them to do: {', '.join(idle[:_NAMED])}{more}")
     return planned
-
-
-def _options_and_cluster(request: Request) -> tuple[PlanOptions, Cluster]:
-    options = plan_options(request.planner, request.split, request.grid)
-    return options, offline_cluster(request.agents, request.cluster, request.shares, options)

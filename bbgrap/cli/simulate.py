@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.options import Agents, Batch, ClusterFile, Grid, Json, Model, Planner, Seed, Shares, Split
+from bbgrap.cli.options import (
+    Agents,
+    Batch,
+    ClusterFile,
+    Grid,
+    Json,
+    Model,
+    Objective,
+    Planner,
+    SearchSeconds,
+    Seed,
+    Shares,
+    Split,
+    TransferDtype,
+)
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say, step
 
 
@@ -18,6 +32,9 @@ def simulate(
     planner: Planner = "bbgrap",
     split: Split = "rows",
     grid: Grid = "",
+    objective: Objective = "latency",
+    search_seconds: SearchSeconds = 10.0,
+    transfer_dtype: TransferDtype = "exact",
     inputs: Annotated[
         list[str] | None,
         typer.Option("--input", metavar="NAME=SHAPE", help="Shape of an input with free dimensions: x=1x3x224x224.", show_default=False),
@@ -37,13 +54,15 @@ def simulate(
     """
     from bbgrap.bench import compare
     from bbgrap.cli.inputs import random_inputs
+    from bbgrap.cli.options import plan_options
     from bbgrap.cli.planning import Request, plan_offline
     from bbgrap.engine.kernels import local_kernels
     from bbgrap.engine.reference import Reference
     from bbgrap.program.export import export
     from bbgrap.program.simulate import simulate as walk
 
-    planned = plan_offline(Request(model, agents, cluster, shares, planner, split, grid, tuple(inputs or ()), batch))
+    options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
+    planned = plan_offline(Request(model, agents, cluster, shares, options, tuple(inputs or ()), batch))
     feeds = random_inputs(planned.inputs, planned.shapes, seed)
     say(f"inputs: random, seed {seed}")
     with step("loading every node's segments"):

@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bbgrap.cli.options import Batch, Coordinator, Grid, Json, LocalAgents, Model, Planner, Seed, Split, Threads
+from bbgrap.cli.options import (
+    Batch,
+    Coordinator,
+    Grid,
+    Json,
+    LocalAgents,
+    Model,
+    Objective,
+    Planner,
+    SearchSeconds,
+    Seed,
+    Split,
+    Threads,
+    TransferDtype,
+)
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 
 if TYPE_CHECKING:
@@ -26,6 +40,9 @@ def submit(
     planner: Planner = "bbgrap",
     split: Split = "rows",
     grid: Grid = "",
+    objective: Objective = "latency",
+    search_seconds: SearchSeconds = 10.0,
+    transfer_dtype: TransferDtype = "exact",
     batch: Batch = None,
     seed: Seed = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with plain onnxruntime here; exit code 1 if it differs.")] = False,
@@ -52,7 +69,7 @@ def submit(
     from bbgrap.cli.options import plan_options
     from bbgrap.session import InferenceSession
 
-    options = plan_options(planner, split, grid)
+    options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
     path = find_model(model)
     declared = inputs_of(path)
     if inputs:

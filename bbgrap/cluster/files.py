@@ -23,12 +23,9 @@ from typing import Any, TypeVar
 
 import yaml
 
-from bbgrap.cluster.types import Cluster, KernelRate, LinkProfile, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, Cluster, KernelRate, LinkProfile, NodeProfile
 from bbgrap.cluster.units import RATES, SIZES, TIMES, format_quantity, parse_quantity
 from bbgrap.errors import ClusterFileError
-
-COORDINATOR = "coordinator"
-"""What a link calls the coordinator, which is no node."""
 
 _Item = TypeVar("_Item")
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from bbgrap.errors import ClusterFileError
 
+COORDINATOR = "coordinator"
+"""What a link calls the coordinator, which is no node."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
@@ -28,10 +31,32 @@ class KernelRate:
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a node does one kind of work (`bbgrap.tdl.work.KINDS`), with all its threads.
+
+        seconds = overhead_s + flops / flops_per_s + weight bytes / weight_bytes_per_s + map bytes / map_bytes_per_s
+
+    So half of the rows of a layer costs more than half of its time: its weights are read whole. A rate of 0 costs nothing.
+    """
+
+    kind: str
+    flops_per_s: float = 0.0
+    weight_bytes_per_s: float = 0.0
+    map_bytes_per_s: float = 0.0
+    overhead_s: float = 0.0
+
+    def seconds(self, flops: float, weight_bytes: float, map_bytes: float) -> float:
+        """Return the time of one piece of work."""
+        terms = ((flops, self.flops_per_s), (weight_bytes, self.weight_bytes_per_s), (map_bytes, self.map_bytes_per_s))
+        return self.overhead_s + sum(amount / rate for amount, rate in terms if rate)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeProfile:
     """One machine.
 
-    `share` is its relative part of the work (1.0 each: even split). Zero or empty fields are not known.
+    `share` is its relative part of the work (1.0 each: even split). `group` names the rack or site it stands in. `work` are its speeds
+    by kind of work. Zero or empty fields are not known.
     """
 
     name: str
@@ -42,6 +67,8 @@ class NodeProfile:
     memory_bandwidth_bytes_per_s: float = 0.0
     kernels: tuple[KernelRate, ...] = ()
     links: tuple[LinkProfile, ...] = ()
+    group: str = ""
+    work: tuple[Speed, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject a share that divides nothing."""
@@ -50,10 +77,39 @@ class NodeProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """One way between two machines: bytes per second, and seconds until the first byte is there; no bandwidth: memory of one machine."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+LOCAL = Link(4e9, 20e-6)
+"""Between two processes of one machine: measured on two cores, loopback TCP."""
+
+ETHERNET = Link(125e6, 100e-6)
+"""A network of which nothing is known: 1 Gbit/s, 0.2 ms there and back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Links that no profile speaks of.
+
+    `between` joins nodes of different groups (and those of none), `within` those of one group, by its name. `coordinator_on` names the
+    node on whose machine the coordinator runs, if it is one.
+    """
+
+    between: Link = ETHERNET
+    within: tuple[tuple[str, Link], ...] = ()
+    coordinator_on: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """The nodes in device order; device number `len(nodes)` is the host (the coordinator), which computes nothing."""
 
     nodes: tuple[NodeProfile, ...] = field(default=())
+    network: Network = Network()
 
     def __post_init__(self) -> None:
         """Check the laws."""
@@ -73,6 +129,26 @@ class Cluster:
     def shares(self) -> tuple[float, ...]:
         """Relative parts of the work, in device order."""
         return tuple(node.share for node in self.nodes)
+
+    def link(self, source: int, destination: int) -> Link:
+        """Return the link between two devices, the host among them: as either end knows it, else as the network says."""
+        ends = [COORDINATOR if device == self.host else self.nodes[device].name for device in (source, destination)]
+        if COORDINATOR in ends and self.network.coordinator_on in ends:
+            return LOCAL
+        for device, peer in ((source, ends[1]), (destination, ends[0])):
+            for link in self.nodes[device].links if device != self.host else ():
+                if link.peer == peer:
+                    return Link(link.bandwidth_bytes_per_s, link.round_trip_s / 2)
+        if self.host in (source, destination):
+            # the coordinator stands where its machine's node stands
+            names = [node.name for node in self.nodes]
+            if self.network.coordinator_on in names:
+                at = names.index(self.network.coordinator_on)
+                return self.link(at if source == self.host else source, at if destination == self.host else destination)
+            return self.network.between
+        groups = {self.nodes[source].group, self.nodes[destination].group}
+        within = dict(self.network.within)
+        return within.get(groups.pop(), self.network.between) if len(groups) == 1 else self.network.between
 
     @classmethod
     def even(cls, count: int) -> Cluster:

@@ -10,6 +10,12 @@ from bbgrap.errors import UsageError
 Split = Literal["rows", "columns", "grid", "channels", "inputs", "batch"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
+Objective = Literal["latency", "throughput", "memory"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+TransferType = Literal["exact", "float16", "int8"]
+TRANSFER_TYPES: tuple[TransferType, ...] = get_args(TransferType)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
@@ -19,13 +25,26 @@ class PlanOptions:
     needs a slice of both, and computes a partial sum).
 
     `grid` is rows x columns for the `grid` split (None: as square as the number of nodes allows).
+
+    `objective` is what the planner `auto` minimises (predicted time of a request, time per request of a stream, memory of the fullest
+    node), `search_seconds` how long it may look. `transfer_dtype` is what floats become on their way between agents.
     """
 
     planner: str = "bbgrap"
     split: Split = "rows"
     grid: tuple[int, int] | None = None
+    objective: Objective = "latency"
+    search_seconds: float = 10.0
+    transfer_dtype: TransferType = "exact"
 
     def __post_init__(self) -> None:
-        """Reject a split that does not exist."""
-        if self.split not in SPLITS:
-            raise UsageError(f"split: expected one of {', '.join(SPLITS)}, got '{self.split}'")
+        """Reject what does not exist."""
+        for name, value, known in (
+            ("split", self.split, SPLITS),
+            ("objective", self.objective, OBJECTIVES),
+            ("transfer dtype", self.transfer_dtype, TRANSFER_TYPES),
+        ):
+            if value not in known:
+                raise UsageError(f"{name}: expected one of {', '.join(known)}, got '{value}'")
+        if not 0 < self.search_seconds < float("inf"):
+            raise UsageError(f"search seconds: expected a number above 0, got {self.search_seconds}")
