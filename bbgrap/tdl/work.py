@@ -1,0 +1,145 @@
+"""How much work a piece of a node is, and of which kind: what a cost model multiplies by measured speeds.
+
+Kinds are what a machine does at different speeds, not operators: a convolution of one point is a matrix product that reads blocked
+maps, a product with one row reads its weights and hardly computes. An activation right behind a convolution or product is done while
+its result is written (onnxruntime fuses them), and costs nothing of its own; a sum that joins a skip reads one map more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from bbgrap.graph import Graph, Node
+from bbgrap.shapemap import Interval, ShapeMap
+from bbgrap.tdl.analysis import flops, input_regions, output_regions
+from bbgrap.tdl.language import Description
+
+KINDS: Mapping[str, str] = {
+    "conv1x1": "convolutions of one point",
+    "conv3x3": "convolutions 3 x 3",
+    "conv": "convolutions with other kernels, transposed ones, and those of fewer than four input channels",
+    "depthwise": "convolutions with few channels per group",
+    "matmul": "matrix products with many rows",
+    "matvec": "matrix products with few rows, which mostly read their weights",
+    "pool": "maxima and means over windows or whole maps",
+    "normalize": "softmax, layer normalisation and the like",
+    "elementwise": "functions of single elements",
+    "move": "transposes, concatenations, paddings, resizings: bytes that change place",
+    "other": "everything else",
+    "segment": "starting a segment, and bringing the maps at its borders into the layout of its kernels",
+    "message": "packing, sending, receiving and unpacking one message, per end",
+}
+"""Kinds of work, and what they are."""
+
+FEW_ROWS = 8
+"""Products with up to so many rows count as `matvec`: chosen."""
+
+FEW_CHANNELS = 4
+"""Convolutions with up to so many input channels per group run at another speed: the first layer, or depthwise ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A piece of work: floating point operations, bytes of weights read, bytes of maps read and written."""
+
+    kind: str
+    flops: int = 0
+    weight_bytes: int = 0
+    map_bytes: int = 0
+
+
+NO_WORK = Work("elementwise")
+
+
+def work_of(
+    graph: Graph, node: Node, description: Description | None, region: ShapeMap, reduction: Mapping[str, Interval] | None = None
+) -> Work:
+    """Return the work of a piece of a node: `region` of its first output, and ranges of reduction indices that are split."""
+    if node.op in _FREE or is_fused(graph, node):
+        return NO_WORK
+    outputs = [name for name in node.outputs if name]
+    shapes = [graph.types[name].shape if name else None for name in node.inputs]
+    if description is None:
+        reads: Sequence[ShapeMap | None] = [None if shape is None else ShapeMap.full(shape) for shape in shapes]
+        operations = 0
+    else:
+        reads = input_regions(description, region, shapes, reduction)
+        operations = flops(description, region, reduction)
+    made = zip(outputs, output_regions(description, region, [graph.types[name].shape for name in outputs]), strict=True)
+    maps = sum(of.size * graph.types[name].dtype.itemsize for name, of in made)
+    weights = 0
+    for name, read in zip(node.inputs, reads, strict=True):
+        if name and read is not None:
+            size = read.size * graph.types[name].dtype.itemsize
+            weights += size if name in graph.weights else 0
+            maps += 0 if name in graph.weights or _is_in_place(graph, node, name) else size
+    return Work(kind_of(graph, node), operations, weights, maps)
+
+
+def is_fused(graph: Graph, node: Node) -> bool:
+    """Tell whether a node is an activation that the node before it does on the way."""
+    producer = graph.producers.get(node.inputs[0]) if node.inputs else None
+    return (
+        node.op in _ACTIVATIONS
+        and producer is not None
+        and (producer.op in _PRODUCTS or producer.op in _CONVOLUTIONS or producer.op == "Add")
+        and len(graph.consumers.get(node.inputs[0], ())) == 1
+    )
+
+
+def _is_in_place(graph: Graph, node: Node, name: str) -> bool:
+    """Tell whether a sum's operand is added by the convolution that makes it."""
+    producer = graph.producers.get(name)
+    first = next((i for i in node.inputs if i in graph.producers and graph.producers[i].op in _CONVOLUTIONS), None)
+    return node.op == "Add" and producer is not None and name == first and len(graph.consumers.get(name, ())) == 1
+
+
+_ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSigmoid"})
+_CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "NhwcConv"})
+_PRODUCTS = frozenset(
+    {"Gemm", "MatMul", "FusedMatMul", "FusedGemm", "TransposeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul"}
+    | {"DynamicQuantizeMatMul", "MatMulNBits", "QGemm", "Einsum", "Attention", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
+)
+_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "QLinearAveragePool"})
+_NORMALIZE = frozenset(
+    {"Softmax", "LogSoftmax", "LayerNormalization", "SkipLayerNormalization", "GroupNormalization", "InstanceNormalization", "LRN"}
+    | {"RMSNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "LpNormalization"}
+)
+_MOVES = frozenset(
+    {"Transpose", "Concat", "Split", "Slice", "Pad", "Resize", "Upsample", "Gather", "GatherND", "Expand", "Tile", "DepthToSpace"}
+    | {"SpaceToDepth", "ReverseSequence", "Where", "Cast"}
+)
+_FREE = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape", "Constant", "Dropout"})
+
+
+def kind_of(graph: Graph, node: Node) -> str:
+    """Return the kind of work that a node is."""
+    if node.op in _CONVOLUTIONS:
+        return _kind_of_convolution(graph, node)
+    if node.op in _PRODUCTS:
+        return _kind_of_product(graph, node)
+    known = ((_POOLS, "pool"), (_NORMALIZE, "normalize"), (_MOVES, "move"))
+    for ops, kind in known:
+        if node.op in ops:
+            return kind
+    return "pool" if node.op.startswith("Reduce") else "elementwise"
+
+
+def _kind_of_convolution(graph: Graph, node: Node) -> str:
+    weight = graph.types.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    shape = None if weight is None else weight.shape
+    if shape is None or len(shape) < 3 or node.op == "ConvTranspose":
+        return "conv"
+    group = node.attributes.get("group", 1)
+    if isinstance(group, int) and group > 1 and shape[1] <= FEW_CHANNELS:
+        return "depthwise"
+    if shape[1] < FEW_CHANNELS:
+        return "conv"
+    return {1: "conv1x1", 3: "conv3x3"}.get(shape[-1], "conv") if len(set(shape[2:])) == 1 else "conv"
+
+
+def _kind_of_product(graph: Graph, node: Node) -> str:
+    made = graph.types[next(name for name in node.outputs if name)].shape or (1,)
+    return "matvec" if prod(made[:-1]) <= FEW_ROWS else "matmul"
