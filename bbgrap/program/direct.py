@@ -7,44 +7,24 @@ A test compares it with the long way: the same messages of the same bytes, the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 
-from bbgrap.graph import Graph, Node
+from bbgrap.graph import Node
+from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile
 from bbgrap.program.passes.fuse import FuseSegments
 from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
 from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import Description, LocalOp, input_regions, output_regions, reducer_of
+from bbgrap.tdl import LocalOp, reducer_of
 from bbgrap.tdl.language import ReducerKind
-from bbgrap.tdl.work import WorkCounter
 
 Part = int | None
+"""The number of a partial result."""
 
 
-@dataclass(frozen=True)
-class Context:
-    """What all plans of a graph have in common: descriptions, shapes, and the work of pieces."""
-
-    graph: Graph
-    descriptions: Mapping[str, Description | None]
-    counter: WorkCounter
-    shapes: Mapping[str, tuple[tuple[int, ...] | None, ...]]
-    made: Mapping[str, tuple[tuple[int, ...] | None, ...]]
-
-    @classmethod
-    def of(cls, graph: Graph, descriptions: Mapping[str, Description | None]) -> Context:
-        """Look everything up once."""
-        types = graph.types
-        shapes = {node.name: tuple(types[name].shape if name else None for name in node.inputs) for node in graph.nodes}
-        made = {node.name: tuple(types[name].shape for name in node.outputs if name) for node in graph.nodes}
-        return cls(graph, descriptions, WorkCounter(graph, descriptions), shapes, made)
-
-
-def build_direct(plan: Plan, context: Context) -> Program:
+def build_direct(plan: Plan, pieces: Pieces) -> Program:
     """Return the fused program of a plan, to be timed."""
-    return FuseSegments().run(_Builder(plan, context).run())
+    return FuseSegments().run(_Builder(plan, pieces).run())
 
 
 class _Device:
@@ -64,10 +44,10 @@ class _Device:
 
 
 class _Builder:
-    def __init__(self, plan: Plan, context: Context) -> None:
+    def __init__(self, plan: Plan, pieces: Pieces) -> None:
         self.plan = plan
-        self.context = context
-        self.graph = context.graph
+        self.pieces = pieces
+        self.graph = pieces.graph
         self.host = plan.cluster.host
         self.devices = [_Device() for _ in range(self.host + 1)]
         self.holders: dict[tuple[str, Part], list[tuple[int, BufferId, ShapeMap]]] = {}
@@ -101,22 +81,15 @@ class _Builder:
         self.holders.setdefault((value, part), []).append((device, buffer, region))
 
     def _compute(self, node: Node, tile: Tile) -> None:
-        description = self.context.descriptions[node.name]
-        shapes = self.context.shapes[node.name]
-        reduction = {} if tile.part is None else {tile.part.index: tile.part.interval}
-        if description is None:
-            found: Sequence[ShapeMap | None] = [self._whole(name) if name else None for name in node.inputs]
-        else:
-            found = input_regions(description, tile.region, shapes, reduction)
+        found, regions = self.pieces.piece(node, tile)
         needed = [*zip(node.inputs, found, strict=True), *((name, self._whole(name)) for name in node.captured)]
         device = self.devices[tile.device]
         reads = tuple(self._fetch(tile.device, name, region) for name, region in needed)
-        regions = output_regions(description, tile.region, self.context.made[node.name])
         part = self._part_number(node, tile)
         names = [name for name in node.outputs if name]
         writes = tuple(device.buffer(name, region, part) for name, region in zip(names, regions, strict=True))
-        work = self.context.counter.work(node, found, regions, reduction)
-        device.steps.append(Compute((Apply(node.name, LocalOp(tuple(found), ()), reads, writes, work),)))
+        work = self.pieces.work(node, tile)
+        device.steps.append(Compute((Apply(node.name, LocalOp(found, ()), reads, writes, work),)))
         for name, buffer, region in zip(names, writes, regions, strict=True):
             self._hold(tile.device, name, part, buffer, region)
 
@@ -145,7 +118,7 @@ class _Builder:
         return total
 
     def _kind(self, value: str) -> ReducerKind:
-        description = self.context.descriptions[self.graph.producers[value].name]
+        description = self.pieces.descriptions[self.graph.producers[value].name]
         kind = None if description is None else reducer_of(description)
         assert kind is not None, "partial tiles belong to a reduction"
         return kind

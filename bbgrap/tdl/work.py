@@ -80,7 +80,7 @@ class WorkCounter:
         site = self._sites.get(node.name)
         if site is None:
             site = self._sites[node.name] = _site(self._graph, node)
-        if site.kind is None:
+        if site.kind is None or writes[0].is_empty:
             return NO_WORK
         description = self._descriptions[node.name]
         operations = 0 if description is None else flops(description, writes[0], reduction)
