@@ -9,7 +9,7 @@ relative errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -18,6 +18,9 @@ import numpy as np
 from bbgrap.cluster.types import Speed
 from bbgrap.graph.types import Array
 from bbgrap.tdl.work import Work
+
+OVERHEAD, FLOPS, WEIGHTS, MAPS = range(4)
+"""The columns of the system of equations."""
 
 _DIGITS = 3
 """Of a measurement, these mean something."""
@@ -35,6 +38,15 @@ class Sample:
     name: str = ""
 
 
+_TERMS: Mapping[str, tuple[int, ...]] = {
+    "depthwise": (OVERHEAD, FLOPS, MAPS),
+    "matvec": (OVERHEAD, FLOPS, WEIGHTS),
+    "pool": (OVERHEAD, FLOPS, MAPS),
+    **dict.fromkeys(("normalize", "elementwise", "move", "segment", "message"), (OVERHEAD, MAPS)),
+}
+"""What may cost time, where not everything may: of two amounts that always grow together only one can be told."""
+
+
 def fit(kind: str, samples: Sequence[Sample]) -> Speed:
     """Return the speed that explains samples of one kind best; what does not matter in them costs nothing.
 
@@ -45,6 +57,7 @@ def fit(kind: str, samples: Sequence[Sample]) -> Speed:
         raise ValueError(f"speed of '{kind}': expected samples that took some time, got {len(samples)}")
     times = np.array([sample.seconds for sample in samples])
     amounts = np.array([[1.0, s.work.flops, s.work.weight_bytes, s.work.map_bytes] for s in samples])
+    amounts[:, [column for column in (OVERHEAD, FLOPS, WEIGHTS, MAPS) if column not in _TERMS.get(kind, (column,))]] = 0.0
     overhead, *costs = (rounded(float(cost)) for cost in non_negative_least_squares(amounts / times[:, None], np.ones(len(times))))
     flops, weights, maps = (rounded(1 / cost) if cost else 0.0 for cost in costs)
     return Speed(kind, flops, weights, maps, overhead)
@@ -75,6 +88,11 @@ def relative_errors(speed: Speed, samples: Sequence[Sample]) -> list[float]:
     """Return how far the speed's predictions are off, relative to what was measured, from the best to the worst."""
     predicted = [speed.seconds(s.work.flops, s.work.weight_bytes, s.work.map_bytes) for s in samples]
     return sorted(abs(expected / sample.seconds - 1) for expected, sample in zip(predicted, samples, strict=True))
+
+
+def typical(times: Sequence[float]) -> float:
+    """Return the lower quartile of repeated measurements: whatever disturbs them only ever adds time."""
+    return sorted(times)[len(times) // 4]
 
 
 def rounded(value: float) -> float:
