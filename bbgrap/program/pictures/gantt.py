@@ -36,7 +36,8 @@ def timeline_svg(timeline: Timeline, title: str, *, until_s: float | None = None
     names = [rectangle(0, _TOP - 6, LEFT - 8, height - _TOP + 6, "page")]
     for device, name in enumerate(timeline.devices):
         names.append(words(LEFT - 14, _row(device) + 14, shortened(name, _NAME), anchor="end", tip=name))
-        names.append(words(LEFT - 14, _row(device) + 28, _busy(timeline, device), "soft", anchor="end"))
+        if busy := _busy(timeline, device):
+            names.append(words(LEFT - 14, _row(device) + 28, busy, "soft", anchor="end"))
     body = [
         words(8, 22, shortened(title, 120), "head", tip=title),
         *_legend(),

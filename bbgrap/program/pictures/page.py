@@ -51,7 +51,7 @@ for (const mark of document.querySelectorAll('svg [class]')) {
   if (title) { mark.dataset.tip = title.textContent; title.remove(); }
 }
 document.addEventListener('mousemove', event => {
-  const mark = event.target.closest && event.target.closest('[data-tip]');
+  const mark = event.target.closest?.('[data-tip]');
   tip.style.display = mark ? 'block' : 'none';
   if (!mark) return;
   tip.textContent = mark.dataset.tip;
