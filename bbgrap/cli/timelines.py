@@ -25,8 +25,8 @@ def check_suffix(path: Path | None, *allowed: str) -> None:
         raise UsageError(f"'{path}': expected a name that ends in {' or '.join(known)}")
 
 
-def write_timeline(path: Path, timeline: Timeline, title: str) -> None:
-    """Write a timeline as a Chrome trace (.json), a picture (.svg) or a report (.html); folders are made.
+def write_timeline(path: Path, timeline: Timeline, title: str, *, predicted: bool = False) -> None:
+    """Write a timeline as a Chrome trace (.json), a picture (.svg) or a report (.html, which says if it is predicted); folders are made.
 
     Raises:
         UsageError: if the name ends otherwise.
@@ -47,7 +47,7 @@ def write_timeline(path: Path, timeline: Timeline, title: str) -> None:
         case _:
             from bbgrap.program.pictures.report import report_html
 
-            content = report_html(title, measured=timeline)
+            content = report_html(title, predicted=timeline) if predicted else report_html(title, measured=timeline)
     write_text(path, content)
 
 

@@ -64,7 +64,7 @@ for (const figure of document.querySelectorAll('figure.time')) {
   let zoom = 1;
   const pin = () => names.setAttribute('transform', `translate(${zoom > 1 ? view.scrollLeft : 0} 0)`);
   const show = wanted => {
-    const middle = (view.scrollLeft + view.clientWidth / 2) / svg.clientWidth;
+    const middle = (view.scrollLeft + view.clientWidth / 2) / svg.getBoundingClientRect().width;
     zoom = Math.min(64, Math.max(1, wanted));
     const full = left + (width - left) * zoom;
     svg.setAttribute('viewBox', `0 0 ${full} ${height}`);
@@ -75,7 +75,7 @@ for (const figure of document.querySelectorAll('figure.time')) {
       tick.setAttribute('transform', `translate(${left + (tick.dataset.x - left) * zoom} 0)`);
       if (tick.classList.contains('fine')) tick.style.display = zoom >= 4 ? 'inline' : '';
     }
-    view.scrollLeft = middle * svg.clientWidth - view.clientWidth / 2;
+    view.scrollLeft = middle * svg.getBoundingClientRect().width - view.clientWidth / 2;
     pin();
   };
   view.addEventListener('scroll', pin);

@@ -70,7 +70,7 @@ def _sections(
         yield from traffic_table(shown)
         yield "<br/>"
         yield _scrolled(exchange_table(shown))
-        yield from _segments(shown, predicted if measured else None, segments)
+        yield from _segments(shown, "measured" if measured else "predicted", predicted if measured else None, segments)
 
 
 def _timelines(timelines: Mapping[str, Timeline]) -> Iterator[str]:
@@ -83,14 +83,14 @@ def _timelines(timelines: Mapping[str, Timeline]) -> Iterator[str]:
         yield f'<figure class="time"><div class="tools">{tools}{box}</div><div class="view">{drawn}</div></figure>'
 
 
-def _segments(shown: Timeline, predicted: Timeline | None, segments: Sequence[SegmentTime]) -> Iterator[str]:
+def _segments(shown: Timeline, kind: str, predicted: Timeline | None, segments: Sequence[SegmentTime]) -> Iterator[str]:
     medians = {(entry.device, entry.segment): entry.median_s for entry in segments}
     said = "A segment is everything that a node computes between two exchanges."
     if predicted is not None:
         error = prediction_error(shown, predicted, medians)
         said += f" Predictions are off by a factor of {error:.2f} (geometric mean)." if error else ""
     yield _head("Segments: measured and predicted" if predicted else "Segments", said)
-    yield _scrolled(segment_table(shown, predicted, medians))
+    yield _scrolled(segment_table(shown, kind, predicted, medians))
 
 
 def _head(title: str, said: str) -> str:

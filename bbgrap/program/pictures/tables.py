@@ -112,14 +112,14 @@ def exchange_table(timeline: Timeline) -> Iterator[str]:
     yield "</tbody></table>"
 
 
-def segment_table(measured: Timeline, predicted: Timeline | None, medians_s: Mapping[tuple[int, int], float]) -> Iterator[str]:
-    """Yield the table of segments; `medians_s`, by device and segment, go before what this one timeline says."""
-    here, there = segment_seconds(measured), segment_seconds(predicted) if predicted else {}
+def segment_table(shown: Timeline, kind: str, predicted: Timeline | None, medians_s: Mapping[tuple[int, int], float]) -> Iterator[str]:
+    """Yield the table of segments of a timeline of some kind; `medians_s`, by device and segment, go before what it says itself."""
+    here, there = segment_seconds(shown), segment_seconds(predicted) if predicted else {}
     longest = (
         max([*(medians_s.get(key, took) for key, (_, took) in here.items()), *(took for _, took in there.values())], default=0) or 1e-9
     )
     extra = "<th class='n'>predicted</th><th class='n'>measured / predicted</th>" if predicted else ""
-    yield f"<table><thead><tr><th>node</th><th>segment</th><th class='n'>measured</th>{extra}<th class='wide'></th></tr></thead><tbody>"
+    yield f"<table><thead><tr><th>node</th><th>segment</th><th class='n'>{kind}</th>{extra}<th class='wide'></th></tr></thead><tbody>"
     for key, (label, took) in sorted(here.items()):
         seconds = medians_s.get(key, took)
         bars, cells = [("compute", seconds)], f"<td class='n'>{milliseconds(seconds)}</td>"
@@ -131,7 +131,7 @@ def segment_table(measured: Timeline, predicted: Timeline | None, medians_s: Map
         drawn = "".join(
             f"<div class='bar thin'><span class='b {kind}' style='width:{100 * s / longest:.2f}%'></span></div>" for kind, s in bars
         )
-        yield f"<tr><td>{_named(measured.devices[key[0]], 30)}</td><td>{_named(label, _NAME)}</td>{cells}<td>{drawn}</td></tr>"
+        yield f"<tr><td>{_named(shown.devices[key[0]], 30)}</td><td>{_named(label, _NAME)}</td>{cells}<td>{drawn}</td></tr>"
     yield "</tbody></table>"
 
 

@@ -76,6 +76,13 @@ def test_everything_is_there():
         assert f">{name}<" in page
 
 
+def test_a_prediction_alone_is_called_one():
+    page = report_html("tiny", predicted=two_devices())
+    check_page(page)
+    assert "measured" not in page
+    assert "predicted: 10.0 ms" in page
+
+
 def test_pictures_in_the_page_keep_inside():
     root = ET.fromstring(report_html("tiny", measured=two_devices(), layers=layers()))  # noqa: S314
     pictures = list(root.iter(f"{SVG}svg"))
