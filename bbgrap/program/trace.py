@@ -18,7 +18,7 @@ HOST_NAME = "coordinator"
 
 @dataclass(frozen=True, slots=True)
 class SegmentTime:
-    """How long a segment takes on its device: the median of some requests, in seconds. `name` says what it makes."""
+    """How long a segment takes on its device, with the copies before it: the median in seconds. `name` says what it makes."""
 
     device: int
     segment: int
@@ -55,12 +55,21 @@ class Trace:
 
 
 def segment_seconds(timeline: Timeline) -> Mapping[tuple[int, int], tuple[str, float]]:
-    """Return name and seconds of every segment of a timeline, by device and number."""
+    """Return name and seconds of every segment of a timeline, by device and number.
+
+    What a device computes outside segments, the copies that put the inputs of the next one together, counts for that one.
+    """
     found: dict[tuple[int, int], tuple[str, float]] = {}
+    copied: defaultdict[int, float] = defaultdict(float)
     for span in timeline.spans:
-        if span.lane == "compute" and span.segment is not None:
+        if span.lane != "compute":
+            continue
+        took = span.stop_s - span.start_s
+        if span.segment is None:
+            copied[span.device] += took
+        else:
             before = found.get((span.device, span.segment), ("", 0.0))[1]
-            found[span.device, span.segment] = (span.label, before + span.stop_s - span.start_s)
+            found[span.device, span.segment] = (span.label, before + took + copied.pop(span.device, 0.0))
     return found
 
 

@@ -19,8 +19,9 @@ from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, pack_clock, unpack
-from bbgrap.protocol.messages import Buffer, TensorHeader
+from bbgrap.protocol.messages import Buffer, Peer, TensorHeader
 from bbgrap.transport.data import Arrival, DataPlane
+from bbgrap.transport.pings import PingAnswers
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -52,6 +53,7 @@ class Host:
     def __init__(self, plane: DataPlane) -> None:
         """Use a data plane that belongs to the same thread."""
         self._plane = plane
+        self._pings = PingAnswers(plane)
         plane.admit = self._admits
         self._deployments: dict[int, _Deployment] = {}
         self._running: dict[int, _Running] = {}
@@ -77,6 +79,10 @@ class Host:
             del self._running[number]
         for address in deployment.addresses.values():
             self._plane.disconnect(address)
+
+    def allow_pings(self, peers: Sequence[Peer]) -> None:
+        """Answer the pings of these peers, and of no others, from now on."""
+        self._pings.allow(peers)
 
     def drop(self, request: int) -> None:
         """Forget a request."""
@@ -110,6 +116,8 @@ class Host:
             if frame.kind is Kind.CLOCK:
                 self._show_clock(frame.epoch, frame.request, frame.message, frame.source)
                 return None
+            if frame.kind is Kind.PING:
+                self._pings.answer(frame, arrival.payload)
             running = self._running.get(frame.request)
             if frame.kind is not Kind.DATA or running is None or running.epoch != frame.epoch:
                 return None

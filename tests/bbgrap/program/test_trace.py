@@ -5,7 +5,7 @@ import pytest
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.program.recording import Record, StepLabel
 from bbgrap.program.timeline import Span, Timeline
-from bbgrap.program.trace import SegmentTime, Trace, clock_error_s, timeline_of
+from bbgrap.program.trace import SegmentTime, Trace, clock_error_s, segment_seconds, timeline_of
 
 AGENT = Record(
     0,
@@ -58,9 +58,21 @@ def timeline(took, *more):
 
 
 def test_medians_over_requests():
-    join = Span(0, "compute", "join: z", 1.0, 9.0)
+    join = Span(0, "compute", "join: z", 1.0, 9.0)  # of the outputs: no segment follows
     other = Span(1, "compute", "t", 0.0, 0.5, segment=2)
     trace = Trace((timeline(3.0), timeline(1.0, join), timeline(2.0, other)), 0.0)
     assert trace.segments == (SegmentTime(0, 0, "s", 2.0), SegmentTime(1, 2, "t", 0.5))
     assert trace.median.total_s == 3.0
     assert Trace((timeline(3.0), timeline(1.0)), 0.0).median.total_s == 1.0
+
+
+def test_copies_count_for_the_segment_that_they_are_for():
+    spans = (
+        Span(0, "compute", "join: x", 0.0, 1.0),
+        Span(1, "compute", "join: x", 0.0, 8.0),
+        Span(0, "wait", "h", 1.0, 2.0, message=1, peer=1),
+        Span(0, "compute", "join: y", 2.0, 2.5),
+        Span(0, "compute", "s", 3.0, 5.0, segment=0),
+        Span(0, "compute", "t", 5.0, 6.0, segment=1),
+    )
+    assert segment_seconds(Timeline(("a", "b"), spans)) == {(0, 0): ("s", 3.5), (0, 1): ("t", 1.0)}
