@@ -35,8 +35,8 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A device's part of a layer: the ranges it computes along the layer's axis, and what it fetches for them."""
+class LayerTile:
+    """A device's tile of a layer: the ranges it computes along the layer's axis, and what it fetches for them."""
 
     device: int
     computes: Ranges
@@ -51,7 +51,7 @@ class Layer:
     operator: str
     axis: str
     extent: int
-    shares: tuple[Share, ...]
+    tiles: tuple[LayerTile, ...]
 
 
 def layers_of(plan: Plan, needs: Iterable[Need]) -> tuple[Layer, ...]:
@@ -64,8 +64,8 @@ def layers_of(plan: Plan, needs: Iterable[Need]) -> tuple[Layer, ...]:
     for node in plan.graph.nodes:
         tiles = plan.tiles[node.name]
         axis, extent, ranges = _cut(whole_output(plan.graph, node), tiles)
-        shares = (Share(tile.device, part, tuple(fetches[node.name, tile.device])) for tile, part in zip(tiles, ranges, strict=True))
-        layers.append(Layer(node.name, node.op, axis, extent, tuple(shares)))
+        parts = (LayerTile(tile.device, part, tuple(fetches[node.name, tile.device])) for tile, part in zip(tiles, ranges, strict=True))
+        layers.append(Layer(node.name, node.op, axis, extent, tuple(parts)))
     return tuple(layers)
 
 
@@ -115,11 +115,11 @@ def read_layers(plain: object) -> tuple[Layer, ...]:
 
 
 def _layer(plain: Mapping[str, Any]) -> Layer:
-    shares = (
-        Share(int(share["device"]), _pairs(share["computes"]), tuple(_fetched(fetch) for fetch in _list(share["fetches"])))
-        for share in _list(plain["shares"])
+    tiles = (
+        LayerTile(int(tile["device"]), _pairs(tile["computes"]), tuple(_fetched(fetch) for fetch in _list(tile["fetches"])))
+        for tile in _list(plain["tiles"])
     )
-    return Layer(str(plain["name"]), str(plain["operator"]), str(plain["axis"]), int(plain["extent"]), tuple(shares))
+    return Layer(str(plain["name"]), str(plain["operator"]), str(plain["axis"]), int(plain["extent"]), tuple(tiles))
 
 
 def _fetched(plain: Mapping[str, Any]) -> Fetch:

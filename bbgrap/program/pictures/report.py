@@ -61,7 +61,7 @@ def _sections(
         yield _head("What the nodes do", "Seconds of one request, by what they go into; the rest is the time between steps, and idleness.")
         yield from node_bars(timelines)
     if layers:
-        devices = shown.devices if shown else [f"node {n}" for n in range(1 + max(s.device for layer in layers for s in layer.shares))]
+        devices = shown.devices if shown else [f"node {n}" for n in range(1 + max(s.device for layer in layers for s in layer.tiles))]
         said = "Each strip is a layer, from its first to its last row or channel; below it, what each node fetches of other nodes' parts."
         yield _head("Rows and channels per node", f"{said} '+2' counts the layers that are cut alike and fetch nothing.")
         yield f'<figure><div class="view">{layers_svg(layers, devices, "Layers, in order", styled=False)}</div></figure>'

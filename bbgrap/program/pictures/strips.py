@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from bbgrap.program.layers import Layer, Ranges, Share
+from bbgrap.program.layers import Fetch, Layer, LayerTile, Ranges
 from bbgrap.program.pictures.marks import COLOURS, picture, rectangle, shortened, words
 
-WIDTH, LEFT, RIGHT = 1160.0, 244.0, 132.0
+WIDTH, LEFT, RIGHT = 1160.0, 216.0, 132.0
 """Of the picture, of the names on its left, and of what the axes are on its right."""
 _TOP, _STRIP, _FETCH, _GAP = 44.0, 13.0, 4.0, 6.0
-_NAME = 32
+_NAME = 30
+_APART = 0.004
+"""Between two fetches in a row, as a part of the width."""
 _LEGEND = 10
 
 
@@ -35,7 +37,7 @@ def layers_svg(layers: Sequence[Layer], devices: Sequence[str], title: str, *, s
 def _grouped(layers: Sequence[Layer]) -> list[tuple[Layer, list[Layer]]]:
     groups: list[tuple[Layer, list[Layer]]] = []
     for layer in layers:
-        if groups and not any(share.fetches for share in layer.shares) and _cuts(layer) == _cuts(groups[-1][0]):
+        if groups and not any(tile.fetches for tile in layer.tiles) and _cuts(layer) == _cuts(groups[-1][0]):
             groups[-1][1].append(layer)
         else:
             groups.append((layer, []))
@@ -43,11 +45,11 @@ def _grouped(layers: Sequence[Layer]) -> list[tuple[Layer, list[Layer]]]:
 
 
 def _cuts(layer: Layer) -> object:
-    return layer.axis, layer.extent, [(share.device, share.computes) for share in layer.shares]
+    return layer.axis, layer.extent, [(tile.device, tile.computes) for tile in layer.tiles]
 
 
 def _legend(layers: Sequence[Layer], devices: Sequence[str]) -> list[str]:
-    used = sorted({share.device for layer in layers for share in layer.shares if share.device < len(devices)})
+    used = sorted({tile.device for layer in layers for tile in layer.tiles if tile.device < len(devices)})
     marks: list[str] = []
     for place, device in enumerate(used[:_LEGEND]):
         x = LEFT + 88 * place
@@ -71,24 +73,32 @@ def _layer(layer: Layer, devices: Sequence[str], y: float, alike: Sequence[Layer
         rectangle(LEFT, y, WIDTH - LEFT - RIGHT, _STRIP, "band"),
         words(WIDTH - RIGHT + 10, y + 11, "whole" if layer.axis == "whole" else f"{shortened(layer.axis, 12)} {layer.extent}", "soft"),
     ]
-    beside = len(layer.shares) if _overlap(layer.shares) else 1
-    for place, share in enumerate(layer.shares):
+    beside = len(layer.tiles) if _overlap(layer.tiles) else 1
+    for place, tile in enumerate(layer.tiles):
         top = y + _STRIP * place / beside if beside > 1 else y
-        said = f"{_name(devices, share.device)} computes {_said(layer.axis, share.computes)} of {full}"
-        rows += _bars(share.computes, layer.extent, top, _STRIP / beside, share.device, said)
-    height = _STRIP
-    for share in layer.shares:
-        if not share.fetches:
-            continue
-        for fetch in share.fetches:
-            said = f"{_name(devices, share.device)} fetches {_said(fetch.axis, fetch.ranges)} of {fetch.value}: {fetch.elements:,} elements"
-            rows += _bars(fetch.ranges, fetch.extent, y + height + 1, _FETCH - 1, share.device, said)
-        height += _FETCH
-    return rows, height
+        said = f"{_name(devices, tile.device)} computes {_said(layer.axis, tile.computes)} of {full}"
+        rows += _bars(tile.computes, layer.extent, top, _STRIP / beside, tile.device, said)
+    lanes: list[list[tuple[float, float]]] = []
+    for device, fetch in ((tile.device, fetch) for tile in layer.tiles for fetch in tile.fetches):
+        lane = _free_lane(lanes, fetch)
+        said = f"{_name(devices, device)} fetches {_said(fetch.axis, fetch.ranges)} of {fetch.value}: {fetch.elements:,} elements"
+        rows += _bars(fetch.ranges, fetch.extent, y + _STRIP + _FETCH * lane + 1, _FETCH - 1, device, said)
+    return rows, _STRIP + _FETCH * len(lanes)
 
 
-def _overlap(shares: Sequence[Share]) -> bool:
-    ranges = sorted(part for share in shares for part in share.computes)
+def _free_lane(lanes: list[list[tuple[float, float]]], fetch: Fetch) -> int:
+    """Return the first lane where a fetch overlaps nothing, and take its place there."""
+    places = [(start / max(fetch.extent, 1), stop / max(fetch.extent, 1)) for start, stop in fetch.ranges]
+    for number, lane in enumerate(lanes):
+        if all(a >= stop + _APART or b <= start - _APART for a, b in places for start, stop in lane):
+            lane.extend(places)
+            return number
+    lanes.append(places)
+    return len(lanes) - 1
+
+
+def _overlap(tiles: Sequence[LayerTile]) -> bool:
+    ranges = sorted(part for tile in tiles for part in tile.computes)
     return any(later[0] < earlier[1] for earlier, later in pairwise(ranges))
 
 

@@ -14,7 +14,7 @@ from bbgrap.engine.prepare import compile_graph
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.cases import needs_of
-from bbgrap.program.layers import Fetch, Layer, Share, layers_of, read_layers
+from bbgrap.program.layers import Fetch, Layer, LayerTile, layers_of, read_layers
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,11 @@ def test_rows_and_their_halos(graph):
     by_name = {layer.name: layer for layer in layers(graph, 2)}
     first = by_name["conv1"]
     assert (first.operator, first.axis, first.extent) == ("Conv", "rows", 16)
-    assert [share.computes for share in first.shares] == [((0, 8),), ((8, 16),)]
+    assert [tile.computes for tile in first.tiles] == [((0, 8),), ((8, 16),)]
     inner = by_name["layer1.0.conv2"]
     assert inner.axis == "rows"
     half = inner.extent // 2
-    upper, lower = (share.fetches for share in inner.shares)
+    upper, lower = (tile.fetches for tile in inner.tiles)
     assert [(fetch.axis, fetch.ranges) for fetch in (*upper, *lower)] == [("rows", ((half, half + 1),)), ("rows", ((half - 1, half),))]
     assert upper[0].elements == lower[0].elements > 0
 
@@ -44,20 +44,20 @@ def test_rows_and_their_halos(graph):
 def test_other_axes(graph, options, axis):
     first = layers(graph, 2, **options)[0]
     assert first.axis == axis
-    assert [share.computes for share in first.shares] == [((0, first.extent // 2),), ((first.extent // 2, first.extent),)]
+    assert [tile.computes for tile in first.tiles] == [((0, first.extent // 2),), ((first.extent // 2, first.extent),)]
 
 
 def test_partial_sums_are_cut_along_their_index(graph):
     summed = [layer for layer in layers(graph, 2, split="inputs") if layer.axis.startswith("sum over ")]
     assert summed
     for layer in summed:
-        ((first,), (second,)) = (share.computes for share in layer.shares)
+        ((first,), (second,)) = (tile.computes for tile in layer.tiles)
         assert (first[0], first[1], second[1]) == (0, second[0], layer.extent)
 
 
 def test_a_layer_on_one_device_is_whole(graph):
-    (share,) = layers(graph, 1)[0].shares
-    assert share.computes == ((0, 1),)
+    (tile,) = layers(graph, 1)[0].tiles
+    assert tile.computes == ((0, 1),)
     assert layers(graph, 1)[0].axis == "whole"
 
 
@@ -68,7 +68,7 @@ def test_every_layer_is_there_and_survives_json(graph):
 
 
 PLAIN = st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-    st.sampled_from(["name", "operator", "axis", "extent", "shares", "device", "computes", "fetches", "value", "ranges", "elements"]), inner
+    st.sampled_from(["name", "operator", "axis", "extent", "tiles", "device", "computes", "fetches", "value", "ranges", "elements"]), inner
 ))  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_anything_else_is_refused(plain):
 
 
 def test_a_damaged_field_is_refused():
-    layer = asdict(Layer("n", "Conv", "rows", 4, (Share(0, ((0, 4),), (Fetch("x", "rows", 4, ((0, 1),), 5),)),)))
-    for damage in ({"extent": None}, {"shares": 3}, {"shares": [{"device": "x", "computes": [], "fetches": []}]}):
+    layer = asdict(Layer("n", "Conv", "rows", 4, (LayerTile(0, ((0, 4),), (Fetch("x", "rows", 4, ((0, 1),), 5),)),)))
+    for damage in ({"extent": None}, {"tiles": 3}, {"tiles": [{"device": "x", "computes": [], "fetches": []}]}):
         with pytest.raises(RemoteProtocolError, match="report: its layers are not as expected"):
             read_layers([layer | damage])

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 from hypothesis import strategies as st
 
-from bbgrap.program.layers import Fetch, Layer, Share
+from bbgrap.program.layers import Fetch, Layer, LayerTile
 from bbgrap.program.timeline import Span, Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -56,10 +56,10 @@ def layers() -> tuple[Layer, ...]:
     """A convolution with halos, one alike, one by channels whose tiles overlap, and a whole one."""
     halo = Fetch("x", "rows", 8, ((4, 5),), 20)
     return (
-        Layer("conv", "Conv", "rows", 8, (Share(0, ((0, 4),), (halo,)), Share(1, ((4, 8),), ()))),
-        Layer("relu", "Relu", "rows", 8, (Share(0, ((0, 4),)), Share(1, ((4, 8),)))),
-        Layer("mix", "Conv", "channels", 6, (Share(0, ((0, 2), (4, 6))), Share(1, ((1, 5),)))),
-        Layer(HOSTILE, "Fl<at>", "whole", 1, (Share(0, ((0, 1),), (Fetch(HOSTILE, "whole", 1, ((0, 1),), 3),)),)),
+        Layer("conv", "Conv", "rows", 8, (LayerTile(0, ((0, 4),), (halo,)), LayerTile(1, ((4, 8),), ()))),
+        Layer("relu", "Relu", "rows", 8, (LayerTile(0, ((0, 4),)), LayerTile(1, ((4, 8),)))),
+        Layer("mix", "Conv", "channels", 6, (LayerTile(0, ((0, 2), (4, 6))), LayerTile(1, ((1, 5),)))),
+        Layer(HOSTILE, "Fl<at>", "whole", 1, (LayerTile(0, ((0, 1),), (Fetch(HOSTILE, "whole", 1, ((0, 1),), 3),)),)),
     )
 
 
