@@ -56,6 +56,21 @@ class NodeProfile:
         if not self.share > 0:
             raise ClusterFileError(f"node '{self.name}': expected a share above 0, got {self.share}; leave the node out instead")
 
+    def over(self, other: NodeProfile) -> NodeProfile:
+        """Return this profile, with what it does not know taken from another: field by field, kind by kind, link by link."""
+        return NodeProfile(
+            self.name,
+            other.share if self.share == 1 else self.share,
+            self.cores or other.cores,
+            self.threads or other.threads,
+            self.memory_bytes or other.memory_bytes,
+            self.memory_bandwidth_bytes_per_s or other.memory_bandwidth_bytes_per_s,
+            tuple({kernel.kind: kernel for kernel in (*other.kernels, *self.kernels)}.values()),
+            tuple({link.peer: link for link in (*other.links, *self.links)}.values()),
+            self.group or other.group,
+            tuple({speed.kind: speed for speed in (*other.work, *self.work)}.values()),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

@@ -228,7 +228,10 @@ class InferenceSession:
         return self._latest
 
     def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> PreparedPlan:
-        """Plan and deploy for these input shapes, so that the first run is as fast as the others."""
+        """Plan and deploy for these input shapes, so that the first run is as fast as the others.
+
+        The planner `auto` weighs what machines can do: nodes of which that is not known are measured first, once.
+        """
         ordered = tuple(tuple(shapes[arg.name]) for arg in self._signature.inputs)
         return self._retrying(lambda: self._prepared(ordered))
 
@@ -252,6 +255,8 @@ class InferenceSession:
         with self._lock:
             plan = self._plans.get(shapes)
             if plan is None:
+                if self.options.planner == "auto":
+                    self._measure()
                 model = self._bring()
                 named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
                 message = PrepareModel(self._connection.number(), model, named, self.options)
@@ -271,6 +276,12 @@ class InferenceSession:
             with self._lock:
                 self._plans.pop(shapes, None)
         return result
+
+    def _measure(self) -> None:
+        """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand."""
+        for node in self._connection.nodes():
+            if node.profile is None or not node.profile.work:
+                self._connection.profile(node.name, self._on_progress)
 
     # --- the model --------------------------------------------------------------------------------------------------------------------
 
