@@ -63,7 +63,7 @@ TYPICAL: Mapping[str, Work] = {
     "matvec": _product("matvec", 1, 2048, 1000),
     "pool": Work("pool", 9 * _MAP // 4, 0, 5 * _MAP),
     "normalize": Work("normalize", _MAP, 0, 8 * _MAP),
-    "elementwise": Work("elementwise", _MAP, 0, 12 * _MAP),
+    "elementwise": Work("elementwise", _MAP, 0, 8 * _MAP),
     "move": Work("move", _MAP, 0, 8 * _MAP),
     "other": Work("other", _MAP, 0, 8 * _MAP),
     "segment": Work("segment", 0, 0, 8 * _MAP),

@@ -108,3 +108,22 @@ def test_only_payloads_of_running_requests_get_memory(host):
     assert admitted(16)
     assert not any([admitted(17), admitted(16, source=0), admitted(16, epoch=6), admitted(16, request=4), admitted(16, message=2)])
     assert not host.plane.admit(b"x", 16)
+
+
+def test_pings_are_answered_while_measuring_is_allowed(host, agents):
+    first, second = agents
+    ping = Frame(Kind.PING, 0, 0, 3, 50).to_bytes()
+
+    def ask(agent):
+        agent.send(host.plane.address, ping, agent.address.encode())
+        assert host.accept(host.plane.receive(0)) is None
+        return agent.receive(0)
+
+    assert ask(first) is None
+    host.allow_pings((Peer(0, "agent0", first.address),))
+    pong = ask(first)
+    assert Frame.parse(pong.header) == Frame(Kind.PONG, 0, 0, 3, 0)
+    assert len(pong.payload) == 50
+    assert ask(second) is None
+    host.allow_pings(())
+    assert ask(first) is None
