@@ -67,14 +67,14 @@ def read_profile(path: Path) -> NodeProfile:
 
 
 def read_profiles(path: Path) -> tuple[NodeProfile, ...]:
-    """Read a profile file, or all nodes of a cluster file.
+    """Read a profile file, or all nodes of a cluster file with the links that its network and groups give them.
 
     Raises:
         ClusterFileError: with every fault of the file.
     """
     document = ClusterDocument(path)
     document.report()
-    return read_cluster(path).nodes if "nodes" in keys(document.root) else (read_profile(path),)
+    return read_cluster(path).profiles() if "nodes" in keys(document.root) else (read_profile(path),)
 
 
 def cluster_text(cluster: Cluster) -> str:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bbgrap.cluster import Cluster, KernelRate, LinkProfile, NodeProfile
 from bbgrap.cluster.files import cluster_text, profile_text, read_cluster, read_profile, read_profiles
 from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import COORDINATOR, ETHERNET, Link, Network
+from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Link, Network
 from bbgrap.errors import ClusterFileError
 from bbgrap.tdl.work import KINDS
 
@@ -66,7 +66,7 @@ def test_what_is_written_reads_back(cluster, folder):
     path = folder / "cluster.yaml"
     path.write_text(cluster_text(cluster), encoding="utf-8")
     assert read_cluster(path) == cluster
-    assert read_profiles(path) == cluster.nodes
+    assert read_profiles(path) == cluster.profiles()
     path.write_text(profile_text(cluster.nodes[0]), encoding="utf-8")
     assert read_profile(path) == cluster.nodes[0]
     assert read_profiles(path) == cluster.nodes[:1]
@@ -231,7 +231,7 @@ def test_the_examples_are_right(path):
     profiles = read_profiles(path)
     assert profiles
     if "profile" not in path.name:
-        assert read_cluster(path).nodes == profiles
+        assert read_cluster(path).profiles() == profiles
 
 
 def test_the_example_of_racks_is_a_cluster_of_two_speeds_and_two_links():
@@ -240,3 +240,13 @@ def test_the_example_of_racks_is_a_cluster_of_two_speeds_and_two_links():
     assert 0.4 < cluster.shares[2] == cluster.shares[3] < 0.6
     assert cluster.link(0, 1) == cluster.link(2, 3) == Link(1.25e9, 5e-5)
     assert cluster.link(0, 2) == cluster.link(3, cluster.host) == Link(1.25e8, 2.5e-4)
+    assert cluster.link(0, cluster.host) == LOCAL
+
+
+@given(cluster=clusters())
+def test_profiles_alone_keep_all_links(cluster):
+    alone = Cluster(cluster.profiles())
+    devices = range(cluster.host + 1)
+    if cluster.network != Network():
+        assert all(alone.link(a, b) == cluster.link(a, b) for a in range(cluster.host) for b in devices if a != b)
+    assert [node.name for node in alone.nodes] == [node.name for node in cluster.nodes]
