@@ -50,7 +50,7 @@ _WAIT_S = 1.0
 
 
 def segment_samples(threads: int, budget_s: float) -> list[Sample]:
-    """Return what segments cost besides their kernels, by bytes of the maps at their borders."""
+    """Return what segments cost besides their kernels, by bytes of the maps that enter; as many leave."""
     return [_border(*of, threads, budget_s / len(_BORDERS)) for of in _BORDERS]
 
 
@@ -60,7 +60,7 @@ def _border(channels: int, rows: int, columns: int, threads: int, budget_s: floa
     once, several = _typical_s(runs, budget_s)
     kernel = max(several - once, 0.0) / (_FUNCTIONS - 1)
     seconds = max(once - kernel, once * _LEAST_PART)
-    return Sample(Work("segment", map_bytes=2 * held.nbytes), seconds, f"border{channels}x{rows}x{columns}")
+    return Sample(Work("segment", map_bytes=held.nbytes), seconds, f"border{channels}x{rows}x{columns}")
 
 
 def _segment(held: Array, count: int, threads: int) -> Callable[[], object]:

@@ -66,7 +66,7 @@ TYPICAL: Mapping[str, Work] = {
     "elementwise": Work("elementwise", _MAP, 0, 8 * _MAP),
     "move": Work("move", _MAP, 0, 8 * _MAP),
     "other": Work("other", _MAP, 0, 8 * _MAP),
-    "segment": Work("segment", 0, 0, 8 * _MAP),
+    "segment": Work("segment", 0, 0, 4 * _MAP),
     "message": Work("message", 0, 0, 4 * 256 * 28),
 }
 """One typical piece of every kind of work, to compare machines by and to show to people."""
@@ -96,13 +96,13 @@ DEFAULT_WORK: tuple[Speed, ...] = (
     Speed("conv", 110e9, 31e9, 41e9, 0.0),
     Speed("depthwise", 100e9, 0.0, 67e9, 10e-6),
     Speed("matmul", 99e9, 120e9, 200e9, 9.6e-6),
-    Speed("matvec", 190e9, 22e9, 0.0, 3.8e-6),
+    Speed("matvec", 150e9, 19e9, 0.0, 3.5e-6),
     Speed("pool", 83e9, 0.0, 72e9, 6.0e-6),
     Speed("normalize", 0.0, 0.0, 19e9, 7.7e-6),
     Speed("elementwise", 0.0, 0.0, 50e9, 4.7e-6),
     Speed("move", 0.0, 0.0, 39e9, 4.2e-6),
     Speed("other", 0.0, 0.0, 50e9, 4.7e-6),
-    Speed("segment", 0.0, 0.0, 89e9, 17e-6),
+    Speed("segment", 0.0, 0.0, 33e9, 16e-6),
     Speed("message", 0.0, 0.0, 9.8e9, 14e-6),
 )
 """A generic core: one thread on a virtual machine with AMD EPYC processors, measured as agents do, rounded to two digits."""
