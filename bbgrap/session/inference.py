@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
 import threading
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
-from bbgrap.errors import InputError, ModelError, UsageError
+from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions, Split
@@ -46,6 +47,8 @@ _TRIES = 3
 
 _PLANS = 64
 """Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
+
+_log = logging.getLogger("bbgrap.session")
 
 R = TypeVar("R")
 Shapes = tuple[tuple[int, ...], ...]
@@ -230,7 +233,8 @@ class InferenceSession:
     def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> PreparedPlan:
         """Plan and deploy for these input shapes, so that the first run is as fast as the others.
 
-        The planner `auto` weighs what machines can do: nodes of which that is not known are measured first, once.
+        The planner `auto` weighs what machines can do: nodes of which that is not known are measured first, once,
+        which takes some seconds each.
         """
         ordered = tuple(tuple(shapes[arg.name]) for arg in self._signature.inputs)
         return self._retrying(lambda: self._prepared(ordered))
@@ -278,10 +282,13 @@ class InferenceSession:
         return result
 
     def _measure(self) -> None:
-        """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand."""
+        """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand; without, a plan assumes usual ones."""
         for node in self._connection.nodes():
             if node.profile is None or not node.profile.work:
-                self._connection.profile(node.name, self._on_progress)
+                try:
+                    self._connection.profile(node.name, self._on_progress)
+                except (ExecutionError, UsageError) as error:  # it has gone, or it cannot: neither keeps the others from working
+                    _log.warning("planning without a measurement of '%s': %s", node.name, error)
 
     # --- the model --------------------------------------------------------------------------------------------------------------------
 
