@@ -39,7 +39,7 @@ def nodes(coordinator: Coordinator = "", as_json: Json = False) -> None:
             node.onnxruntime,
             node.max_opset,
             f"{share:g}",
-            f"{len(node.profile.work)} kinds of work, {len(node.profile.links)} links" if node.profile else "not measured",
+            f"speeds: {len(node.profile.work)}, links: {len(node.profile.links)}" if node.profile else "not measured",
         )
         for node, share in zip(found, shares, strict=True)
     ]
