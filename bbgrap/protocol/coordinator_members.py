@@ -151,10 +151,18 @@ class Members:
             member.tracker.move(event)
         del self.by_identity[member.identity], self.by_name[member.name]
 
+    def known_of(self, member: Member) -> NodeProfile | None:
+        """Return what is known of an agent: what was given by hand, over what was measured, over what it joined with."""
+        known: NodeProfile | None = None
+        for profile in (member.join.profile, member.measured, self.overrides.get(member.name)):
+            if profile is not None:
+                known = replace(profile, name=member.name) if known is None else profile.over(known)
+        return known
+
     def profile_of(self, member: Member) -> NodeProfile:
-        """Return what planning should know of an agent: given by hand, else measured, else what it joined with."""
+        """Return what planning should know of an agent."""
         join = member.join
-        known = self.overrides.get(join.name) or member.measured or join.profile or NodeProfile(join.name)
+        known = self.known_of(member) or NodeProfile(join.name)
         return replace(
             known,
             name=join.name,
@@ -180,7 +188,7 @@ class Members:
                 version=m.join.version,
                 onnxruntime=m.join.onnxruntime,
                 max_opset=m.join.max_opset,
-                profile=self.overrides.get(m.name) or m.measured or m.join.profile,
+                profile=self.known_of(m),
             )
             for m in self.alive()
         )

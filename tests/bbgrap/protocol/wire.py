@@ -77,6 +77,7 @@ class FakeAgent:
     machine: AgentMachine
     loaded: set[int] = field(default_factory=set)
     dropped: set[tuple[int, int]] = field(default_factory=set)
+    measuring: tuple[m.Peer, ...] = ()
     quit: str | None = None
 
 
@@ -95,6 +96,7 @@ class Wire:
     parts: dict[int, tuple[m.Peer, ...]] = field(default_factory=dict)
     answers: dict[int, list[c.FinalAnswer]] = field(default_factory=dict)
     weights: dict[str, set[str]] = field(default_factory=dict)
+    pingers: list[str] = field(default_factory=list)
     calls: int = 0
     joined: int = 0
     epochs: int = 1
@@ -182,7 +184,9 @@ class Wire:
                 self.started[instruction.request] = instruction
             case ce.DropRequest():
                 self.started.pop(instruction.request, None)
-            case ce.WriteChunk() | ce.HostPings() | ce.Tell():
+            case ce.HostPings(peers):
+                self.pingers = [peer.name for peer in peers]
+            case ce.WriteChunk() | ce.Tell():
                 pass
 
     def finish_requests(self) -> bool:
@@ -229,7 +233,9 @@ class Wire:
             case ae.Quit(fault):
                 agent.quit = fault
                 self.agents.pop(agent.identity, None)
-            case ae.AllowPings() | ae.StartMeasuring() | ae.Reconnect() | ae.Tell():
+            case ae.StartMeasuring(_, peers):
+                agent.measuring = peers
+            case ae.AllowPings() | ae.Reconnect() | ae.Tell():
                 pass
 
     def carry_client(self, instructions: list[cm.Instruction]) -> None:
