@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bbgrap.cluster.types import COORDINATOR, Cluster, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.coordinator_events import Identity, Instruction, Settings, Tell, ToAgent
