@@ -27,9 +27,15 @@ LARGE = 1_500
 """Layers times nodes from which not every direction is tried."""
 
 FIRST_SPLITS: tuple[Split, ...] = ("rows", "grid", "channels", "batch")
+FEW_SPLITS: tuple[Split, ...] = ("rows", "batch")
+"""What is tried instead of every direction where plans are large, and where they are very large."""
 
-SLOW = {"tofu": LARGE, "icml18": LARGE} | dict.fromkeys(("hypar", "soybean", "allrow-greedy", "spartan", "equal-chop"), 2 * LARGE)
-"""Planners that search, and up to how many layers times nodes they are asked: they take seconds beyond."""
+SLOW = (
+    {"tofu": LARGE, "icml18": LARGE}
+    | dict.fromkeys(("hypar", "soybean", "allrow-greedy", "spartan", "equal-chop"), 2 * LARGE)
+    | dict.fromkeys(("model-parallel", "layerwise"), 4 * LARGE)
+)
+"""Planners that search for seconds, or in whose plans everyone sends to everyone, and up to how many layers times nodes they are asked."""
 
 OWN = frozenset({"bbgrap", "single", "widest"})
 """Planners whose plans are among the candidates anyway."""
@@ -123,7 +129,8 @@ class Candidates:
 
     def _directions(self) -> None:
         everyone = list(range(len(self.cluster.nodes)))
-        for split in SPLITS if len(self.graph.nodes) * len(everyone) <= LARGE else FIRST_SPLITS:
+        size = len(self.graph.nodes) * len(everyone)
+        for split in SPLITS if size <= LARGE else FIRST_SPLITS if size <= 4 * LARGE else FEW_SPLITS:
             if not self._enough:
                 self.spread(split, everyone)
 
