@@ -6,7 +6,7 @@ Single node and cluster take turns run by run; times are medians, the speed-up i
 onnxruntime with two threads, which shares its memory, has turns too: what no network could beat.
 
 Links are emulated (`benchmarks/testbed.py`), which needs root on Linux; else only `loopback` is measured. Results are added to
-`benchmarks/results/network-MODEL.json`, with a picture beside it; what was measured before for the same model, link and planner is replaced.
+`benchmarks/results/network-MODEL.json`, with a picture beside it; what was measured before for the same link and planner is replaced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bbgrap.planners.options import SPLITS, TRANSFER_TYPES, PlanOptions, Transfe
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.session import connect
 from benchmarks.plots import grouped_bars
-from benchmarks.testbed import CORES, Rate, at, can_limit, probe, testbed
+from benchmarks.testbed import CORES, Rate, at, can_limit, open_testbed, probe
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = "resnet50,vgg16"
@@ -206,7 +206,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 def measure_link(rate: Rate, jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """Measure all models over one link."""
     found = []
-    with testbed(rate) as bed:
+    with open_testbed(rate) as bed:
         bits_per_s, round_trip_s = probe(bed.places, bed.hosts[1])
         link = {"name": rate.name, "measured_mbit_per_s": round(bits_per_s / 1e6, 1), "round_trip_us": round(round_trip_s * 1e6, 1)}
         say(f"{rate.name}: a plain TCP connection gets {bits_per_s / 1e6:,.0f} Mbit/s, {round_trip_s * 1e6:.0f} µs there and back")

@@ -106,7 +106,7 @@ def can_limit() -> bool:
 
 
 @contextmanager
-def testbed(rate: Rate, cache_dir: Path | None = None) -> Iterator[Testbed]:
+def open_testbed(rate: Rate, cache_dir: Path | None = None) -> Iterator[Testbed]:
     """Start a coordinator and two agents joined by a link; they are gone afterwards.
 
     Raises:
