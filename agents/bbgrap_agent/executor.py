@@ -25,8 +25,8 @@ from bbgrap.transport.data import Arrival, DataPlane
 
 MAX_EARLY = 1024
 """Messages kept for requests that have not begun: the data of the fastest neighbours, for every request in flight."""
-MAX_ENDED = 4096
-"""Ended requests remembered, so that their late messages are known as such."""
+MAX_ENDED = 1024
+"""Ended requests remembered, so that their late messages are known as such: more than are in flight. Each costs some 300 bytes."""
 
 MAX_PONG_BYTES = 4 << 20
 """The largest answer to a ping."""
