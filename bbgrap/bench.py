@@ -332,7 +332,7 @@ def _used_by_others() -> float:
 
 def _machine(others: Sequence[float]) -> dict[str, Any]:
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": usable_cores(),
         "system": platform.platform(),
         "others_percent": [round(value, 1) for value in others],  # before, during and after the measurement
@@ -340,7 +340,8 @@ def _machine(others: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """Return what this machine's processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

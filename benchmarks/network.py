@@ -23,10 +23,10 @@ from typing import Any
 from bbgrap.bench import bench
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.options import plan_options
 from bbgrap.cli.output import print_json, print_table, report_error, say, step
 from bbgrap.errors import BbgrapError, UsageError
-from bbgrap.planners.options import SPLITS, TRANSFER_TYPES, PlanOptions, TransferType
-from bbgrap.planners.registry import PLANNERS
+from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
 from bbgrap.session import connect
 from benchmarks.plots import grouped_bars
 from benchmarks.testbed import CORES, Rate, at, can_limit, open_testbed, probe
@@ -87,11 +87,7 @@ def parse_planner(text: str, transfer_dtype: TransferType = "exact") -> PlanOpti
         UsageError: if there is no such planner or split.
     """
     name, _, split = text.strip().partition(":")
-    if name not in PLANNERS:
-        raise UsageError(f"planner: expected one of {', '.join(PLANNERS)}, got '{name}'")
-    if split not in ("", *SPLITS):
-        raise UsageError(f"planner '{name}': expected one of {', '.join(SPLITS)} after the colon, got '{split}'")
-    return PlanOptions(name, split or "rows", transfer_dtype=transfer_dtype)  # type: ignore[arg-type]  # looked up above
+    return plan_options(name, split or "rows", transfer_dtype=transfer_dtype)
 
 
 def measure(coordinator: str, job: Job) -> dict[str, Any]:
