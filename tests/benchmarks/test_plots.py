@@ -19,7 +19,7 @@ def test_bars(values, target):
     root = ElementTree.fromstring(grouped_bars("<&>", values, axis="speed-up", target=target))  # noqa: S314 - ours
     drawn = [bar for bar in root.iter(f"{SVG}rect") if bar.find(f"{SVG}title") is not None]
     assert len(drawn) == sum(value is not None for of in values.values() for value in of.values())
-    assert all(0 <= float(bar.get("y", "")) and float(bar.get("height", "")) >= 0 for bar in drawn)
+    assert all(float(bar.get("y", "")) >= 0 and float(bar.get("height", "")) >= 0 for bar in drawn)
 
 
 @given(st.dictionaries(NAMES, st.lists(st.tuples(st.integers(1, 64), VALUES), min_size=1, max_size=5), max_size=4))
