@@ -221,10 +221,12 @@ def _work(given: argparse.Namespace) -> int:
     if not can_limit() and any(rate.bits_per_s for rate in rates):
         say("no root here: links cannot be emulated, measuring loopback only")
         rates = [Rate("loopback", None)]
-    rows = [row for rate in rates for row in measure_link(rate, jobs)]
-    if not given.no_results:
-        for path in keep(rows):
-            say(f"written: {path}")
+    rows = []
+    for rate in rates:
+        found = measure_link(rate, jobs)
+        rows += found
+        if not given.no_results:
+            say(f"written: {', '.join(map(str, keep(found)))}")
     if given.json:
         print_json(rows)
     else:
