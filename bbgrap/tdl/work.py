@@ -28,7 +28,7 @@ KINDS: Mapping[str, str] = {
     "elementwise": "functions of single elements",
     "move": "transposes, concatenations, paddings, resizings: bytes that change place",
     "other": "everything else",
-    "segment": "starting a segment, and bringing the maps at its borders into the layout of its kernels",
+    "segment": "starting a segment, and copying the maps at its borders, by bytes that enter",
     "message": "packing, sending, receiving and unpacking one message, per end",
 }
 """Kinds of work, and what they are."""
