@@ -128,6 +128,35 @@ def _compare_one(who: str, mine: Array, theirs: Array) -> Comparison:
     return Comparison(error, relative, bit_identical=False, within_tolerance=relative <= allowed)
 
 
+class Alone:
+    """Plain onnxruntime on some cores of this machine, with the times of its turns."""
+
+    def __init__(self, model: Path, threads: int, cores: frozenset[int]) -> None:
+        """Load the file."""
+        self.threads = threads
+        self.cores = cores
+        self.times: list[float] = []
+        with bound_to(cores):
+            self._reference = Reference(model, threads=threads)
+
+    def turn(self, feeds: Mapping[str, Array], *, counted: bool) -> list[Array]:
+        """Run once, and return the answer."""
+        with bound_to(self.cores):
+            start = time.perf_counter()
+            try:
+                answer = self._reference.run(feeds)
+            except ExecutionError as error:
+                raise ExecutionError(f"single node: {error}") from None
+            took = time.perf_counter() - start
+        if counted:
+            self.times.append(took)
+        return answer
+
+    def result(self) -> dict[str, Any]:
+        """Return the object `single_node` of `bench --json`."""
+        return {**_times(self.times), "threads": self.threads, "cores": sorted(self.cores), "onnxruntime": ort.__version__}
+
+
 class Contender:
     """A session on the cluster for one planner, with the times and the worst answer of its turns."""
 
@@ -151,15 +180,16 @@ class Contender:
         if counted:
             self.times.append(took)
 
-    def result(self, single: Sequence[float]) -> dict[str, Any]:
-        """Return the entry of `results` in `bench --json`."""
+    def result(self, single: Sequence[float], whole_machine: Sequence[float] | None = None) -> dict[str, Any]:
+        """Return the entry of `results` in `bench --json`; times of the others in the same turns."""
         plan = self.session.plan.report
         done = plan["optimized"]
         return {
             "planner": self.options.planner,
             "split": self.options.split,
             **_times(self.times),
-            "speedup": statistics.median(alone / mine for alone, mine in zip(single, self.times, strict=True)),
+            "speedup": _median_ratio(single, self.times),
+            "whole_machine_ratio": None if whole_machine is None else _median_ratio(whole_machine, self.times),
             **self.comparison.as_dict(),
             "verified": self.comparison.verified,
             "fault": self.comparison.fault or None,
@@ -182,6 +212,7 @@ def bench(
     *,
     runs: int = 30,
     threads: int | None = None,
+    whole_machine: frozenset[int] = frozenset(),
     name: str = "",
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
@@ -194,6 +225,8 @@ def bench(
         contenders: One session each.
         runs: Turns that are counted.
         threads: Of the single node; None: as many as the cluster's largest agent has.
+        whole_machine: Cores on which plain onnxruntime has turns of its own, with a thread on each: what shared memory would give.
+            None: no such turns.
         name: What to call the model; default: as its file.
         report: Told how far it is; called between turns only.
 
@@ -207,11 +240,10 @@ def bench(
         raise UsageError(f"bench: expected at least one run and one planner, got {runs} and {len(contenders)}")
     agents = cluster.nodes()
     count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
-    cores = _first_cores(count)
     report("loading the single node")
-    with _bound_to(cores):
-        reference = Reference(model, threads=count)
-        expected = _single_answer(reference, feeds)
+    single = Alone(model, count, _first_cores(count))
+    expected = single.turn(feeds, counted=False)
+    whole = [Alone(model, len(whole_machine), whole_machine)] if whole_machine else []
     sessions = [Contender(model, options, cluster, report) for options in contenders]
     for contender in sessions:
         report(f"{contender.options.planner}: planning and deploying")
@@ -220,19 +252,16 @@ def bench(
     before = psutil.cpu_percent(LOOK_S)
     used = _used_by_others()
     start_of_all = time.perf_counter()
-    single: list[float] = []
     for turn in range(-WARM_UP, runs):
+        for shared in whole:
+            shared.turn(feeds, counted=turn >= 0)
+            time.sleep(SETTLE_S)
         time.sleep(pause)
-        with _bound_to(cores):
-            start = time.perf_counter()
-            reference.run(feeds)
-            took = time.perf_counter() - start
-        if turn >= 0:
-            single.append(took)
+        single.turn(feeds, counted=turn >= 0)
         for contender in sessions:
             time.sleep(pause)
             contender.turn(feeds, expected, counted=turn >= 0)
-        report(_standing(turn, runs, single, sessions))
+        report(_standing(turn, runs, single.times, sessions))
     during = 100 * (_used_by_others() - used) / (time.perf_counter() - start_of_all) / (psutil.cpu_count() or 1)
     time.sleep(pause)
     others = [before, max(0.0, during), psutil.cpu_percent(LOOK_S)]
@@ -244,17 +273,15 @@ def bench(
         "runs": runs,
         "warm_up": WARM_UP,
         "agents": [{key: value for key, value in asdict(agent).items() if key != "profile"} for agent in agents],
-        "single_node": {**_times(single), "threads": count, "cores": sorted(cores), "onnxruntime": ort.__version__},
+        "single_node": single.result(),
+        "whole_machine": whole[0].result() if whole else None,
         "machine": _machine(others),
-        "results": [contender.result(single) for contender in sessions],
+        "results": [contender.result(single.times, whole[0].times if whole else None) for contender in sessions],
     }
 
 
-def _single_answer(reference: Reference, feeds: Mapping[str, Array]) -> list[Array]:
-    try:
-        return reference.run(feeds)
-    except ExecutionError as error:
-        raise ExecutionError(f"single node: {error}") from None
+def _median_ratio(theirs: Sequence[float], mine: Sequence[float]) -> float:
+    return statistics.median(their / my for their, my in zip(theirs, mine, strict=True))
 
 
 def _times(seconds: Sequence[float]) -> dict[str, Any]:
@@ -279,7 +306,7 @@ def _first_cores(count: int) -> frozenset[int]:
 
 
 @contextmanager
-def _bound_to(cores: frozenset[int]) -> Iterator[None]:
+def bound_to(cores: frozenset[int]) -> Iterator[None]:
     """Bind this thread, and those it starts, to some cores; where the system cannot, leave it free."""
     if not cores:
         yield
@@ -305,7 +332,7 @@ def _used_by_others() -> float:
 
 def _machine(others: Sequence[float]) -> dict[str, Any]:
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": usable_cores(),
         "system": platform.platform(),
         "others_percent": [round(value, 1) for value in others],  # before, during and after the measurement
@@ -313,7 +340,8 @@ def _machine(others: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """Return what this machine's processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
