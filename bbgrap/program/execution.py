@@ -18,7 +18,7 @@ Kernel = Callable[[int, Sequence[Array]], Sequence[Array]]
 """Runs segment number n on its inputs."""
 
 Outbox = Callable[[int, int, Sequence[Array]], None]
-"""Sends message number m to a device; the parts may be views, to be copied or sent before the call returns."""
+"""Sends message number m to a device; the parts may be views, and nothing changes them any more."""
 
 
 class Copies:
