@@ -19,7 +19,7 @@ from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array
 from bbgrap.program.execution import Copies, Execution, Outbox
 from bbgrap.program.schedule import Schedule
-from bbgrap.protocol.data import Frame, Kind, Letter, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.data import Frame, Headers, Kind, Letter, letters_received, letters_sent, pack, unpack
 from bbgrap.protocol.messages import Buffer, Peer
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
@@ -31,6 +31,8 @@ MAX_ENDED = 4096
 
 SPIN_S = 200e-6
 """How long to wait busily for the next message of a request that runs."""
+
+_OF_REQUESTS = frozenset({Kind.DATA, Kind.START})
 
 Key = tuple[int, int]
 """Epoch and request."""
@@ -56,11 +58,13 @@ class Deployment:
     copies: Copies | None = None
     received: Mapping[int, Letter] = field(init=False)
     sent: Mapping[int, Letter] = field(init=False)
+    headers: Headers = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up once what every message is."""
         object.__setattr__(self, "received", letters_received(self.schedule))
         object.__setattr__(self, "sent", letters_sent(self.schedule))
+        object.__setattr__(self, "headers", Headers(self.schedule.device, self.epoch, self.sent))
 
     @property
     def destinations(self) -> tuple[str, ...]:
@@ -176,7 +180,7 @@ class Executor:
         """Take a message, or drop it if nobody expects it."""
         try:
             frame = Frame.parse(arrival.header)
-            if frame.kind in {Kind.DATA, Kind.START}:
+            if frame.kind in _OF_REQUESTS:
                 self._take(frame, arrival)
             elif frame.kind is Kind.PING:
                 self._pings.answer(frame, arrival.payload)
@@ -229,12 +233,11 @@ class Executor:
         return running
 
     def _outbox(self, deployment: Deployment, key: Key) -> Outbox:
-        epoch, request = key
-        device, addresses, letters, send = deployment.schedule.device, deployment.addresses, deployment.sent, self.plane.send
+        request, headers = key[1], deployment.headers
+        addresses, letters, send = deployment.addresses, deployment.sent, self.plane.send
 
         def outbox(message: int, destination: int, parts: Sequence[Array]) -> None:
-            header = Frame(Kind.DATA, device, epoch, request, message).to_bytes()
-            send(addresses[destination], header, *pack(letters[message], parts))
+            send(addresses[destination], headers.of(message, request), *pack(letters[message], parts))
 
         return outbox
 
