@@ -46,10 +46,22 @@ def test_rows_end_at_the_global_pool_and_heavy_products_split_by_features() -> N
     graph = build("vgg16")
     plan = plan_bbgrap(graph, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(graph))
     heavy = [node for node in graph.nodes if node.op == "Gemm"]
-    assert [len(plan.tiles[node.name]) for node in heavy] == [2, 2, 1]  # the last one has 16.4 MB: not worth it
+    assert [len(plan.tiles[node.name]) for node in heavy] == [2, 2, 2]
+    assert [plan.tiles[node.name][1].part is None for node in heavy] == [True, True, False]  # the last one, of 16.4 MB, adds up features
     resnet = build("resnet50")
     tail = plan_bbgrap(resnet, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(resnet))
-    assert [len(tail.tiles[n.name]) for n in resnet.nodes if n.op in ("GlobalAveragePool", "Gemm")] == [1, 1]
+    assert [len(tail.tiles[n.name]) for n in resnet.nodes if n.op in ("GlobalAveragePool", "Gemm")] == [2, 1]
+    pool = next(node.name for node in resnet.nodes if node.op == "GlobalAveragePool")
+    assert [(tile.device, str(tile.part)) for tile in tail.tiles[pool]] == [(0, "k0 0:4"), (1, "k0 4:7")]
+
+
+def test_the_ends_of_rows_are_partial_sums_only_where_these_are_small_and_rows_are_all_that_is_cut() -> None:
+    graph = build("tiny")  # its last map has 2 rows of 2
+    for cluster, split, parts in ((Cluster.even(2), "rows", 1), (Cluster.even(4), "grid", 1), (Cluster.even(2), "channels", 2)):
+        plan = make_plan(graph, cluster, PlanOptions(split=split))
+        (pool,) = (node.name for node in graph.nodes if node.op == "GlobalAveragePool")
+        assert {tile.part for tile in plan.tiles[pool]} == {None}, split
+        assert len(plan.tiles[pool]) == parts
 
 
 def test_a_faster_node_gets_more_rows() -> None:
