@@ -22,7 +22,9 @@ from onnx import NodeProto, numpy_helper
 from bbgrap.errors import ModelError
 from bbgrap.graph.types import Array
 
-_POOL = ".cropped"
+_BLOCKED = "_nchwc"
+"""What onnxruntime adds to the name of a result for that of the node that makes it in blocks."""
+
 _SPATIAL = (2, 3)
 
 
@@ -53,7 +55,7 @@ def crops_to_pools(data: bytes) -> tuple[bytes, tuple[Crop, ...]]:
         crop = _crop_of(node, shapes, constants) if node.op_type == "Slice" and not node.domain else None
         if crop is not None:
             crops.append(crop)
-            node.CopyFrom(onnx.helper.make_node("MaxPool", [node.input[0]], [crop.result], crop.result + _POOL, kernel_shape=crop.kernel))
+            node.CopyFrom(onnx.helper.make_node("MaxPool", [node.input[0]], [crop.result], crop.result, kernel_shape=crop.kernel))
     return proto.SerializeToString(deterministic=True), tuple(crops)
 
 
@@ -63,10 +65,10 @@ def pools_to_crops(graph: onnx.GraphProto, crops: Sequence[Crop], block: int) ->
     Raises:
         ModelError: if one of them is gone, or is not the pooling that was put there.
     """
-    wanted = {crop.result + _POOL: crop for crop in crops}
+    wanted = {crop.result: crop for crop in crops}
     nodes: list[NodeProto] = []
     for node in graph.node:
-        crop = wanted.pop(node.name.removesuffix("_nchwc"), None) if node.op_type == "MaxPool" else None
+        crop = wanted.pop(node.name.removesuffix(_BLOCKED), None) if node.op_type == "MaxPool" else None
         if crop is None:
             nodes.append(node)
             continue
@@ -117,7 +119,7 @@ def _check(node: NodeProto, crop: Crop) -> None:
 def _cropping(graph: onnx.GraphProto, node: NodeProto, crop: Crop, block: int | None) -> list[NodeProto]:
     """Return the nodes that crop; of a blocked map, in a view with the channels of a block last."""
     (result,), (source,) = node.output, node.input
-    label = f"{crop.result}{_POOL}"
+    label = f"{crop.result}.cropped"
 
     def constant(part: str, *values: int) -> str:
         graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), f"{label}.{part}"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.errors import UsageError
 from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
-from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import make_plan
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.tdl import even_split
@@ -55,13 +55,11 @@ def test_rows_end_at_the_global_pool_and_heavy_products_split_by_features() -> N
     assert [(tile.device, str(tile.part)) for tile in tail.tiles[pool]] == [(0, "k0 0:4"), (1, "k0 4:7")]
 
 
-def test_the_ends_of_rows_are_partial_sums_only_where_these_are_small_and_rows_are_all_that_is_cut() -> None:
-    graph = build("tiny")  # its last map has 2 rows of 2
-    for cluster, split, parts in ((Cluster.even(2), "rows", 1), (Cluster.even(4), "grid", 1), (Cluster.even(2), "channels", 2)):
-        plan = make_plan(graph, cluster, PlanOptions(split=split))
-        (pool,) = (node.name for node in graph.nodes if node.op == "GlobalAveragePool")
-        assert {tile.part for tile in plan.tiles[pool]} == {None}, split
-        assert len(plan.tiles[pool]) == parts
+@pytest.mark.parametrize(("nodes", "split", "parts"), [(2, "rows", 2), (2, "columns", 2), (4, "grid", 0), (2, "channels", 0), (2, "batch", 0)])
+def test_a_pool_over_all_that_is_cut_adds_up_partial_results(nodes: int, split: Split, parts: int) -> None:
+    plan = make_plan(build("tiny"), Cluster.even(nodes), PlanOptions(split=split))
+    (pool,) = (node.name for node in plan.graph.nodes if node.op == "GlobalAveragePool")
+    assert sum(tile.part is not None for tile in plan.tiles[pool]) == parts
 
 
 def test_a_faster_node_gets_more_rows() -> None:
