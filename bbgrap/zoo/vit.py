@@ -22,7 +22,9 @@ def vit(name: str, *, depth: int, width: int, heads: int, size: int, patch: int,
     b = Builder(name, (1, 3, size, size))
     x = _embedding(b, width, patch)
     for layer in range(depth):
-        x = b.binary("Add", x, _attention(b, b.layer_norm(x, f"layer{layer}.norm1"), f"layer{layer}.attention", heads), f"layer{layer}.add1")
+        x = b.binary(
+            "Add", x, _attention(b, b.layer_norm(x, f"layer{layer}.norm1"), f"layer{layer}.attention", heads), f"layer{layer}.add1"
+        )
         x = b.binary("Add", x, _mlp(b, b.layer_norm(x, f"layer{layer}.norm2"), f"layer{layer}.mlp"), f"layer{layer}.add2")
     x = b.layer_norm(x, "norm")
     x = b.node("Gather", "first", [x, b.weight("first.index", np.array(0, np.int64))], (1, width), {"axis": 1})

@@ -55,7 +55,9 @@ def test_rows_end_at_the_global_pool_and_heavy_products_split_by_features() -> N
     assert [(tile.device, str(tile.part)) for tile in tail.tiles[pool]] == [(0, "k0 0:4"), (1, "k0 4:7")]
 
 
-@pytest.mark.parametrize(("nodes", "split", "parts"), [(2, "rows", 2), (2, "columns", 2), (4, "grid", 0), (2, "channels", 0), (2, "batch", 0)])
+@pytest.mark.parametrize(
+    ("nodes", "split", "parts"), [(2, "rows", 2), (2, "columns", 2), (4, "grid", 0), (2, "channels", 0), (2, "batch", 0)]
+)
 def test_a_pool_over_all_that_is_cut_adds_up_partial_results(nodes: int, split: Split, parts: int) -> None:
     plan = make_plan(build("tiny"), Cluster.even(nodes), PlanOptions(split=split))
     (pool,) = (node.name for node in plan.graph.nodes if node.op == "GlobalAveragePool")
