@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.program.schedule import BufferSpec, Part, Receive, Schedule, Send
-from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.data import Frame, Headers, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, unpack
 
 DTYPES = [DType.FLOAT, DType.BOOL, DType.INT64, DType.FLOAT16, DType.UINT8, DType.COMPLEX128, DType.STRING]
 
@@ -70,6 +70,13 @@ def test_arbitrary_header(header):
 def test_header_round_trip(frame):
     assert Frame.parse(frame.to_bytes()) == frame
     assert len(frame.to_bytes()) == 32
+
+
+@given(st.integers(0, 2**16 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
+def test_prepared_headers_are_those_of_frames(source, epoch, message, request):
+    headers = Headers(source, epoch, [message, 7])
+    for number in (message, 7):
+        assert headers.of(number, request) == Frame(Kind.DATA, source, epoch, request, number).to_bytes()
 
 
 def test_a_single_dense_part_is_not_copied():
