@@ -52,7 +52,9 @@ class Planned:
         """One line on what was planned."""
         used = len(self.compiled.plan.devices_used)
         of = "" if used == len(self.names) else f" of {len(self.names)}"
-        return f"{self.report['model']} by planner '{self.compiled.plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}"
+        transfers = self.compiled.optimized.transfers
+        lossy = "" if transfers == "exact" else f", floats travelling as {transfers} (lossy)"
+        return f"{self.report['model']} by planner '{self.compiled.plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}{lossy}"
 
 
 def plan_offline(request: Request) -> Planned:

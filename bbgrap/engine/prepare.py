@@ -89,7 +89,7 @@ def compile_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
     gc.disable()  # planning makes many small values and no cycles: looking for garbage among them would take half of the time
     try:
         descriptions = all_descriptions(graph)
-        compiled = compile_plan(make_plan(graph, cluster, options, descriptions), descriptions)
+        compiled = compile_plan(make_plan(graph, cluster, options, descriptions), descriptions, options.transfer_dtype)
     finally:
         if collecting:
             gc.enable()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from bbgrap.planners.options import TransferType
 from bbgrap.planners.plan import Plan
 from bbgrap.program.build import build_initial
 from bbgrap.program.passes import optimize
@@ -21,7 +22,16 @@ class Compiled:
     optimized: Program
 
 
-def compile_plan(plan: Plan, descriptions: Mapping[str, Description | None], *, verify: bool = False) -> Compiled:
-    """Build and optimise the program of a plan; `verify` checks every law between passes."""
-    initial = build_initial(plan, descriptions)
+def compile_plan(
+    plan: Plan, descriptions: Mapping[str, Description | None], transfers: TransferType = "exact", *, verify: bool = False
+) -> Compiled:
+    """Build and optimise the program of a plan.
+
+    Args:
+        plan: What the devices compute.
+        descriptions: Of its nodes, by name.
+        transfers: What 32-bit floats become on their way to an agent.
+        verify: Check every law between passes.
+    """
+    initial = replace(build_initial(plan, descriptions), transfers=transfers)
     return Compiled(plan, initial, optimize(initial, verify=verify))
