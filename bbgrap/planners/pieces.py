@@ -11,6 +11,8 @@ from bbgrap.tdl import Description, Part, input_regions, output_regions
 from bbgrap.tdl.work import Work, WorkCounter
 
 Regions = tuple[ShapeMap | None, ...]
+Piece = tuple[Regions, tuple[ShapeMap, ...]]
+"""Regions read and made."""
 
 
 class Pieces:
@@ -32,27 +34,36 @@ class Pieces:
             shapes = self._shapes[node.name] = tuple(graph.types[name].shape if name else None for name in node.inputs)
             made = self._made[node.name] = tuple(graph.types[name].shape for name in node.outputs if name)
             self._alike[node.name] = alike.setdefault(repr((descriptions[node.name], shapes, made)), len(alike))
-        self._pieces: dict[tuple[int, ShapeMap, Part | None], tuple[Regions, tuple[ShapeMap, ...]]] = {}
+        self._pieces: dict[tuple[int, ShapeMap, Part | None], Piece] = {}
+        self._works: dict[tuple[int, int], tuple[Tile, Piece, Work]] = {}
+        """By node and tile object, which is kept alive: looking at a region is slower than at an object."""
 
-    def piece(self, node: Node, tile: Tile) -> tuple[Regions, tuple[ShapeMap, ...]]:
+    def piece(self, node: Node, tile: Tile) -> Piece:
         """Return what a tile reads, per operand (None: not as data), and what it makes, per output in use."""
-        key = (self._alike[node.name], tile.region, tile.part)
-        found = self._pieces.get(key)
-        if found is None:
-            found = self._pieces[key] = self._look(node, tile)
-        return found
+        return self._known(node, tile)[1]
 
-    def _look(self, node: Node, tile: Tile) -> tuple[Regions, tuple[ShapeMap, ...]]:
+    def work(self, node: Node, tile: Tile) -> Work:
+        """Return the work of a tile."""
+        return self._known(node, tile)[2]
+
+    def _known(self, node: Node, tile: Tile) -> tuple[Tile, Piece, Work]:
+        key = (id(node), id(tile))
+        known = self._works.get(key)
+        if known is None:
+            place = (self._alike[node.name], tile.region, tile.part)
+            piece = self._pieces.get(place)
+            if piece is None:
+                piece = self._pieces[place] = self._look(node, tile)
+            known = self._works[key] = (tile, piece, self.counter.work(node, *piece, reduction_of(tile)))
+        return known
+
+    def _look(self, node: Node, tile: Tile) -> Piece:
         description, shapes = self.descriptions[node.name], self._shapes[node.name]
         if description is None:
             reads: Regions = tuple(ShapeMap.full(shape or ()) if name else None for name, shape in zip(node.inputs, shapes, strict=True))
         else:
             reads = input_regions(description, tile.region, shapes, reduction_of(tile))
         return reads, output_regions(description, tile.region, self._made[node.name])
-
-    def work(self, node: Node, tile: Tile) -> Work:
-        """Return the work of a tile."""
-        return self.counter.work(node, *self.piece(node, tile), reduction_of(tile))
 
 
 def reduction_of(tile: Tile) -> dict[str, Interval]:

@@ -131,15 +131,14 @@ class _Builder:
         for buffer, held in here:
             if held.issuperset(region):
                 return self._assemble(device, value, part, region, [Piece(buffer, region)])
+        missing = subtract_all(region, (own for _, own in here))
         for source, buffer, held in self.holders[value, part]:
-            if source == device:
-                continue
-            missing = subtract_all(region, (own for _, own in here))
             if not missing:
                 break
-            for wanted in (rest.intersect(held) for rest in missing):
-                if not wanted.is_empty:
-                    here.append((self._send(source, Piece(buffer, wanted), device), wanted))
+            wanted = [common for rest in missing if not (common := rest.intersect(held)).is_empty] if source != device else []
+            here += [(self._send(source, Piece(buffer, common), device), common) for common in wanted]
+            if wanted:
+                missing = [left for rest in missing for left in rest.subtract(held)]
         return self._joined(device, value, part, region, here)
 
     def _joined(self, device: int, value: str, part: Part, region: ShapeMap, here: list[tuple[BufferId, ShapeMap]]) -> BufferId:

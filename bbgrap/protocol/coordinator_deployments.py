@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from bbgrap.cluster.types import Cluster
+from bbgrap.cluster.types import COORDINATOR, Cluster
 from bbgrap.graph.types import TensorType
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.artifacts import Artifacts
@@ -148,7 +148,7 @@ class Deployments:
         deployment.tracker.move("planned")
         deployment.artifacts, deployment.report = event.artifacts, event.report
         devices = list(zip(deployment.members, event.artifacts.devices, strict=True))
-        addresses = [(m.name, m.join.data_address) for m, _ in devices] + [("coordinator", self.settings.data_address)]
+        addresses = [(m.name, m.join.data_address) for m, _ in devices] + [(COORDINATOR, self.settings.data_address)]
         peers = tuple(Peer(device, name, address) for device, (name, address) in enumerate(addresses))
         for member, part in devices:
             if part.schedule.steps:
