@@ -151,16 +151,17 @@ class Program:
         return "exact" if destination == self.host else self.transfers
 
     def part_bytes(self, device: int, send: Send) -> list[int]:
-        """Bytes that every part of a device's message takes on the wire; 0 where the shape is only known at run time."""
+        """Bytes that every part of a device's message takes on the wire."""
         wire = self.wire_to(send.destination)
-        return [self._bytes(self.devices[device].buffers[part.buffer].value, part.region.size, wire) for part in send.parts]
+        return [self.region_bytes(self.devices[device].buffers[part.buffer].value, part.region, wire) for part in send.parts]
 
-    def _bytes(self, value: str, count: int, wire: TransferType) -> int:
+    def region_bytes(self, value: str, region: ShapeMap, wire: TransferType) -> int:
+        """Bytes of a region of a value on the wire; 0 where the shape is only known at run time."""
         kind = self.graph.types[value]
         if kind.shape is None:
             return 0
         travels = wire_of(kind.dtype, wire)
-        return count * kind.dtype.itemsize if travels == "exact" else wire_bytes(count, travels)
+        return region.size * kind.dtype.itemsize if travels == "exact" else wire_bytes(region.size, travels)
 
 
 def reads_of(item: Step | Op) -> Iterator[BufferId]:
