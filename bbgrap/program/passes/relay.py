@@ -60,7 +60,7 @@ class RelayBroadcasts:
             return program
         levels = message_levels(program)
         found: dict[Level, list[Broadcast]] = defaultdict(list)
-        for broadcast in _broadcasts(program, levels):
+        for broadcast in broadcasts_of(program, levels):
             found[broadcast.level].append(broadcast)
         if not found:
             return program
@@ -163,7 +163,8 @@ def _prompt(steps: Sequence[object], levels: Mapping[int, Level]) -> set[int]:
     return found
 
 
-def _broadcasts(program: Program, levels: Mapping[int, Level]) -> Iterator[Broadcast]:
+def broadcasts_of(program: Program, levels: Mapping[int, Level]) -> Iterator[Broadcast]:
+    """Yield every broadcast of a fused program that can be relayed without anybody waiting for a device that is not there yet."""
     prompt = [_prompt(device.steps, levels) for device in program.devices[: program.host]]
     for device in program.devices:
         groups: dict[tuple[Level, int, ShapeMap], dict[int, Target]] = defaultdict(dict)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, NodeProfile
@@ -18,7 +18,8 @@ from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.compile import compile_plan
 from bbgrap.program.export import export
 from bbgrap.program.passes import DEFAULT_PASSES, RelayBroadcasts, optimize
-from bbgrap.program.passes.relay import cut, message_levels
+from bbgrap.program.passes.relay import broadcasts_of, cut, message_levels
+from bbgrap.program.passes.relayed import rewrite
 from bbgrap.program.predict import Predictor
 from bbgrap.program.schedule import check_schedule
 from bbgrap.program.simulate import simulate
@@ -79,6 +80,32 @@ def assert_only_faster(before: Program, cluster: Cluster, graph: Graph) -> bool:
     for got, want in zip(answers(after, graph), answers(before, graph), strict=True):
         assert np.array_equal(got, want)
     return after is not before
+
+
+def assert_all_can_be_relayed(before: Program, graph: Graph) -> None:
+    """Whether it pays or not: no deadlock, the same bytes in all, the same answer to the bit."""
+    levels = message_levels(before)
+    found = list(broadcasts_of(before, levels))
+    assume(found)
+    after = rewrite(before, levels, found)
+    assert not check_program(after)
+    assert traffic_bytes(after) == traffic_bytes(before)
+    for got, want in zip(answers(after, graph), answers(before, graph), strict=True):
+        assert np.array_equal(got, want)
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(networks(), st.integers(3, 5), st.sampled_from(["channels", "inputs", "grid", "rows"]), st.sampled_from(["exact", "float16"]))
+def test_all_broadcasts_of_the_planner(graph: Graph, nodes: int, split, transfers) -> None:
+    assert_all_can_be_relayed(compiled(graph, Cluster.even(nodes), PlanOptions(split=split), transfers).optimized, graph)
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.data())
+def test_all_broadcasts_of_any_legal_plan(data: st.DataObject) -> None:
+    graph = data.draw(networks())
+    plan = data.draw(plans(graph, data.draw(st.integers(3, 5))))
+    assert_all_can_be_relayed(compile_plan(plan, all_descriptions(graph), verify=True).optimized, graph)
 
 
 @given(networks(), st.integers(2, 5), plan_options(), st.sampled_from(["exact", "float16"]))
