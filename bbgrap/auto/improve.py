@@ -126,9 +126,7 @@ def shifted(tiles: tuple[Tile, ...], border: int, by: float) -> tuple[Tile, ...]
     start = min(max(right.start + rows, left.start), right.stop)
     moved = dict(zip(order, hulls, strict=True))
     moved[order[border]], moved[order[border + 1]] = Interval(left.start, stop), Interval(start, right.stop)
-    return tuple(
-        replace(tile, region=_with(tile.region, axis, moved[number])) for number, tile in enumerate(tiles) if len(moved[number])
-    )
+    return tuple(replace(tile, region=_with(tile.region, axis, moved[number])) for number, tile in enumerate(tiles) if len(moved[number]))
 
 
 def _with(region: ShapeMap, axis: int, interval: Interval) -> ShapeMap:

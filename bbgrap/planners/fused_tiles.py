@@ -59,9 +59,7 @@ def _cut_axis(tiles: tuple[Tile, ...], description: Description) -> int | None:
     return cut.pop() if len(cut) == 1 else None
 
 
-def _grown(
-    tiles: tuple[Tile, ...], axis: int, description: Description, needed: dict[int, ShapeMap], overlap: float
-) -> tuple[Tile, ...]:
+def _grown(tiles: tuple[Tile, ...], axis: int, description: Description, needed: dict[int, ShapeMap], overlap: float) -> tuple[Tile, ...]:
     """Return tiles that hold all that their machines need, or the tiles themselves if that overlaps too much."""
     grown = []
     for tile in tiles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, LinkProfile
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.prepare import prepare
 from bbgrap.graph.onnx_io import save_graph
@@ -34,6 +35,11 @@ def growing() -> Iterator[LocalCluster]:
         yield cluster
 
 
+def slow_links(name: str, names: Sequence[str]) -> tuple[LinkProfile, ...]:
+    """Declare links so slow that broadcasts of tiny maps are relayed."""
+    return tuple(LinkProfile(peer, 1e4, 1e-6) for peer in (*names, COORDINATOR) if peer != name)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_agents_agree(size: int, growing: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
     while len(growing.connection.nodes()) < size:
@@ -46,7 +52,9 @@ def test_agents_agree(size: int, growing: LocalCluster, tmp_path_factory: pytest
     def check(data: st.DataObject) -> None:
         graph = data.draw(networks())
         options = replace(data.draw(plan_options()), transfer_dtype=data.draw(st.sampled_from(["exact", "float16", "int8"])))
-        cluster = Cluster(tuple(NodeProfile(name, share=data.draw(st.integers(1, 100))) for name in names))
+        links = data.draw(st.booleans())
+        shares = {name: data.draw(st.integers(1, 100)) for name in names}
+        cluster = Cluster(tuple(NodeProfile(name, share, links=slow_links(name, names) if links else ()) for name, share in shares.items()))
         for node in cluster.nodes:
             growing.connection.add_profile(node)
         path = Path(folder) / "model.onnx"

@@ -14,12 +14,13 @@ than the highest level it has received. Relayed pieces travel between the level 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, permutations
 
 from bbgrap.cluster import Cluster
 from bbgrap.program.passes.relayed import Broadcast, Target, rewrite
+from bbgrap.program.predict import Predictor
 from bbgrap.program.steps import Program, Receive, Send
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 
@@ -45,8 +46,9 @@ class RelayBroadcasts:
     1. Only agents pass on, and only if they wait for the region together with the first message of its level: so nobody waits for a
        device that is not there yet, and no new circle of waiting can arise.
     2. Only over links that were measured or declared, and not within one machine.
-    3. An exchange takes as long as its busiest wire. The largest broadcasts come first; one is relayed if its exchange, the passing on
-       included, is then faster. Where all devices send alike (an all-gather) nothing is: every wire is as busy before as after.
+    3. An exchange takes as long as its busiest wire. The largest broadcasts from there come first; one is relayed if its exchange, the
+       passing on included, is then faster. Where all devices send alike (an all-gather) none is: wires are as busy before as after.
+    4. Of these exchanges those are relayed that lower the predicted time of a request.
 
     int8 scales depend on how a region is cut into messages; everything else arrives as it would directly, to the bit.
     """
@@ -59,20 +61,35 @@ class RelayBroadcasts:
         if not any(self.cluster.known_link(a, b) for a in devices for b in devices[:-1] if a != b):
             return program
         levels = message_levels(program)
+        exchanges = self._exchanges(program, levels)
+        bottlenecks = {(level, busiest) for level, exchange in exchanges.items() if (busiest := exchange.bottleneck) is not None}
         found: dict[Level, list[Broadcast]] = defaultdict(list)
-        for broadcast in broadcasts_of(program, levels):
+        for broadcast in broadcasts_of(program, levels, bottlenecks):
             found[broadcast.level].append(broadcast)
-        if not found:
-            return program
-        exchanges: dict[Level, _Exchange] = defaultdict(lambda: _Exchange(self.cluster, (0.0,) * len(devices), (0.0,) * len(devices)))
+        worth = [chosen for level in sorted(found) if (chosen := list(_chosen(exchanges[level], found[level])))]
+        return self._fastest(program, levels, worth) if worth else program
+
+    def _exchanges(self, program: Program, levels: Mapping[int, Level]) -> dict[Level, _Exchange]:
+        sent: dict[Level, list[float]] = defaultdict(lambda: [0.0] * len(program.devices))
         for device in program.devices:
             for step in device.steps:
                 if isinstance(step, Send):
-                    size = sum(program.part_bytes(device.device, step))
-                    level = levels[step.message]
-                    exchanges[level] = exchanges[level].with_message(device.device, step.destination, size)
-        chosen = [broadcast for level in sorted(found) for broadcast in _chosen(exchanges[level], found[level])]
-        return rewrite(program, levels, chosen) if chosen else program
+                    bandwidth = self.cluster.link(device.device, step.destination).bandwidth_bytes_per_s
+                    seconds = sum(program.part_bytes(device.device, step)) / bandwidth if bandwidth else 0.0
+                    sent[levels[step.message]][device.device] += seconds
+        idle = (0.0,) * len(program.devices)
+        return {level: _Exchange(self.cluster, tuple(direct), idle) for level, direct in sent.items()}
+
+    def _fastest(self, program: Program, levels: Mapping[int, Level], worth: list[list[Broadcast]]) -> Program:
+        """Relay exchange by exchange, as long as the predicted time of a request falls: direct messages overlap with work, too."""
+        predictor = Predictor(self.cluster)
+        best, best_s, kept = program, predictor.timeline(program).total_s, []
+        for chosen in worth:
+            relayed = rewrite(program, levels, [*kept, *chosen])
+            seconds = predictor.timeline(relayed).total_s
+            if seconds < best_s:
+                best, best_s, kept = relayed, seconds, [*kept, *chosen]
+        return best
 
 
 def _chosen(exchange: _Exchange, broadcasts: list[Broadcast]) -> Iterator[Broadcast]:
@@ -100,10 +117,11 @@ class _Exchange:
         latency = max((self.cluster.link(*route).latency_s for route in self.routes), default=0.0)
         return max(self.direct) + max(self.passed_on) + MESSAGE_S * max(messages.values(), default=0) + latency
 
-    def with_message(self, source: int, destination: int, size: int) -> _Exchange:
-        """Return the exchange with one more message."""
-        bandwidth = self.cluster.link(source, destination).bandwidth_bytes_per_s
-        return replace(self, direct=_plus(self.direct, source, size / bandwidth if bandwidth else 0.0))
+    @property
+    def bottleneck(self) -> int | None:
+        """The device whose wire is by far the busiest, if there is one: nothing else is worth relaying."""
+        *_, second, most = sorted(self.direct)
+        return self.direct.index(most) if second < WORTH * most else None
 
     def with_relay(self, broadcast: Broadcast) -> _Exchange | None:
         """Return the exchange with a broadcast relayed; None if a link is not known, or all from the source are memory."""
@@ -163,13 +181,20 @@ def _prompt(steps: Sequence[object], levels: Mapping[int, Level]) -> set[int]:
     return found
 
 
-def broadcasts_of(program: Program, levels: Mapping[int, Level]) -> Iterator[Broadcast]:
-    """Yield every broadcast of a fused program that can be relayed without anybody waiting for a device that is not there yet."""
+def broadcasts_of(
+    program: Program, levels: Mapping[int, Level], senders: Collection[tuple[Level, int]] | None = None
+) -> Iterator[Broadcast]:
+    """Yield the broadcasts of a fused program that can be relayed without anybody waiting for a device that is not there yet.
+
+    With `senders`, pairs of level and device, only theirs.
+    """
     prompt = [_prompt(device.steps, levels) for device in program.devices[: program.host]]
     for device in program.devices:
         groups: dict[tuple[Level, int, ShapeMap], dict[int, Target]] = defaultdict(dict)
         for step in device.steps:
-            if isinstance(step, Send) and step.destination != program.host and step.message in prompt[step.destination]:
+            if not isinstance(step, Send) or (senders is not None and (levels[step.message], device.device) not in senders):
+                continue
+            if step.destination != program.host and step.message in prompt[step.destination]:
                 for place, part in enumerate(step.parts):
                     group = groups[levels[step.message], part.buffer, part.region]
                     group.setdefault(step.destination, Target(step.destination, step.message, place))
