@@ -83,7 +83,8 @@ class RelayBroadcasts:
     def _fastest(self, program: Program, levels: Mapping[int, Level], worth: list[list[Broadcast]]) -> Program:
         """Relay exchange by exchange, as long as the predicted time of a request falls: direct messages overlap with work, too."""
         predictor = Predictor(self.cluster)
-        best, best_s, kept = program, predictor.timeline(program).total_s, []
+        best, best_s = program, predictor.timeline(program).total_s
+        kept: list[Broadcast] = []
         for chosen in worth:
             relayed = rewrite(program, levels, [*kept, *chosen])
             seconds = predictor.timeline(relayed).total_s
