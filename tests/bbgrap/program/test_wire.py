@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -67,6 +67,17 @@ def test_a_second_journey_changes_next_to_nothing(array: Array, wire: TransferTy
     np.testing.assert_allclose(carried(once, wire), once, rtol=3e-7 if wire == "int8" else 0, atol=0 if wire == "float16" else 1e-36)
 
 
+def test_float16_is_numpys_for_every_half_and_what_lies_between() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    for part in (halves, halves[np.isfinite(halves)]):
+        exact = part.astype(np.float32)
+        np.testing.assert_array_equal(decode_floats(part.tobytes(), part.shape, "float16").view(np.uint32), exact.view(np.uint32))
+    middles = (exact[:-1] + exact[1:]) / 2
+    middles = middles[np.isfinite(middles)]
+    for near in (exact, middles, np.nextafter(middles, np.float32(np.inf)), np.nextafter(middles, np.float32(-np.inf))):
+        assert encode_floats(near, "float16").tobytes() == near.astype(np.float16).tobytes()
+
+
 def test_what_is_too_large_for_float16_becomes_the_largest() -> None:
     array = np.array([65504, 65519, 65520, 1e30, -7e4, np.inf, -np.inf, 6e-8, 1e-9], np.float32)
     back = carried(array, "float16")
@@ -91,6 +102,7 @@ def test_another_number_of_bytes_is_refused(wire: TransferType) -> None:
             decode_floats(wrong, (100,), wire)
 
 
+@settings(max_examples=20)
 @given(networks(), clusters(), plan_options(), st.sampled_from(["float16", "int8"]))
 def test_what_goes_to_agents_is_converted_and_answers_are_not(
     graph: Graph, cluster: Cluster, options: PlanOptions, wire: TransferType
