@@ -28,7 +28,7 @@ from bbgrap.program.steps import Program, Receive, Send, check_program
 from bbgrap.shapemap import ShapeMap, covers
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
-from tests.partition import all_values, compiled, run_checked
+from tests.partition import all_values, assert_close, compiled, run_checked
 from tests.random_models import networks, plan_options, plans, random_feeds
 from tests.strategies import shape_maps
 
@@ -183,6 +183,17 @@ def test_one_layer_on_one_node_goes_once_through_its_wire() -> None:
     assert sent_bytes(before)[0] - returned == 3 * (4 << 20)
     assert sent_bytes(after)[0] - returned == pytest.approx(4 << 20, rel=0.2)
     assert assert_only_faster(before, even(4, GIGABIT), before.graph)
+
+
+def test_int8_is_relayed_only_if_its_scales_stay_as_many() -> None:
+    even_pieces = replace(broadcast(3 << 18), transfers="int8")  # pieces of whole blocks
+    after = RelayBroadcasts(even(4, GIGABIT)).run(even_pieces)
+    assert after is not even_pieces
+    assert traffic_bytes(after) == traffic_bytes(even_pieces)
+    for got, want in zip(answers(after, after.graph), answers(even_pieces, after.graph), strict=True):
+        assert_close(got, want, "output", 0.05)
+    odd = replace(broadcast(256 * 4099), transfers="int8")
+    assert RelayBroadcasts(even(4, GIGABIT)).run(odd) is odd
 
 
 @pytest.mark.parametrize(
