@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from bbgrap.errors import RemoteProtocolError
+from bbgrap.program.recording import Record
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -53,6 +54,7 @@ from bbgrap.protocol.coordinator_events import (
     ToClient,
 )
 from bbgrap.protocol.coordinator_members import Member, Members
+from bbgrap.protocol.coordinator_records import Recordings
 from bbgrap.protocol.messages import (
     PROTOCOL_VERSION,
     Abandon,
@@ -64,6 +66,7 @@ from bbgrap.protocol.messages import (
     Join,
     Leave,
     Measured,
+    Recorded,
     Rejoin,
     RequestFailed,
     WeightsMissing,
@@ -98,6 +101,7 @@ class CoordinatorMachine:
         self.deployments = Deployments(settings, self.members)
         self.uploads = Uploads(dict(stored or {}))
         self.measurements = Measurements(settings, self.members)
+        self.recordings = Recordings(settings.records_within_s)
         self.requests: dict[int, _Request] = {}
         self._by_caller: dict[Caller, int] = {}
         self._numbers = count(1)
@@ -121,7 +125,7 @@ class CoordinatorMachine:
                 deployment = self.deployments.by_epoch.get(event.epoch)
                 return [] if deployment is None else self._give_up(deployment, "plan failed", event.fault, event.reason)
             case RequestDone():
-                return self._on_done(event)
+                return self._on_done(event, now)
             case RequestBroke():
                 request = self.requests.get(event.request)
                 return [] if request is None else self._fail(request, "failed", event.fault, event.reason)
@@ -132,7 +136,17 @@ class CoordinatorMachine:
         match message:
             case Join():
                 return self.members.join(identity, message, now)
-            case Heartbeat() | WeightsMissing() | WeightStored() | Deployed() | DeploymentFailed() | RequestFailed() | Measured() | Leave():
+            case (
+                Heartbeat()
+                | WeightsMissing()
+                | WeightStored()
+                | Deployed()
+                | DeploymentFailed()
+                | RequestFailed()
+                | Recorded()
+                | Measured()
+                | Leave()
+            ):
                 member = self.members.heard(identity, type(message).__name__, now)
                 return [ToAgent(identity, member)] if isinstance(member, Rejoin) else self._on_agent(member, message, now)
             case _:
@@ -161,6 +175,8 @@ class CoordinatorMachine:
                 if request is None or request.epoch != message.epoch:
                     return []
                 return self._fail(request, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
+            case Recorded():
+                return self._on_recorded(member, message)
             case Measured():
                 return self.measurements.measured(member, message, now)
             case Leave():
@@ -319,14 +335,37 @@ class CoordinatorMachine:
         request.tracker.move("deployed")
         request.epoch = deployment.epoch
         deployment.running.add(request.number)
-        return [StartRequest(deployment.epoch, request.number, request.message.inputs, request.message.payload)]
+        message = request.message
+        if message.record:
+            self.recordings.begin(request.number, {identity: part.schedule.device for identity, part in deployment.parts.items()})
+        return [StartRequest(deployment.epoch, request.number, message.inputs, message.payload, message.record)]
 
-    def _on_done(self, event: RequestDone) -> list[Instruction]:
+    def _on_done(self, event: RequestDone, now: float) -> list[Instruction]:
         request = self.requests.get(event.request)
         if request is None:
             return []
+        if request.message.record:
+            request.tracker.move("computed")
+            self.recordings.computed(event, now)
+            return self._answer_recorded(request)
+        return self._answer(request, event, ())
+
+    def _on_recorded(self, member: Member, message: Recorded) -> list[Instruction]:
+        request = self.requests.get(message.request)
+        if request is None or request.epoch != message.epoch:
+            return []
+        self.recordings.take(message.request, member.identity, message.record)
+        request.tracker.move("Recorded")
+        return self._answer_recorded(request)
+
+    def _answer_recorded(self, request: _Request) -> list[Instruction]:
+        complete = self.recordings.complete(request.number)
+        return [] if complete is None else self._answer(request, *complete)
+
+    def _answer(self, request: _Request, event: RequestDone, records: tuple[Record, ...]) -> list[Instruction]:
         done = self._close(request, "finished")
-        return [ToClient(request.caller[0], RunResult(request.caller[1], request.epoch, event.outputs, event.payload)), *done]
+        identity, call = request.caller
+        return [ToClient(identity, RunResult(call, request.epoch, event.outputs, event.payload, records)), *done]
 
     def _fail(self, request: _Request, event: str, fault: Fault, reason: str) -> list[Instruction]:
         done = self._close(request, event)
@@ -336,6 +375,7 @@ class CoordinatorMachine:
         """Forget a request here, and everywhere it may still run."""
         request.tracker.move(event)
         del self.requests[request.number], self._by_caller[request.caller]
+        self.recordings.forget(request.number)
         deployment = self.deployments.by_epoch.get(request.epoch)
         if deployment is None or request.number not in deployment.running:
             for other in self.deployments.by_epoch.values():
@@ -374,6 +414,9 @@ class CoordinatorMachine:
             state = "ran" if request.tracker.state == "running" else "waited for its deployment"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self._fail(request, "deadline", Fault.EXECUTION, reason)
+        for number in self.recordings.overdue(now):
+            reason = f"request {number}: it was answered, but an agent has not told when it did what; trace again"
+            done += self._fail(self.requests[number], "failed", Fault.EXECUTION, reason)
         return [*done, *self.measurements.overdue(now)]
 
     def refuse(self, identity: Identity, error: RemoteProtocolError) -> list[Instruction]:

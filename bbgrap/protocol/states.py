@@ -93,6 +93,7 @@ TABLES: Mapping[Role, Table] = {
             "Deployed": "alive",
             "DeploymentFailed": "alive",
             "RequestFailed": "alive",
+            "Recorded": "alive",
             "Measured": "alive",
             "Leave": "gone",
             "silence": "gone",
@@ -123,6 +124,17 @@ TABLES: Mapping[Role, Table] = {
     Role.REQUEST: {
         "waiting": {"deployed": "running", "failed": "answered", "Cancel": "answered", "deadline": "answered"},
         "running": {
+            "Recorded": "running",
+            "computed": "recording",
+            "finished": "answered",
+            "RequestFailed": "answered",
+            "failed": "answered",
+            "agent lost": "answered",
+            "Cancel": "answered",
+            "deadline": "answered",
+        },
+        "recording": {
+            "Recorded": "recording",
             "finished": "answered",
             "RequestFailed": "answered",
             "failed": "answered",

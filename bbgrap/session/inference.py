@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
 import threading
@@ -17,10 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
-from bbgrap.errors import InputError, ModelError, UsageError
+from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.program.trace import HOST_NAME, Trace, clock_error_s, timeline_of
 from bbgrap.protocol.client_messages import (
     Fault,
     ModelChunk,
@@ -46,6 +48,8 @@ _TRIES = 3
 
 _PLANS = 64
 """Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
+
+_log = logging.getLogger("bbgrap.session")
 
 R = TypeVar("R")
 Shapes = tuple[tuple[int, ...], ...]
@@ -183,14 +187,18 @@ class InferenceSession:
         """
         del run_options  # onnxruntime's run options steer its own threads and logs
         chosen = self._signature.choose_outputs(output_names)
+        result = self._answer(input_feed)
+        return [_writable(result, index) for index in chosen]
+
+    def _answer(self, input_feed: Mapping[str, Any], *, record: bool = False) -> RunResult:
         feeds = self._signature.check_feed(input_feed)
         shapes = tuple(array.shape for array in feeds)
         headers = tuple(TensorHeader(arg.name, arg.dtype, array.shape) for arg, array in zip(self._signature.inputs, feeds, strict=True))
         contents = tuple(encode_array(array) for array in feeds)
-        result = self._retrying(lambda: self._run(shapes, headers, contents))
+        result = self._retrying(lambda: self._run(shapes, headers, contents, record=record))
         if len(result.outputs) != len(self._signature.outputs):
             raise InputError(f"model '{self._name}': expected {len(self._signature.outputs)} outputs, got {len(result.outputs)}")
-        return [_writable(result, index) for index in chosen]
+        return result
 
     def run_async(
         self,
@@ -214,6 +222,26 @@ class InferenceSession:
 
         self._pool.submit(work)
 
+    def trace(self, input_feed: Mapping[str, Any], runs: int = 5) -> Trace:
+        """Run the model some times, one after the other, and return when every agent and the coordinator did what.
+
+        Raises:
+            InputError: if a name, dtype or shape does not fit the model.
+            ExecutionError: if a request failed, or the agents changed meanwhile; tracing again is harmless.
+            ClusterUnavailableError: if there is no coordinator or no agent.
+        """
+        if runs < 1:
+            raise UsageError(f"trace: expected at least one run, got {runs}")
+        self._answer(input_feed)  # the first request after a pause finds caches and processors asleep
+        results = [self._answer(input_feed, record=True) for _ in range(runs)]
+        plan = self.plan
+        if any(result.epoch != plan.epoch for result in results):
+            raise ExecutionError(f"model '{self._name}': it was planned anew while it was traced; trace again")
+        names = (*plan.agents, HOST_NAME)
+        outputs = tuple(_writable(results[-1], index) for index in range(len(results[-1].outputs)))
+        timelines = tuple(timeline_of(result.records, names) for result in results)
+        return Trace(timelines, max(clock_error_s(result.records) for result in results), outputs)
+
     # --- plans ----------------------------------------------------------------------------------------------------------------------
 
     @property
@@ -228,7 +256,11 @@ class InferenceSession:
         return self._latest
 
     def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> PreparedPlan:
-        """Plan and deploy for these input shapes, so that the first run is as fast as the others."""
+        """Plan and deploy for these input shapes, so that the first run is as fast as the others.
+
+        The planner `auto` weighs what machines can do: nodes of which that is not known are measured first, once,
+        which takes some seconds each.
+        """
         ordered = tuple(tuple(shapes[arg.name]) for arg in self._signature.inputs)
         return self._retrying(lambda: self._prepared(ordered))
 
@@ -252,6 +284,8 @@ class InferenceSession:
         with self._lock:
             plan = self._plans.get(shapes)
             if plan is None:
+                if self.options.planner == "auto":
+                    self._measure()
                 model = self._bring()
                 named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
                 message = PrepareModel(self._connection.number(), model, named, self.options)
@@ -262,15 +296,26 @@ class InferenceSession:
             self._latest = plan
             return plan
 
-    def _run(self, shapes: Shapes, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...]) -> RunResult:
+    def _run(
+        self, shapes: Shapes, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...], *, record: bool
+    ) -> RunResult:
         plan = self._prepared(shapes)
-        message = RunModel(self._connection.number(), plan.key, self._deadline_s, headers, contents)
+        message = RunModel(self._connection.number(), plan.key, self._deadline_s, headers, contents, record)
         result = self._connection.try_call(message, RunResult)
         if result.epoch != plan.epoch:
             # Planned anew since, over other agents: what `plan` shows is to be asked for again.
             with self._lock:
                 self._plans.pop(shapes, None)
         return result
+
+    def _measure(self) -> None:
+        """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand; without, a plan assumes usual ones."""
+        for node in self._connection.nodes():
+            if node.profile is None or not node.profile.work:
+                try:
+                    self._connection.profile(node.name, self._on_progress)
+                except (ExecutionError, UsageError) as error:  # it has gone, or it cannot: neither keeps the others from working
+                    _log.warning("planning without a measurement of '%s': %s", node.name, error)
 
     # --- the model --------------------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,10 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
     def run(self):
         self.wire.run()
 
+    @rule()
+    def record(self):
+        self.wire.run(record=True)
+
     @precondition(lambda self: self.wire.pending())
     @rule(data=st.data(), count=st.integers(1, 10))
     def deliver(self, data, count):
@@ -86,6 +90,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         assert sorted(waiting + running) == sorted(machine.requests)
         assert all(request.epoch in deployments for n, request in machine.requests.items() if n in running)
         assert len(machine._by_caller) == len(machine.requests)
+        assert set(machine.recordings._awaited) == {n for n in running if machine.requests[n].message.record}
         assert set(machine.members.by_name) == {member.name for member in machine.members.by_identity.values()}
 
     def teardown(self):

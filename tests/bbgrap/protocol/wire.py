@@ -16,6 +16,7 @@ from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.program.recording import Record, StepLabel
 from bbgrap.program.schedule import BufferSpec, Join, Part, Receive, Run, Schedule, Send
 from bbgrap.protocol import agent_events as ae
 from bbgrap.protocol import client_machine as cm
@@ -62,6 +63,11 @@ def artifacts(devices: int) -> Artifacts:
     return Artifacts(parts, host, {digest_of(WEIGHT): WEIGHT})
 
 
+def record_of(device: int) -> Record:
+    """What a device would have recorded: one step."""
+    return Record(device, (StepLabel("compute", "s: y", 0),), ((1, 2, 3),), 4)
+
+
 @dataclass
 class FakeAgent:
     """An agent's machine with a process around it that does everything at once."""
@@ -71,6 +77,7 @@ class FakeAgent:
     machine: AgentMachine
     loaded: set[int] = field(default_factory=set)
     dropped: set[tuple[int, int]] = field(default_factory=set)
+    measuring: tuple[m.Peer, ...] = ()
     quit: str | None = None
 
 
@@ -89,6 +96,7 @@ class Wire:
     parts: dict[int, tuple[m.Peer, ...]] = field(default_factory=dict)
     answers: dict[int, list[c.FinalAnswer]] = field(default_factory=dict)
     weights: dict[str, set[str]] = field(default_factory=dict)
+    pingers: list[str] = field(default_factory=list)
     calls: int = 0
     joined: int = 0
     epochs: int = 1
@@ -176,7 +184,9 @@ class Wire:
                 self.started[instruction.request] = instruction
             case ce.DropRequest():
                 self.started.pop(instruction.request, None)
-            case ce.WriteChunk() | ce.HostPings() | ce.Tell():
+            case ce.HostPings(peers):
+                self.pingers = [peer.name for peer in peers]
+            case ce.WriteChunk() | ce.Tell():
                 pass
 
     def finish_requests(self) -> bool:
@@ -186,7 +196,12 @@ class Wire:
             able = {agent.name for agent in self.agents.values() if start.epoch in agent.loaded}
             if {peer.name for peer in self.parts[start.epoch]} <= able:
                 del self.started[number]
-                self.to_coordinator(ce.RequestDone(number, (), ()))
+                host = len(self.coordinator.deployments.by_epoch[start.epoch].members)
+                self.to_coordinator(ce.RequestDone(number, (), (), record_of(host) if start.record else None))
+                if start.record:
+                    devices = {peer.name: peer.device for peer in self.parts.get(start.epoch, ())}
+                    for agent in [agent for agent in self.agents.values() if agent.name in devices]:
+                        self.to_agent(agent, ae.StepsRecorded(start.epoch, number, record_of(devices[agent.name])))
                 done = True
         return done
 
@@ -218,7 +233,9 @@ class Wire:
             case ae.Quit(fault):
                 agent.quit = fault
                 self.agents.pop(agent.identity, None)
-            case ae.AllowPings() | ae.StartMeasuring() | ae.Reconnect() | ae.Tell():
+            case ae.StartMeasuring(_, peers):
+                agent.measuring = peers
+            case ae.AllowPings() | ae.Reconnect() | ae.Tell():
                 pass
 
     def carry_client(self, instructions: list[cm.Instruction]) -> None:
@@ -245,8 +262,8 @@ class Wire:
     def prepare(self) -> int:
         return self.call(prepare_message)
 
-    def run(self, deadline_s: float = 30.0) -> int:
-        return self.call(lambda n: c.RunModel(n, plan_key(prepare_message(n)), deadline_s, (), ()))
+    def run(self, deadline_s: float = 30.0, *, record: bool = False) -> int:
+        return self.call(lambda n: c.RunModel(n, plan_key(prepare_message(n)), deadline_s, (), (), record))
 
     def answer(self, call: int) -> c.FinalAnswer:
         """The one answer to a call, which must be there."""
