@@ -84,7 +84,7 @@ def simulate(
     forecast = planned.forecast
     with step("loading every node's segments"):
         artifacts = export(forecast.compiled.optimized)
-    report = {key: value for key, value in planned.report.items() if key != "nodes"}
+    report = {key: value for key, value in planned.report.items() if key not in ("nodes", "predicted_timeline")}
     predicted = forecast.timeline
     if measured:
         from bbgrap.engine.measured import measured_segments
