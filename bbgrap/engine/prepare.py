@@ -11,6 +11,7 @@ from typing import Any
 
 from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
+from bbgrap.engine.routes import Alternative, beside, serves_streams, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
@@ -27,12 +28,15 @@ from bbgrap.program.report import report_of
 class Prepared:
     """A planned model, ready to be deployed.
 
-    `report` is the object that `plan --json` prints (plain values only).
+    `report` is the object that `plan --json` prints (plain values only). `alternatives` are other routes of the same model, to be
+    deployed besides; `name` is what this one is called among them (empty: as its planner).
     """
 
     graph: Graph
     report: Mapping[str, Any]
     artifacts: Artifacts
+    name: str = ""
+    alternatives: tuple[Alternative, ...] = ()
 
 
 LEANER_SPLITS: tuple[Split, ...] = ("channels", "inputs")
@@ -48,8 +52,12 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
         PlanError: if no plan exists, or none that fits the nodes' memory.
     """
     graph = load_graph(model, shapes)
+    if serves_streams(options) and (routes := whole_on_each(graph, cluster)):
+        return Prepared(graph, routes[0].report, routes[0].artifacts, routes[0].name, routes[1:])
     _, artifacts, report = fit(graph, cluster, options)
-    return Prepared(graph, report, artifacts)
+    guards = options.planner == "auto" and options.objective == "latency"
+    others = beside(graph, cluster, Alternative("", artifacts, report)) if guards else ()
+    return Prepared(graph, report, artifacts, "", others)
 
 
 def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled, Artifacts, dict[str, Any]]:

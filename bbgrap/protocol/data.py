@@ -23,7 +23,7 @@ from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 from bbgrap.program.schedule import Part, Receive, Schedule, Send, part_shape
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import Buffer, TensorHeader
 
 DATA_VERSION = 1
 _MAGIC = b"BBGr"
@@ -34,6 +34,10 @@ _MIN_BLOCK = 16 << 10
 a piece more in a system call."""
 _FIXED = STORABLE - {DType.STRING}
 _MAX_RANK = 64
+
+
+Inputs = tuple[tuple[TensorHeader, ...], tuple[Buffer, ...]]
+"""The inputs of a request, and their contents."""
 
 
 class Kind(IntEnum):
@@ -240,6 +244,16 @@ def _unpack_one(kind: TensorType, payload: memoryview) -> tuple[Array, int]:
     if (kind.shape is not None and shape != kind.shape) or length > len(payload) - start:
         raise RemoteProtocolError(f"data message: expected {kind}, got shape {list(shape)} in {length} of {len(payload)} bytes")
     return decode_array(kind.dtype, shape, payload[start : start + length]), start + length
+
+
+def made_up(host: Schedule) -> Inputs | None:
+    """Return inputs of the right types for a host's schedule, all ones (integers may be divisors); None if they are not numbers."""
+    specs = [host.buffers[buffer] for buffer in host.feeds]
+    shapes = [spec.shape for spec in specs if spec.shape is not None and spec.dtype is not DType.STRING]
+    if len(shapes) < len(specs):
+        return None
+    headers = tuple(TensorHeader(spec.name, spec.dtype, shape) for spec, shape in zip(specs, shapes, strict=True))
+    return headers, tuple(encode_array(np.ones(header.shape, header.dtype.numpy)) for header in headers)
 
 
 def encode_array(array: Array) -> Buffer:

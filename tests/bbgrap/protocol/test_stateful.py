@@ -83,9 +83,13 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         deployments = machine.deployments.by_epoch
         waiting = [number for d in deployments.values() for number in d.waiting]
         running = [number for d in deployments.values() for number in d.running]
-        assert sorted(waiting + running) == sorted(machine.requests)
-        assert all(request.epoch in deployments for n, request in machine.requests.items() if n in running)
-        assert len(machine._by_caller) == len(machine.requests)
+        assert sorted(waiting + running) == sorted(machine.requests.open)
+        assert len(machine.requests.by_caller) == len(machine.requests.open)
+        for deployment in deployments.values():
+            for route in deployment.routes:
+                assert len(route.lane.running) <= route.lane.limit
+                assert all(machine.requests.open[number].epoch == route.epoch for number in route.lane.running)
+            assert not deployment.running or deployment.tracker.state == "ready"
         assert set(machine.members.by_name) == {member.name for member in machine.members.by_identity.values()}
 
     def teardown(self):
@@ -95,7 +99,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
             wire.pass_time(0.5)
         wire.settle()
         assert {call: len(answers) for call, answers in wire.answers.items() if len(answers) != 1} == {}
-        assert wire.coordinator.requests == {}
+        assert wire.coordinator.requests.open == {}
         if not wire.agents:
             wire.add_agent("a")
             wire.settle()
