@@ -91,8 +91,13 @@ class Policy(Protocol):
     or None if all routes do.
     """
 
-    medians: Mapping[int, float]
-    serving: int | None
+    @property
+    def medians(self) -> Mapping[int, float]:
+        """What was measured last."""
+
+    @property
+    def serving(self) -> int | None:
+        """Who takes the requests."""
 
     def begin(self, medians: Mapping[int, float]) -> None:
         """Start from measured times; without any if measuring was not possible."""

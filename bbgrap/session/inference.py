@@ -270,22 +270,24 @@ class InferenceSession:
         plan = self._prepared(shapes)
         result = self._submit(plan, headers, contents)
         if result.epoch != plan.epoch:
-            # Planned anew since, over other agents: what `plan` shows is to be asked for again.
+            # Planned anew since, over other agents, or by another route: what `plan` shows is to be asked for again.
             with self._lock:
-                self._plans.pop(shapes, None)
+                if self._plans.get(shapes) is plan:
+                    del self._plans[shapes]
         return result
 
     def _submit(self, plan: PreparedPlan, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...]) -> RunResult:
         """Run a request; as long as the coordinator has too many of them, wait and say it again."""
-        deadline, pause = time.monotonic() + self._deadline_s, _PAUSE_S
+        left, pause = self._deadline_s, _PAUSE_S
+        deadline = time.monotonic() + left
         while True:
-            left = max(0.0, deadline - time.monotonic())
             try:
                 return self._connection.try_call(RunModel(self._connection.number(), plan.key, left, headers, contents), RunResult)
             except CallFailedError as failed:
                 if failed.answer.fault is not Fault.BUSY or left <= pause:
                     raise
             time.sleep(pause)
+            left = max(0.0, deadline - time.monotonic())
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     # --- the model --------------------------------------------------------------------------------------------------------------------
