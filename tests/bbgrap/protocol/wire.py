@@ -6,9 +6,8 @@ sent is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -82,7 +81,9 @@ def whole(devices: int, device: int) -> Artifacts:
 def plan_of(job: ce.StartPlanning) -> ce.Planned:
     """What a planner makes: `auto` has other routes, the best node's beside the plan, or the whole model on every node."""
     devices = len(job.cluster.nodes)
-    alone = tuple(ce.PlannedRoute(f"single on {n.name}", whole(devices, d), '{"planner": "single"}') for d, n in enumerate(job.cluster.nodes))
+    alone = tuple(
+        ce.PlannedRoute(f"single on {n.name}", whole(devices, d), '{"planner": "single"}') for d, n in enumerate(job.cluster.nodes)
+    )
     if job.options.planner != "auto":
         return ce.Planned(job.epoch, artifacts(devices), "{}")
     if job.options.objective == "throughput":
@@ -126,6 +127,7 @@ class Wire:
 
     def __post_init__(self) -> None:
         self.coordinator = CoordinatorMachine(self.settings, {FILE.digest: FILE.size})
+        self.plan: Callable[[ce.StartPlanning], ce.Planned | None] = plan_of
         self.client = cm.ClientMachine("tcp://head:7070", silence_s=1e9)
 
     # --- the wire -----------------------------------------------------------------------------------------------------------------
@@ -145,6 +147,12 @@ class Wire:
 
     def pending(self) -> list[tuple[bytes, bytes]]:
         return [key for key, queue in self.queues.items() if queue]
+
+    def deliver_all(self) -> None:
+        """Deliver everything; requests go on."""
+        while keys := self.pending():
+            for key in keys:
+                self.deliver(key)
 
     def settle(self) -> None:
         """Deliver everything, and finish every request that can be."""
@@ -197,7 +205,9 @@ class Wire:
             case ce.ToClient(identity, answer):
                 self.send(b"", identity, TO_CLIENT.encode(answer))
             case ce.StartPlanning():
-                self.to_coordinator(plan_of(instruction))
+                planned = self.plan(instruction)
+                if planned is not None:
+                    self.to_coordinator(planned)
             case ce.HostDeploy(epoch):
                 self.parts[epoch] = instruction.peers
             case ce.HostRelease(epoch):
@@ -293,13 +303,30 @@ def prepare_message(call: int, options: PlanOptions) -> c.PrepareModel:
     return c.PrepareModel(call, MODEL, {"x": (2, 2)}, options)
 
 
-def ready_wire(*names: str, **given: Any) -> Wire:
-    """A wire with joined agents and a prepared plan."""
-    wire = Wire(**given)
+def joined_wire(
+    *names: str,
+    options: PlanOptions | None = None,
+    settings: ce.Settings | None = None,
+    seconds: Mapping[tuple[str, ...], float] | None = None,
+) -> Wire:
+    """A wire with joined agents and an offered model."""
+    wire = Wire(settings or ce.Settings("0.1.0", "tcp://head:1"), options=options or PlanOptions(), seconds=dict(seconds or {}))
     for name in names:
         wire.add_agent(name)
     wire.settle()
     wire.offer()
+    wire.settle()
+    return wire
+
+
+def ready_wire(
+    *names: str,
+    options: PlanOptions | None = None,
+    settings: ce.Settings | None = None,
+    seconds: Mapping[tuple[str, ...], float] | None = None,
+) -> Wire:
+    """A wire with joined agents and a prepared plan."""
+    wire = joined_wire(*names, options=options, settings=settings, seconds=seconds)
     wire.prepare()
     wire.settle()
     return wire
