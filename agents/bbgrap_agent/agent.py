@@ -27,7 +27,7 @@ from bbgrap.transport.control import ControlClient
 from bbgrap.transport.data import DataPlane
 from bbgrap.transport.mailbox import Mailbox
 from bbgrap_agent.executor import Executor
-from bbgrap_agent.loading import load
+from bbgrap_agent.loading import load, reachable
 from bbgrap_agent.probe import measure
 from bbgrap_agent.weights import WeightStore
 
@@ -133,8 +133,9 @@ class Agent:
             case events.AllowPings(peers):
                 executor.post(lambda: executor.allow_pings(peers))
             case events.StartMeasuring(measurement, peers):
+                others = reachable(peers, host_of(self._control.address))
                 self._later(
-                    lambda: events.MeasuringDone(measurement, measure(self._join, peers, executor)),
+                    lambda: events.MeasuringDone(measurement, measure(self._join, others, executor)),
                     lambda fault: events.MeasuringDone(measurement, None, fault),
                 )
             case events.Reconnect():

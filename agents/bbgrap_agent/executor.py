@@ -22,14 +22,12 @@ from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.data import Frame, Kind, Letter, letters_received, letters_sent, pack, unpack
 from bbgrap.protocol.messages import Buffer, Peer
 from bbgrap.transport.data import Arrival, DataPlane
+from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
 
 MAX_EARLY = 1024
 """Messages kept for requests that have not begun: the data of the fastest neighbours, for every request in flight."""
 MAX_ENDED = 4096
 """Ended requests remembered, so that their late messages are known as such."""
-
-MAX_PONG_BYTES = 4 << 20
-"""The largest answer to a ping."""
 
 SPIN_S = 200e-6
 """How long to wait busily for the next message of a request that runs."""
@@ -106,7 +104,7 @@ class Executor:
         self._early: OrderedDict[Key, list[tuple[int, list[Array]]]] = OrderedDict()
         self._early_count = 0
         self._ended: OrderedDict[Key, None] = OrderedDict()
-        self._ping_addresses: frozenset[str] = frozenset()
+        self._pings = PingAnswers(plane)
         self._on_pong: Callable[[int], None] | None = None
         self._complained: set[str] = set()
         self._stopped = False
@@ -146,11 +144,7 @@ class Executor:
 
     def allow_pings(self, peers: Sequence[Peer]) -> None:
         """Answer the pings of these peers, and of no others, from now on."""
-        for address in self._ping_addresses:
-            self.plane.disconnect(address)
-        self._ping_addresses = frozenset(peer.address for peer in peers)
-        for address in self._ping_addresses:
-            self.plane.connect(address)
+        self._pings.allow(peers)
 
     def begin_pings(self, address: str, on_pong: Callable[[int], None]) -> None:
         """Make pings to an address possible; their numbers come back to `on_pong`, in this thread."""
@@ -185,7 +179,7 @@ class Executor:
             if frame.kind in {Kind.DATA, Kind.START}:
                 self._take(frame, arrival)
             elif frame.kind is Kind.PING:
-                self._answer_ping(frame, arrival)
+                self._pings.answer(frame, arrival.payload)
             elif self._on_pong is not None:
                 self._on_pong(frame.request)
         except RemoteProtocolError as error:
@@ -276,11 +270,6 @@ class Executor:
         if finished:
             self._end(key)
         running.can_go_on = limit is not None and execution.position != before
-
-    def _answer_ping(self, frame: Frame, arrival: Arrival) -> None:
-        address = bytes(arrival.payload[:256]).decode("ascii", "replace")
-        if address in self._ping_addresses:
-            self.plane.send(address, Frame(Kind.PONG, 0, 0, frame.request, 0).to_bytes(), bytes(min(frame.message, MAX_PONG_BYTES)))
 
     def _stop(self) -> None:
         self._stopped = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime as ort
@@ -16,7 +17,7 @@ from bbgrap.graph.onnx_layout import Boundary
 from bbgrap.graph.types import Array
 from bbgrap.program.artifacts import SegmentModel
 from bbgrap.program.schedule import Run
-from bbgrap.protocol.messages import Deploy
+from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap_agent.compiling import Loaded, Loader, load_compiled, load_portable
 from bbgrap_agent.executor import Deployment, Segment
 from bbgrap_agent.weights import WeightStore
@@ -46,8 +47,13 @@ def load(deploy: Deploy, store: WeightStore, threads: int, coordinator_host: str
     loaded = (load_compiled if compiling else load_portable)(deploy.schedule, deploy.segments, loader)
     names = tuple(s.name for s in deploy.segments)
     _warm_up(loaded, names)
-    addresses = tuple(peer.address.replace("tcp://*:", f"tcp://{coordinator_host}:") for peer in deploy.peers)
+    addresses = tuple(peer.address for peer in reachable(deploy.peers, coordinator_host))
     return Deployment(deploy.epoch, loaded.schedule, loaded.segments, names, addresses, loaded.copies)
+
+
+def reachable(peers: Sequence[Peer], coordinator_host: str) -> tuple[Peer, ...]:
+    """Return peers at addresses that can be reached: a coordinator that listens everywhere is at the host this agent joined by."""
+    return tuple(replace(peer, address=peer.address.replace("tcp://*:", f"tcp://{coordinator_host}:")) for peer in peers)
 
 
 def _weights_of(model: SegmentModel, store: WeightStore) -> dict[str, Array]:

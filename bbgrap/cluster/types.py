@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bbgrap.cluster.speeds import Speed as Speed
+from bbgrap.cluster.speeds import shares_of
 from bbgrap.errors import ClusterFileError
 
 COORDINATOR = "coordinator"
@@ -28,27 +30,6 @@ class KernelRate:
 
     kind: str
     gflops: float
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """How fast a node does one kind of work (`bbgrap.tdl.work.KINDS`), with all its threads.
-
-        seconds = overhead_s + flops / flops_per_s + weight bytes / weight_bytes_per_s + map bytes / map_bytes_per_s
-
-    So half of the rows of a layer costs more than half of its time: its weights are read whole. A rate of 0 costs nothing.
-    """
-
-    kind: str
-    flops_per_s: float = 0.0
-    weight_bytes_per_s: float = 0.0
-    map_bytes_per_s: float = 0.0
-    overhead_s: float = 0.0
-
-    def seconds(self, flops: float, weight_bytes: float, map_bytes: float) -> float:
-        """Return the time of one piece of work."""
-        terms = ((flops, self.flops_per_s), (weight_bytes, self.weight_bytes_per_s), (map_bytes, self.map_bytes_per_s))
-        return self.overhead_s + sum(amount / rate for amount, rate in terms if rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +108,8 @@ class Cluster:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Relative parts of the work, in device order."""
-        return tuple(node.share for node in self.nodes)
+        """Relative parts of the work, in device order: declared, or measured."""
+        return shares_of(self.nodes)
 
     def link(self, source: int, destination: int) -> Link:
         """Return the link between two devices, the host among them: as either end knows it, else as the network says."""

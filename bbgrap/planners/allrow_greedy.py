@@ -30,7 +30,7 @@ def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, des
     chosen: dict[str, int] = {}
     for node in graph.nodes:
         earlier = [edge for edge in choices.around[node.name] if edge.consumer == node.name]
-        costs = sum((choices.bytes(edge)[chosen[edge.producer]] for edge in earlier), start=choices.no_cost(node.name))
+        costs = sum((choices.cost(edge)[chosen[edge.producer]] for edge in earlier), start=choices.node_cost(node.name))
         chosen[node.name] = int(costs.argmin())
     return Plan("allrow-greedy", graph, cluster, choices.plan_tiles(chosen))
 

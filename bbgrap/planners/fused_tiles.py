@@ -14,6 +14,8 @@ rows do not reach (after a global pool, say) is planned as `bbgrap` does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import plan_bbgrap
@@ -29,7 +31,15 @@ OVERLAP = 0.25
 
 def plan_fused_tiles(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Divide rows as `bbgrap` does, then let tiles grow from the back over every stack."""
-    tiles = dict(plan_bbgrap(graph, cluster, PlanOptions(split="rows"), descriptions).tiles)
+    rows = plan_bbgrap(graph, cluster, PlanOptions(split="rows"), descriptions).tiles
+    return Plan("fused-tiles", graph, cluster, grow_tiles(graph, rows, descriptions, OVERLAP))
+
+
+def grow_tiles(
+    graph: Graph, given: Mapping[str, tuple[Tile, ...]], descriptions: Descriptions, overlap: float
+) -> dict[str, tuple[Tile, ...]]:
+    """Return tiles that overlap by up to a part of each layer, so that what they need of each other they compute themselves."""
+    tiles = dict(given)
     needs: dict[str, dict[int, ShapeMap]] = {}
     for node in reversed(graph.nodes):
         description = descriptions[node.name]
@@ -37,9 +47,9 @@ def plan_fused_tiles(graph: Graph, cluster: Cluster, options: PlanOptions, descr
             continue
         axis = _cut_axis(tiles[node.name], description)
         if axis is not None:
-            tiles[node.name] = _grown(tiles[node.name], axis, description, needs.get(first_output(node), {}))
+            tiles[node.name] = _grown(tiles[node.name], axis, description, needs.get(first_output(node), {}), overlap)
         _add_needs(graph, node, description, tiles[node.name], needs)
-    return Plan("fused-tiles", graph, cluster, tiles)
+    return tiles
 
 
 def _cut_axis(tiles: tuple[Tile, ...], description: Description) -> int | None:
@@ -49,7 +59,7 @@ def _cut_axis(tiles: tuple[Tile, ...], description: Description) -> int | None:
     return cut.pop() if len(cut) == 1 else None
 
 
-def _grown(tiles: tuple[Tile, ...], axis: int, description: Description, needed: dict[int, ShapeMap]) -> tuple[Tile, ...]:
+def _grown(tiles: tuple[Tile, ...], axis: int, description: Description, needed: dict[int, ShapeMap], overlap: float) -> tuple[Tile, ...]:
     """Return tiles that hold all that their machines need, or the tiles themselves if that overlaps too much."""
     grown = []
     for tile in tiles:
@@ -57,7 +67,7 @@ def _grown(tiles: tuple[Tile, ...], axis: int, description: Description, needed:
         held = tile.region.axes[axis] if need is None else tile.region.axes[axis].union(need.axes[axis])
         grown.append(Tile(tile.device, tile.region.replace(axis, IntervalSet.of(held.hull)), tile.part))
     total = sum(len(tile.region.axes[axis]) for tile in grown)
-    return tuple(grown) if total <= (1 + OVERLAP) * description.shape[axis] else tiles
+    return tuple(grown) if total <= (1 + overlap) * description.shape[axis] else tiles
 
 
 def _add_needs(graph: Graph, node: Node, description: Description, tiles: tuple[Tile, ...], needs: dict[str, dict[int, ShapeMap]]) -> None:

@@ -18,18 +18,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions, first_output, operands_by_size
+from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.planners.words import Levels, Word, tiles_of
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import input_regions, site_of
 
 Integers = NDArray[np.int64]
+Costs = NDArray[Any]
+"""Bytes (integers) or seconds (floats)."""
+
 PASSES = 3
 """Passes over all nodes from every start: chosen; the third one rarely changes anything."""
 
@@ -46,23 +50,16 @@ class Edge:
     value: str
 
 
-class Choices:
-    """The options of every described node, and what each pair of options of neighbours costs."""
+class TileChoices:
+    """Options of every node, each a set of tiles, and what each pair of options of neighbours costs: here the bytes that are fetched."""
 
-    def __init__(self, graph: Graph, descriptions: Descriptions, levels: Levels, options: Mapping[str, Sequence[Word]]) -> None:
-        """Lay out the options; nodes without any (no description) compute whole on the strongest machine."""
-        self.graph = graph
-        self.descriptions = descriptions
-        self.levels = levels
-        self.words = options
-        self.tiles: dict[str, tuple[tuple[Tile, ...], ...]] = {node.name: self._tiles(node) for node in graph.nodes}
-        self.bytes = cache(self._bytes)
-
-    def _tiles(self, node: Node) -> tuple[tuple[Tile, ...], ...]:
-        description = self.descriptions[node.name]
-        if description is None:
-            return ((Tile(self.levels.root, whole_output(self.graph, node)),),)
-        return tuple(tiles_of(self.levels, description, word) for word in self.words[node.name])
+    def __init__(self, pieces: Pieces, count: int, tiles: Mapping[str, Sequence[tuple[Tile, ...]]]) -> None:
+        """Choose for `count` devices among these tiles."""
+        self.graph = pieces.graph
+        self.pieces = pieces
+        self.count = count
+        self.tiles = tiles
+        self.cost = cache(self.edge_cost)
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
@@ -84,19 +81,23 @@ class Choices:
             found[edge.consumer].append(edge)
         return {name: tuple(edges) for name, edges in found.items()}
 
-    def _bytes(self, edge: Edge) -> Integers:
+    def edge_cost(self, edge: Edge) -> Costs:
         """Return what an edge costs: [option of the producer, option of the consumer]."""
+        return np.asarray(self.missing(edge).sum(2))
+
+    def missing(self, edge: Edge) -> Integers:
+        """Return the bytes that every device has to fetch over an edge: [option of the producer, option of the consumer, device]."""
         kind = self.graph.types[edge.value]
         if not kind.shape:
-            return np.zeros((len(self.tiles[edge.producer]), len(self.tiles[edge.consumer])), dtype=np.int64)
+            return np.zeros((len(self.tiles[edge.producer]), len(self.tiles[edge.consumer]), self.count), dtype=np.int64)
         held = self._boxes([self._held(edge, tiles) for tiles in self.tiles[edge.producer]], len(kind.shape))
         need = self._boxes(list(self._needs(edge)), len(kind.shape))
         low = np.maximum(held[:, None, :, :, 0], need[None, :, :, :, 0])
         high = np.minimum(held[:, None, :, :, 1], need[None, :, :, :, 1])
-        common = np.clip(high - low, 0, None).prod(3).sum(2)
-        wanted = (need[..., 1] - need[..., 0]).prod(2).sum(1)
+        common = np.clip(high - low, 0, None).prod(3)
+        wanted = (need[..., 1] - need[..., 0]).prod(2)
         parts = np.array([len({tile.part for tile in tiles}) for tiles in self.tiles[edge.producer]])
-        return np.asarray((parts[:, None] * wanted[None, :] - common) * kind.dtype.itemsize)
+        return np.asarray((parts[:, None, None] * wanted[None, :, :] - common) * kind.dtype.itemsize)
 
     def _held(self, edge: Edge, tiles: tuple[Tile, ...]) -> dict[int, ShapeMap]:
         """Return what every device holds of the value: its tile, or the whole of an output that is not the first."""
@@ -106,18 +107,12 @@ class Choices:
 
     def _needs(self, edge: Edge) -> Iterator[dict[int, ShapeMap]]:
         """Yield, per option of the consumer, what every device reads of the value."""
-        node, description = self.graph.node_by_name[edge.consumer], self.descriptions[edge.consumer]
-        shapes = site_of(self.graph, node).input_shapes
+        node = self.graph.node_by_name[edge.consumer]
         numbers = [number for number, name in enumerate(node.inputs) if name == edge.value]
-        whole = ShapeMap.full(self.graph.types[edge.value].known_shape)
         for tiles in self.tiles[edge.consumer]:
-            found = {}
+            found: dict[int, ShapeMap] = {}
             for tile in tiles:
-                if description is None:
-                    found[tile.device] = whole
-                    continue
-                parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
-                regions = input_regions(description, tile.region, shapes, parts)
+                regions, _ = self.pieces.piece(node, tile)
                 for region in (regions[number] for number in numbers):
                     if region is not None and not region.is_empty:
                         found[tile.device] = region if tile.device not in found else found[tile.device].hull(region)
@@ -125,7 +120,7 @@ class Choices:
 
     def _boxes(self, regions: Sequence[Mapping[int, ShapeMap]], rank: int) -> Integers:
         """Return regions by device as bounds: [option, device, axis, start or stop]; zeros where a device has none."""
-        boxes = np.zeros((len(regions), self.levels.count, rank, 2), dtype=np.int64)
+        boxes = np.zeros((len(regions), self.count, rank, 2), dtype=np.int64)
         for number, of in enumerate(regions):
             for device, region in of.items():
                 boxes[number, device] = [(axis.hull.start, axis.hull.stop) for axis in region.axes]
@@ -134,33 +129,27 @@ class Choices:
     def best(self) -> dict[str, int]:
         """Return the number of the option for every node: of all starts, the one from which the passes get furthest."""
         tree = self._on_tree()
-        return min(map(self._improved, (tree, *self._uniform(tree))), key=self.total)
+        return min(map(self._improved, (tree, *self.starts(tree))), key=self.total)
 
-    def _uniform(self, otherwise: Mapping[str, int]) -> Iterator[dict[str, int]]:
-        """Yield choices of the same word for all nodes that have it."""
-        common = Counter(word for words in self.words.values() for word in words)
-        for word, _ in common.most_common(STARTS):
-            yield {name: self._number_of(name, word, number) for name, number in otherwise.items()}
-
-    def _number_of(self, name: str, word: Word, otherwise: int) -> int:
-        words = self.words.get(name, ())
-        return words.index(word) if word in words else otherwise
+    def starts(self, tree: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Yield choices to start from, besides the best one on the tree: none."""
+        yield from ()
 
     def _on_tree(self) -> dict[str, int]:
         parents: dict[str, Edge] = {}
         for edge in self.edges:
             parents.setdefault(edge.consumer, edge)
-        below = {node.name: self.no_cost(node.name) for node in self.graph.nodes}
+        below = {node.name: self.node_cost(node.name) for node in self.graph.nodes}
         for node in reversed(self.graph.nodes):
             if node.name in parents:
                 edge = parents[node.name]
-                below[edge.producer] = below[edge.producer] + (self.bytes(edge) + below[node.name]).min(1)
+                below[edge.producer] = below[edge.producer] + (self.cost(edge) + below[node.name]).min(1)
         chosen: dict[str, int] = {}
         for node in self.graph.nodes:
             costs = below[node.name]
             if node.name in parents:
                 edge = parents[node.name]
-                costs = costs + self.bytes(edge)[chosen[edge.producer]]
+                costs = costs + self.cost(edge)[chosen[edge.producer]]
             chosen[node.name] = int(costs.argmin())
         return chosen
 
@@ -176,23 +165,52 @@ class Choices:
                 break
         return chosen
 
-    def cost_around(self, name: str, chosen: Mapping[str, int]) -> Integers:
+    def cost_around(self, name: str, chosen: Mapping[str, int]) -> Costs:
         """Return what the edges of a node cost for each of its options; neighbours without a choice yet take what is best for it."""
-        total = self.no_cost(name)
+        total = self.node_cost(name)
         for edge in self.around[name]:
-            table = self.bytes(edge) if edge.consumer == name else self.bytes(edge).T
+            table = self.cost(edge) if edge.consumer == name else self.cost(edge).T
             other = edge.producer if edge.consumer == name else edge.consumer
             total = total + (table[chosen[other]] if other in chosen else table.min(0))
         return total
 
-    def no_cost(self, name: str) -> Integers:
-        """Return nothing for each of a node's options."""
+    def node_cost(self, name: str) -> Costs:
+        """Return what each of a node's options costs by itself: nothing."""
         return np.zeros(len(self.tiles[name]), dtype=np.int64)
 
-    def total(self, chosen: Mapping[str, int]) -> int:
-        """Return the bytes of a whole choice."""
-        return sum(int(self.bytes(edge)[chosen[edge.producer], chosen[edge.consumer]]) for edge in self.edges)
+    def total(self, chosen: Mapping[str, int]) -> float:
+        """Return what a whole choice costs."""
+        nodes: float = sum(self.node_cost(name)[number] for name, number in chosen.items())
+        edges: float = sum(self.cost(edge)[chosen[edge.producer], chosen[edge.consumer]] for edge in self.edges)
+        return nodes + edges
 
     def plan_tiles(self, chosen: Mapping[str, int]) -> dict[str, tuple[Tile, ...]]:
         """Return the tiles of a choice."""
         return {name: self.tiles[name][number] for name, number in chosen.items()}
+
+
+class Choices(TileChoices):
+    """Options that are words: those of every described node; one without any computes whole on the strongest machine."""
+
+    def __init__(self, graph: Graph, descriptions: Descriptions, levels: Levels, options: Mapping[str, Sequence[Word]]) -> None:
+        """Lay out the options."""
+        self.descriptions = descriptions
+        self.levels = levels
+        self.words = options
+        super().__init__(Pieces(graph, descriptions), levels.count, {node.name: self._tiles(graph, node) for node in graph.nodes})
+
+    def _tiles(self, graph: Graph, node: Node) -> tuple[tuple[Tile, ...], ...]:
+        description = self.descriptions[node.name]
+        if description is None:
+            return ((Tile(self.levels.root, whole_output(graph, node)),),)
+        return tuple(tiles_of(self.levels, description, word) for word in self.words[node.name])
+
+    def starts(self, tree: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Yield choices of the same word for all nodes that have it, the commonest words first."""
+        common = Counter(word for words in self.words.values() for word in words)
+        for word, _ in common.most_common(STARTS):
+            yield {name: self._number_of(name, word, number) for name, number in tree.items()}
+
+    def _number_of(self, name: str, word: Word, otherwise: int) -> int:
+        words = self.words.get(name, ())
+        return words.index(word) if word in words else otherwise

@@ -15,8 +15,9 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.plan import Plan, Tile
 from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
 from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import Description, flops, localize, localize_part, output_regions, reducer_of
+from bbgrap.tdl import Description, localize, localize_part, output_regions, reducer_of
 from bbgrap.tdl.language import ReducerKind
+from bbgrap.tdl.work import WorkCounter
 
 
 class _DeviceBuilder:
@@ -60,6 +61,7 @@ class _Builder:
         self.host = plan.cluster.host
         self.devices = [_DeviceBuilder(d) for d in range(self.host + 1)]
         self.messages = count()
+        self.counter = WorkCounter(plan.graph, descriptions)
 
     def run(self) -> Program:
         host = self.devices[self.host]
@@ -128,7 +130,9 @@ class _Builder:
         outputs = [name for name in node.outputs if name]
         regions = output_regions(description, tile.region, [self.graph.types[name].shape for name in outputs])
         writes = [builder.buffer(name, region, part) for name, region in zip(outputs, regions, strict=True)]
-        builder.steps.append(Compute((Apply(node.name, local, reads, tuple(writes), _work(description, tile)),)))
+        parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
+        work = self.counter.work(node, local.reads, regions, parts)
+        builder.steps.append(Compute((Apply(node.name, local, reads, tuple(writes), work),)))
         return writes
 
     def _crop(self, builder: _DeviceBuilder, value: str, region: ShapeMap | None) -> BufferId | None:
@@ -166,11 +170,6 @@ class _Builder:
         target = here.buffer(value, whole, part)
         here.steps.append(Compute((Assemble(target, disjoint_pieces(whole, local)),)))
         return target
-
-
-def _work(description: Description | None, tile: Tile) -> int:
-    parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
-    return 0 if description is None else flops(description, tile.region, parts)
 
 
 def disjoint_pieces(region: ShapeMap, sources: list[Piece]) -> tuple[Piece, ...]:

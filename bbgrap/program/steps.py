@@ -24,6 +24,7 @@ from bbgrap.graph import Graph
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import LocalOp
 from bbgrap.tdl.language import ReducerKind
+from bbgrap.tdl.work import NO_WORK, Work
 
 BufferId = int
 
@@ -50,14 +51,14 @@ class Apply:
     """Compute a piece of a graph node.
 
     `reads` follows the node's inputs, then what its subgraphs capture: None for absent operands, weights and parameters.
-    `writes` follows the node's present outputs. `flops` is the work, 0 where the operator has no description.
+    `writes` follows the node's present outputs. `work` is what it costs.
     """
 
     node: str
     local: LocalOp = field(repr=False, compare=False)
     reads: tuple[BufferId | None, ...]
     writes: tuple[BufferId, ...]
-    flops: int = 0
+    work: Work = NO_WORK
 
 
 @dataclass(frozen=True, slots=True)

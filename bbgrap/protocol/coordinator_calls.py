@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 
-from bbgrap.cluster.types import NodeProfile
+from bbgrap.cluster.types import COORDINATOR, NodeProfile
 from bbgrap.protocol.client_messages import (
     Failed,
     Fault,
@@ -24,7 +24,7 @@ from bbgrap.protocol.client_messages import (
     Profiles,
     Progress,
 )
-from bbgrap.protocol.coordinator_events import ChunkWritten, Identity, Instruction, Settings, ToAgent, ToClient, WriteChunk
+from bbgrap.protocol.coordinator_events import ChunkWritten, HostPings, Identity, Instruction, Settings, ToAgent, ToClient, WriteChunk
 from bbgrap.protocol.coordinator_members import Member, Members
 from bbgrap.protocol.messages import AnswerPings, Measure, Measured, Peer
 
@@ -142,12 +142,13 @@ class Measurements:
                 entry.member, entry.number, entry.started = member, next(self._numbers), now
                 progress = Progress(call, f"measuring {member.name}", len(entry.profiles), entry.total)
                 return [ToClient(identity, progress), *self._ask(member, entry.number)]
-        return []
+        return [] if self._rounds else [HostPings(())]
 
     def _ask(self, member: Member, number: int) -> list[Instruction]:
         peers = tuple(Peer(device, m.name, m.join.data_address) for device, m in enumerate(self.members.alive()))
-        allow: list[Instruction] = [ToAgent(m.identity, AnswerPings(peers)) for m in self.members.alive()]
-        return [*allow, ToAgent(member.identity, Measure(number, tuple(p for p in peers if p.name != member.name)))]
+        allow: list[Instruction] = [HostPings(peers), *(ToAgent(m.identity, AnswerPings(peers)) for m in self.members.alive())]
+        others = (*(p for p in peers if p.name != member.name), Peer(len(peers), COORDINATOR, self.settings.data_address))
+        return [*allow, ToAgent(member.identity, Measure(number, others))]
 
     def measured(self, member: Member, message: Measured, now: float) -> list[Instruction]:
         """Take a profile, and measure the next agent."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from bbgrap.cluster.types import Cluster
+from bbgrap.cluster.types import COORDINATOR, Cluster
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.schedule import Schedule
@@ -236,7 +236,7 @@ class Deployments:
 
     def _route(self, deployment: Deployment, epoch: int, planned: PlannedRoute) -> Route:
         devices = list(zip(deployment.members, planned.artifacts.devices, strict=True))
-        addresses = [(m.name, m.join.data_address) for m, _ in devices] + [("coordinator", self.settings.data_address)]
+        addresses = [(m.name, m.join.data_address) for m, _ in devices] + [(COORDINATOR, self.settings.data_address)]
         peers = tuple(Peer(device, name, address) for device, (name, address) in enumerate(addresses))
         working = {device: m.identity for device, (m, part) in enumerate(devices) if part.schedule.steps}
         parts = {

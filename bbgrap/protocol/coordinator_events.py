@@ -175,6 +175,13 @@ class HostRelease:
 
 
 @dataclass(frozen=True, slots=True)
+class HostPings:
+    """Answer measuring messages of these peers, and of no others."""
+
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartRequest:
     """Run the host's schedule for a request; answer with `RequestDone` or `RequestBroke`."""
 
@@ -199,4 +206,4 @@ class Tell:
     text: str
 
 
-Instruction = ToAgent | ToClient | WriteChunk | StartPlanning | HostDeploy | HostRelease | StartRequest | DropRequest | Tell
+Instruction = ToAgent | ToClient | WriteChunk | StartPlanning | HostDeploy | HostRelease | HostPings | StartRequest | DropRequest | Tell

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bbgrap.cluster.types import Cluster, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, Cluster, NodeProfile
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.coordinator_events import Identity, Instruction, Settings, Tell, ToAgent
@@ -126,6 +126,8 @@ class Members:
         if join.protocol != PROTOCOL_VERSION:
             reason = f"agent '{join.name}' speaks protocol {join.protocol} (bbgrap {join.version}), this coordinator {PROTOCOL_VERSION}"
             return Refused(f"{reason} (bbgrap {self.settings.version}); install the same bbgrap on all machines", retry=False)
+        if join.name == COORDINATOR:
+            return Refused(f"the name '{join.name}' is that of the coordinator in links; choose another with --name", retry=False)
         if join.name in self.by_name:
             return Refused(f"the name '{join.name}' is taken by a live agent; choose another with --name", retry=True)
         return None

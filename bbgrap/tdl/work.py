@@ -53,29 +53,74 @@ class Work:
 NO_WORK = Work("elementwise")
 
 
+class WorkCounter:
+    """Counts the work of pieces of a graph's nodes; what does not depend on the piece is looked up once per node."""
+
+    def __init__(self, graph: Graph, descriptions: Mapping[str, Description | None]) -> None:
+        """Count for this graph."""
+        self._graph = graph
+        self._descriptions = descriptions
+        self._sites: dict[str, _Site] = {}
+
+    def work(
+        self,
+        node: Node,
+        reads: Sequence[ShapeMap | None],
+        writes: Sequence[ShapeMap],
+        reduction: Mapping[str, Interval] | None = None,
+    ) -> Work:
+        """Return the work of a piece.
+
+        Args:
+            node: of the graph.
+            reads: per operand, the region that the piece reads (`input_regions`).
+            writes: per output in use, the region that it makes (`output_regions`).
+            reduction: ranges of reduction indices that are split.
+        """
+        site = self._sites.get(node.name)
+        if site is None:
+            site = self._sites[node.name] = _site(self._graph, node)
+        if site.kind is None or writes[0].is_empty:
+            return NO_WORK
+        description = self._descriptions[node.name]
+        operations = 0 if description is None else flops(description, writes[0], reduction)
+        sizes = [0 if read is None or not bytes_ else read.size * bytes_ for read, bytes_ in zip(reads, site.bytes_read, strict=False)]
+        weights = sum(size for size, is_weight in zip(sizes, site.weights, strict=False) if is_weight)
+        maps = sum(sizes) - weights + sum(of.size * bytes_ for of, bytes_ in zip(writes, site.bytes_made, strict=True))
+        return Work(site.kind, operations, weights, maps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """What the work of a node's pieces has in common; no kind: it costs nothing.
+
+    `bytes_read` are per element of every operand (0 where reading is free), `bytes_made` of every output in use.
+    """
+
+    kind: str | None
+    bytes_read: tuple[int, ...]
+    weights: tuple[bool, ...]
+    bytes_made: tuple[int, ...]
+
+
+def _site(graph: Graph, node: Node) -> _Site:
+    kind = None if node.op in _FREE or is_fused(graph, node) else kind_of(graph, node)
+    read = tuple(graph.types[name].dtype.itemsize if name and not _is_in_place(graph, node, name) else 0 for name in node.inputs)
+    weights = tuple(name in graph.weights for name in node.inputs)
+    return _Site(kind, read, weights, tuple(graph.types[name].dtype.itemsize for name in node.outputs if name))
+
+
 def work_of(
     graph: Graph, node: Node, description: Description | None, region: ShapeMap, reduction: Mapping[str, Interval] | None = None
 ) -> Work:
-    """Return the work of a piece of a node: `region` of its first output, and ranges of reduction indices that are split."""
-    if node.op in _FREE or is_fused(graph, node):
-        return NO_WORK
-    outputs = [name for name in node.outputs if name]
+    """Return the work of one piece of a node: `region` of its first output, and ranges of reduction indices that are split."""
     shapes = [graph.types[name].shape if name else None for name in node.inputs]
+    made = [graph.types[name].shape for name in node.outputs if name]
     if description is None:
         reads: Sequence[ShapeMap | None] = [None if shape is None else ShapeMap.full(shape) for shape in shapes]
-        operations = 0
     else:
         reads = input_regions(description, region, shapes, reduction)
-        operations = flops(description, region, reduction)
-    made = zip(outputs, output_regions(description, region, [graph.types[name].shape for name in outputs]), strict=True)
-    maps = sum(of.size * graph.types[name].dtype.itemsize for name, of in made)
-    weights = 0
-    for name, read in zip(node.inputs, reads, strict=True):
-        if name and read is not None:
-            size = read.size * graph.types[name].dtype.itemsize
-            weights += size if name in graph.weights else 0
-            maps += 0 if name in graph.weights or _is_in_place(graph, node, name) else size
-    return Work(kind_of(graph, node), operations, weights, maps)
+    return WorkCounter(graph, {node.name: description}).work(node, reads, output_regions(description, region, made), reduction)
 
 
 def is_fused(graph: Graph, node: Node) -> bool:

@@ -17,8 +17,9 @@ from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, unpack
-from bbgrap.protocol.messages import Buffer, TensorHeader
+from bbgrap.protocol.messages import Buffer, Peer, TensorHeader
 from bbgrap.transport.data import Arrival, DataPlane
+from bbgrap.transport.pings import PingAnswers
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -50,6 +51,7 @@ class Host:
     def __init__(self, plane: DataPlane) -> None:
         """Use a data plane that belongs to the same thread."""
         self._plane = plane
+        self._pings = PingAnswers(plane)
         plane.admit = self._admits
         self._deployments: dict[int, _Deployment] = {}
         self._running: dict[int, _Running] = {}
@@ -76,6 +78,10 @@ class Host:
         for address in deployment.addresses.values():
             self._plane.disconnect(address)
 
+    def allow_pings(self, peers: Sequence[Peer]) -> None:
+        """Answer the pings of these peers, and of no others, from now on."""
+        self._pings.allow(peers)
+
     def drop(self, request: int) -> None:
         """Forget a request."""
         self._running.pop(request, None)
@@ -99,6 +105,8 @@ class Host:
         """Take a message; returns the end of its request if this was the last one."""
         try:
             frame = Frame.parse(arrival.header)
+            if frame.kind is Kind.PING:
+                self._pings.answer(frame, arrival.payload)
             running = self._running.get(frame.request)
             if frame.kind is not Kind.DATA or running is None or running.epoch != frame.epoch:
                 return None

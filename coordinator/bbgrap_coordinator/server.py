@@ -26,6 +26,7 @@ from bbgrap.protocol.coordinator_events import (
     Event,
     FromPeer,
     HostDeploy,
+    HostPings,
     HostRelease,
     Instruction,
     PlanFailed,
@@ -153,6 +154,8 @@ class Server:
                 self._host.install(instruction)
             case HostRelease():
                 self._host.release(instruction.epoch)
+            case HostPings(peers):
+                self._host.allow_pings(peers)
             case WriteChunk():
                 self._handle(self._models.write(instruction))
             case StartPlanning():

@@ -99,7 +99,7 @@ def _slots(device: DeviceProgram, early: dict[BufferId, Phase], sent: dict[int, 
     for op in ops:
         phase = _phase_of(op, early)
         if phase in sending and urgent.isdisjoint(writes_of(op)):
-            rest[phase] += op.flops if isinstance(op, Apply) else 0
+            rest[phase] += op.work.flops if isinstance(op, Apply) else 0
     slots: dict[BufferId, Slot] = {}
     read: dict[BufferId, Slot] = {}
     for op in reversed(ops):

@@ -217,7 +217,7 @@ class Wire:
                 self.started[instruction.request] = instruction
             case ce.DropRequest():
                 self.started.pop(instruction.request, None)
-            case ce.WriteChunk() | ce.Tell():
+            case ce.WriteChunk() | ce.HostPings() | ce.Tell():
                 pass
 
     def finish_requests(self) -> bool:

@@ -1,0 +1,184 @@
+"""How long single kernels take on this machine: small networks of typical layers, run whole, each kernel timed by onnxruntime.
+
+A kernel is timed where it stands in a network, not alone: its maps come in the layout that the kernel before it made (in blocks of
+channels between convolutions), and its weights come from memory, as those of a large model do: caches are filled with something else
+before every run. What is counted of it is what planners count (`bbgrap.tdl.work`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from bbgrap.engine.sessions import open_session, session_options
+from bbgrap.graph.onnx_write import write_graph
+from bbgrap.graph.types import Array, Graph
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.rule import describe
+from bbgrap.tdl.work import KINDS, Work, is_fused, work_of
+from bbgrap.zoo.builder import Builder
+from bbgrap_agent.fitting import Sample, typical
+
+_MAPS = ((64, 56, 56), (64, 28, 56), (128, 28, 28), (128, 14, 28), (256, 14, 14), (256, 7, 14), (512, 7, 7), (512, 4, 7))
+"""Channels, rows and columns of maps: those of common image networks, whole and half of the rows."""
+
+_IMAGES = ((224, 224), (112, 224))
+_TOKENS = ((16, 256), (64, 384), (128, 768), (64, 768), (197, 768))
+"""Rows and features of token matrices."""
+
+_VECTORS = ((1, 2048, 1000), (1, 768, 3072), (1, 4096, 1024), (4, 768, 768), (8, 1024, 1024), (1, 256, 256), (2, 512, 2048))
+"""Rows, depth and columns of products that mostly read their weights."""
+
+_CROWD_BYTES = 64 << 20
+"""Beyond the caches of common machines: reading so much leaves nothing else in them."""
+
+_RUNS = 25
+_LEAST_RUNS = 3
+"""Runs of each network; fewer where the time is up, but never less."""
+
+_FUSED = ".relu"
+"""What names of activations end with that are done by the kernel before them."""
+
+_ENTRY = "entry"
+"""The first kernel of a network, which reads what was in no cache: it is not counted."""
+
+_EVENT = re.compile(r"(?P<node>[A-Za-z0-9.]+?)(_nchwc)?(_token_\d+)?_kernel_time")
+"""How onnxruntime names the time of a kernel: by its node or by what its node makes, and what became of it."""
+
+
+def kernel_samples(threads: int, budget_s: float) -> dict[str, list[Sample]]:
+    """Return measured pieces of work by kind, taken within about so many seconds; every network is run at least a few times."""
+    found: dict[str, list[Sample]] = {kind: [] for kind in KINDS}
+    graphs = list(networks())
+    crowd = np.ones(_CROWD_BYTES // 4, np.float32)
+    deadline = time.perf_counter() + budget_s
+    for left, graph in zip(range(len(graphs), 0, -1), graphs, strict=True):
+        now = time.perf_counter()
+        for sample in measure_network(graph, threads, now + max(deadline - now, 0) / left, crowd):
+            found[sample.work.kind].append(sample)
+    return found
+
+
+def networks() -> Iterator[Graph]:
+    """Yield the networks whose kernels are timed."""
+    for channels, rows, columns in _MAPS:
+        yield _maps(channels, rows, columns)
+    for rows, columns in _IMAGES:
+        yield _image(rows, columns)
+    for rows, features in _TOKENS:
+        yield _tokens(rows, features)
+    for rows, depth, columns in _VECTORS:
+        yield _vectors(rows, depth, columns)
+
+
+def measure_network(graph: Graph, threads: int, until: float, crowd: Array) -> list[Sample]:
+    """Run a network until a time of `time.perf_counter`, reading `crowd` before each run; return its kernels with their typical times."""
+    with tempfile.TemporaryDirectory(prefix="bbgrap-probe-") as folder:
+        options = session_options(threads=threads, shared_pool=threads > 1)
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "kernels")
+        session = open_session(write_graph(graph, weights="inline").data, options, {})
+        random = np.random.default_rng(0)
+        feed = {name: random.random(graph.types[name].known_shape, dtype=np.float32) for name in graph.inputs}
+        for run in range(_RUNS + 1):
+            if run > _LEAST_RUNS and time.perf_counter() > until:
+                break
+            crowd.max()
+            session.run(None, feed)
+        times = kernel_times(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    samples = []
+    for event, work in works(graph).items():
+        name = event.removesuffix(_FUSED)
+        # the first run touches memory for the first time
+        if name != _ENTRY and len(times.get(event, ())) > 1:
+            samples.append(Sample(work, typical(times[event][1:]), f"{graph.name}.{name}"))
+    return samples
+
+
+def kernel_times(profile: str) -> dict[str, list[float]]:
+    """Return the seconds of each run of each kernel, by node, of a profile that onnxruntime wrote."""
+    times: dict[str, list[float]] = {}
+    for event in json.loads(profile):
+        match = _EVENT.fullmatch(str(event.get("name")))
+        if event.get("cat") == "Node" and match:
+            # whole microseconds, cut off: half of one is missing on average
+            times.setdefault(match["node"], []).append((event["dur"] + 0.5) * 1e-6)
+    return times
+
+
+def works(graph: Graph) -> Mapping[str, Work]:
+    """Return what each kernel does, by the name its time goes by: that of the activation that is fused into it, if there is one."""
+    found: dict[str, Work] = {}
+    for node in graph.nodes:
+        if is_fused(graph, node):
+            found[node.name] = found.pop(node.inputs[0])
+        else:
+            work = work_of(graph, node, describe(graph, node), ShapeMap.full(graph.types[node.outputs[0]].known_shape))
+            if work.flops or work.map_bytes:
+                found[node.name] = work
+    return found
+
+
+def _relu(net: Builder, x: str) -> str:
+    return net.act("Relu", x, f"{x}{_FUSED}")
+
+
+def _maps(channels: int, rows: int, columns: int) -> Graph:
+    """Layers on maps as they are inside an image network."""
+    net = Builder(f"maps{channels}x{rows}x{columns}", (1, channels, rows, columns))
+    x = _relu(net, net.conv("input", _ENTRY, channels, 1))
+    x = _relu(net, net.conv(x, "conv3", channels, 3))
+    wide = _relu(net, net.conv(x, "expand", 4 * channels, 1))
+    x = _relu(net, net.conv(wide, "reduce", channels, 1))
+    x = _relu(net, net.conv(x, "half", channels // 2, 3))
+    x = _relu(net, net.conv(x, "back", channels, 1))
+    deep = _relu(net, net.conv(x, "depth3", channels, 3, groups=channels))
+    x = _relu(net, net.conv(deep, "point", channels, 1))
+    x = _relu(net, net.conv(x, "depth5", channels, 5, groups=channels))
+    x = _relu(net, net.conv(x, "stride", channels, 3, stride=2))
+    x = _relu(net, net.conv(x, "conv5", channels // 2, 5))
+    scaled = net.binary("Mul", wide, wide, "square")
+    summed = net.binary("Add", scaled, wide, "sum")
+    outputs = [net.mean(x, "mean"), net.mean(wide, "means"), net.max_pool(wide, "window3", 3, 2, 1), net.max_pool(deep, "window2", 2, 2)]
+    outputs += [net.concat([wide, scaled], "joined"), net.double(deep, "doubled"), net.act("Sigmoid", summed, "sigmoid")]
+    return net.graph(*outputs)
+
+
+def _image(rows: int, columns: int) -> Graph:
+    """The layers that read a picture."""
+    net = Builder(f"image{rows}x{columns}", (1, 3, rows, columns))
+    stem = _relu(net, net.conv("input", "stem", 64, 7, stride=2))
+    first = _relu(net, net.conv("input", "first", 64, 3))
+    small = _relu(net, net.conv("input", "small", 32, 3, stride=2))
+    deep = _relu(net, net.conv(small, "depth", 32, 3, groups=32))
+    return net.graph(net.max_pool(stem, "window3", 3, 2, 1), net.max_pool(first, "window2", 2, 2), net.mean(deep, "mean"))
+
+
+def _tokens(rows: int, features: int) -> Graph:
+    """Layers on rows of features, as they are inside a language model."""
+    net = Builder(f"tokens{rows}x{features}", (rows, features))
+    ones, zeros = net.weight("scale", np.ones(features, np.float32)), net.weight("shift", np.zeros(features, np.float32))
+    x = net.binary("Add", "input", zeros, _ENTRY)
+    x = net.node("LayerNormalization", "normed", [x, ones, zeros], (rows, features), {"axis": -1})
+    wide = net.dense(x, "expand", 4 * features)
+    square = net.binary("Mul", wide, wide, "square")
+    bent = net.act("Erf", square, "erf")
+    wide = net.binary("Add", bent, wide, "sum")
+    x = net.dense(wide, "reduce", features)
+    chances = net.node("Softmax", "chances", [net.transpose(x, "across", (1, 0))], (features, rows), {"axis": -1})
+    mixed = net.node("MatMul", "mixed", [x, chances], (rows, rows))
+    joined = net.concat([net.dense(x, "out", features), x], "joined", 1)
+    return net.graph(mixed, joined, net.node("Softmax", "wide", [wide], (rows, 4 * features), {"axis": -1}))
+
+
+def _vectors(rows: int, depth: int, columns: int) -> Graph:
+    """Products of few rows."""
+    net = Builder(f"vectors{rows}x{depth}x{columns}", (rows, depth))
+    x = _relu(net, net.dense("input", "there", columns))
+    return net.graph(net.dense(_relu(net, net.dense(x, "back", depth)), "again", columns))

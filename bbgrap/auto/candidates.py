@@ -1,0 +1,157 @@
+"""Whole plans to start from: every direction over every useful set of nodes, every other planner's plan, and each node alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bbgrap.auto.evaluate import Evaluator, Score, Tiles
+from bbgrap.cluster import Cluster
+from bbgrap.planners.bbgrap import plan_bbgrap
+from bbgrap.planners.fused_tiles import grow_tiles
+from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.planners.plan import Tile, whole_output
+from bbgrap.planners.registry import PLANNERS
+from bbgrap.planners.shares import grid_of
+
+EVERY_SIZE = 8
+"""Up to so many nodes, sets of every size are tried; beyond, halves of halves."""
+
+OVERLAPS = (0.1, 0.5, 2.0)
+"""Parts of a layer that may be computed twice instead of sent; `fused-tiles` tries one."""
+
+OWN = frozenset({"bbgrap", "single", "widest"})
+"""Planners whose plans are among the candidates anyway."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A whole plan with a name for people, and what it is worth."""
+
+    name: str
+    tiles: Tiles
+    score: Score
+
+
+class Candidates:
+    """Collects candidates, each once."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        """Start with none."""
+        self.evaluator = evaluator
+        self.graph = evaluator.pieces.graph
+        self.descriptions = evaluator.pieces.descriptions
+        self.cluster = evaluator.cluster
+        self.found: list[Candidate] = []
+        self._seen: set[int] = set()
+        self.alone_s = [self._alone_s(device) for device in range(len(self.cluster.nodes))]
+        """Seconds of the whole model on every node, without its messages."""
+
+    def _alone_s(self, device: int) -> float:
+        pieces, predictor = self.evaluator.pieces, self.evaluator.predictor
+        name = self.cluster.nodes[device].name
+        return sum(
+            predictor.seconds(device, pieces.work(node, Tile(0, whole_output(self.graph, node))))
+            * predictor.calibration.factor(name, node.name)
+            for node in self.graph.nodes
+        )
+
+    def collect(self) -> list[Candidate]:
+        """Return all candidates, the best first."""
+        self._alone()
+        self._directions()
+        self._subsets()
+        self._grown()
+        self._planners()
+        return sorted(self.found, key=lambda candidate: candidate.score)
+
+    def add(self, name: str, tiles: Tiles) -> Candidate | None:
+        """Score a plan; None if it was there before."""
+        key = hash(tuple(tiles[node.name] for node in self.graph.nodes))
+        if key in self._seen:
+            return None
+        self._seen.add(key)
+        self.found.append(Candidate(name, tiles, self.evaluator.score(tiles)))
+        return self.found[-1]
+
+    def _alone(self) -> None:
+        names = [node.name for node in self.cluster.nodes]
+        order = sorted(range(len(names)), key=lambda device: (self.alone_s[device], device))
+        for device in order[:EVERY_SIZE]:
+            self.add(f"'{names[device]}' alone", {n.name: (Tile(device, whole_output(self.graph, n)),) for n in self.graph.nodes})
+
+    def _by_speed(self) -> list[int]:
+        """Return the devices, the fastest first; of equals, those on the coordinator's machine, then groups together."""
+        nodes, network = self.cluster.nodes, self.cluster.network
+        first = next((node.group for node in nodes if node.name == network.coordinator_on), "")
+
+        def order(device: int) -> tuple[float, bool, bool, str, int]:
+            node = nodes[device]
+            return (round(self.alone_s[device], 9), node.name != network.coordinator_on, node.group != first, node.group, device)
+
+        return sorted(range(len(nodes)), key=order)
+
+    def _splits(self) -> list[Split]:
+        return ["rows", "channels", "grid", "columns", "batch", "inputs"]
+
+    def _directions(self) -> None:
+        everyone = list(range(len(self.cluster.nodes)))
+        if len(everyone) > 1:
+            for split in self._splits():
+                self.spread(split, everyone)
+
+    def spread(self, split: Split, devices: Sequence[int]) -> Candidate | None:
+        """Add the plan of one direction over some nodes, by how fast each does this model."""
+        if split == "grid" and grid_of(len(devices))[1] == 1:
+            return None
+        nodes = [replace(self.cluster.nodes[d], share=1 / max(self.alone_s[d], 1e-9), work=()) for d in devices]
+        plan = plan_bbgrap(self.graph, Cluster(tuple(nodes)), PlanOptions(split=split), self.descriptions)
+        tiles = {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
+        over = "all nodes" if len(devices) == len(self.cluster.nodes) else f"{len(devices)} of {len(self.cluster.nodes)} nodes"
+        return self.add(f"{split} over {over}", tiles)
+
+    def _sets(self) -> Iterator[list[int]]:
+        """Yield sets of nodes to leave the others out: the fastest ones, and every group."""
+        order = self._by_speed()
+        sizes = range(len(order) - 1, 1, -1) if len(order) <= EVERY_SIZE else [len(order) >> by for by in range(1, len(order).bit_length())]
+        for size in sizes:
+            if size > 1:
+                yield sorted(order[:size])
+        groups: dict[str, list[int]] = {}
+        for device, node in enumerate(self.cluster.nodes):
+            groups.setdefault(node.group, []).append(device)
+        for name, devices in groups.items():
+            if name and 1 < len(devices) < len(order):
+                yield devices
+
+    def _subsets(self) -> None:
+        directions = sorted((c for c in self.found if " over " in c.name), key=lambda c: c.score)
+        for direction in directions[:2]:
+            split = next(s for s in self._splits() if direction.name.startswith(s))
+            for devices in self._sets():
+                if self.evaluator.spent:
+                    return
+                self.spread(split, devices)
+
+    def _grown(self) -> None:
+        """Let the tiles of the best candidates overlap, so that they exchange less."""
+        spread = [c for c in sorted(self.found, key=lambda c: c.score) if " over " in c.name]
+        for candidate in spread[:2]:
+            for overlap in OVERLAPS:
+                if self.evaluator.spent:
+                    return
+                tiles = grow_tiles(self.graph, candidate.tiles, self.descriptions, overlap)
+                self.add(f"{candidate.name}, up to {overlap:.0%} computed twice", tiles)
+
+    def _planners(self) -> None:
+        """Add the plans of the other planners."""
+        for name, planner in PLANNERS.items():
+            if name in OWN or self.evaluator.spent:
+                continue
+            plan = planner(self.graph, self.cluster, PlanOptions(name), self.descriptions)
+            self.add(f"planner '{name}'", plan.tiles)
+
+
+def devices_of(tiles: Mapping[str, tuple[Tile, ...]]) -> frozenset[int]:
+    """Return the devices that compute anything."""
+    return frozenset(tile.device for of in tiles.values() for tile in of)

@@ -1,0 +1,102 @@
+"""What a plan is worth: predicted by the clock, under every node's memory as a hard limit, and paid from a budget."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bbgrap.cluster import Cluster
+from bbgrap.planners.options import Objective
+from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.plan import Plan, Tile
+from bbgrap.program.direct import build_direct
+from bbgrap.program.memory import program_bytes
+from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
+from bbgrap.program.steps import Program
+from bbgrap.program.timeline import Timeline
+
+Tiles = Mapping[str, tuple[Tile, ...]]
+
+BUDGET_TILES = 40_000
+"""Tiles that are looked at before the search ends, over all plans: about 3 s of one core (75 µs each)."""
+
+LEAST_PLANS = 12
+"""Plans that are looked at whatever their size."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Score:
+    """What a plan is worth, the less the better.
+
+    `excess` are bytes beyond the nodes' memory, over all nodes; `value` is what is minimised (seconds or bytes); `seconds` is the time of
+    one request.
+    """
+
+    excess: int
+    value: float
+    seconds: float
+
+
+class Evaluator:
+    """Scores plans of one graph on one cluster, until the budget is spent.
+
+    The budget is counted in tiles, so that the same search finds the same plan on any machine, unless `time_is_up` ends it before.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        cluster: Cluster,
+        objective: Objective = "latency",
+        calibration: Calibration = NOT_CALIBRATED,
+        time_is_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Start with a full budget."""
+        self.pieces = pieces
+        self.cluster = cluster
+        self.objective = objective
+        self.predictor = Predictor(cluster, calibration)
+        self.budget = max(BUDGET_TILES, LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
+        self.plans = 0
+        self._time_is_up = time_is_up
+
+    @property
+    def spent(self) -> bool:
+        """Whether the search must end."""
+        return self.budget <= 0 or self._time_is_up()
+
+    def score(self, tiles: Tiles) -> Score:
+        """Return what a plan is worth."""
+        self.budget -= len(tiles) + sum(map(len, tiles.values()))
+        self.plans += 1
+        program = self.program(tiles)
+        timeline = self.predictor.timeline(program)
+        needed = program_bytes(program)
+        excess = sum(
+            max(0, bytes_ - node.memory_bytes) for node, bytes_ in zip(self.cluster.nodes, needed, strict=True) if node.memory_bytes
+        )
+        match self.objective:
+            case "latency":
+                value = timeline.total_s
+            case "throughput":
+                value = self._per_request_s(program, timeline)
+            case "memory":
+                value = float(max(needed))
+        return Score(excess, value, timeline.total_s)
+
+    def program(self, tiles: Tiles) -> Program:
+        """Return the program of a plan, to be timed."""
+        return build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
+
+    def _per_request_s(self, program: Program, timeline: Timeline) -> float:
+        """Return the seconds between two answers when requests never stop: what the busiest node or way is busy with one of them."""
+        busy = [sum(timeline.busy_s(device, lane) for lane in ("compute", "send", "receive")) for device in range(len(program.devices))]
+        ways: defaultdict[tuple[str, int], float] = defaultdict(float)
+        wires = self.predictor.wires
+        for span in timeline.spans:
+            if span.lane == "send" and span.peer is not None and wires.machine(span.device) != wires.machine(span.peer):
+                lasts = span.bytes / wires.link(span.device, span.peer).bandwidth_bytes_per_s
+                ways["out", wires.machine(span.device)] += lasts
+                ways["in", wires.machine(span.peer)] += lasts
+        return max([*busy, *ways.values()])

@@ -1,0 +1,133 @@
+"""Local improvement against the clock: stretches of the model get other tiles, as long as the request gets shorter.
+
+A move changes a stretch of consecutive layers, from the whole model down to a single one: it takes the tiles of another candidate, gives
+all to one node, shifts the border between two nodes, or lets tiles overlap (computed twice instead of sent). A move that helps is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bbgrap.auto.evaluate import Evaluator, Score, Tiles
+from bbgrap.planners.fused_tiles import grow_tiles
+from bbgrap.planners.plan import Tile, whole_output
+from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
+
+SHIFTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32)
+"""Parts of an axis by which borders move."""
+
+SOLE = 4
+"""To so many nodes, the first ones, a stretch is offered as a whole."""
+
+ROUNDS = 4
+"""Times that all moves are tried again after one has helped: chosen."""
+
+
+@dataclass(frozen=True)
+class Improved:
+    """Where improvement ended."""
+
+    tiles: Tiles
+    score: Score
+    moves: int
+
+
+def improve(evaluator: Evaluator, start: Tiles, score: Score, ingredients: Sequence[Tiles]) -> Improved:
+    """Return the plan from which no move leads further, or at which the budget ended."""
+    return _Climber(evaluator, ingredients).climb(start, score)
+
+
+class _Climber:
+    def __init__(self, evaluator: Evaluator, ingredients: Sequence[Tiles]) -> None:
+        self.evaluator = evaluator
+        self.ingredients = ingredients
+        self.graph = evaluator.pieces.graph
+        self.layers = layers(evaluator)
+
+    def climb(self, start: Tiles, score: Score) -> Improved:
+        best, moves = Improved(start, score, 0), 0
+        for _ in range(ROUNDS):
+            before = best.score
+            for stretch in self._stretches():
+                for tiles in self._moves(best.tiles, stretch):
+                    if self.evaluator.spent:
+                        return best
+                    now = self.evaluator.score(tiles)
+                    if now < best.score:
+                        moves += 1
+                        best = Improved(tiles, now, moves)
+            if best.score == before:
+                break
+        return best
+
+    def _stretches(self) -> Iterator[list[str]]:
+        """Yield the names of the nodes of stretches, long ones first."""
+        count = width = len(self.layers)
+        while width:
+            for first in range(0, count, width):
+                yield [name for layer in self.layers[first : first + width] for name in layer]
+            width = 0 if width == 1 else (width + 1) // 2
+
+    def _moves(self, tiles: Tiles, stretch: list[str]) -> Iterator[Tiles]:
+        """Yield what a stretch can be changed to."""
+        for change in self._changes(tiles, stretch):
+            if any(change[name] != tiles[name] for name in stretch):
+                yield {**tiles, **change}
+
+    def _changes(self, tiles: Tiles, stretch: list[str]) -> Iterator[dict[str, tuple[Tile, ...]]]:
+        for ingredient in self.ingredients:
+            yield {name: ingredient[name] for name in stretch}
+        yield from self._shifted(tiles, stretch)
+        for device in range(min(SOLE, len(self.evaluator.cluster.nodes))):
+            yield {name: (Tile(device, whole_output(self.graph, self.graph.node_by_name[name])),) for name in stretch}
+        grown = grow_tiles(self.graph, tiles, self.evaluator.pieces.descriptions, 1.0)
+        yield {name: grown[name] for name in stretch}
+
+    def _shifted(self, tiles: Tiles, stretch: list[str]) -> Iterator[dict[str, tuple[Tile, ...]]]:
+        borders = max((len(tiles[name]) for name in stretch), default=1) - 1
+        for border in range(borders):
+            for part in SHIFTS:
+                for by in (part, -part):
+                    yield {name: shifted(tiles[name], border, by) for name in stretch}
+
+
+def layers(evaluator: Evaluator) -> list[list[str]]:
+    """Return the nodes of a graph in order, those that cost nothing together with the one before them."""
+    graph, pieces = evaluator.pieces.graph, evaluator.pieces
+    found: list[list[str]] = []
+    for node in graph.nodes:
+        work = pieces.work(node, Tile(0, whole_output(graph, node)))
+        if found and not (work.flops or work.map_bytes or work.weight_bytes):
+            found[-1].append(node.name)
+        else:
+            found.append([node.name])
+    return found
+
+
+def shifted(tiles: tuple[Tile, ...], border: int, by: float) -> tuple[Tile, ...]:
+    """Move the border between two neighbouring tiles by a part of the axis, at least one row; tiles as they are if there is no such border.
+
+    Args:
+        tiles: cut along one axis.
+        border: its number along the axis, from 0.
+        by: part of the axis; negative towards its beginning. The tile that nothing is left of goes.
+    """
+    cut = {axis for axis in range(tiles[0].region.rank) for tile in tiles if tile.region.axes[axis] != tiles[0].region.axes[axis]}
+    if len(cut) != 1 or border + 1 >= len(tiles) or any(tile.part is not None for tile in tiles):
+        return tiles
+    axis = cut.pop()
+    order = sorted(range(len(tiles)), key=lambda number: tiles[number].region.axes[axis].hull.start)
+    hulls = [tiles[number].region.axes[axis].hull for number in order]
+    extent = max(hull.stop for hull in hulls)
+    rows = max(1, round(abs(by) * extent)) * (1 if by > 0 else -1)
+    left, right = hulls[border], hulls[border + 1]
+    stop = min(max(left.stop + rows, left.start), right.stop)
+    start = min(max(right.start + rows, left.start), right.stop)
+    moved = dict(zip(order, hulls, strict=True))
+    moved[order[border]], moved[order[border + 1]] = Interval(left.start, stop), Interval(start, right.stop)
+    return tuple(replace(tile, region=_with(tile.region, axis, moved[number])) for number, tile in enumerate(tiles) if len(moved[number]))
+
+
+def _with(region: ShapeMap, axis: int, interval: Interval) -> ShapeMap:
+    return region.replace(axis, IntervalSet.of(interval))

@@ -1,0 +1,67 @@
+"""The best mixture of candidates: for every node the tiles of one of them, so that computing and fetching together take least time.
+
+Time is counted here as if all nodes went in step: a graph node takes as long as its slowest machine, an edge as long as the machine that
+fetches most. So costs add up, and the choice is exact on a tree (dynamic programming from the leaves to the root); what a tree leaves
+out is seen to by passes (`bbgrap.planners.search`). The clock then says what the mixture is really worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from bbgrap.auto.evaluate import Evaluator, Tiles
+from bbgrap.planners.search import Costs, Edge, TileChoices
+
+
+def mixtures(evaluator: Evaluator, ingredients: Sequence[Tiles]) -> Iterator[Tiles]:
+    """Yield mixtures of whole plans, the most promising first."""
+    names = [node.name for node in evaluator.pieces.graph.nodes]
+    choices = _TimedChoices(evaluator, {name: [tiles[name] for tiles in ingredients] for name in names})
+    yield choices.plan_tiles(choices.best())
+
+
+class _TimedChoices(TileChoices):
+    """Choices among the tiles of whole plans, in seconds."""
+
+    def __init__(self, evaluator: Evaluator, tiles: Mapping[str, Sequence[tuple[object, ...]]]) -> None:
+        super().__init__(evaluator.pieces, len(evaluator.cluster.nodes), tiles)  # type: ignore[arg-type]
+        self.predictor = evaluator.predictor
+        self.node_by_name = self.graph.node_by_name
+        self._node_costs: dict[str, Costs] = {}
+
+    def starts(self, tree: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Yield every ingredient as it is."""
+        for number in range(len(next(iter(self.tiles.values())))):
+            yield dict.fromkeys(tree, number)
+
+    def node_cost(self, name: str) -> Costs:
+        """Return the seconds of the slowest machine for each of a node's options."""
+        known = self._node_costs.get(name)
+        if known is None:
+            node = self.node_by_name[name]
+            seconds = [
+                max(self.predictor.seconds(tile.device, self.pieces.work(node, tile)) for tile in tiles) for tiles in self.tiles[name]
+            ]
+            known = self._node_costs[name] = np.array(seconds)
+        return known
+
+    def edge_cost(self, edge: Edge) -> Costs:
+        """Return the seconds that fetching over an edge takes: [option of the producer, option of the consumer]."""
+        missing = self.missing(edge)
+        fixed, per_byte = self._message
+        most = missing.max(2, initial=0)
+        return np.asarray(np.where(most > 0, fixed + most * per_byte, 0.0))
+
+    @cached_property
+    def _message(self) -> tuple[float, float]:
+        """Seconds of a message between two nodes, fixed and per byte: over the slowest link of the first ones."""
+        wires, few = self.predictor.wires, range(min(self.count, 16))
+        links = [wires.link(a, b) for a in few for b in few if a != b]
+        if not links:
+            return 0.0, 0.0
+        slow = min(links, key=lambda link: link.bandwidth_bytes_per_s)
+        ends = [wires.handling(0, size) + wires.handling(self.count - 1, size) for size in (0, 1 << 20)]
+        return ends[0] + slow.latency_s, (ends[1] - ends[0]) / (1 << 20) + 1 / slow.bandwidth_bytes_per_s

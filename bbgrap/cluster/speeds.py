@@ -1,0 +1,151 @@
+"""How fast machines do every kind of work: measured, written by hand in part, or nothing known at all.
+
+What is not known is taken from a generic core, scaled by what is known. Laws: every kind has a speed; a kind that was measured is used
+as it is; the same profiles give the same speeds and shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from bbgrap.tdl.work import KINDS, Work
+
+if TYPE_CHECKING:
+    from bbgrap.cluster.types import NodeProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a node does one kind of work (`bbgrap.tdl.work.KINDS`), with all its threads.
+
+        seconds = overhead_s + flops / flops_per_s + weight bytes / weight_bytes_per_s + map bytes / map_bytes_per_s
+
+    So half of the rows of a layer costs more than half of its time: its weights are read whole. A rate of 0 costs nothing.
+    """
+
+    kind: str
+    flops_per_s: float = 0.0
+    weight_bytes_per_s: float = 0.0
+    map_bytes_per_s: float = 0.0
+    overhead_s: float = 0.0
+
+    def seconds(self, flops: float, weight_bytes: float, map_bytes: float) -> float:
+        """Return the time of one piece of work."""
+        terms = ((flops, self.flops_per_s), (weight_bytes, self.weight_bytes_per_s), (map_bytes, self.map_bytes_per_s))
+        return self.overhead_s + sum(amount / rate for amount, rate in terms if rate)
+
+    def seconds_of(self, work: Work) -> float:
+        """Return the time of one piece of work."""
+        return self.seconds(work.flops, work.weight_bytes, work.map_bytes)
+
+
+def _convolution(kind: str, kernel: int, inputs: int, outputs: int, size: int, group: int = 1) -> Work:
+    weights = kernel**2 * inputs // group * outputs
+    return Work(kind, 2 * weights * size**2, 4 * weights, 4 * (inputs + outputs) * size**2)
+
+
+def _product(kind: str, rows: int, depth: int, columns: int) -> Work:
+    return Work(kind, 2 * rows * depth * columns, 4 * depth * columns, 4 * rows * (depth + columns))
+
+
+_MAP = 256 * 28 * 28
+"""Elements of a map of medium size: 256 channels of 28 x 28."""
+
+TYPICAL: Mapping[str, Work] = {
+    "conv1x1": _convolution("conv1x1", 1, 256, 256, 28),
+    "conv3x3": _convolution("conv3x3", 3, 128, 128, 28),
+    "conv": _convolution("conv", 7, 3, 64, 112),
+    "depthwise": _convolution("depthwise", 3, 256, 256, 28, 256),
+    "matmul": _product("matmul", 128, 768, 768),
+    "matvec": _product("matvec", 1, 2048, 1000),
+    "pool": Work("pool", 9 * _MAP // 4, 0, 5 * _MAP),
+    "normalize": Work("normalize", _MAP, 0, 8 * _MAP),
+    "elementwise": Work("elementwise", _MAP, 0, 12 * _MAP),
+    "move": Work("move", _MAP, 0, 8 * _MAP),
+    "other": Work("other", _MAP, 0, 8 * _MAP),
+    "segment": Work("segment", 0, 0, 8 * _MAP),
+    "message": Work("message", 0, 0, 4 * 256 * 28),
+}
+"""One typical piece of every kind of work, to compare machines by and to show to people."""
+
+SHARED_WORK: Mapping[str, int] = {"conv3x3": 2, "conv1x1": 2, "matmul": 1}
+"""What machines are compared by when work is divided: pieces of these kinds, chosen; most of most models is one of them."""
+
+SAME_WITHIN = 0.03
+"""Speeds that differ by less are equal: chosen, what repeated measurements of one idle machine differ by."""
+
+DEFAULT_WORK: tuple[Speed, ...] = (
+    Speed("conv1x1", 110e9, 40e9, 80e9, 1.4e-6),
+    Speed("conv3x3", 120e9, 21e9, 11e9, 0.0),
+    Speed("conv", 110e9, 15e9, 24e9, 0.0),
+    Speed("depthwise", 100e9, 20e9, 100e9, 8.0e-6),
+    Speed("matmul", 100e9, 0.0, 65e9, 3.0e-6),
+    Speed("matvec", 0.0, 30e9, 0.0, 3.0e-6),
+    Speed("pool", 65e9, 0.0, 90e9, 4.3e-6),
+    Speed("normalize", 0.0, 0.0, 17e9, 3.0e-6),
+    Speed("elementwise", 0.0, 0.0, 40e9, 2.7e-6),
+    Speed("move", 0.0, 0.0, 35e9, 3.0e-6),
+    Speed("other", 0.0, 0.0, 40e9, 2.7e-6),
+    Speed("segment", 0.0, 0.0, 10e9, 20e-6),
+    Speed("message", 0.0, 0.0, 3e9, 40e-6),
+)
+"""A generic core, rounded to two digits: measured by `bbgrap profile` with one thread of a server processor of 2021 (AMD EPYC, AVX2)."""
+
+ONE_THREAD = frozenset({"segment", "message"})
+"""Kinds of work that more threads do not make faster."""
+
+THREAD_EXPONENT = 0.95
+"""So n threads are n ** 0.95 times as fast as one: 1.93 times for two, as measured with ResNet50."""
+
+
+def speeds_of(node: NodeProfile) -> Mapping[str, Speed]:
+    """Return a node's speed for every kind of work.
+
+    A kind that its profile does not have is that of the generic core, times the median of how much faster the node does what was
+    measured; if nothing was, times its share, and for kernels also by its threads.
+    """
+    known = {speed.kind: speed for speed in node.work}
+    ratios = [
+        default.seconds_of(TYPICAL[default.kind]) / seconds
+        for default in DEFAULT_WORK
+        if default.kind in known and default.kind not in ONE_THREAD and (seconds := known[default.kind].seconds_of(TYPICAL[default.kind]))
+    ]
+    threads = max(node.threads, 1) ** THREAD_EXPONENT
+    kernels = median(ratios) if ratios else node.share * threads
+    start = kernels / threads
+    found = {speed.kind: _faster(speed, start if speed.kind in ONE_THREAD else kernels) for speed in DEFAULT_WORK}
+    return {kind: known.get(kind) or found[kind] for kind in KINDS}
+
+
+def _faster(speed: Speed, factor: float) -> Speed:
+    return replace(
+        speed,
+        flops_per_s=speed.flops_per_s * factor,
+        weight_bytes_per_s=speed.weight_bytes_per_s * factor,
+        map_bytes_per_s=speed.map_bytes_per_s * factor,
+        overhead_s=speed.overhead_s / factor,
+    )
+
+
+def shares_of(nodes: Sequence[NodeProfile]) -> tuple[float, ...]:
+    """Return the relative parts of the work: of the speeds where every node's are known and no share was set by hand, else as declared.
+
+    The fastest gets 1, the others two digits; nodes that are about as fast as each other get the same.
+    """
+    known = [{speed.kind: speed for speed in node.work} for node in nodes]
+    kinds = [kind for kind in SHARED_WORK if all(kind in speeds for speeds in known)]
+    seconds = [
+        sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items() if kind in kinds) for speeds in known
+    ]
+    if any(node.share != 1 for node in nodes) or not kinds or not min(seconds) > 0:
+        return tuple(node.share for node in nodes)
+    shares: dict[int, float] = {}
+    leader = 1.0
+    for device in sorted(range(len(nodes)), key=lambda d: (seconds[d], d)):
+        share = min(seconds) / seconds[device]
+        leader = leader if share > leader * (1 - SAME_WITHIN) else share
+        shares[device] = float(f"{leader:.2g}")
+    return tuple(shares[device] for device in range(len(nodes)))

@@ -1,0 +1,123 @@
+"""How long a program takes on a cluster: the speeds of its nodes, the links between them, and the clock.
+
+A segment takes its start-up, its operations one by one, and the copying of maps at its borders; a message takes both ends' processors
+and its way. What was measured on a deployment corrects the operations' times: by graph node and machine, as a factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from bbgrap.cluster import Cluster
+from bbgrap.cluster.speeds import speeds_of
+from bbgrap.cluster.types import NodeProfile, Speed
+from bbgrap.program.clock import Act, Await, Post, Wires, Work, machine_of, run_clock
+from bbgrap.program.steps import Apply, Assemble, Combine, Compute, DeviceProgram, Op, Program, Receive, Send
+from bbgrap.program.timeline import Timeline
+from bbgrap.tdl.work import Work as Amount
+
+REQUEST_S = 400e-6
+"""What a request costs beyond its program: the way from client to coordinator and back, measured with an empty one on one machine."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How measured times relate to predicted ones: factors by (machine's name, graph node); 1 for what was not measured."""
+
+    factors: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def factor(self, machine: str, node: str) -> float:
+        """Return measured seconds per predicted second."""
+        return self.factors.get((machine, node), 1.0)
+
+
+NOT_CALIBRATED = Calibration()
+
+
+class Predictor:
+    """Predicts programs on one cluster; remembers what pieces of work take."""
+
+    def __init__(self, cluster: Cluster, calibration: Calibration = NOT_CALIBRATED) -> None:
+        """Predict for these nodes; the host computes nothing."""
+        self.cluster = cluster
+        self.calibration = calibration
+        hosts = NodeProfile("coordinator")
+        profiles = [*cluster.nodes, next((n for n in cluster.nodes if n.name == cluster.network.coordinator_on), hosts)]
+        self._speeds: list[Mapping[str, Speed]] = [speeds_of(profile) for profile in profiles]
+        self._names = [*(node.name for node in cluster.nodes), hosts.name]
+        self._seconds: dict[tuple[int, Amount], float] = {}
+        self.wires = Wires(cache(cluster.link), self._handling, lambda device: machine_of(cluster, device))
+
+    def _handling(self, device: int, size: int) -> float:
+        return self._speeds[device]["message"].seconds(0, 0, size)
+
+    def seconds(self, device: int, amount: Amount) -> float:
+        """Return what a piece of work takes on a device, without corrections."""
+        key = (device, amount)
+        known = self._seconds.get(key)
+        if known is None:
+            free = not (amount.flops or amount.weight_bytes or amount.map_bytes)
+            speed = self._speeds[device].get(amount.kind) or self._speeds[device]["other"]
+            known = 0.0 if free else speed.seconds(amount.flops, amount.weight_bytes, amount.map_bytes)
+            self._seconds[key] = known
+        return known
+
+    def op_seconds(self, program: Program, device: DeviceProgram, op: Op) -> float:
+        """Return what an operation takes on a device; a copy at a border costs its bytes."""
+        match op:
+            case Apply():
+                return self.seconds(device.device, op.work) * self.calibration.factor(self._names[device.device], op.node)
+            case Assemble() | Combine():
+                copies = 1 if isinstance(op, Assemble) else len(op.inputs)
+                held = device.buffers[op.output]
+                size = held.region.size * program.graph.types[held.value].dtype.itemsize
+                speed = self._speeds[device.device]["segment"]
+                return copies * (speed.seconds(0, 0, size) - speed.overhead_s)
+
+    def segment_seconds(self, program: Program, device: DeviceProgram, step: Compute) -> float:
+        """Return what a segment takes on a device."""
+        start = self._speeds[device.device]["segment"].overhead_s
+        return start + sum(self.op_seconds(program, device, op) for op in step.ops)
+
+    def acts(self, program: Program, measured: Sequence[Mapping[int, float]] = ()) -> list[list[Act]]:
+        """Return what every device does; `measured` are seconds of segments by number, per device, where they are known."""
+        known = measured or [{}] * len(program.devices)
+        sizes = {
+            step.message: sum(program.piece_bytes(device.device, piece) for piece in step.parts)
+            for device in program.devices
+            for step in device.steps
+            if isinstance(step, Send)
+        }
+        acts = [list(self._acts_of(program, device, sizes, known[device.device])) for device in program.devices]
+        acts[program.host].insert(0, Work(REQUEST_S / 2, "request"))
+        acts[program.host].append(Work(REQUEST_S / 2, "answer"))
+        return acts
+
+    def _acts_of(self, program: Program, device: DeviceProgram, sizes: Mapping[int, int], measured: Mapping[int, float]) -> Iterator[Act]:
+        segment = 0
+        for step in device.steps:
+            match step:
+                case Receive():
+                    yield Await(step.message, step.source, sizes[step.message])
+                case Send():
+                    yield Post(step.message, step.destination, sizes[step.message])
+                case Compute() if device.device == program.host:
+                    yield Work(sum(self.op_seconds(program, device, op) for op in step.ops), "join")
+                case Compute():
+                    seconds = measured[segment] if segment in measured else self.segment_seconds(program, device, step)
+                    yield Work(seconds, segment_label(step), segment)
+                    segment += 1
+
+    def timeline(self, program: Program, measured: Sequence[Mapping[int, float]] = ()) -> Timeline:
+        """Return when every device does what in one request."""
+        return run_clock(self._names, self.acts(program, measured), self.wires)
+
+
+def segment_label(step: Compute) -> str:
+    """Return a name for a segment: its first and last operation."""
+    nodes = [op.node for op in step.ops if isinstance(op, Apply)]
+    if not nodes:
+        return "copy"
+    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} ... {nodes[-1]}"
