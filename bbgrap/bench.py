@@ -207,23 +207,21 @@ def bench(
         raise UsageError(f"bench: expected at least one run and one planner, got {runs} and {len(contenders)}")
     agents = cluster.nodes()
     count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
-    cores = _first_cores(count)
+    cores = first_cores(count)
     report("loading the single node")
-    with _bound_to(cores):
+    with bound_to(cores):
         reference = Reference(model, threads=count)
-        expected = _single_answer(reference, feeds)
+        expected = single_answer(reference, feeds)
     sessions = [Contender(model, options, cluster, report) for options in contenders]
     for contender in sessions:
         report(f"{contender.options.planner}: planning and deploying")
         contender.session.prepare({name: array.shape for name, array in feeds.items()})
     pause = SETTLE_S if count > 1 or any(agent.threads > 1 for agent in agents) else 0.0
-    before = psutil.cpu_percent(LOOK_S)
-    used = _used_by_others()
-    start_of_all = time.perf_counter()
+    watch = MachineWatch()
     single: list[float] = []
     for turn in range(-WARM_UP, runs):
         time.sleep(pause)
-        with _bound_to(cores):
+        with bound_to(cores):
             start = time.perf_counter()
             reference.run(feeds)
             took = time.perf_counter() - start
@@ -233,9 +231,7 @@ def bench(
             time.sleep(pause)
             contender.turn(feeds, expected, counted=turn >= 0)
         report(_standing(turn, runs, single, sessions))
-    during = 100 * (_used_by_others() - used) / (time.perf_counter() - start_of_all) / (psutil.cpu_count() or 1)
     time.sleep(pause)
-    others = [before, max(0.0, during), psutil.cpu_percent(LOOK_S)]
     return {
         "schema": 1,
         "model": name or model.stem,
@@ -245,12 +241,17 @@ def bench(
         "warm_up": WARM_UP,
         "agents": [{key: value for key, value in asdict(agent).items() if key != "profile"} for agent in agents],
         "single_node": {**_times(single), "threads": count, "cores": sorted(cores), "onnxruntime": ort.__version__},
-        "machine": _machine(others),
+        "machine": watch.machine(),
         "results": [contender.result(single) for contender in sessions],
     }
 
 
-def _single_answer(reference: Reference, feeds: Mapping[str, Array]) -> list[Array]:
+def single_answer(reference: Reference, feeds: Mapping[str, Array]) -> list[Array]:
+    """Return what plain onnxruntime answers.
+
+    Raises:
+        ExecutionError: if it fails; the message says that it is the single node's.
+    """
     try:
         return reference.run(feeds)
     except ExecutionError as error:
@@ -273,13 +274,14 @@ def _standing(turn: int, runs: int, single: Sequence[float], sessions: Sequence[
     return f"run {turn + 1} of {runs}: single node {1e3 * statistics.median(single):.1f} ms, {', '.join(medians)}"
 
 
-def _first_cores(count: int) -> frozenset[int]:
+def first_cores(count: int) -> frozenset[int]:
+    """Return the first cores that this process may use; none where the system does not say."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return frozenset(allowed[:count])
 
 
 @contextmanager
-def _bound_to(cores: frozenset[int]) -> Iterator[None]:
+def bound_to(cores: frozenset[int]) -> Iterator[None]:
     """Bind this thread, and those it starts, to some cores; where the system cannot, leave it free."""
     if not cores:
         yield
@@ -303,14 +305,26 @@ def _used_by_others() -> float:
     return total
 
 
-def _machine(others: Sequence[float]) -> dict[str, Any]:
-    return {
-        "processor": _processor(),
-        "cores": usable_cores(),
-        "system": platform.platform(),
-        "others_percent": [round(value, 1) for value in others],  # before, during and after the measurement
-        "busy": max(others) > BUSY_PERCENT,
-    }
+class MachineWatch:
+    """Looks whether somebody else uses this machine, before, during and after a measurement."""
+
+    def __init__(self) -> None:
+        """Look, and begin."""
+        self._before = psutil.cpu_percent(LOOK_S)
+        self._used = _used_by_others()
+        self._start = time.perf_counter()
+
+    def machine(self) -> dict[str, Any]:
+        """End, look again, and return `machine` of `bench --json`."""
+        during = 100 * (_used_by_others() - self._used) / (time.perf_counter() - self._start) / (psutil.cpu_count() or 1)
+        others = [self._before, max(0.0, during), psutil.cpu_percent(LOOK_S)]
+        return {
+            "processor": _processor(),
+            "cores": usable_cores(),
+            "system": platform.platform(),
+            "others_percent": [round(value, 1) for value in others],  # before, during and after the measurement
+            "busy": max(others) > BUSY_PERCENT,
+        }
 
 
 def _processor() -> str:
