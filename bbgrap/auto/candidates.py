@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.cluster import Cluster
 from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.fused_tiles import grow_tiles
-from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.planners.options import SPLITS, PlanOptions, Split
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.planners.shares import grid_of
@@ -19,6 +19,11 @@ EVERY_SIZE = 8
 
 OVERLAPS = (0.1, 0.5, 2.0)
 """Parts of a layer that may be computed twice instead of sent; `fused-tiles` tries one."""
+
+LARGE = 1_500
+"""Layers times nodes from which not every direction is tried."""
+
+FIRST_SPLITS: tuple[Split, ...] = ("rows", "grid", "channels", "batch")
 
 OWN = frozenset({"bbgrap", "single", "widest"})
 """Planners whose plans are among the candidates anyway."""
@@ -59,10 +64,11 @@ class Candidates:
     def collect(self) -> list[Candidate]:
         """Return all candidates, the best first."""
         self._alone()
-        self._directions()
-        self._subsets()
-        self._grown()
-        self._planners()
+        if len(self.cluster.nodes) > 1:
+            self._directions()
+            self._planners()
+            self._subsets()
+            self._grown()
         return sorted(self.found, key=lambda candidate: candidate.score)
 
     def add(self, name: str, tiles: Tiles) -> Candidate | None:
@@ -91,13 +97,10 @@ class Candidates:
 
         return sorted(range(len(nodes)), key=order)
 
-    def _splits(self) -> list[Split]:
-        return ["rows", "channels", "grid", "columns", "batch", "inputs"]
-
     def _directions(self) -> None:
         everyone = list(range(len(self.cluster.nodes)))
-        if len(everyone) > 1:
-            for split in self._splits():
+        for split in SPLITS if len(self.graph.nodes) * len(everyone) <= LARGE else FIRST_SPLITS:
+            if not self.evaluator.spent:
                 self.spread(split, everyone)
 
     def spread(self, split: Split, devices: Sequence[int]) -> Candidate | None:
@@ -113,7 +116,8 @@ class Candidates:
     def _sets(self) -> Iterator[list[int]]:
         """Yield sets of nodes to leave the others out: the fastest ones, and every group."""
         order = self._by_speed()
-        sizes = range(len(order) - 1, 1, -1) if len(order) <= EVERY_SIZE else [len(order) >> by for by in range(1, len(order).bit_length())]
+        halves = [len(order) >> by for by in range(1, len(order).bit_length())]
+        sizes = list(dict.fromkeys([*halves, *range(len(order) - 1, 1, -1)])) if len(order) <= EVERY_SIZE else halves
         for size in sizes:
             if size > 1:
                 yield sorted(order[:size])
@@ -125,9 +129,8 @@ class Candidates:
                 yield devices
 
     def _subsets(self) -> None:
-        directions = sorted((c for c in self.found if " over " in c.name), key=lambda c: c.score)
-        for direction in directions[:2]:
-            split = next(s for s in self._splits() if direction.name.startswith(s))
+        for direction in self._best_spread():
+            split = next(s for s in SPLITS if direction.name.startswith(s))
             for devices in self._sets():
                 if self.evaluator.spent:
                     return
@@ -135,13 +138,20 @@ class Candidates:
 
     def _grown(self) -> None:
         """Let the tiles of the best candidates overlap, so that they exchange less."""
-        spread = [c for c in sorted(self.found, key=lambda c: c.score) if " over " in c.name]
-        for candidate in spread[:2]:
+        for candidate in self._best_spread():
             for overlap in OVERLAPS:
                 if self.evaluator.spent:
                     return
                 tiles = grow_tiles(self.graph, candidate.tiles, self.descriptions, overlap)
                 self.add(f"{candidate.name}, up to {overlap:.0%} computed twice", tiles)
+
+    def _best_spread(self) -> list[Candidate]:
+        """Return the two best candidates along one direction; of those that are worth the same, the first."""
+        different: dict[Score, Candidate] = {}
+        for candidate in self.found:
+            if " over " in candidate.name:
+                different.setdefault(candidate.score, candidate)
+        return [different[score] for score in sorted(different)[:2]]
 
     def _planners(self) -> None:
         """Add the plans of the other planners."""
@@ -149,9 +159,5 @@ class Candidates:
             if name in OWN or self.evaluator.spent:
                 continue
             plan = planner(self.graph, self.cluster, PlanOptions(name), self.descriptions)
+            self.evaluator.pay(plan.tiles)
             self.add(f"planner '{name}'", plan.tiles)
-
-
-def devices_of(tiles: Mapping[str, tuple[Tile, ...]]) -> frozenset[int]:
-    """Return the devices that compute anything."""
-    return frozenset(tile.device for of in tiles.values() for tile in of)

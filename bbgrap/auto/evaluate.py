@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bbgrap.cluster import Cluster
-from bbgrap.planners.options import Objective
+from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile
 from bbgrap.program.direct import build_direct
@@ -18,10 +18,11 @@ from bbgrap.program.timeline import Timeline
 
 Tiles = Mapping[str, tuple[Tile, ...]]
 
-BUDGET_TILES = 40_000
-"""Tiles that are looked at before the search ends, over all plans: about 3 s of one core (75 µs each)."""
+TILES_PER_SECOND = 3_000
+"""Tiles that are looked at per second of the time that a search may take: a fifth of what one core manages, so that the budget ends first
+and the result does not depend on the machine."""
 
-LEAST_PLANS = 12
+LEAST_PLANS = 5
 """Plans that are looked at whatever their size."""
 
 
@@ -48,16 +49,16 @@ class Evaluator:
         self,
         pieces: Pieces,
         cluster: Cluster,
-        objective: Objective = "latency",
+        options: PlanOptions,
         calibration: Calibration = NOT_CALIBRATED,
         time_is_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start with a full budget."""
         self.pieces = pieces
         self.cluster = cluster
-        self.objective = objective
+        self.objective = options.objective
         self.predictor = Predictor(cluster, calibration)
-        self.budget = max(BUDGET_TILES, LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
+        self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
         self.plans = 0
         self._time_is_up = time_is_up
 
@@ -68,7 +69,7 @@ class Evaluator:
 
     def score(self, tiles: Tiles) -> Score:
         """Return what a plan is worth."""
-        self.budget -= len(tiles) + sum(map(len, tiles.values()))
+        self.pay(tiles)
         self.plans += 1
         program = self.program(tiles)
         timeline = self.predictor.timeline(program)
@@ -76,14 +77,20 @@ class Evaluator:
         excess = sum(
             max(0, bytes_ - node.memory_bytes) for node, bytes_ in zip(self.cluster.nodes, needed, strict=True) if node.memory_bytes
         )
+        return Score(excess, self._value(program, timeline, needed), timeline.total_s)
+
+    def _value(self, program: Program, timeline: Timeline, needed: tuple[int, ...]) -> float:
         match self.objective:
             case "latency":
-                value = timeline.total_s
+                return timeline.total_s
             case "throughput":
-                value = self._per_request_s(program, timeline)
+                return self._per_request_s(program, timeline)
             case "memory":
-                value = float(max(needed))
-        return Score(excess, value, timeline.total_s)
+                return float(max(needed))
+
+    def pay(self, tiles: Tiles) -> None:
+        """Take the price of a plan from the budget."""
+        self.budget -= len(tiles) + sum(map(len, tiles.values()))
 
     def program(self, tiles: Tiles) -> Program:
         """Return the program of a plan, to be timed."""

@@ -60,7 +60,7 @@ def plan_auto(
     Raises:
         PlanError: if a planner broke a law of plans.
     """
-    evaluator = Evaluator(Pieces(graph, descriptions), cluster, options.objective, calibration, time_is_up)
+    evaluator = Evaluator(Pieces(graph, descriptions), cluster, options, calibration, time_is_up)
     candidates = Candidates(evaluator).collect()
     starts = candidates[:STARTS]
     if len(cluster.nodes) > 1 and not evaluator.spent:

@@ -56,7 +56,7 @@ def export(
     options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
     planned = plan_offline(Request(model, agents, cluster, shares, options, tuple(shapes or ()), batch))
     with step(f"writing {output}"):
-        index = write_bundle(planned.compiled.optimized, planned.names, planned.report, output)
+        index = write_bundle(planned.forecast.compiled.optimized, planned.names, planned.report, output)
     if as_json:
         print_json(index)
         return

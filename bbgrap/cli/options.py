@@ -61,10 +61,10 @@ def plan_options(
         UsageError: if there is no such planner or split, or the grid is none.
     """
     from bbgrap.planners.options import PlanOptions
-    from bbgrap.planners.registry import PLANNERS
+    from bbgrap.planners.registry import NAMES
 
-    if planner not in PLANNERS:
-        raise UsageError(f"planner: expected one of {', '.join(PLANNERS)}, got '{planner}'")
+    if planner not in NAMES:
+        raise UsageError(f"planner: expected one of {', '.join(NAMES)}, got '{planner}'")
     more: dict[str, Any] = {"objective": objective, "search_seconds": search_seconds, "transfer_dtype": transfer_dtype}
     if not grid:
         return PlanOptions(planner, split, **more)  # type: ignore[arg-type]  # it looks itself

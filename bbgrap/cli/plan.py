@@ -54,6 +54,7 @@ def plan(
 
         bbgrap plan text.onnx --shares 2,1 --split batch --batch 8 --input tokens=8x128
     """
+    from bbgrap.auto.explain import explain_forecast
     from bbgrap.cli.options import plan_options
     from bbgrap.cli.planning import Request, plan_offline
     from bbgrap.program.report import explain as explain_plan
@@ -67,8 +68,10 @@ def plan(
         print_json(planned.report)
     write = say if as_json else print_result  # with --json, stdout is for JSON alone
     if explain:
-        for line in explain_plan(planned.compiled):
+        for line in (*explain_forecast(planned.forecast, options), "", *explain_plan(planned.forecast.compiled)):
             write(line)
     elif not as_json:
         print_table(("per request", "initial", "optimised"), before_and_after(planned.report), title=planned.title)
+        predicted, alone = planned.report["predicted_ms"], planned.report["predicted_single_node_ms"]
+        print_result(f"predicted: {predicted:.2f} ms a request, the best single node {alone:.2f} ms")
         say("--explain lists what every node reads, holds and fetches")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bbgrap.auto.forecast import Forecast
 from bbgrap.cli.models import Shape, concrete_shapes, find_model, inputs_of
 from bbgrap.cli.options import offline_cluster
 from bbgrap.cli.output import say, step
@@ -13,7 +14,6 @@ from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.graph.onnx_io import ModelInput
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.compile import Compiled
 
 _NAMED = 8
 """So many nodes are named in a remark."""
@@ -39,20 +39,22 @@ class Planned:
     path: Path
     inputs: tuple[ModelInput, ...]
     shapes: dict[str, Shape]
-    compiled: Compiled
+    forecast: Forecast
     report: dict[str, Any]
 
     @property
     def names(self) -> list[str]:
         """The names of the nodes, in device order."""
-        return [node.name for node in self.compiled.plan.cluster.nodes]
+        return [node.name for node in self.forecast.compiled.plan.cluster.nodes]
 
     @property
     def title(self) -> str:
         """One line on what was planned."""
-        used = len(self.compiled.plan.devices_used)
+        used = len(self.forecast.compiled.plan.devices_used)
         of = "" if used == len(self.names) else f" of {len(self.names)}"
-        return f"{self.report['model']} by planner '{self.compiled.plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}"
+        return (
+            f"{self.report['model']} by planner '{self.forecast.compiled.plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}"
+        )
 
 
 def plan_offline(request: Request) -> Planned:
@@ -68,14 +70,14 @@ def plan_offline(request: Request) -> Planned:
     with step("loading for these shapes"):
         graph = load_graph(path, shapes)
     with step(f"planning over {len(cluster.nodes)} nodes"):
-        compiled, _, report = fit(graph, cluster, request.options)
+        forecast, _, report = fit(graph, cluster, request.options)
     for refusal in report["changed"]:
         say(f"does not fit, planned otherwise: {refusal}")
     report["model"] = request.model
     report["inputs"] = {name: list(shape) for name, shape in shapes.items()}
-    planned = Planned(path, inputs, shapes, compiled, report)
-    if len(compiled.plan.devices_used) < len(cluster.nodes):
-        idle = [name for number, name in enumerate(planned.names) if number not in compiled.plan.devices_used]
+    planned = Planned(path, inputs, shapes, forecast, report)
+    if len(forecast.compiled.plan.devices_used) < len(cluster.nodes):
+        idle = [name for number, name in enumerate(planned.names) if number not in forecast.compiled.plan.devices_used]
         more = f" and {len(idle) - _NAMED} more" if len(idle) > _NAMED else ""
         say(f"left out, there is nothing for them to do: {', '.join(idle[:_NAMED])}{more}")
     return planned

@@ -66,7 +66,7 @@ def simulate(
     feeds = random_inputs(planned.inputs, planned.shapes, seed)
     say(f"inputs: random, seed {seed}")
     with step("loading every node's segments"):
-        artifacts = export(planned.compiled.optimized)
+        artifacts = export(planned.forecast.compiled.optimized)
         kernels = local_kernels(artifacts)
     with step("running the partitioned model"):
         answers = walk(artifacts, list(feeds.values()), kernels)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bbgrap.auto.forecast import Forecast
+from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.routes import Alternative, beside, serves_streams, whole_on_each
@@ -16,7 +18,7 @@ from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, Split
-from bbgrap.planners.registry import make_plan
+from bbgrap.planners.registry import AUTO, make_plan
 from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.compile import Compiled, compile_plan
 from bbgrap.program.export import export
@@ -39,6 +41,9 @@ class Prepared:
     alternatives: tuple[Alternative, ...] = ()
 
 
+TIGHT = 0.85
+"""Part of the declared memory that a second search may use: chosen."""
+
 LEANER_SPLITS: tuple[Split, ...] = ("channels", "inputs")
 """Splits that divide the weights, tried in this order where the chosen one does not fit the nodes' memory."""
 
@@ -60,7 +65,7 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
     return Prepared(graph, report, artifacts, "", others)
 
 
-def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled, Artifacts, dict[str, Any]]:
+def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, Artifacts, dict[str, Any]]:
     """Plan a loaded model within the memory that the nodes declare; return the programs, what is deployed, and the report.
 
     A plan that does not fit is replaced by one that divides the weights; the report then says so under `changed`.
@@ -69,24 +74,46 @@ def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled,
         PlanError: if no plan exists, or none that fits.
     """
     refused: list[str] = []
-    for candidate in (options, *(replace(options, split=split) for split in LEANER_SPLITS if split != options.split)):
-        compiled, search_s = compile_graph(graph, cluster, candidate)
-        artifacts = export(compiled.optimized)
-        needed = needed_bytes(compiled.optimized, artifacts)
+    for words, candidate, within in _attempts(cluster, options):
+        forecast, search_s = plan_graph(graph, within, candidate)
+        artifacts = export(forecast.compiled.optimized)
+        needed = needed_bytes(forecast.compiled.optimized, artifacts)
         if faults := overfull(cluster, needed):
-            refused.append(f"split by {candidate.split}: {', '.join(faults)}")
+            refused.append(f"{words}: {', '.join(faults)}")
             continue
         names = [node.name for node in cluster.nodes]
-        report = report_of(compiled, search_s) | {
-            "memory_bytes": dict(zip(names, needed, strict=True)),
-            "weight_bytes": {name: device.weight_bytes for name, device in zip(names, artifacts.devices, strict=True)},
-            "changed": refused,
-        }
-        return compiled, artifacts, report
+        report = (
+            report_of(forecast.compiled, search_s)
+            | forecast.report()
+            | {
+                "memory_bytes": dict(zip(names, needed, strict=True)),
+                "weight_bytes": {name: device.weight_bytes for name, device in zip(names, artifacts.devices, strict=True)},
+                "changed": refused,
+            }
+        )
+        return forecast, artifacts, report
     raise PlanError(f"model '{graph.name}': it fits the memory of these nodes in no split; {'; '.join(refused)}")
 
 
-def compile_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled, float]:
+def _attempts(cluster: Cluster, options: PlanOptions) -> Iterator[tuple[str, PlanOptions, Cluster]]:
+    """Yield what is tried in turn, in words, until something fits: the planner asked for, then splits that divide the weights."""
+    if options.planner == AUTO:
+        # it counts memory itself, but less exactly than what is exported: a second search leaves more room
+        yield "planner 'auto'", options, cluster
+        yield "planner 'auto' with less room", options, _with_memory(cluster, TIGHT)
+        options = replace(options, planner="bbgrap")
+    else:
+        yield f"split by {options.split}", options, cluster
+    for split in LEANER_SPLITS:
+        if split != options.split:
+            yield f"split by {split}", replace(options, split=split), cluster
+
+
+def _with_memory(cluster: Cluster, part: float) -> Cluster:
+    return replace(cluster, nodes=tuple(replace(node, memory_bytes=round(part * node.memory_bytes)) for node in cluster.nodes))
+
+
+def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, float]:
     """Plan a loaded model and optimise its program; also return the seconds this took.
 
     Raises:
@@ -97,8 +124,24 @@ def compile_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
     gc.disable()  # planning makes many small values and no cycles: looking for garbage among them would take half of the time
     try:
         descriptions = all_descriptions(graph)
-        compiled = compile_plan(make_plan(graph, cluster, options, descriptions), descriptions)
+        if options.planner == AUTO:
+            deadline = start + options.search_seconds
+            found = plan_auto(graph, cluster, options, descriptions, time_is_up=lambda: time.perf_counter() > deadline)
+            plan = found.plan
+        else:
+            found, plan = None, make_plan(graph, cluster, options, descriptions)
+        compiled = compile_plan(plan, descriptions)
     finally:
         if collecting:
             gc.enable()
-    return compiled, time.perf_counter() - start
+    return Forecast(compiled, descriptions, found), time.perf_counter() - start
+
+
+def compile_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled, float]:
+    """Plan a loaded model and optimise its program; also return the seconds this took.
+
+    Raises:
+        PlanError: if no plan exists.
+    """
+    forecast, seconds = plan_graph(graph, cluster, options)
+    return forecast.compiled, seconds

@@ -46,6 +46,12 @@ PLANNERS: Mapping[str, Planner] = {
     "pipeline": plan_pipeline,
 }
 
+AUTO = "auto"
+"""The planner that searches (`bbgrap.auto`): it needs programs and a clock, so it lives above."""
+
+NAMES: tuple[str, ...] = (*PLANNERS, AUTO)
+"""All names that a user may ask for."""
+
 
 def make_plan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None] | None = None) -> Plan:
     """Plan a graph over a cluster with the planner that the options name, and verify the plan.
@@ -56,7 +62,7 @@ def make_plan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions
     """
     planner = PLANNERS.get(options.planner)
     if planner is None:
-        raise UsageError(f"planner: expected one of {', '.join(PLANNERS)}, got '{options.planner}'")
+        raise UsageError(f"planner: expected one of {', '.join(NAMES)}, got '{options.planner}'")
     found = all_descriptions(graph) if descriptions is None else descriptions
     plan = planner(graph, cluster, options, found)
     verify_plan(plan, found)

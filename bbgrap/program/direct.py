@@ -138,7 +138,7 @@ class _Builder:
             wanted = [common for rest in missing if not (common := rest.intersect(held)).is_empty] if source != device else []
             here += [(self._send(source, Piece(buffer, common), device), common) for common in wanted]
             if wanted:
-                missing = [left for rest in missing for left in rest.subtract(held)]
+                missing = tuple(left for rest in missing for left in rest.subtract(held))
         return self._joined(device, value, part, region, here)
 
     def _joined(self, device: int, value: str, part: Part, region: ShapeMap, here: list[tuple[BufferId, ShapeMap]]) -> BufferId:

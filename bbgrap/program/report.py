@@ -18,7 +18,7 @@ EXPLAINED_NEEDS = 400
 
 
 def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
-    """Return the object of `plan --json`; times are null as long as no cost model predicts them."""
+    """Return the object of `plan --json`, without what is predicted (`bbgrap.auto.forecast`)."""
     plan = compiled.plan
     names = [node.name for node in plan.cluster.nodes]
     cases = Counter(need.case for need in needs_of(plan, compiled.initial))
@@ -32,8 +32,6 @@ def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
         "initial": asdict(statistics_of(compiled.initial)),
         "optimized": asdict(statistics_of(compiled.optimized)),
         "cases": {case.name.lower(): cases[case] for case in Case},
-        "predicted_ms": None,
-        "predicted_single_node_ms": None,
         "nodes": [
             {
                 "name": node.name,

@@ -31,14 +31,14 @@ class FuseSegments:
 
     def run(self, program: Program) -> Program:
         """Return the program as one segment per device and exchange."""
-        layers = _layer_phases(program)
+        layers = layer_phases(program)
         early = [_earliest(program, device, layers) for device in program.devices]
         sent = _sent_phases(program, early)
         slots = [_slots(device, early[device.device], sent) for device in program.devices]
         return _regrouped(program, slots, sent)
 
 
-def _layer_phases(program: Program) -> dict[str, Phase]:
+def layer_phases(program: Program) -> dict[str, Phase]:
     """Return the phase of every value: inputs 0; a node's outputs after its operands, one phase after those that anyone fetches."""
     fetched = {pair for device in program.devices[: program.host] for pair in _fetches(program, device)}
     phases: dict[str, Phase] = dict.fromkeys((*program.graph.inputs, *program.graph.weights), 0)

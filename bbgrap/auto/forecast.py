@@ -1,0 +1,112 @@
+"""What is predicted of a compiled plan: its timeline, that of the best single node, and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from bbgrap.auto.search import Found, plan_auto
+from bbgrap.cluster import Cluster
+from bbgrap.cluster.types import Link, NodeProfile
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.program.compile import Compiled
+from bbgrap.program.direct import build_direct
+from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
+from bbgrap.program.timeline import LANES, Timeline
+from bbgrap.tdl import Description
+
+Descriptions = Mapping[str, Description | None]
+
+MORE_BANDWIDTH = 10
+"""What `what_if` multiplies the links' bandwidth by."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The predictions for one compiled plan; `found` says what planner `auto` saw, if it was the planner."""
+
+    compiled: Compiled
+    descriptions: Descriptions
+    found: Found | None = None
+    calibration: Calibration = NOT_CALIBRATED
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """Times pieces and messages on the plan's cluster."""
+        return Predictor(self.compiled.plan.cluster, self.calibration)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When every node does what."""
+        return self.predictor.timeline(self.compiled.optimized)
+
+    @cached_property
+    def single_s(self) -> tuple[float, ...]:
+        """Seconds of a request that one node answers alone, through the same cluster, per node."""
+        plan = self.compiled.plan
+        pieces = Pieces(plan.graph, self.descriptions)
+        seconds = []
+        for device in range(len(plan.cluster.nodes)):
+            tiles = {node.name: (Tile(device, whole_output(plan.graph, node)),) for node in plan.graph.nodes}
+            program = build_direct(Plan("single", plan.graph, plan.cluster, tiles), pieces)
+            seconds.append(self.predictor.timeline(program).total_s)
+        return tuple(seconds)
+
+    def report(self) -> dict[str, object]:
+        """Return the keys of `plan --json` that are predicted; times in milliseconds."""
+        timeline, names = self.timeline, [node.name for node in self.compiled.plan.cluster.nodes]
+        report: dict[str, object] = {
+            "predicted_ms": _ms(timeline.total_s),
+            "predicted_single_node_ms": _ms(min(self.single_s)),
+            "predicted_nodes": {
+                name: {f"{lane}_ms": _ms(timeline.busy_s(device, lane)) for lane in LANES} for device, name in enumerate(names)
+            },
+        }
+        if self.found is not None:
+            report["search"] = {
+                "plans": self.found.plans,
+                "origin": self.found.origin,
+                "candidates": [{"name": c.name, "predicted_ms": _ms(c.score.seconds)} for c in self.found.candidates],
+            }
+        return report
+
+    def what_if(self, options: PlanOptions) -> Iterator[tuple[str, float]]:
+        """Yield what would change, in words, and the seconds of the best plan then: one more node, faster links."""
+        plan = self.compiled.plan
+        for words, cluster in (
+            ("one more node like the fastest one", _one_more(plan.cluster, self.single_s)),
+            (f"links {MORE_BANDWIDTH} times as fast", _faster(plan.cluster)),
+        ):
+            found = plan_auto(plan.graph, cluster, options, self.descriptions, calibration=self.calibration)
+            yield words, found.score.seconds
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 4)
+
+
+def _one_more(cluster: Cluster, single_s: tuple[float, ...]) -> Cluster:
+    best = cluster.nodes[min(range(len(single_s)), key=lambda device: (single_s[device], device))]
+    name = next(
+        name for name in (f"one more {number}" for number in range(len(cluster.nodes) + 1)) if all(name != n.name for n in cluster.nodes)
+    )
+    return replace(cluster, nodes=(*cluster.nodes, replace(best, name=name)))
+
+
+def _faster(cluster: Cluster) -> Cluster:
+    network = cluster.network
+    within = tuple((name, _faster_link(link)) for name, link in network.within)
+    nodes = tuple(_faster_links(node) for node in cluster.nodes)
+    return Cluster(nodes, replace(network, between=_faster_link(network.between), within=within))
+
+
+def _faster_link(link: Link) -> Link:
+    return replace(link, bandwidth_bytes_per_s=MORE_BANDWIDTH * link.bandwidth_bytes_per_s)
+
+
+def _faster_links(node: NodeProfile) -> NodeProfile:
+    links = tuple(replace(link, bandwidth_bytes_per_s=MORE_BANDWIDTH * link.bandwidth_bytes_per_s) for link in node.links)
+    return replace(node, links=links)
