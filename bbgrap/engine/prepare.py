@@ -13,7 +13,7 @@ from bbgrap.auto.forecast import Forecast
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.routes import Alternative, beside, serves_streams, whole_on_each
+from bbgrap.engine.routes import Alternative, beside, is_guarded, serves_streams, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
@@ -59,10 +59,8 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
     graph = load_graph(model, shapes)
     if serves_streams(options) and (routes := whole_on_each(graph, cluster)):
         return Prepared(graph, routes[0].report, routes[0].artifacts, routes[0].name, routes[1:])
-    _, artifacts, report = fit(graph, cluster, options)
-    guards = options.planner == "auto" and options.objective == "latency"
-    others = beside(graph, cluster, Alternative("", artifacts, report)) if guards else ()
-    return Prepared(graph, report, artifacts, "", others)
+    forecast, artifacts, report = fit(graph, cluster, options)
+    return Prepared(graph, report, artifacts, "", beside(forecast, artifacts, report) if is_guarded(options) else ())
 
 
 def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, Artifacts, dict[str, Any]]:

@@ -1,20 +1,22 @@
-"""Other ways to run a planned model: the best single node beside a plan, or the whole model on every node.
+"""Other ways to run a planned model: the best single node and the next best plan beside a plan, or the whole model on every node.
 
-Only planner `auto` (and, for streams, `single`) is given others than its own plan. Law: the nodes have memory for all routes together.
+Only planner `auto` (and, for streams, `single`) gets others than its own plan. Law: the nodes have memory for all routes together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import verify_plan
-from bbgrap.planners.single import best_node, plan_whole
+from bbgrap.planners.plan import Plan, verify_plan
+from bbgrap.planners.registry import AUTO
+from bbgrap.planners.single import plan_whole
 from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.compile import compile_plan
 from bbgrap.program.export import export
@@ -35,44 +37,68 @@ class Alternative:
     report: Mapping[str, Any]
 
 
-def whole_on(graph: Graph, cluster: Cluster, device: int) -> Alternative:
-    """Return the route that runs the whole model on one node; `memory_bytes` in its report says what it needs."""
-    descriptions = all_descriptions(graph)
-    plan = plan_whole(graph, cluster, device)
-    verify_plan(plan, descriptions)
-    compiled = compile_plan(plan, descriptions)
-    artifacts = export(compiled.optimized)
-    names = [node.name for node in cluster.nodes]
-    needed = needed_bytes(compiled.optimized, artifacts)
-    report = report_of(compiled, 0.0) | {"memory_bytes": dict(zip(names, needed, strict=True)), "changed": []}
-    return Alternative(f"single on {names[device]}", artifacts, report)
+def serves_streams(options: PlanOptions) -> bool:
+    """Whether what was asked for is as many requests as possible, and not one particular plan."""
+    return options.objective == "throughput" and options.planner in {AUTO, "single"}
 
 
-def beside(graph: Graph, cluster: Cluster, plan: Alternative) -> tuple[Alternative, ...]:
-    """Return the best single node as another route beside a plan, if it has room for both and the plan is not just that."""
-    best = best_node(cluster)
-    if list(plan.report["nodes_used"]) == [cluster.nodes[best].name]:
-        return ()
-    single = whole_on(graph, cluster, best)
-    return (single,) if fits(cluster, (plan, single)) else ()
+def is_guarded(options: PlanOptions) -> bool:
+    """Whether other routes are to be tried against the plan."""
+    return options.objective == "latency" and options.planner == AUTO
+
+
+def beside(forecast: Forecast, artifacts: Artifacts, report: Mapping[str, Any]) -> tuple[Alternative, ...]:
+    """Return other routes beside a plan: the best single node, then the next best plan, as far as the nodes have room for them."""
+    routes = [Alternative(AUTO, artifacts, report)]
+    cluster = forecast.compiled.plan.cluster
+    for name, plan in _others(forecast):
+        route = _route(name, plan)
+        if fits(cluster, (*routes, route)):
+            routes.append(route)
+    return tuple(routes[1:])
+
+
+def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
+    plan, single_s = forecast.compiled.plan, forecast.single_s
+    best = min(range(len(single_s)), key=lambda device: (single_s[device], device))
+    if plan.devices_used != (best,):
+        yield f"single on {plan.cluster.nodes[best].name}", plan_whole(plan.graph, plan.cluster, best)
+    for candidate in forecast.found.candidates if forecast.found else ():
+        other = Plan(AUTO, plan.graph, plan.cluster, candidate.tiles)
+        if len(other.devices_used) > 1 and other.tiles != plan.tiles:
+            yield candidate.name, other
+            return
 
 
 def whole_on_each(graph: Graph, cluster: Cluster) -> tuple[Alternative, ...]:
     """Return a route per node that has room for the whole model, the largest share first; none if those nodes are too small a part."""
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
-    routes = {device: whole_on(graph, cluster, device) for device in order}
+    routes = {device: _route(f"single on {cluster.nodes[device].name}", plan_whole(graph, cluster, device)) for device in order}
     able = [device for device in order if fits(cluster, (routes[device],))]
     if sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
         return ()
     return tuple(routes[device] for device in able)
 
 
-def serves_streams(options: PlanOptions) -> bool:
-    """Whether what was asked for is as many requests as possible, and not one particular plan."""
-    return options.objective == "throughput" and options.planner in {"auto", "single"}
-
-
 def fits(cluster: Cluster, routes: Sequence[Alternative]) -> bool:
     """Whether the nodes have memory for all these routes at once."""
     needed = tuple(sum(route.report["memory_bytes"][node.name] for route in routes) for node in cluster.nodes)
     return not overfull(cluster, needed)
+
+
+def _route(name: str, plan: Plan) -> Alternative:
+    descriptions = all_descriptions(plan.graph)
+    verify_plan(plan, descriptions)
+    compiled = compile_plan(plan, descriptions)
+    artifacts = export(compiled.optimized)
+    names = [node.name for node in plan.cluster.nodes]
+    report = (
+        report_of(compiled, 0.0)
+        | Forecast(compiled, descriptions).report()
+        | {
+            "memory_bytes": dict(zip(names, needed_bytes(compiled.optimized, artifacts), strict=True)),
+            "weight_bytes": {node: device.weight_bytes for node, device in zip(names, artifacts.devices, strict=True)},
+            "changed": [],
+        }
+    )
+    return Alternative(name, artifacts, report)
