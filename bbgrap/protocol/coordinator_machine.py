@@ -72,7 +72,7 @@ NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp:/
 class CoordinatorMachine:
     """The control side of the coordinator.
 
-    Invariants: after every event, what waits for a deployment that is ready has no route with room.
+    Invariants: after every event, no route that should serve is idle while a request waits for it.
     """
 
     def __init__(self, settings: Settings, stored: Mapping[str, int] | None = None) -> None:

@@ -3,8 +3,8 @@
     RunModel -> waiting -> (a route has room) running -> answered
                    ^------- the route is lost --'
 
-Laws: every request is answered exactly once; after `go_on`, what waits for a ready deployment has no route with room; a route is timed by
-requests that had the coordinator to themselves.
+Laws: every request is answered exactly once; after `go_on`, no route that should serve is idle while a request waits for it; a route is
+timed by requests that had the coordinator to themselves.
 """
 
 from __future__ import annotations

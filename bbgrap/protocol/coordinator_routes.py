@@ -202,7 +202,7 @@ class Fastest:
 
 
 class Balanced:
-    """For streams of requests: all routes serve, each as fast as it can.
+    """For streams of requests: all routes serve, each as fast as it can; none is idle while a request waits.
 
     Invariants: `medians` is what the routes' latest requests took each, without waiting for those before them.
     """
@@ -219,9 +219,15 @@ class Balanced:
         self.medians = dict(medians)
 
     def choose(self, lanes: Sequence[Lane], now: float) -> Lane | None:
-        """Return the route that is predicted to end one more request first, of those that are not full."""
-        free = [lane for lane in lanes if lane.has_room]
-        return min(free, key=lambda lane: self._ends(lane, now), default=None)
+        """Return the route that is predicted to end one more request first; if it is full, an idle one, or none.
+
+        A busy slow route gets its next request when its own is nearly done: earlier, and the end of a stream would wait for it.
+        """
+        best = min(lanes, key=lambda lane: (self._ends(lane, now), not lane.has_room))
+        if best.has_room:
+            return best
+        idle = [lane for lane in lanes if not lane.running]
+        return min(idle, key=lambda lane: self._ends(lane, now), default=None)
 
     def done(self, lane: Lane, started: float, now: float, *, alone: bool) -> bool:
         """Learn how long the route works on a request."""

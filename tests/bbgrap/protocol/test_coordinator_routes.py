@@ -147,6 +147,14 @@ def test_a_stream_keeps_unequal_routes_busy(speeds):
         assert count == pytest.approx(400 * speed / sum(speeds), rel=0.15)
 
 
+def test_the_end_of_a_stream_does_not_wait_for_a_slow_route():
+    """Fourteen requests at speeds 1 and 0.5 take 9.3 at best; the last one must not begin late on the slow route."""
+    _, took = stream((1.0, 0.5), 4, 14, {0: 1.0, 1: 2.0})
+    assert took <= 10.0
+    _, took = stream((1.0, 0.1), 4, 14, {0: 1.0, 1: 10.0})
+    assert took <= 13.0
+
+
 def test_a_single_request_takes_the_fastest_route():
     counts, _ = stream((0.5, 1.0), 1, 50, {0: 2.0, 1: 1.0})
     assert counts == [0, 50]

@@ -113,9 +113,10 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
             for route in deployment.routes:
                 assert len(route.lane.running) <= route.lane.limit
                 assert all(machine.requests.open[number].epoch == route.epoch for number in route.lane.running)
-            # What waits for a deployment that is ready has no route with room.
-            full = all(not route.lane.has_room for route in deployment.routes)
-            assert deployment.tracker.state != "ready" or not deployment.waiting or full or deployment.policy.serving is not None
+            if deployment.tracker.state == "ready" and deployment.waiting:
+                lanes = {route.epoch: route.lane for route in deployment.routes}
+                serving = deployment.policy.serving
+                assert all(lane.running for lane in lanes.values()) if serving is None else not lanes[serving].has_room
             assert not deployment.running or deployment.tracker.state == "ready"
         assert set(machine.members.by_name) == {member.name for member in machine.members.by_identity.values()}
 
