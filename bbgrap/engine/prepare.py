@@ -57,7 +57,7 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
         PlanError: if no plan exists, or none that fits the nodes' memory.
     """
     graph = load_graph(model, shapes)
-    if serves_streams(options) and (routes := whole_on_each(graph, cluster)):
+    if serves_streams(options) and (routes := whole_on_each(graph, cluster, options)):
         return Prepared(graph, routes[0].report, routes[0].artifacts, routes[0].name, routes[1:])
     forecast, artifacts, report = fit(graph, cluster, options)
     return Prepared(graph, report, artifacts, "", beside(forecast, artifacts, report) if is_guarded(options) else ())

@@ -70,12 +70,12 @@ def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
             return
 
 
-def whole_on_each(graph: Graph, cluster: Cluster) -> tuple[Alternative, ...]:
-    """Return a route per node that has room for the whole model, the largest share first; none if those nodes are too small a part."""
+def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Alternative, ...]:
+    """Return a route per node that has room for the whole model, the largest share first; for `auto` none if they are too small a part."""
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
     routes = {device: _route(f"single on {cluster.nodes[device].name}", plan_whole(graph, cluster, device)) for device in order}
     able = [device for device in order if fits(cluster, (routes[device],))]
-    if sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
+    if options.planner == AUTO and sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
         return ()
     return tuple(routes[device] for device in able)
 
