@@ -68,11 +68,11 @@ def test_a_node_without_room_for_the_whole_model_gets_no_route() -> None:
 def test_where_most_nodes_have_no_room_the_stream_takes_a_plan_over_all() -> None:
     model, shapes = materialize("mobilenet_v2"), {"input": (1, 3, 224, 224)}
     small = tuple(NodeProfile(f"s{n}", memory_bytes=15_000_000) for n in range(3))
-    (route,) = routes_of(prepare(model, shapes, Cluster((*small, NodeProfile("a"))), replace(STREAM, planner="single", split="channels")))[
-        :1
-    ]
-    assert route.report["nodes_used"] == ["a"], "planner single has no other plan"
-    assert prepare(model, shapes, Cluster((*small, NodeProfile("a"))), STREAM).alternatives == ()
+    cluster = Cluster((*small, NodeProfile("a")))
+    (joint,) = routes_of(prepare(model, shapes, cluster, STREAM))
+    assert joint.report["planner"] != "single"
+    (single,) = routes_of(prepare(model, shapes, cluster, replace(STREAM, planner="single")))
+    assert single.report["nodes_used"] == ["a"], "planner single has no other plan"
 
 
 def test_the_nodes_have_room_for_all_routes_together() -> None:
