@@ -243,6 +243,14 @@ class ShapeMap:
         """Tell whether every element of the other region lies in this one."""
         return other.is_empty or all(a.issuperset(b) for a, b in zip(self.axes, other.axes, strict=True))
 
+    def is_apart_from(self, other: ShapeMap) -> bool:
+        """Tell whether the hulls of two non-empty regions are disjoint: a quick look before anything is cut."""
+        return any(
+            a.ranges[-1].stop <= b.ranges[0].start or b.ranges[-1].stop <= a.ranges[0].start
+            for a, b in zip(self.axes, other.axes, strict=True)
+            if a.ranges and b.ranges
+        )
+
     def hull(self, other: ShapeMap) -> ShapeMap:
         """Return the smallest product of sets that covers both regions; equal to the union if they differ along one axis."""
         if self.is_empty:

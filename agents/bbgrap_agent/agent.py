@@ -54,7 +54,11 @@ class Agent:
         self._compiling = compiling
         self._events: Mailbox[events.Event] = Mailbox()
         self._machine = AgentMachine(join, time.monotonic())
-        self._executor = Executor(plane, lambda epoch, request, reason: self._events.put(events.Broke(epoch, request, reason)))
+        self._executor = Executor(
+            plane,
+            lambda epoch, request, reason: self._events.put(events.Broke(epoch, request, reason)),
+            lambda epoch, request, record: self._events.put(events.StepsRecorded(epoch, request, record)),
+        )
         self._loader = ThreadPoolExecutor(1, "loader")
         self._fault: str | None = None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from dataclasses import dataclass, field
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array
 from bbgrap.program.execution import Copies, Execution, Outbox
+from bbgrap.program.recording import Clock
 from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.data import Frame, Kind, Letter, letters_received, letters_sent, pack, unpack
 from bbgrap.protocol.messages import Buffer, Peer
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
+from bbgrap_agent.recording import OnRecord, Recorder
 
 MAX_EARLY = 1024
 """Messages kept for requests that have not begun: the data of the fastest neighbours, for every request in flight."""
@@ -31,6 +34,8 @@ MAX_ENDED = 4096
 
 SPIN_S = 200e-6
 """How long to wait busily for the next message of a request that runs."""
+
+_OF_REQUESTS = frozenset({Kind.DATA, Kind.START, Kind.RECORD})
 
 Key = tuple[int, int]
 """Epoch and request."""
@@ -93,8 +98,10 @@ class Executor:
     Invariants: a request is in at most one of `_running`, `_early` and `_ended`.
     """
 
-    def __init__(self, plane: DataPlane, on_failure: Callable[[int, int, str], None]) -> None:
-        """Own a data plane; `on_failure(epoch, request, reason)` is called from this thread."""
+    def __init__(
+        self, plane: DataPlane, on_failure: Callable[[int, int, str], None], on_record: OnRecord, clock: Clock = time.perf_counter_ns
+    ) -> None:
+        """Own a data plane; `on_failure(epoch, request, reason)` and `on_record(epoch, request, record)` are called from this thread."""
         self.plane = plane
         plane.admit = self._admits
         self._on_failure = on_failure
@@ -104,6 +111,7 @@ class Executor:
         self._early: OrderedDict[Key, list[tuple[int, list[Array]]]] = OrderedDict()
         self._early_count = 0
         self._ended: OrderedDict[Key, None] = OrderedDict()
+        self._recorder = Recorder(plane, clock, on_record)
         self._pings = PingAnswers(plane)
         self._on_pong: Callable[[int], None] | None = None
         self._complained: set[str] = set()
@@ -135,12 +143,14 @@ class Executor:
             return
         for key in [key for key in (*self._running, *self._early) if key[0] == epoch]:
             self._end(key)
+        self._recorder.drop_all(epoch)
         for address in deployment.destinations:
             self.plane.disconnect(address)
 
     def drop(self, epoch: int, request: int) -> None:
         """Forget a request."""
         self._end((epoch, request))
+        self._recorder.drop((epoch, request))
 
     def allow_pings(self, peers: Sequence[Peer]) -> None:
         """Answer the pings of these peers, and of no others, from now on."""
@@ -164,7 +174,7 @@ class Executor:
         """Work until stopped."""
         while not self._stopped:
             busy = any(running.can_go_on for running in self._running.values())
-            arrival = self.plane.receive(0 if busy else None, SPIN_S if self._running else 0.0)
+            arrival = self.plane.receive(0 if busy else None, SPIN_S if self._running or self._recorder.busy else 0.0)
             if arrival is not None:
                 self.accept(arrival)
             while not self._commands.empty():
@@ -176,10 +186,12 @@ class Executor:
         """Take a message, or drop it if nobody expects it."""
         try:
             frame = Frame.parse(arrival.header)
-            if frame.kind in {Kind.DATA, Kind.START}:
+            if frame.kind in _OF_REQUESTS:
                 self._take(frame, arrival)
             elif frame.kind is Kind.PING:
                 self._pings.answer(frame, arrival.payload)
+            elif frame.kind is Kind.CLOCK:
+                self._recorder.on_clock(frame, arrival.payload)
             elif self._on_pong is not None:
                 self._on_pong(frame.request)
         except RemoteProtocolError as error:
@@ -194,8 +206,8 @@ class Executor:
             return
         running = self._running.get(key)
         if running is None and frame.source == deployment.schedule.host:
-            running = self._begin(key, deployment)
-        if frame.kind is Kind.START:
+            running = self._begin(key, deployment, recorded=frame.kind is Kind.RECORD)
+        if frame.kind is not Kind.DATA:
             return
         letter = deployment.received.get(frame.message)
         if letter is None or letter.peer != frame.source:
@@ -219,8 +231,13 @@ class Executor:
         letter = None if deployment is None else deployment.received.get(frame.message)
         return letter is not None and letter.peer == frame.source and letter.admits(size)
 
-    def _begin(self, key: Key, deployment: Deployment) -> _Running:
-        execution = Execution(deployment.schedule, copies=deployment.copies)
+    def _begin(self, key: Key, deployment: Deployment, *, recorded: bool) -> _Running:
+        schedule, copies = deployment.schedule, deployment.copies
+        if recorded:
+            host = deployment.addresses[schedule.host]
+            execution: Execution = self._recorder.begin(key, schedule, copies, deployment.names, host)
+        else:
+            execution = Execution(schedule, copies=copies)
         running = self._running[key] = _Running(deployment, execution, self._outbox(deployment, key))
         early = self._early.pop(key, [])
         self._early_count -= len(early)
@@ -265,10 +282,12 @@ class Executor:
             finished = execution.advance(running.deployment.compute, running.outbox, limit=limit)
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
             self._end(key)
+            self._recorder.drop(key)
             self._on_failure(key[0], key[1], str(error))
             return
         if finished:
             self._end(key)
+            self._recorder.give(key)
         running.can_go_on = limit is not None and execution.position != before
 
     def _stop(self) -> None:

@@ -20,10 +20,22 @@ EVERY_SIZE = 8
 OVERLAPS = (0.1, 0.5, 2.0)
 """Parts of a layer that may be computed twice instead of sent; `fused-tiles` tries one."""
 
+KEPT = 0.4
+"""Part of the budget that candidates leave."""
+
 LARGE = 1_500
 """Layers times nodes from which not every direction is tried."""
 
 FIRST_SPLITS: tuple[Split, ...] = ("rows", "grid", "channels", "batch")
+FEW_SPLITS: tuple[Split, ...] = ("rows", "batch")
+"""What is tried instead of every direction where plans are large, and where they are very large."""
+
+SLOW = (
+    {"tofu": LARGE, "icml18": LARGE}
+    | dict.fromkeys(("hypar", "soybean", "allrow-greedy", "spartan", "equal-chop"), 2 * LARGE)
+    | dict.fromkeys(("model-parallel", "layerwise"), 4 * LARGE)
+)
+"""Planners that search for seconds, or in whose plans everyone sends to everyone, and up to how many layers times nodes they are asked."""
 
 OWN = frozenset({"bbgrap", "single", "widest"})
 """Planners whose plans are among the candidates anyway."""
@@ -49,6 +61,7 @@ class Candidates:
         self.cluster = evaluator.cluster
         self.found: list[Candidate] = []
         self._seen: set[int] = set()
+        self._budget = evaluator.budget
         self.alone_s = [self._alone_s(device) for device in range(len(self.cluster.nodes))]
         """Seconds of the whole model on every node, without its messages."""
 
@@ -61,14 +74,19 @@ class Candidates:
             for node in self.graph.nodes
         )
 
+    @property
+    def _enough(self) -> bool:
+        """Whether the rest of the budget must be left for mixing and improving."""
+        return self.evaluator.spent or self.evaluator.budget < KEPT * self._budget
+
     def collect(self) -> list[Candidate]:
         """Return all candidates, the best first."""
         self._alone()
         if len(self.cluster.nodes) > 1:
             self._directions()
-            self._planners()
             self._subsets()
             self._grown()
+            self._planners()
         return sorted(self.found, key=lambda candidate: candidate.score)
 
     def add(self, name: str, tiles: Tiles) -> Candidate | None:
@@ -77,13 +95,25 @@ class Candidates:
         if key in self._seen:
             return None
         self._seen.add(key)
+        if self._is_hopeless(tiles):
+            return None
         self.found.append(Candidate(name, tiles, self.evaluator.score(tiles)))
         return self.found[-1]
 
+    def _is_hopeless(self, tiles: Tiles) -> bool:
+        """Whether a large plan cannot be the fastest one; small ones are quicker scored than asked."""
+        small = sum(map(len, tiles.values())) <= LARGE
+        if small or self.evaluator.objective != "latency" or not self.found:
+            return False
+        best = min(candidate.score for candidate in self.found)
+        return best.excess == 0 and self.evaluator.at_least_s(tiles) > best.seconds
+
     def _alone(self) -> None:
         names = [node.name for node in self.cluster.nodes]
-        order = sorted(range(len(names)), key=lambda device: (self.alone_s[device], device))
-        for device in order[:EVERY_SIZE]:
+        different: dict[tuple[float, bool], int] = {}
+        for device in self._by_speed():
+            different.setdefault((self.alone_s[device], names[device] == self.cluster.network.coordinator_on), device)
+        for device in list(different.values())[:EVERY_SIZE]:
             self.add(f"'{names[device]}' alone", {n.name: (Tile(device, whole_output(self.graph, n)),) for n in self.graph.nodes})
 
     def _by_speed(self) -> list[int]:
@@ -99,8 +129,9 @@ class Candidates:
 
     def _directions(self) -> None:
         everyone = list(range(len(self.cluster.nodes)))
-        for split in SPLITS if len(self.graph.nodes) * len(everyone) <= LARGE else FIRST_SPLITS:
-            if not self.evaluator.spent:
+        size = len(self.graph.nodes) * len(everyone)
+        for split in SPLITS if size <= LARGE else FIRST_SPLITS if size <= 4 * LARGE else FEW_SPLITS:
+            if not self._enough:
                 self.spread(split, everyone)
 
     def spread(self, split: Split, devices: Sequence[int]) -> Candidate | None:
@@ -132,7 +163,7 @@ class Candidates:
         for direction in self._best_spread():
             split = next(s for s in SPLITS if direction.name.startswith(s))
             for devices in self._sets():
-                if self.evaluator.spent:
+                if self._enough:
                     return
                 self.spread(split, devices)
 
@@ -140,7 +171,7 @@ class Candidates:
         """Let the tiles of the best candidates overlap, so that they exchange less."""
         for candidate in self._best_spread():
             for overlap in OVERLAPS:
-                if self.evaluator.spent:
+                if self._enough:
                     return
                 tiles = grow_tiles(self.graph, candidate.tiles, self.descriptions, overlap)
                 self.add(f"{candidate.name}, up to {overlap:.0%} computed twice", tiles)
@@ -154,9 +185,10 @@ class Candidates:
         return [different[score] for score in sorted(different)[:2]]
 
     def _planners(self) -> None:
-        """Add the plans of the other planners."""
+        """Add the plans of the other planners, but of those that search long only for smaller models."""
+        size = len(self.graph.nodes) * len(self.cluster.nodes)
         for name, planner in PLANNERS.items():
-            if name in OWN or self.evaluator.spent:
+            if name in OWN or self._enough or size > SLOW.get(name, size):
                 continue
             plan = planner(self.graph, self.cluster, PlanOptions(name), self.descriptions)
             self.evaluator.pay(plan.tiles)

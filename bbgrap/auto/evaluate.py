@@ -6,10 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from bbgrap.cluster import Cluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile
+from bbgrap.planners.search import TileChoices
 from bbgrap.program.direct import build_direct
 from bbgrap.program.memory import program_bytes
 from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
@@ -18,7 +21,7 @@ from bbgrap.program.timeline import Timeline
 
 Tiles = Mapping[str, tuple[Tile, ...]]
 
-TILES_PER_SECOND = 3_000
+TILES_PER_SECOND = 4_000
 """Tiles that are looked at per second of the time that a search may take: a fifth of what one core manages, so that the budget ends first
 and the result does not depend on the machine."""
 
@@ -87,6 +90,22 @@ class Evaluator:
                 return self._per_request_s(program, timeline)
             case "memory":
                 return float(max(needed))
+
+    def at_least_s(self, tiles: Tiles) -> float:
+        """Return seconds that a request takes at least: no node can be faster than its own work and the copying of what it fetches.
+
+        Much cheaper than a score, where machines send each other a lot.
+        """
+        choices = TileChoices(self.pieces, len(self.cluster.nodes), {name: (of,) for name, of in tiles.items()})
+        seconds = [0.0] * len(self.cluster.nodes)
+        for node in self.pieces.graph.nodes:
+            for tile in tiles[node.name]:
+                seconds[tile.device] += self.predictor.seconds(tile.device, self.pieces.work(node, tile))
+        fetched = sum((choices.missing(edge)[0, 0] for edge in choices.edges), start=np.zeros(len(seconds), dtype=np.int64))
+        handling = [self.predictor.wires.handling(device, 0) for device in range(len(seconds))]
+        return max(
+            own + self.predictor.wires.handling(device, int(fetched[device])) - handling[device] for device, own in enumerate(seconds)
+        )
 
     def pay(self, tiles: Tiles) -> None:
         """Take the price of a plan from the budget."""

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, zoo
+from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, trace, zoo
 from bbgrap.cli.output import print_result, report_error
 from bbgrap.errors import BbgrapError
 
@@ -90,6 +90,7 @@ for command in (
     nodes.nodes,
     submit.submit,
     bench.bench,
+    trace.trace,
     zoo.zoo,
 ):
     app.command()(command)

@@ -131,11 +131,13 @@ class _Builder:
         for buffer, held in here:
             if held.issuperset(region):
                 return self._assemble(device, value, part, region, [Piece(buffer, region)])
-        missing = subtract_all(region, (own for _, own in here))
+        missing = subtract_all(region, (own for _, own in here if not own.is_apart_from(region)))
         for source, buffer, held in self.holders[value, part]:
             if not missing:
                 break
-            wanted = [common for rest in missing if not (common := rest.intersect(held)).is_empty] if source != device else []
+            if source == device or all(held.is_apart_from(rest) for rest in missing):
+                continue
+            wanted = [common for rest in missing if not (common := rest.intersect(held)).is_empty]
             here += [(self._send(source, Piece(buffer, common), device), common) for common in wanted]
             if wanted:
                 missing = tuple(left for rest in missing for left in rest.subtract(held))
@@ -144,11 +146,10 @@ class _Builder:
     def _joined(self, device: int, value: str, part: Part, region: ShapeMap, here: list[tuple[BufferId, ShapeMap]]) -> BufferId:
         pieces: list[Piece] = []
         for buffer, held in here:
-            common = held.intersect(region)
-            if common.is_empty:
-                continue
             if held == region:
                 return buffer
+            if held.is_apart_from(region) or (common := held.intersect(region)).is_empty:
+                continue
             pieces += [Piece(buffer, rest) for rest in subtract_all(common, (piece.region for piece in pieces))]
         return self._assemble(device, value, part, region, pieces)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from bbgrap.program.cases import Case, Need, needs_of
 from bbgrap.program.compile import Compiled
+from bbgrap.program.layers import layers_of
 from bbgrap.program.segments import region_name
 from bbgrap.program.statistics import LABELS, Statistics, statistics_of
 from bbgrap.shapemap import ShapeMap
@@ -21,7 +22,8 @@ def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
     """Return the object of `plan --json`, without what is predicted (`bbgrap.auto.forecast`)."""
     plan = compiled.plan
     names = [node.name for node in plan.cluster.nodes]
-    cases = Counter(need.case for need in needs_of(plan, compiled.initial))
+    needs = list(needs_of(plan, compiled.initial))
+    cases = Counter(need.case for need in needs)
     return {
         "schema": 1,
         "planner": plan.planner,
@@ -43,6 +45,7 @@ def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
             for node in plan.graph.nodes
             for tile in plan.tiles[node.name]
         ],
+        "layers": [asdict(layer) for layer in layers_of(plan, needs)],
     }
 
 

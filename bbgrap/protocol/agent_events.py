@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bbgrap.cluster.types import NodeProfile
+from bbgrap.program.recording import Record
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, Deploy, Peer, WeightChunk
 
 # --- events ---------------------------------------------------------------------------------------------------------------------
@@ -59,6 +60,15 @@ class Broke:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsRecorded:
+    """A request that was to be recorded is over, and the clocks are compared."""
+
+    epoch: int
+    request: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuringDone:
     """Answer to `StartMeasuring`."""
 
@@ -74,7 +84,7 @@ class Stop:
     reason: str
 
 
-Event = Received | Tick | WeightsChecked | WeightArrived | Loaded | Broke | MeasuringDone | Stop
+Event = Received | Tick | WeightsChecked | WeightArrived | Loaded | Broke | StepsRecorded | MeasuringDone | Stop
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------

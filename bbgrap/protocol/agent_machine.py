@@ -27,6 +27,7 @@ from bbgrap.protocol.agent_events import (
     Reconnect,
     Say,
     StartMeasuring,
+    StepsRecorded,
     Stop,
     StoreChunk,
     Tell,
@@ -48,6 +49,7 @@ from bbgrap.protocol.messages import (
     Leave,
     Measure,
     Measured,
+    Recorded,
     Refused,
     Rejoin,
     Release,
@@ -122,6 +124,9 @@ class AgentMachine:
             case Broke():
                 known = event.epoch in self.deployments and self.state == "joined"
                 return [Say(RequestFailed(event.epoch, event.request, event.reason))] if known else []
+            case StepsRecorded():
+                known = event.epoch in self.deployments and self.state == "joined"
+                return [Say(Recorded(event.epoch, event.request, event.record))] if known else []
             case MeasuringDone():
                 return [Say(Measured(event.measurement, event.profile, event.reason))] if self.state == "joined" else []
             case Stop():

@@ -21,6 +21,7 @@ from bbgrap.errors import (
     UsageError,
 )
 from bbgrap.planners.options import PlanOptions
+from bbgrap.program.recording import Record
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, FileName, Length, Name, Text
 from bbgrap.protocol.messages import Chunk, TensorHeader, Tensors
 
@@ -83,13 +84,17 @@ class PrepareModel:
 
 @dataclass(frozen=True, slots=True)
 class RunModel:
-    """Run one request on a plan; inputs in the model's order; an error if there is no answer within `deadline_s`."""
+    """Run one request on a plan; inputs in the model's order; an error if there is no answer within `deadline_s`.
+
+    With `record`, the answer tells when every device did what.
+    """
 
     call: int
     plan: Digest
     deadline_s: float
     inputs: tuple[TensorHeader, ...]
     payload: Tensors
+    record: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +206,16 @@ class ModelPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Answer to `RunModel`; an `epoch` other than the prepared one says that the model was planned anew."""
+    """Answer to `RunModel`; an `epoch` other than the prepared one says that the model was planned anew.
+
+    `records` are those of all devices that took part, the host's last; empty if none were asked for.
+    """
 
     call: int
     epoch: int
     outputs: tuple[TensorHeader, ...]
     payload: Tensors
+    records: tuple[Record, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

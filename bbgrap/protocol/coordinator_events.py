@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bbgrap.cluster.types import Cluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.artifacts import Artifacts
+from bbgrap.program.recording import Record
 from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, Buffer, Peer, TensorHeader
@@ -33,6 +34,7 @@ class Settings:
     resend_s: float = 5.0
     deploy_within_s: float = 300.0
     measure_within_s: float = 120.0
+    records_within_s: float = 5.0
     max_deployments: int = 8
     max_plans: int = 64
     in_flight_per_node: int = 2
@@ -100,11 +102,12 @@ class PlanFailed:
 
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """The host's part of a request is finished."""
+    """The host's part of a request is finished; `record` is there if one was asked for."""
 
     request: int
     outputs: tuple[TensorHeader, ...]
     payload: tuple[Buffer, ...]
+    record: Record | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +186,13 @@ class HostPings:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """Run the host's schedule for a request; answer with `RequestDone` or `RequestBroke`."""
+    """Run the host's schedule for a request; answer with `RequestDone` or `RequestBroke`. With `record`, note when, there and here."""
 
     epoch: int
     request: int
     inputs: Sequence[TensorHeader]
     payload: Sequence[Buffer]
+    record: bool = False
 
 
 @dataclass(frozen=True, slots=True)

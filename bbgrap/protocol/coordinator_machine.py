@@ -60,6 +60,7 @@ from bbgrap.protocol.messages import (
     Join,
     Leave,
     Measured,
+    Recorded,
     Rejoin,
     RequestFailed,
     WeightsMissing,
@@ -119,13 +120,23 @@ class CoordinatorMachine:
         match message:
             case Join():
                 return self.members.join(identity, message, now)
-            case Heartbeat() | WeightsMissing() | WeightStored() | Deployed() | DeploymentFailed() | RequestFailed() | Measured() | Leave():
+            case (
+                Heartbeat()
+                | WeightsMissing()
+                | WeightStored()
+                | Deployed()
+                | DeploymentFailed()
+                | RequestFailed()
+                | Recorded()
+                | Measured()
+                | Leave()
+            ):
                 member = self.members.heard(identity, type(message).__name__, now)
                 return [ToAgent(identity, member)] if isinstance(member, Rejoin) else self._on_agent(member, message, now)
             case _:
                 return self._on_client(identity, message, now)
 
-    def _on_agent(self, member: Member, message: AgentMessage, now: float) -> list[Instruction]:
+    def _on_agent(self, member: Member, message: AgentMessage, now: float) -> list[Instruction]:  # noqa: C901 - one branch per message
         match message:
             case Join() | Heartbeat():
                 return [ToAgent(member.identity, HeartbeatSeen())]
@@ -144,6 +155,8 @@ class CoordinatorMachine:
                 return self._lose_route(*found, "DeploymentFailed", reason, now)
             case RequestFailed():
                 return self.requests.failed_on(member, message)
+            case Recorded():
+                return self.requests.recorded(member, message)
             case Measured():
                 return self.measurements.measured(member, message, now)
             case Leave():

@@ -1,7 +1,7 @@
 """Requests on their way through routes: those of clients, and the made-up ones that time the routes of a new deployment.
 
     RunModel -> waiting -> (a route has room) running -> answered
-                   ^------- the route is lost --'
+                   ^------- the route is lost --'   (a recorded one: running -> recording -> answered)
 
 Laws: every request is answered exactly once; after `go_on`, no route that should serve is idle while a request waits for it; a route is
 timed by requests that had the coordinator to themselves.
@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 
+from bbgrap.program.recording import Record
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
 from bbgrap.protocol.coordinator_deployments import Caller, Deployment, Deployments, Plan, Route
 from bbgrap.protocol.coordinator_events import (
@@ -26,9 +27,10 @@ from bbgrap.protocol.coordinator_events import (
     ToClient,
 )
 from bbgrap.protocol.coordinator_members import Member, Members
-from bbgrap.protocol.coordinator_routes import MEASURE_S, Lane, Measuring
+from bbgrap.protocol.coordinator_records import Recordings
+from bbgrap.protocol.coordinator_routes import MEASURE_S, Measuring
 from bbgrap.protocol.data import made_up
-from bbgrap.protocol.messages import Abandon, RequestFailed
+from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
 from bbgrap.protocol.states import Role, Tracker
 
 
@@ -71,6 +73,7 @@ class Requests:
         self.settings = settings
         self.members = members
         self.deployments = deployments
+        self.recordings = Recordings(settings.records_within_s)
         self.open: dict[int, Request] = {}
         self.by_caller: dict[Caller, int] = {}
         self._probes: dict[int, _Probe] = {}
@@ -106,16 +109,19 @@ class Requests:
             lane = deployment.policy.choose([route.lane for route in deployment.routes], now)
             if lane is None:
                 break
-            done.append(self._start(self.open[deployment.waiting.pop(0)], lane, now))
+            route = next(route for route in deployment.routes if route.lane is lane)
+            done.append(self._start(self.open[deployment.waiting.pop(0)], route, now))
         return done
 
-    def _start(self, request: Request, lane: Lane, now: float) -> Instruction:
+    def _start(self, request: Request, route: Route, now: float) -> Instruction:
         request.tracker.move("route free")
         others = self._probes or any(deployment.running for deployment in self.deployments.by_epoch.values())
         self._lonely = 0 if others else request.number
-        request.epoch = lane.epoch
-        lane.running[request.number] = now
-        return StartRequest(lane.epoch, request.number, request.message.inputs, request.message.payload)
+        request.epoch, message = route.epoch, request.message
+        route.lane.running[request.number] = now
+        if message.record:
+            self.recordings.begin(request.number, {identity: part.schedule.device for identity, part in route.parts.items()})
+        return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record)
 
     # --- timing routes ----------------------------------------------------------------------------------------------------------
 
@@ -164,14 +170,39 @@ class Requests:
         if probe is not None and probe.deployment.measuring is not None:
             probe.deployment.measuring.note(probe.epoch, now - probe.started)
         request = self.open.get(event.request)
-        found = None if request is None else self.deployments.find(request.epoch)
-        if request is None or found is None:
+        if request is None:
+            return []
+        if request.message.record:
+            request.tracker.move("computed")
+            self.recordings.computed(event, now)
+            return self._answer_recorded(request)
+        return self._answer(request, event, (), now)
+
+    def recorded(self, member: Member, message: Recorded) -> list[Instruction]:
+        """Take what an agent tells of when it did what for a request."""
+        request = self.open.get(message.request)
+        if request is None or request.epoch != message.epoch:
+            return []
+        self.recordings.take(message.request, member.identity, message.record)
+        request.tracker.move("Recorded")
+        return self._answer_recorded(request)
+
+    def _answer_recorded(self, request: Request) -> list[Instruction]:
+        complete = self.recordings.complete(request.number)
+        return [] if complete is None else self._answer(request, *complete, None)
+
+    def _answer(self, request: Request, event: RequestDone, records: tuple[Record, ...], now: float | None) -> list[Instruction]:
+        """Answer a request; one that ended just `now` tells how fast its route is."""
+        found = self.deployments.find(request.epoch)
+        if found is None:
             return []
         deployment, route = found
         told: list[Instruction] = []
-        if deployment.policy.done(route.lane, route.lane.running[request.number], now, alone=self._lonely == request.number):
+        if now is not None and deployment.policy.done(
+            route.lane, route.lane.running[request.number], now, alone=self._lonely == request.number
+        ):
             told.append(Tell(deployment.measured_text()))
-        answer = RunResult(request.caller[1], deployment.answer_epoch, event.outputs, event.payload)
+        answer = RunResult(request.caller[1], deployment.answer_epoch, event.outputs, event.payload, records)
         return [ToClient(request.caller[0], answer), *told, *self._close(request, "finished")]
 
     def broke(self, event: RequestBroke) -> list[Instruction]:
@@ -206,6 +237,7 @@ class Requests:
         for number in again:
             self.open[number].tracker.move("route lost")
             self.open[number].epoch = 0
+            self.recordings.forget(number)
         deployment.waiting[:0] = again
 
     def overdue(self, now: float) -> list[Instruction]:
@@ -217,12 +249,16 @@ class Requests:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.fail(request.number, "deadline", Fault.EXECUTION, reason)
+        for number in self.recordings.overdue(now):
+            reason = f"request {number}: it was answered, but an agent has not told when it did what; trace again"
+            done += self.fail(number, "failed", Fault.EXECUTION, reason)
         return done
 
     def _close(self, request: Request, event: str) -> list[Instruction]:
         """Forget a request here, and everywhere it may still run."""
         request.tracker.move(event)
         del self.open[request.number], self.by_caller[request.caller]
+        self.recordings.forget(request.number)
         found = self.deployments.find(request.epoch)
         if found is None:
             for other in self.deployments.by_epoch.values():

@@ -22,7 +22,7 @@ import numpy as np
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 from bbgrap.program.schedule import Part, Receive, Schedule, Send, part_shape
-from bbgrap.protocol.limits import MAX_TENSOR_BYTES
+from bbgrap.protocol.limits import MAX_INTEGER, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import Buffer, TensorHeader
 
 DATA_VERSION = 1
@@ -51,6 +51,11 @@ class Kind(IntEnum):
     """Measuring: answer with as many bytes as `message` says. The payload is the address to answer to."""
     PONG = 3
     """The answer to `PING`; `request` tells which."""
+    RECORD = 4
+    """From the host to a device, before anything else: a request begins, and when its steps are done is to be noted."""
+    CLOCK = 5
+    """To the host: what does your clock show? From it: the answer, with the number asked for in `message`; number 0 comes unasked when a
+    recorded request is over. The payload is the clock, see `pack_clock`."""
 
 
 class Frame(NamedTuple):
@@ -76,12 +81,28 @@ class Frame(NamedTuple):
         if len(header) != _HEADER.size:
             raise RemoteProtocolError(f"data message: expected a header of {_HEADER.size} bytes, got {len(header)}")
         magic, version, kind, source, message, epoch, request = _HEADER.unpack(header)
-        if magic != _MAGIC or version != DATA_VERSION or kind > Kind.PONG:
+        if magic != _MAGIC or version != DATA_VERSION or kind >= len(_KINDS):
             raise RemoteProtocolError(f"data message: expected version {DATA_VERSION} of the data protocol, got other bytes")
         return cls(_KINDS[kind], source, epoch, request, message)
 
 
 _KINDS = tuple(Kind)
+
+
+def pack_clock(clock_ns: int) -> Buffer:
+    """Return the payload of `CLOCK`: nanoseconds of a clock."""
+    return clock_ns.to_bytes(8, "little")
+
+
+def unpack_clock(payload: Buffer) -> int:
+    """Return the nanoseconds in the payload of a `CLOCK`.
+
+    Raises:
+        RemoteProtocolError: if it is none.
+    """
+    if len(payload) != 8 or (clock_ns := int.from_bytes(payload, "little")) > MAX_INTEGER:
+        raise RemoteProtocolError(f"data message: expected a clock of 8 bytes below 2**63, got {len(payload)} bytes")
+    return clock_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Annotated
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.program.artifacts import SegmentModel
+from bbgrap.program.recording import Record
 from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.limits import (
     MAX_CHUNK_BYTES,
@@ -117,6 +118,15 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """When this agent did what for a request that is over, in the coordinator's time."""
+
+    epoch: int
+    request: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Answer to `Measure`: the profile, or why there is none."""
 
@@ -132,7 +142,7 @@ class Leave:
     reason: Text
 
 
-AgentMessage = Join | Heartbeat | WeightsMissing | WeightStored | Deployed | DeploymentFailed | RequestFailed | Measured | Leave
+AgentMessage = Join | Heartbeat | WeightsMissing | WeightStored | Deployed | DeploymentFailed | RequestFailed | Recorded | Measured | Leave
 
 
 # --- coordinator -> agent -------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from bbgrap.errors import LocalProtocolError
+from bbgrap.program.recording import Record, check_record
 from bbgrap.program.schedule import Schedule, check_schedule
 from bbgrap.protocol.checks import check_deploy
 from bbgrap.protocol.limits import (
@@ -36,7 +37,7 @@ class SchemaError(Exception):
     """A value does not have the type its field declares."""
 
 
-_CHECKS: dict[type[Any], Callable[[Any], Sequence[str]]] = {Schedule: check_schedule, Deploy: check_deploy}
+_CHECKS: dict[type[Any], Callable[[Any], Sequence[str]]] = {Schedule: check_schedule, Deploy: check_deploy, Record: check_record}
 """Laws beyond types; every value of these classes keeps them once decoded."""
 _SCHEMAS: dict[type[Any], tuple[tuple[str, object], ...]] = {}
 

@@ -18,10 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
-from bbgrap.errors import InputError, ModelError, UsageError
+from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.program.trace import HOST_NAME, Trace, clock_error_s, timeline_of
 from bbgrap.protocol.client_messages import (
     Fault,
     ModelChunk,
@@ -187,14 +188,18 @@ class InferenceSession:
         """
         del run_options  # onnxruntime's run options steer its own threads and logs
         chosen = self._signature.choose_outputs(output_names)
+        result = self._answer(input_feed)
+        return [_writable(result, index) for index in chosen]
+
+    def _answer(self, input_feed: Mapping[str, Any], *, record: bool = False) -> RunResult:
         feeds = self._signature.check_feed(input_feed)
         shapes = tuple(array.shape for array in feeds)
         headers = tuple(TensorHeader(arg.name, arg.dtype, array.shape) for arg, array in zip(self._signature.inputs, feeds, strict=True))
         contents = tuple(encode_array(array) for array in feeds)
-        result = self._retrying(lambda: self._run(shapes, headers, contents))
+        result = self._retrying(lambda: self._run(shapes, headers, contents, record=record))
         if len(result.outputs) != len(self._signature.outputs):
             raise InputError(f"model '{self._name}': expected {len(self._signature.outputs)} outputs, got {len(result.outputs)}")
-        return [_writable(result, index) for index in chosen]
+        return result
 
     def run_async(
         self,
@@ -217,6 +222,26 @@ class InferenceSession:
             callback(results, user_data, fault)
 
         self._pool.submit(work)
+
+    def trace(self, input_feed: Mapping[str, Any], runs: int = 5) -> Trace:
+        """Run the model some times, one after the other, and return when every agent and the coordinator did what.
+
+        Raises:
+            InputError: if a name, dtype or shape does not fit the model.
+            ExecutionError: if a request failed, or the agents changed meanwhile; tracing again is harmless.
+            ClusterUnavailableError: if there is no coordinator or no agent.
+        """
+        if runs < 1:
+            raise UsageError(f"trace: expected at least one run, got {runs}")
+        self._answer(input_feed)  # the first request after a pause finds caches and processors asleep
+        results = [self._answer(input_feed, record=True) for _ in range(runs)]
+        plan = self.plan
+        if any(result.epoch != plan.epoch for result in results):
+            raise ExecutionError(f"model '{self._name}': it was planned anew while it was traced; trace again")
+        names = (*plan.agents, HOST_NAME)
+        outputs = tuple(_writable(results[-1], index) for index in range(len(results[-1].outputs)))
+        timelines = tuple(timeline_of(result.records, names) for result in results)
+        return Trace(timelines, max(clock_error_s(result.records) for result in results), outputs)
 
     # --- plans ----------------------------------------------------------------------------------------------------------------------
 
@@ -266,9 +291,11 @@ class InferenceSession:
             self._latest = plan
             return plan
 
-    def _run(self, shapes: Shapes, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...]) -> RunResult:
+    def _run(
+        self, shapes: Shapes, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...], *, record: bool
+    ) -> RunResult:
         plan = self._prepared(shapes)
-        result = self._submit(plan, headers, contents)
+        result = self._submit(plan, headers, contents, record=record)
         if result.epoch != plan.epoch:
             # Planned anew since, over other agents, or by another route: what `plan` shows is to be asked for again.
             with self._lock:
@@ -276,13 +303,16 @@ class InferenceSession:
                     del self._plans[shapes]
         return result
 
-    def _submit(self, plan: PreparedPlan, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...]) -> RunResult:
+    def _submit(
+        self, plan: PreparedPlan, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...], *, record: bool
+    ) -> RunResult:
         """Run a request; as long as the coordinator has too many of them, wait and say it again."""
         left, pause = self._deadline_s, _PAUSE_S
         deadline = time.monotonic() + left
         while True:
             try:
-                return self._connection.try_call(RunModel(self._connection.number(), plan.key, left, headers, contents), RunResult)
+                message = RunModel(self._connection.number(), plan.key, left, headers, contents, record)
+                return self._connection.try_call(message, RunResult)
             except CallFailedError as failed:
                 if failed.answer.fault is not Fault.BUSY or left <= pause:
                     raise

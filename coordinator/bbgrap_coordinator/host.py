@@ -1,22 +1,24 @@
 """The host's part of requests: scatter the inputs, gather the outputs.
 
 The coordinator is the last device of every deployment. Laws: every device that takes part gets exactly one first message per request, its
-inputs or a bare start; what arrives for a request that is not running is dropped.
+inputs or a bare start, and before it the word to record if that is wanted; what arrives for a request that is not running is dropped.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.program.execution import Copies, Execution
+from bbgrap.program.recording import RecordedExecution, labels_of
 from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
-from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, pack_clock, unpack
 from bbgrap.protocol.messages import Buffer, Peer, TensorHeader
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import PingAnswers
@@ -91,13 +93,19 @@ class Host:
         deployment = self._deployments.get(start.epoch)
         if deployment is None:
             return RequestBroke(start.request, Fault.EXECUTION, f"deployment {start.epoch} has ended, submit again")
+        schedule = deployment.schedule
         try:
-            execution = Execution(deployment.schedule, _feeds(deployment.schedule, start), deployment.copies)
+            feeds = _feeds(schedule, start)
+            if start.record:
+                execution: Execution = RecordedExecution(schedule, time.perf_counter_ns, feeds, deployment.copies)
+            else:
+                execution = Execution(schedule, feeds, deployment.copies)
         except BbgrapError as error:
             return RequestBroke(start.request, Fault.INPUT, str(error))
         running = self._running[start.request] = _Running(deployment, start.epoch, execution)
-        for device in deployment.bare:
-            header = Frame(Kind.START, deployment.schedule.device, start.epoch, start.request, 0).to_bytes()
+        kind, devices = (Kind.RECORD, tuple(deployment.addresses)) if start.record else (Kind.START, deployment.bare)
+        for device in devices:
+            header = Frame(kind, schedule.device, start.epoch, start.request, 0).to_bytes()
             self._plane.send(deployment.addresses[device], header)
         return self._advance(start.request, running)
 
@@ -105,6 +113,9 @@ class Host:
         """Take a message; returns the end of its request if this was the last one."""
         try:
             frame = Frame.parse(arrival.header)
+            if frame.kind is Kind.CLOCK:
+                self._show_clock(frame.epoch, frame.request, frame.message, frame.source)
+                return None
             if frame.kind is Kind.PING:
                 self._pings.answer(frame, arrival.payload)
             running = self._running.get(frame.request)
@@ -146,9 +157,21 @@ class Host:
             self._running.pop(request, None)
             return RequestBroke(request, Fault.EXECUTION, f"coordinator: {error}")
         self._running.pop(request, None)
+        record = None
+        if isinstance(running.execution, RecordedExecution):
+            record = running.execution.record(labels_of(schedule))
+            for device in deployment.addresses:
+                self._show_clock(running.epoch, request, 0, device)
         names = [schedule.buffers[b].name for b in schedule.results]
         headers = tuple(TensorHeader(name, DType.of(array.dtype), array.shape) for name, array in zip(names, results, strict=True))
-        return RequestDone(request, headers, tuple(encode_array(array) for array in results))
+        return RequestDone(request, headers, tuple(encode_array(array) for array in results), record)
+
+    def _show_clock(self, epoch: int, request: int, number: int, device: int) -> None:
+        """Tell a device of a deployment what the clock of records shows now."""
+        deployment = self._deployments.get(epoch)
+        if deployment is not None and device in deployment.addresses:
+            header = Frame(Kind.CLOCK, deployment.schedule.device, epoch, request, number).to_bytes()
+            self._plane.send(deployment.addresses[device], header, pack_clock(time.perf_counter_ns()))
 
 
 def _no_kernel(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:

@@ -1,5 +1,7 @@
 """The executor on the in-process data plane: what runs when, and what is dropped."""
 
+import itertools
+
 import numpy as np
 import pytest
 from bbgrap_agent.executor import MAX_EARLY, Deployment, Executor
@@ -22,7 +24,14 @@ class Bench:
         self.plane, self.peer, self.host = network.plane(), network.plane(), network.plane()
         self.failures = []
         self.ran = []
-        self.executor = Executor(self.plane, lambda *failure: self.failures.append(failure))
+        self.records = []
+        self.clock = itertools.count(0, 10)
+        self.executor = Executor(
+            self.plane,
+            lambda *failure: self.failures.append(failure),
+            lambda *record: self.records.append(record),
+            lambda: next(self.clock),
+        )
         self.peer.connect(self.plane.address)
         self.host.connect(self.plane.address)
         schedule = Schedule(

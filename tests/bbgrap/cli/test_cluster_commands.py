@@ -127,6 +127,28 @@ def test_bench_of_a_stream(run, run_json, here):
     assert "--stream" in alone.stderr
 
 
+def test_trace(run, run_json, here, tmp_path):
+    trace, page = tmp_path / "trace.json", tmp_path / "report.html"
+    report = run_json("trace", "zoo:tiny", "-o", trace, "--html", page, "--runs", 3)
+    assert (report["model"], report["runs"], report["nodes_used"]) == ("zoo:tiny", 3, ["agent0", "agent1"])
+    assert report["files"] == [str(trace), str(page)]
+    assert len(report["times_ms"]) == 3
+    assert [node["name"] for node in report["nodes"]] == ["agent0", "agent1", "coordinator"]
+    assert all(node["compute_ms"] > 0 for node in report["nodes"][:2])
+    assert {segment["node"] for segment in report["segments"]} == {"agent0", "agent1"}
+    assert sum(exchange["bytes"] for exchange in report["exchanges"]) > 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    sent, received = ({e["id"] for e in events if e["ph"] == end} for end in "sf")
+    assert sent == received != set()
+    assert {e["pid"] for e in events if e["ph"] == "X"} == {0, 1, 2}
+    html = page.read_text()
+    assert all(name in html for name in ("agent0", "agent1", "coordinator", "layer1.0.conv2", "<svg"))
+    table = run("trace", "zoo:tiny", "-o", tmp_path / "trace.svg", "--runs", 1)
+    assert table.exit_code == 0
+    assert "median of 1 requests" in table.stdout
+    assert (tmp_path / "trace.svg").exists()
+
+
 def test_demo_starts_its_own_cluster_and_verifies(run):
     result = run("demo", "--model", "zoo:tiny", "--runs", 2)
     assert result.exit_code == 0, result.stderr

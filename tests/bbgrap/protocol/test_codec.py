@@ -13,6 +13,7 @@ from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.artifacts import SegmentModel, WeightRef
+from bbgrap.program.recording import Record, StepLabel
 from bbgrap.program.schedule import BufferSpec, Join, Part, Receive, Run, Schedule, Send
 from bbgrap.protocol import client_messages as client
 from bbgrap.protocol import messages as m
@@ -39,6 +40,12 @@ SCHEDULE = Schedule(
     ),
 )
 SEGMENT = SegmentModel("s", DIGEST, b"model", ("x",), ("y",), {"w": WeightRef(DIGEST, TensorType(DType.FLOAT, (2, 2)))})
+RECORD = Record(
+    1,
+    (StepLabel("receive", "x", 3, 2, 64), StepLabel("compute", "s: y", 0), StepLabel("send", "y", 4, 0, 64)),
+    ((5, 8, 9), (9, 9, 12), (12, 12, 13)),
+    20,
+)
 PEERS = (m.Peer(0, "a", "tcp://a:1"), m.Peer(1, "b", "tcp://b:1"), m.Peer(2, "host", "tcp://h:1"))
 
 AGENT = [
@@ -50,6 +57,7 @@ AGENT = [
     m.Deployed(7, 0.25),
     m.DeploymentFailed(7, "no"),
     m.RequestFailed(7, 8, "no"),
+    m.Recorded(7, 8, RECORD),
     m.Measured(1, PROFILE, ""),
     m.Leave("bye"),
 ]
@@ -71,7 +79,7 @@ CLIENT = [
     client.OfferModel(1, DIGEST, (client.ModelFile("m.onnx", DIGEST, 5),)),
     client.ModelChunk(1, DIGEST, 0, (b"abc",)),
     client.PrepareModel(1, DIGEST, {"x": (1, 3)}, PlanOptions(split="grid", grid=(1, 2))),
-    client.RunModel(1, DIGEST, 3.0, (TENSOR,), (b"0123", b"")),
+    client.RunModel(1, DIGEST, 3.0, (TENSOR,), (b"0123", b""), True),
     client.MeasureNodes(1, ""),
     client.SetProfile(1, PROFILE),
     client.Cancel(1),
@@ -85,7 +93,7 @@ ANSWERS = [
     client.ModelStored(1, 5, True),
     client.Progress(1, "planning", 0, 1),
     client.ModelPrepared(1, DIGEST, 7, ("a", "b"), "{}"),
-    client.RunResult(1, 7, (TENSOR,), (b"0123",)),
+    client.RunResult(1, 7, (TENSOR,), (b"0123",), (RECORD,)),
     client.Profiles(1, (PROFILE,)),
     client.Failed(1, client.Fault.PLAN, "no"),
     client.StillWorking((1, 2), (1,)),
@@ -176,6 +184,12 @@ def test_limits_and_laws_are_kept():
     refuses(TO_COORDINATOR, AGENT[0], "at most 1024 bytes", name="x" * 2000)
     refuses(TO_COORDINATOR, AGENT[5], "finite number", seconds=float("nan"))
     refuses(TO_COORDINATOR, AGENT[5], "integer from 0", epoch=-1)
+    recorded = next(message for message in AGENT if isinstance(message, m.Recorded))
+    for times, text in (
+        (RECORD.times[:2], "as many labels as times"),
+        (((5, 8, 9), (9, 9, 7), (12, 12, 13)), "do not follow each other"),
+    ):
+        refuses(TO_COORDINATOR, recorded, text, record=dataclasses.replace(RECORD, times=times))
     refuses(TO_COORDINATOR, CLIENT[4], "expected one of batch, channels", options=bad_options())
 
 

@@ -33,6 +33,10 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
     def run(self):
         self.wire.run()
 
+    @rule()
+    def record(self):
+        self.wire.run(record=True)
+
     @precondition(lambda self: self.wire.pending())
     @rule(data=st.data(), count=st.integers(1, 10))
     def deliver(self, data, count):
@@ -118,6 +122,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
                 serving = deployment.policy.serving
                 assert all(lane.running for lane in lanes.values()) if serving is None else not lanes[serving].has_room
             assert not deployment.running or deployment.tracker.state == "ready"
+        assert set(machine.requests.recordings._awaited) == {n for n in running if machine.requests.open[n].message.record}
         assert set(machine.members.by_name) == {member.name for member in machine.members.by_identity.values()}
 
     def teardown(self):

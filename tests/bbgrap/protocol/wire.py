@@ -16,6 +16,7 @@ from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.program.recording import Record, StepLabel
 from bbgrap.program.schedule import BufferSpec, Join, Part, Receive, Run, Schedule, Send
 from bbgrap.protocol import agent_events as ae
 from bbgrap.protocol import client_machine as cm
@@ -89,6 +90,11 @@ def plan_of(job: ce.StartPlanning) -> ce.Planned:
     if job.options.objective == "throughput":
         return ce.Planned(job.epoch, alone[0].artifacts, alone[0].report, alone[0].name, alone[1:])
     return ce.Planned(job.epoch, artifacts(devices), '{"planner": "auto"}', "", alone[:1])
+
+
+def record_of(device: int) -> Record:
+    """What a device would have recorded: one step."""
+    return Record(device, (StepLabel("compute", "s: y", 0),), ((1, 2, 3),), 4)
 
 
 @dataclass
@@ -231,7 +237,12 @@ class Wire:
             if set(names) <= able:
                 del self.started[number]
                 self.now += self.seconds.get(names, 0.0)
-                self.to_coordinator(ce.RequestDone(number, (), ()))
+                host = len(self.coordinator.deployments.find(start.epoch)[0].members)
+                self.to_coordinator(ce.RequestDone(number, (), (), record_of(host) if start.record else None))
+                if start.record:
+                    devices = {peer.name: peer.device for peer in self.parts.get(start.epoch, ())}
+                    for agent in [agent for agent in self.agents.values() if agent.name in devices]:
+                        self.to_agent(agent, ae.StepsRecorded(start.epoch, number, record_of(devices[agent.name])))
                 done = True
         return done
 
@@ -290,8 +301,8 @@ class Wire:
     def prepare(self) -> int:
         return self.call(lambda n: prepare_message(n, self.options))
 
-    def run(self, deadline_s: float = 30.0, payload: tuple[bytes, ...] = ()) -> int:
-        return self.call(lambda n: c.RunModel(n, plan_key(prepare_message(n, self.options)), deadline_s, (), payload))
+    def run(self, deadline_s: float = 30.0, payload: tuple[bytes, ...] = (), *, record: bool = False) -> int:
+        return self.call(lambda n: c.RunModel(n, plan_key(prepare_message(n, self.options)), deadline_s, (), payload, record))
 
     def answer(self, call: int) -> c.FinalAnswer:
         """The one answer to a call, which must be there."""

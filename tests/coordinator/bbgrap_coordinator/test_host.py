@@ -1,5 +1,7 @@
 """The host's part of a request, on the in-process data plane."""
 
+import time
+
 import numpy as np
 import pytest
 from bbgrap_coordinator.host import Host
@@ -8,7 +10,7 @@ from bbgrap.graph.types import DType
 from bbgrap.program.schedule import BufferSpec, Join, Part, Receive, Schedule, Send
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
-from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.data import Frame, Kind, unpack_clock
 from bbgrap.protocol.messages import Peer, TensorHeader
 from bbgrap.transport.inproc import InprocNetwork
 
@@ -108,3 +110,44 @@ def test_only_payloads_of_running_requests_get_memory(host):
     assert admitted(16)
     assert not any([admitted(17), admitted(16, source=0), admitted(16, epoch=6), admitted(16, request=4), admitted(16, message=2)])
     assert not host.plane.admit(b"x", 16)
+
+
+def test_a_recorded_request_is_begun_with_that_word_and_followed_by_the_clock(host, agents):
+    assert host.start(StartRequest(7, 5, (HEADER,), (X.data.cast("B"),), record=True)) is None
+    for agent, kinds in zip(agents, ([Kind.RECORD, Kind.DATA], [Kind.RECORD]), strict=True):
+        came = [Frame.parse(agent.receive(0).header) for _ in kinds]
+        assert came == [Frame(kind, 2, 7, 5, 0) for kind in kinds]
+    agents[1].send(host.plane.address, Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), (X * 2).data.cast("B"))
+    before = time.perf_counter_ns()
+    done = host.accept(host.plane.receive(0))
+    assert np.frombuffer(done.payload[0], np.float32).tolist() == [0, 2, 4, 6]
+    assert [(label.lane, label.number, label.peer) for label in done.record.labels] == [
+        ("send", 0, 0),
+        ("receive", 1, 1),
+        ("compute", None, None),
+    ]
+    assert (done.record.device, done.record.clock_error_ns) == (2, 0)
+    assert done.record.times[0][0] < before < done.record.times[-1][2] < time.perf_counter_ns()
+    for agent in agents:
+        shown = agent.receive(0)
+        assert Frame.parse(shown.header) == Frame(Kind.CLOCK, 2, 7, 5, 0)
+        assert before < unpack_clock(shown.payload) < time.perf_counter_ns()
+
+
+def test_the_clock_is_shown_to_the_devices_of_a_deployment(host, agents):
+    for epoch, source in ((8, 0), (7, 2), (7, 9)):
+        agents[0].send(host.plane.address, Frame(Kind.CLOCK, source, epoch, 5, 3).to_bytes(), bytes(8))
+        assert host.accept(host.plane.receive(0)) is None
+    assert agents[0].receive(0) is None
+    agents[0].send(host.plane.address, Frame(Kind.CLOCK, 0, 7, 5, 3).to_bytes(), bytes(8))
+    assert host.accept(host.plane.receive(0)) is None
+    shown = agents[0].receive(0)
+    assert Frame.parse(shown.header) == Frame(Kind.CLOCK, 2, 7, 5, 3)
+    assert unpack_clock(shown.payload) <= time.perf_counter_ns()
+
+
+def test_an_unrecorded_request_has_no_record(host, agents):
+    start(host)
+    agents[1].send(host.plane.address, Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), X.data.cast("B"))
+    assert host.accept(host.plane.receive(0)).record is None
+    assert [Frame.parse(agents[1].receive(0).header).kind, agents[1].receive(0)] == [Kind.START, None]

@@ -1,0 +1,150 @@
+"""`bbgrap trace`: what every node does when, measured on the cluster, as files that others show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bbgrap.cli.options import (
+    Batch,
+    Coordinator,
+    Grid,
+    InputShapes,
+    Json,
+    LocalAgents,
+    Model,
+    Objective,
+    Planner,
+    SearchSeconds,
+    Seed,
+    Split,
+    Threads,
+    TransferDtype,
+)
+from bbgrap.cli.output import print_json, print_result, print_table, say, step
+
+if TYPE_CHECKING:
+    from bbgrap.program.trace import Trace
+
+
+def trace(
+    model: Model,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the trace: .json (Chrome, ui.perfetto.dev), .svg or .html.")
+    ] = Path("trace.json"),
+    html: Annotated[Path | None, typer.Option("--html", help="Also write a report to this file.", show_default=False)] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Requests that are recorded; the files show the one of median length.")] = 5,
+    planner: Planner = "bbgrap",
+    split: Split = "rows",
+    grid: Grid = "",
+    objective: Objective = "latency",
+    search_seconds: SearchSeconds = 10.0,
+    transfer_dtype: TransferDtype = "exact",
+    shapes: InputShapes = None,
+    batch: Batch = None,
+    seed: Seed = 0,
+    agents: LocalAgents = None,
+    threads: Threads = 1,
+    coordinator: Coordinator = "",
+    as_json: Json = False,
+) -> None:
+    """Record what every node does when: computing, sending, receiving, waiting.
+
+    Times are those of the coordinator's clock; how far they may be off is part of the result. Recording costs a few microseconds a step,
+    and nothing where it is not asked for.
+
+    Examples:
+        bbgrap trace zoo:resnet50 --agents 2 -o trace.json --html report.html
+
+        bbgrap trace model.onnx --coordinator tcp://head:7070 --runs 20 --json
+    """
+    from bbgrap.cli.clusters import open_cluster
+    from bbgrap.cli.inputs import random_inputs
+    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.cli.options import plan_options
+    from bbgrap.cli.timelines import check_suffix, write_text, write_timeline
+    from bbgrap.program.layers import read_layers
+    from bbgrap.program.pictures.report import report_html
+    from bbgrap.session import InferenceSession
+
+    check_suffix(output)
+    check_suffix(html, ".html")
+    options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
+    path = find_model(model)
+    declared = inputs_of(path)
+    feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed)
+    with open_cluster(coordinator, agents, threads) as cluster:
+        with step("planning and deploying") as progress:
+            session = InferenceSession(
+                path,
+                cluster=cluster,
+                options=options,
+                on_progress=lambda now: progress.update(f"{now.stage} {now.done} of {now.total}"),
+            )
+            session.prepare({name: array.shape for name, array in feeds.items()})
+        with step(f"recording {runs} requests"):
+            traced = session.trace(feeds, runs)
+    plan = session.plan.report
+    summary = summary_of(traced) | {
+        "model": model,
+        "inputs": {name: list(array.shape) for name, array in feeds.items()},
+        "planner": plan["planner"],
+        "split": options.split,
+        "nodes_used": plan["nodes_used"],
+    }
+    title = f"{model} over {len(plan['nodes_used'])} node{'s' * (len(plan['nodes_used']) != 1)}"
+    write_timeline(output, traced.median, title)
+    if html is not None:
+        facts = {
+            "planner": plan["planner"],
+            "cut along": options.split,
+            "inputs": ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items()),
+            "requests": runs,
+            "median": f"{summary['median_ms']:.2f} ms",
+            "clocks agree within": f"{summary['clock_error_us']:.0f} µs",
+        }
+        layers = read_layers(plan.get("layers", []))
+        write_text(html, report_html(title, measured=traced.median, segments=traced.segments, layers=layers, facts=facts))
+    files = [str(file) for file in (output, html) if file is not None]
+    for file in files:
+        say(f"written: {file}")
+    if as_json:
+        print_json({"schema": 1, **summary, "files": files})
+    else:
+        _print_summary(title, summary)
+
+
+def summary_of(traced: Trace) -> dict[str, Any]:
+    """Return the numbers of a trace: the keys of `trace --json` that come from it."""
+    from bbgrap.program.pictures.tables import exchanges_of
+    from bbgrap.program.timeline import LANES
+
+    median = traced.median
+    return {
+        "runs": len(traced.timelines),
+        "times_ms": [round(1e3 * timeline.total_s, 3) for timeline in traced.timelines],
+        "median_ms": 1e3 * median.total_s,
+        "clock_error_us": 1e6 * traced.clock_error_s,
+        "nodes": [
+            {"name": name, **{f"{lane}_ms": 1e3 * median.busy_s(device, lane) for lane in LANES}}
+            for device, name in enumerate(median.devices)
+        ],
+        "segments": [
+            {"node": median.devices[entry.device], "segment": entry.segment, "name": entry.name, "median_ms": 1e3 * entry.median_s}
+            for entry in traced.segments
+        ],
+        "exchanges": [
+            {"values": entry.values, "messages": entry.messages, "bytes": entry.bytes, "first_ms": 1e3 * entry.first_s}
+            for entry in exchanges_of(median)
+        ],
+    }
+
+
+def _print_summary(title: str, summary: dict[str, Any]) -> None:
+    lanes = ("compute", "send", "receive", "wait")
+    rows = [(node["name"], *(node[f"{lane}_ms"] for lane in lanes)) for node in summary["nodes"]]
+    print_table(("node", *(f"{lane} ms" for lane in lanes)), rows, title=title)
+    error, runs = summary["clock_error_us"], summary["runs"]
+    print_result(f"\nmedian of {runs} requests: {summary['median_ms']:.2f} ms; clocks agree within {error:.0f} µs")
