@@ -10,7 +10,7 @@ from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import coordinator_events as ce
 from bbgrap.protocol.coordinator_routes import ROUNDS, WARM_UP
 from bbgrap.protocol.messages import DeploymentFailed
-from tests.bbgrap.protocol.wire import CLIENT, joined_wire, ready_wire
+from tests.bbgrap.protocol.wire import CLIENT, joined_wire, ready_wire, record_of
 
 AUTO = PlanOptions(planner="auto")
 STREAM = PlanOptions(planner="auto", objective="throughput")
@@ -187,6 +187,29 @@ def test_requests_of_a_lost_agent_run_on_another_route():
     assert all(isinstance(wire.answer(call), c.RunResult) for call in calls)
     (deployment,) = wire.coordinator.deployments.by_epoch.values()
     assert [route.name for route in deployment.routes] == ["single on a"]
+
+
+def test_recorded_requests_of_a_lost_agent_are_recorded_anew():
+    wire = ready_wire("a", "b", options=STREAM)
+    calls = [wire.run(record=True) for _ in range(4)]
+    wire.deliver_all()
+    lost = next(agent for agent in wire.agents.values() if agent.name == "b")
+    mine = [number for number, start in wire.started.items() if start.epoch in lost.loaded]
+    wire.crash(lost)
+    # One of them has been answered, and the agent is gone before it told when it did what.
+    wire.to_coordinator(ce.RequestDone(mine[0], (), (), record_of(2)))
+    requests = wire.coordinator.requests
+    assert requests.open[mine[0]].tracker.state == "recording"
+    wire.finish_requests = lambda: False
+    for _ in range(6):
+        wire.pass_time(0.5)
+        wire.deliver_all()
+    assert {requests.open[number].tracker.state for number in mine} == {"waiting"}
+    assert set(requests.recordings._awaited) == set(requests.open) - set(mine)
+    del wire.finish_requests
+    wire.settle()
+    answers = [wire.answer(call) for call in calls]
+    assert [[record.device for record in answer.records] for answer in answers] == [[0, 2]] * 4
 
 
 def test_the_last_route_of_a_stream_takes_its_requests_with_it():
