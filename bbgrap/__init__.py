@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bbgrap.protocol.version import VERSION
 
 if TYPE_CHECKING:
-    from bbgrap.cluster.types import Cluster, KernelRate, LinkProfile, NodeProfile
+    from bbgrap.cluster.types import Cluster, KernelRate, LinkProfile, NodeProfile, Speed
     from bbgrap.errors import (
         BbgrapError,
         ClusterFileError,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _HOMES = {
-    "bbgrap.cluster.types": ("Cluster", "KernelRate", "LinkProfile", "NodeProfile"),
+    "bbgrap.cluster.types": ("Cluster", "KernelRate", "LinkProfile", "NodeProfile", "Speed"),
     "bbgrap.session.connection": ("Connection", "connect"),
     "bbgrap.errors": (
         "BbgrapError",
@@ -68,6 +68,7 @@ __all__ = [
     "NodeProfile",
     "PlanError",
     "PlanOptions",
+    "Speed",
     "UsageError",
     "__version__",
     "connect",

@@ -108,7 +108,7 @@ def kernel_times(profile: str) -> dict[str, list[float]]:
         match = _EVENT.fullmatch(str(event.get("name")))
         if event.get("cat") == "Node" and match:
             # whole microseconds, cut off: half of one is missing on average
-            times.setdefault(match["node"], []).append((event["dur"] + 0.5) * 1e-6)
+            times.setdefault(match["node"], []).append((event["dur"] + 0.5) / 1e6)
     return times
 
 
@@ -180,5 +180,5 @@ def _tokens(rows: int, features: int) -> Graph:
 def _vectors(rows: int, depth: int, columns: int) -> Graph:
     """Products of few rows."""
     net = Builder(f"vectors{rows}x{depth}x{columns}", (rows, depth))
-    x = _relu(net, net.dense("input", "there", columns))
-    return net.graph(net.dense(_relu(net, net.dense(x, "back", depth)), "again", columns))
+    x = net.dense(net.dense("input", "there", columns), "back", depth)
+    return net.graph(net.dense(x, "again", columns))

@@ -1,8 +1,8 @@
 """What working together costs a machine itself: starting segments, maps at their borders, and both ends of messages.
 
 Segments. What enters a compiled segment is joined from pieces, what leaves it is brought out of onnxruntime: every border costs one copy,
-and a start. The session measured here does one cheap element-wise function, and one that does it twice tells how much of the time
-that is. A plain border of a convolution would cost a change of layout more; compiled segments have none between each other
+and a start. The session measured here does one cheap element-wise function, and another one that does three tells how much of the
+time that is. A plain border of a convolution would cost a change of layout more; compiled segments have none between each other
 (docs/decisions/0006), so it is not counted.
 
 Both are done between kernels, which leave nothing else in the caches near a core: so it is measured.
@@ -14,14 +14,14 @@ half of that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import write_graph
-from bbgrap.graph.types import DType, TensorType
+from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.program.blocked import aligned_empty
 from bbgrap.protocol.data import Frame, Kind, Letter, pack, unpack
 from bbgrap.tdl.work import Work
@@ -39,39 +39,46 @@ _MAP_ROWS = 56
 _CROWD_BYTES = 4 << 20
 """What kernels have read and written since the last message or the start of the segment: more than the caches near a core hold."""
 
+_FUNCTIONS = 3
+"""How many functions the longer segment has."""
+_LEAST_PART = 0.25
+"""Of a run of the short segment, at least so much is no kernel: chosen, where noise says otherwise."""
+
 _RUNS = 100
 _LEAST_RUNS = 3
 _WAIT_S = 1.0
 
 
 def segment_samples(threads: int, budget_s: float) -> list[Sample]:
-    """Return what segments cost besides their kernels, by bytes of the maps at their borders."""
-    samples = []
-    for channels, rows, columns in _BORDERS:
-        once, twice = (_border_s(channels, rows, columns, count, threads, budget_s / len(_BORDERS) / 2) for count in (1, 2))
-        # the second function reads what is in the caches: the kernel's time is at most the difference, and never all there is
-        seconds = max(2 * once - twice, once / 4)
-        samples.append(Sample(Work("segment", map_bytes=2 * 4 * channels * rows * columns), seconds, f"border{channels}x{rows}x{columns}"))
-    return samples
+    """Return what segments cost besides their kernels, by bytes of the maps that enter; as many leave."""
+    return [_border(*of, threads, budget_s / len(_BORDERS)) for of in _BORDERS]
 
 
-def _border_s(channels: int, rows: int, columns: int, count: int, threads: int, budget_s: float) -> float:
-    """Return the seconds of joining a map out of two pieces and running a segment of `count` functions on it."""
-    net = Builder("border", (1, channels, rows, columns))
+def _border(channels: int, rows: int, columns: int, threads: int, budget_s: float) -> Sample:
+    held = np.ones((1, channels, rows, columns), np.float32)
+    runs = [_segment(held, count, threads) for count in (1, _FUNCTIONS)]
+    once, several = _typical_s(runs, budget_s)
+    kernel = max(several - once, 0.0) / (_FUNCTIONS - 1)
+    seconds = max(once - kernel, once * _LEAST_PART)
+    return Sample(Work("segment", map_bytes=held.nbytes), seconds, f"border{channels}x{rows}x{columns}")
+
+
+def _segment(held: Array, count: int, threads: int) -> Callable[[], object]:
+    """Return what joins a map out of two pieces and runs a segment of so many functions on it."""
+    net = Builder("border", held.shape)
     x = "input"
     for number in range(count):
         x = net.act("Neg", x, f"y{number}")
     session = make_session(write_graph(net.graph(x), weights="inline").data, threads=threads, shared_pool=threads > 1)
-    held = np.ones((1, channels, rows, columns), np.float32)
-    half = rows // 2
+    half = held.shape[2] // 2
 
-    def run() -> None:
+    def run() -> object:
         joined = aligned_empty(held.shape)
         joined[:, :, :half] = held[:, :, :half]
         joined[:, :, half:] = held[:, :, half:]
-        session.run([x], {"input": joined})
+        return session.run([x], {"input": joined})
 
-    return _typical_s(run, budget_s)
+    return run
 
 
 def message_samples(budget_s: float) -> list[Sample]:
@@ -97,17 +104,21 @@ def _message(sender: TcpDataPlane, receiver: TcpDataPlane, channels: int, rows: 
         Frame.parse(arrival.header)
         unpack(letter, arrival.payload)
 
-    return Sample(Work("message", map_bytes=part.nbytes), _typical_s(run, budget_s) / 2, f"message{channels}x{rows}x{columns}")
+    (seconds,) = _typical_s([run], budget_s)
+    return Sample(Work("message", map_bytes=part.nbytes), seconds / 2, f"message{channels}x{rows}x{columns}")
 
 
-def _typical_s(run: Callable[[], object], budget_s: float) -> float:
+def _typical_s(runs: Sequence[Callable[[], object]], budget_s: float) -> list[float]:
+    """Return the typical seconds of each of some functions, called in turns for about so long."""
     crowd = np.ones(_CROWD_BYTES // 4, np.float32)
-    run()
-    times: list[float] = []
+    times: list[list[float]] = [[] for _ in runs]
     until = time.perf_counter() + budget_s
-    while len(times) < _LEAST_RUNS or (time.perf_counter() < until and len(times) < _RUNS):
-        crowd.max()
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return typical(times)
+    for turn in range(_RUNS + 1):
+        if turn > _LEAST_RUNS and time.perf_counter() > until:
+            break
+        for run, taken in zip(runs, times, strict=True):
+            crowd.max()
+            began = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - began)
+    return [typical(taken[1:]) for taken in times]  # the first turn warms up

@@ -30,8 +30,12 @@ BUDGET_S = 4.0
 _OVERHEADS = 0.15
 """Part of the budget for segments, and as much for messages."""
 
-_SHOWN = ("conv", "depthwise")
-"""Beginnings of the kinds whose kernels are shown one by one in profiles."""
+_SHOWN = {
+    f"maps{channels}x{size}x{size}.{layer}": f"{kind}_{channels * wider}_{size}"
+    for channels, size in ((64, 56), (128, 28), (256, 14), (512, 7))
+    for layer, kind, wider in (("conv3", "conv3x3", 1), ("expand", "conv1x1", 4), ("depth3", "depthwise3x3", 1))
+}
+"""The kernels that profiles show one by one, and as what: kind, channels made, rows and columns."""
 
 _MEMORY_BYTES = 64 << 20
 """Beyond the last-level cache of common machines."""
@@ -50,7 +54,7 @@ def measure(join: Join, peers: Sequence[Peer], executor: Executor, budget_s: flo
         threads=join.threads,
         memory_bytes=join.memory_bytes,
         memory_bandwidth_bytes_per_s=rounded(memory_bandwidth()),
-        kernels=tuple(_rate(sample) for kind, of in samples.items() if kind.startswith(_SHOWN) for sample in of),
+        kernels=tuple(_rate(sample) for of in samples.values() for sample in of if sample.name in _SHOWN),
         links=tuple(link for peer in peers if (link := measure_link(peer, executor)) is not None),
         work=fitted(samples),
     )
@@ -75,7 +79,7 @@ def fitted(samples: Mapping[str, Sequence[Sample]]) -> tuple[Speed, ...]:
 
 
 def _rate(sample: Sample) -> KernelRate:
-    return KernelRate(sample.name, rounded(sample.work.flops / sample.seconds / 1e9))
+    return KernelRate(_SHOWN[sample.name], rounded(sample.work.flops / sample.seconds / 1e9))
 
 
 def memory_bandwidth() -> float:

@@ -15,6 +15,8 @@ def nodes(coordinator: Coordinator = "", as_json: Json = False) -> None:
         bbgrap nodes --coordinator tcp://head:7070
     """
     from bbgrap.cli.clusters import open_cluster
+    from bbgrap.cluster import NodeProfile
+    from bbgrap.cluster.speeds import shares_of
 
     with open_cluster(coordinator) as cluster:
         found = cluster.nodes()
@@ -24,6 +26,7 @@ def nodes(coordinator: Coordinator = "", as_json: Json = False) -> None:
     if not found:
         say(f"no agents yet; on each machine: bbgrap-agent --join {coordinator}")
         return
+    shares = shares_of([node.profile or NodeProfile(node.name) for node in found])
     columns = ("name", "state", "address", "threads", "cores", "memory", "onnxruntime", "max opset", "share", "profile")
     rows = [
         (
@@ -35,9 +38,9 @@ def nodes(coordinator: Coordinator = "", as_json: Json = False) -> None:
             f"{node.memory_bytes / (1 << 30):.1f} GiB",
             node.onnxruntime,
             node.max_opset,
-            f"{node.profile.share:g}" if node.profile else "-",
-            f"{len(node.profile.kernels)} kernels, {len(node.profile.links)} links" if node.profile else "not measured",
+            f"{share:g}",
+            f"speeds: {len(node.profile.work)}, links: {len(node.profile.links)}" if node.profile else "not measured",
         )
-        for node in found
+        for node, share in zip(found, shares, strict=True)
     ]
     print_table(columns, rows)

@@ -116,7 +116,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
         print_result(title)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
-        numeric = all(isinstance(row[number], (int, float)) for row in rows)
+        numeric = all(row[number] is None or isinstance(row[number], (int, float)) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bbgrap.cli.options import Coordinator, Json
-from bbgrap.cli.output import print_json, print_result, say, step
+from bbgrap.cli.output import print_json, print_result, print_table, say, step
+
+if TYPE_CHECKING:
+    from bbgrap.cluster import NodeProfile
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -18,12 +22,15 @@ def profile(
     context: typer.Context,
     node: Annotated[str, typer.Option(help="Only this node; default: all, one after the other.", show_default=False)] = "",
     output: Annotated[
-        Path | None, typer.Option(help="Write a file instead: one node's profile, or a cluster file.", show_default=False)
+        Path | None, typer.Option(help="Also write a file: one node's profile, or a cluster file.", show_default=False)
     ] = None,
     coordinator: Coordinator = "",
     as_json: Json = False,
 ) -> None:
     """Measure nodes and their links, or set a profile by hand ('bbgrap profile add FILE').
+
+    Every kind of work gets a speed: time = overhead + operations / flops + weight bytes / weights + map bytes / maps. So half of the
+    rows cost more than half of the time. A node takes some 8 seconds; nodes are measured one after the other, best while nothing runs.
 
     Examples:
         bbgrap profile --coordinator tcp://head:7070
@@ -45,14 +52,57 @@ def profile(
         found = cluster.profile(node, lambda now: progress.update(f"{now.stage} {now.done} of {now.total}"))
     if not found:
         raise ClusterUnavailableError("there are no agents to measure; start one: bbgrap-agent --join ADDRESS")
-    text = profile_text(found[0]) if node else cluster_text(Cluster(found))
     if output is not None:
-        output.write_text(text, encoding="utf-8")
+        output.write_text(profile_text(found[0]) if node else cluster_text(Cluster(found)), encoding="utf-8")
         say(f"written: {output}")
     if as_json:
         print_json([asdict(item) for item in found])
-    elif output is None:
-        print_result(text.rstrip())
+    else:
+        print_profiles(found)
+
+
+def print_profiles(profiles: Sequence[NodeProfile]) -> None:
+    """Print what was measured: times of typical pieces of work, node by node, the speeds behind them, and links."""
+    from bbgrap.cluster.speeds import PIECES, TYPICAL, shares_of
+    from bbgrap.tdl.work import KINDS
+
+    names = [item.name for item in profiles]
+    speeds = [{speed.kind: speed for speed in item.work} for item in profiles]
+    known = [kind for kind in KINDS if any(kind in of for of in speeds)]
+    rows = [
+        (kind, KINDS[kind], PIECES[kind], *(of[kind].seconds_of(TYPICAL[kind]) * 1e6 if kind in of else None for of in speeds))
+        for kind in known
+    ]
+    machine = [
+        (item.name, item.threads, item.cores, _giga(item.memory_bytes), _giga(item.memory_bandwidth_bytes_per_s)) for item in profiles
+    ]
+    columns = ("node", "threads", "cores", "memory, GB", "memory, GB/s", "share of the work")
+    print_table(columns, [(*row, share) for row, share in zip(machine, shares_of(profiles), strict=True)], title="Machines")
+    print_table(("kind", "is", "typical piece", *names), rows, title="\nMicroseconds for a typical piece of every kind of work")
+    terms = ("node", "kind", "GFLOP/s", "weights, GB/s", "maps, GB/s", "overhead, us")
+    print_table(
+        terms,
+        [
+            (
+                name,
+                kind,
+                *map(_giga, (of[kind].flops_per_s, of[kind].weight_bytes_per_s, of[kind].map_bytes_per_s)),
+                of[kind].overhead_s * 1e6,
+            )
+            for name, of in zip(names, speeds, strict=True)
+            for kind in known
+            if kind in of
+        ],
+        title="\nSpeeds (-: costs nothing that could be told)",
+    )
+    links = [(item.name, link.peer, link.bandwidth_bytes_per_s * 8e-6, link.round_trip_s * 1e3) for item in profiles for link in item.links]
+    if links:
+        print_table(("from", "to", "Mbit/s", "round trip, ms"), links, title="\nLinks")
+    print_result("\n'bbgrap profile --output FILE' writes this down; what is changed there counts after 'bbgrap profile add FILE'.")
+
+
+def _giga(value: float) -> float | None:
+    return value / 1e9 if value else None
 
 
 @app.command()
@@ -63,6 +113,9 @@ def add(
 ) -> None:
     """Use the profiles of a file from now on, whatever is measured.
 
+    Only what the file has counts: a share by hand goes with speeds that are measured. Profiles are kept by name, also of machines that
+    are not there yet.
+
     Example:
         bbgrap profile add big.yaml --coordinator tcp://head:7070
     """
@@ -72,6 +125,7 @@ def add(
     profiles = read_profiles(file)
     before_command = context.parent.params["coordinator"] if context.parent else ""
     with open_cluster(coordinator or before_command) as cluster:
+        there = {node.name for node in cluster.nodes()}
         for item in profiles:
             cluster.add_profile(item)
-            say(f"profile of '{item.name}': set")
+            say(f"profile of '{item.name}': set" + ("" if item.name in there else "; no such node yet, kept until it joins"))

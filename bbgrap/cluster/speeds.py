@@ -63,36 +63,49 @@ TYPICAL: Mapping[str, Work] = {
     "matvec": _product("matvec", 1, 2048, 1000),
     "pool": Work("pool", 9 * _MAP // 4, 0, 5 * _MAP),
     "normalize": Work("normalize", _MAP, 0, 8 * _MAP),
-    "elementwise": Work("elementwise", _MAP, 0, 12 * _MAP),
+    "elementwise": Work("elementwise", _MAP, 0, 8 * _MAP),
     "move": Work("move", _MAP, 0, 8 * _MAP),
     "other": Work("other", _MAP, 0, 8 * _MAP),
-    "segment": Work("segment", 0, 0, 8 * _MAP),
+    "segment": Work("segment", 0, 0, 4 * _MAP),
     "message": Work("message", 0, 0, 4 * 256 * 28),
 }
 """One typical piece of every kind of work, to compare machines by and to show to people."""
+
+PIECES: Mapping[str, str] = {
+    "conv1x1": "256 to 256 channels, 28 x 28",
+    "conv3x3": "128 to 128 channels, 28 x 28",
+    "conv": "7 x 7, 3 to 64 channels, 112 x 112",
+    "depthwise": "3 x 3, 256 channels, 28 x 28",
+    "matmul": "128 rows, 768 x 768",
+    "matvec": "1 row, 2048 x 1000",
+    "pool": "3 x 3, 256 channels, 28 x 28",
+    "message": "1 row of 256 channels x 28",
+    **dict.fromkeys(("normalize", "elementwise", "move", "other", "segment"), "256 channels, 28 x 28"),
+}
+"""What the typical pieces are, in words."""
 
 SHARED_WORK: Mapping[str, int] = {"conv3x3": 2, "conv1x1": 2, "matmul": 1}
 """What machines are compared by when work is divided: pieces of these kinds, chosen; most of most models is one of them."""
 
 SAME_WITHIN = 0.03
-"""Speeds that differ by less are equal: chosen, what repeated measurements of one idle machine differ by."""
+"""Speeds that differ by less are equal: chosen; two agents of one machine, measured once each, differed by 0.2 to 3.1 % per kind."""
 
 DEFAULT_WORK: tuple[Speed, ...] = (
-    Speed("conv1x1", 110e9, 40e9, 80e9, 1.4e-6),
-    Speed("conv3x3", 120e9, 21e9, 11e9, 0.0),
-    Speed("conv", 110e9, 15e9, 24e9, 0.0),
-    Speed("depthwise", 100e9, 20e9, 100e9, 8.0e-6),
-    Speed("matmul", 100e9, 0.0, 65e9, 3.0e-6),
-    Speed("matvec", 0.0, 30e9, 0.0, 3.0e-6),
-    Speed("pool", 65e9, 0.0, 90e9, 4.3e-6),
-    Speed("normalize", 0.0, 0.0, 17e9, 3.0e-6),
-    Speed("elementwise", 0.0, 0.0, 40e9, 2.7e-6),
-    Speed("move", 0.0, 0.0, 35e9, 3.0e-6),
-    Speed("other", 0.0, 0.0, 40e9, 2.7e-6),
-    Speed("segment", 0.0, 0.0, 10e9, 20e-6),
-    Speed("message", 0.0, 0.0, 3e9, 40e-6),
+    Speed("conv1x1", 120e9, 36e9, 62e9, 3.6e-6),
+    Speed("conv3x3", 120e9, 17e9, 18e9, 4.2e-6),
+    Speed("conv", 110e9, 31e9, 41e9, 0.0),
+    Speed("depthwise", 100e9, 0.0, 67e9, 10e-6),
+    Speed("matmul", 99e9, 120e9, 200e9, 9.6e-6),
+    Speed("matvec", 150e9, 19e9, 0.0, 3.5e-6),
+    Speed("pool", 83e9, 0.0, 72e9, 6.0e-6),
+    Speed("normalize", 0.0, 0.0, 19e9, 7.7e-6),
+    Speed("elementwise", 0.0, 0.0, 50e9, 4.7e-6),
+    Speed("move", 0.0, 0.0, 39e9, 4.2e-6),
+    Speed("other", 0.0, 0.0, 50e9, 4.7e-6),
+    Speed("segment", 0.0, 0.0, 33e9, 16e-6),
+    Speed("message", 0.0, 0.0, 9.8e9, 14e-6),
 )
-"""A generic core, rounded to two digits: measured by `bbgrap profile` with one thread of a server processor of 2021 (AMD EPYC, AVX2)."""
+"""A generic core: one thread on a virtual machine with AMD EPYC processors, measured as agents do, rounded to two digits."""
 
 ONE_THREAD = frozenset({"segment", "message"})
 """Kinds of work that more threads do not make faster."""

@@ -5,7 +5,7 @@ Laws: node names are unique; the order of `Cluster.nodes` is the order of device
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.speeds import Speed as Speed
 from bbgrap.cluster.speeds import shares_of
@@ -55,6 +55,21 @@ class NodeProfile:
         """Reject a share that divides nothing."""
         if not self.share > 0:
             raise ClusterFileError(f"node '{self.name}': expected a share above 0, got {self.share}; leave the node out instead")
+
+    def over(self, other: NodeProfile) -> NodeProfile:
+        """Return this profile, with what it does not know taken from another: field by field, kind by kind, link by link."""
+        return NodeProfile(
+            self.name,
+            other.share if self.share == 1 else self.share,
+            self.cores or other.cores,
+            self.threads or other.threads,
+            self.memory_bytes or other.memory_bytes,
+            self.memory_bandwidth_bytes_per_s or other.memory_bandwidth_bytes_per_s,
+            tuple({kernel.kind: kernel for kernel in (*other.kernels, *self.kernels)}.values()),
+            tuple({link.peer: link for link in (*other.links, *self.links)}.values()),
+            self.group or other.group,
+            tuple({speed.kind: speed for speed in (*other.work, *self.work)}.values()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +145,18 @@ class Cluster:
         groups = {self.nodes[source].group, self.nodes[destination].group}
         within = dict(self.network.within)
         return within.get(groups.pop(), self.network.between) if len(groups) == 1 else self.network.between
+
+    def profiles(self) -> tuple[NodeProfile, ...]:
+        """Return the nodes, each with all its links as the network gives them: for where nodes are known one by one."""
+        if self.network == Network():
+            return self.nodes
+        peers = [*(node.name for node in self.nodes), COORDINATOR]
+        found = []
+        for device, node in enumerate(self.nodes):
+            ways = [(name, self.link(device, peer)) for peer, name in enumerate(peers) if peer != device]
+            links = tuple(LinkProfile(name, way.bandwidth_bytes_per_s, 2 * way.latency_s) for name, way in ways)
+            found.append(replace(node, links=links))
+        return tuple(found)
 
     @classmethod
     def even(cls, count: int) -> Cluster:

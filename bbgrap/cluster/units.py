@@ -1,4 +1,7 @@
-"""Quantities as people write them: `8GiB`, `1Gbit/s`, `0.3ms`. A bare number is in the base unit (bytes, bytes per second, seconds)."""
+"""Quantities as people write them: `8GiB`, `1Gbit/s`, `85 GFLOP/s`, `0.3ms`.
+
+A bare number is in the base unit: bytes, bytes per second, operations per second, seconds.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,9 @@ RATES: Mapping[str, float] = {
     **{f"{prefix}bit/s": factor / 8 for prefix, factor in {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}.items()},
 }
 """Units of bandwidth, in bytes per second."""
+
+FLOPS: Mapping[str, float] = {f"{prefix}FLOP/s": factor for prefix, factor in {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.items()}
+"""Units of computing speed, in floating point operations per second; a multiply and an add are two."""
 
 TIMES: Mapping[str, float] = {"s": 1, "ms": 1e-3, "us": 1e-6}
 """Units of time, in seconds."""

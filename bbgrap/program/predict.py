@@ -22,6 +22,10 @@ REQUEST_S = 400e-6
 """What a request costs beyond its program: the way from client to coordinator and back, measured with an empty one on one machine."""
 
 
+ANY_NODE = ""
+"""Stands for the graph nodes of which a machine has measured nothing."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """How measured times relate to predicted ones: factors by (machine's name, graph node); 1 for what was not measured."""
@@ -30,7 +34,8 @@ class Calibration:
 
     def factor(self, machine: str, node: str) -> float:
         """Return measured seconds per predicted second."""
-        return self.factors.get((machine, node), 1.0)
+        known = self.factors.get((machine, node))
+        return self.factors.get((machine, ANY_NODE), 1.0) if known is None else known
 
 
 NOT_CALIBRATED = Calibration()

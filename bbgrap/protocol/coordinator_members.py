@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bbgrap.cluster.types import COORDINATOR, Cluster, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.coordinator_events import Identity, Instruction, Settings, Tell, ToAgent
@@ -151,10 +151,18 @@ class Members:
             member.tracker.move(event)
         del self.by_identity[member.identity], self.by_name[member.name]
 
+    def known_of(self, member: Member) -> NodeProfile | None:
+        """Return what is known of an agent: what was given by hand, over what was measured, over what it joined with."""
+        known: NodeProfile | None = None
+        for profile in (member.join.profile, member.measured, self.overrides.get(member.name)):
+            if profile is not None:
+                known = replace(profile, name=member.name) if known is None else profile.over(known)
+        return known
+
     def profile_of(self, member: Member) -> NodeProfile:
-        """Return what planning should know of an agent: given by hand, else measured, else what it joined with."""
+        """Return what planning should know of an agent."""
         join = member.join
-        known = self.overrides.get(join.name) or member.measured or join.profile or NodeProfile(join.name)
+        known = self.known_of(member) or NodeProfile(join.name)
         return replace(
             known,
             name=join.name,
@@ -164,8 +172,12 @@ class Members:
         )
 
     def cluster(self, members: tuple[Member, ...]) -> Cluster:
-        """Return the agents as planning sees them; at least one."""
-        return Cluster(tuple(self.profile_of(member) for member in members))
+        """Return the agents as planning sees them; at least one. Who has the coordinator's address runs on its machine."""
+        here = _machine(self.settings.data_address)
+        machines = [_machine(member.join.data_address) for member in members]
+        on = next((member.name for member, machine in zip(members, machines, strict=True) if machine == here), "")
+        between = LOCAL if set(machines) == {here} else ETHERNET
+        return Cluster(tuple(self.profile_of(member) for member in members), Network(between, coordinator_on=on))
 
     def statuses(self) -> tuple[NodeStatus, ...]:
         """Return the agents as `bbgrap nodes` lists them."""
@@ -180,7 +192,12 @@ class Members:
                 version=m.join.version,
                 onnxruntime=m.join.onnxruntime,
                 max_opset=m.join.max_opset,
-                profile=self.overrides.get(m.name) or m.measured or m.join.profile,
+                profile=self.known_of(m),
             )
             for m in self.alive()
         )
+
+
+def _machine(address: str) -> str:
+    """Return the host of `tcp://HOST:PORT`."""
+    return address.removeprefix("tcp://").rpartition(":")[0]

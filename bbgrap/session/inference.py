@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
 import threading
@@ -51,6 +52,8 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 
 _PLANS = 64
 """Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
+
+_log = logging.getLogger("bbgrap.session")
 
 R = TypeVar("R")
 Shapes = tuple[tuple[int, ...], ...]
@@ -257,7 +260,11 @@ class InferenceSession:
         return self._latest
 
     def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> PreparedPlan:
-        """Plan and deploy for these input shapes, so that the first run is as fast as the others."""
+        """Plan and deploy for these input shapes, so that the first run is as fast as the others.
+
+        The planner `auto` weighs what machines can do: nodes of which that is not known are measured first, once,
+        which takes some seconds each.
+        """
         ordered = tuple(tuple(shapes[arg.name]) for arg in self._signature.inputs)
         return self._retrying(lambda: self._prepared(ordered))
 
@@ -281,6 +288,8 @@ class InferenceSession:
         with self._lock:
             plan = self._plans.get(shapes)
             if plan is None:
+                if self.options.planner == "auto":
+                    self._measure()
                 model = self._bring()
                 named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
                 message = PrepareModel(self._connection.number(), model, named, self.options)
@@ -319,6 +328,15 @@ class InferenceSession:
             time.sleep(pause)
             left = max(0.0, deadline - time.monotonic())
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _measure(self) -> None:
+        """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand; without, a plan assumes usual ones."""
+        for node in self._connection.nodes():
+            if node.profile is None or not node.profile.work:
+                try:
+                    self._connection.profile(node.name, self._on_progress)
+                except (ExecutionError, UsageError) as error:  # it has gone, or it cannot: neither keeps the others from working
+                    _log.warning("planning without a measurement of '%s': %s", node.name, error)
 
     # --- the model --------------------------------------------------------------------------------------------------------------------
 

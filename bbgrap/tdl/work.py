@@ -28,7 +28,7 @@ KINDS: Mapping[str, str] = {
     "elementwise": "functions of single elements",
     "move": "transposes, concatenations, paddings, resizings: bytes that change place",
     "other": "everything else",
-    "segment": "starting a segment, and bringing the maps at its borders into the layout of its kernels",
+    "segment": "starting a segment, and copying the maps at its borders, by bytes that enter",
     "message": "packing, sending, receiving and unpacking one message, per end",
 }
 """Kinds of work, and what they are."""
@@ -83,7 +83,7 @@ class WorkCounter:
         if site.kind is None or writes[0].is_empty:
             return NO_WORK
         description = self._descriptions[node.name]
-        operations = 0 if description is None else flops(description, writes[0], reduction)
+        operations = 0 if description is None else flops(description, writes[0], reduction) // site.unused
         sizes = [0 if read is None or not bytes_ else read.size * bytes_ for read, bytes_ in zip(reads, site.bytes_read, strict=False)]
         weights = sum(size for size, is_weight in zip(sizes, site.weights, strict=False) if is_weight)
         maps = sum(sizes) - weights + sum(of.size * bytes_ for of, bytes_ in zip(writes, site.bytes_made, strict=True))
@@ -94,20 +94,24 @@ class WorkCounter:
 class _Site:
     """What the work of a node's pieces has in common; no kind: it costs nothing.
 
-    `bytes_read` are per element of every operand (0 where reading is free), `bytes_made` of every output in use.
+    `bytes_read` are per element of every operand (0 where reading is free), `bytes_made` of every output in use; of `unused` steps of
+    its reduction only one meets an element (transposed convolutions read every stride-th one).
     """
 
     kind: str | None
     bytes_read: tuple[int, ...]
     weights: tuple[bool, ...]
     bytes_made: tuple[int, ...]
+    unused: int = 1
 
 
 def _site(graph: Graph, node: Node) -> _Site:
     kind = None if node.op in _FREE or is_fused(graph, node) else kind_of(graph, node)
     read = tuple(graph.types[name].dtype.itemsize if name and not _is_in_place(graph, node, name) else 0 for name in node.inputs)
     weights = tuple(name in graph.weights for name in node.inputs)
-    return _Site(kind, read, weights, tuple(graph.types[name].dtype.itemsize for name in node.outputs if name))
+    strides = node.attributes.get("strides", ())
+    unused = prod(s for s in strides if isinstance(s, int)) if node.op == "ConvTranspose" and isinstance(strides, tuple) else 1
+    return _Site(kind, read, weights, tuple(graph.types[name].dtype.itemsize for name in node.outputs if name), unused)
 
 
 def work_of(

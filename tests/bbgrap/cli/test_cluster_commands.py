@@ -10,8 +10,10 @@ import pytest
 
 from bbgrap import zoo
 from bbgrap.cluster.files import read_profile
+from bbgrap.cluster.speeds import TYPICAL
 from bbgrap.engine.reference import Reference
 from bbgrap.local import LocalCluster
+from bbgrap.tdl.work import KINDS
 
 pytestmark = pytest.mark.cluster
 
@@ -79,8 +81,16 @@ def test_inputs_that_do_not_fit(run, here, picture, tmp_path, monkeypatch, given
 
 
 def test_profiles_are_written_and_read(run, run_json, here, cluster, tmp_path):
-    assert run("profile", "--node", "agent1", "--output", tmp_path / "one.yaml").exit_code == 0
-    assert read_profile(tmp_path / "one.yaml").name == "agent1"
+    result = run("profile", "--node", "agent1", "--output", tmp_path / "one.yaml")
+    assert result.exit_code == 0, result.stderr
+    assert "Microseconds for a typical piece of every kind of work" in result.stdout
+    measured = read_profile(tmp_path / "one.yaml")
+    assert (measured.name, measured.threads) == ("agent1", 1)
+    assert [speed.kind for speed in measured.work] == list(KINDS)
+    assert all(speed.seconds_of(TYPICAL[speed.kind]) > 0 for speed in measured.work)
+    assert {link.peer for link in measured.links} == {"agent0", "coordinator"}
+    listed = {node["name"]: node["profile"] for node in run_json("nodes")}
+    assert [speed["kind"] for speed in listed["agent1"]["work"]] == list(KINDS)
     (tmp_path / "mine.yaml").write_text("name: agent1\nshare: 3\n")
     assert run("profile", "--coordinator", cluster.address, "add", tmp_path / "mine.yaml").exit_code == 0
     shares = {node["name"]: (node["profile"] or {}).get("share") for node in run_json("nodes")}
@@ -172,8 +182,9 @@ def test_local_runs_until_it_is_interrupted(cache):
         address = local.stdout.readline().strip()
         there = subprocess.run(["bbgrap", "nodes", "--coordinator", address, "--json"], capture_output=True, text=True, check=True)
         assert [node["name"] for node in json.loads(there.stdout)] == ["agent0"]
-        measured = subprocess.run(["bbgrap", "profile", "--coordinator", address], capture_output=True, text=True, check=True)
-        assert measured.stdout.startswith("nodes:\n- name: agent0\n")
+        measured = subprocess.run(["bbgrap", "profile", "--coordinator", address, "--json"], capture_output=True, text=True, check=True)
+        (profile,) = json.loads(measured.stdout)
+        assert (profile["name"], [link["peer"] for link in profile["links"]]) == ("agent0", ["coordinator"])
         local.send_signal(signal.SIGINT)
         out, said = local.communicate(timeout=20)
     finally:

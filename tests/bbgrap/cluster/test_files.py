@@ -6,22 +6,40 @@ from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, KernelRate, LinkProfile, NodeProfile
 from bbgrap.cluster.files import cluster_text, profile_text, read_cluster, read_profile, read_profiles
+from bbgrap.cluster.speeds import Speed
+from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Link, Network
 from bbgrap.errors import ClusterFileError
+from bbgrap.tdl.work import KINDS
 
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "clusters"
 
-names = st.text(min_size=1, max_size=8)
+names = st.text(min_size=1, max_size=8).filter(lambda name: name != COORDINATOR)
 positive = st.floats(1e-6, 1e15)
 
 
 @st.composite
 def clusters(draw):
     called = draw(st.lists(names, min_size=1, max_size=4, unique=True))
-    return Cluster(tuple(draw(nodes(name, called)) for name in called))
+    groups = draw(st.lists(names, max_size=2, unique=True))
+    found = tuple(draw(nodes(name, [*called, COORDINATOR], ["", *groups])) for name in called)
+    used = dict.fromkeys(node.group for node in found if node.group)
+    within = tuple((group, draw(links())) for group in used if draw(st.booleans()))
+    return Cluster(found, Network(draw(st.just(ETHERNET) | links()), within, draw(st.sampled_from(["", *called]))))
 
 
 @st.composite
-def nodes(draw, name, peers):
+def links(draw):
+    return Link(draw(positive), draw(st.floats(0, 10, allow_subnormal=False)))
+
+
+@st.composite
+def speeds(draw):
+    terms = draw(st.tuples(*[st.just(0.0) | positive] * 4).filter(any))
+    return [Speed(kind, *terms) for kind in draw(st.lists(st.sampled_from(list(KINDS)), max_size=3, unique=True))]
+
+
+@st.composite
+def nodes(draw, name, peers, groups):
     kinds = draw(st.lists(names, max_size=3, unique=True))
     linked = draw(st.lists(st.sampled_from(peers), max_size=3, unique=True))
     return NodeProfile(
@@ -32,7 +50,9 @@ def nodes(draw, name, peers):
         draw(st.integers(0, 1 << 50)),
         draw(st.just(0.0) | positive),
         tuple(KernelRate(kind, draw(positive)) for kind in kinds),
-        tuple(LinkProfile(peer, draw(positive), draw(st.floats(0, 10))) for peer in linked),
+        tuple(LinkProfile(peer, draw(positive), draw(st.floats(0, 10, allow_subnormal=False))) for peer in linked),
+        draw(st.sampled_from(groups)),
+        tuple(draw(speeds())),
     )
 
 
@@ -46,7 +66,7 @@ def test_what_is_written_reads_back(cluster, folder):
     path = folder / "cluster.yaml"
     path.write_text(cluster_text(cluster), encoding="utf-8")
     assert read_cluster(path) == cluster
-    assert read_profiles(path) == cluster.nodes
+    assert read_profiles(path) == cluster.profiles()
     path.write_text(profile_text(cluster.nodes[0]), encoding="utf-8")
     assert read_profile(path) == cluster.nodes[0]
     assert read_profiles(path) == cluster.nodes[:1]
@@ -67,6 +87,67 @@ def test_a_file_by_hand(tmp_path):
     links = (LinkProfile("7", 1.25e8, 0.0003), LinkProfile("coordinator", 1.25e9, 0.0))
     assert big == NodeProfile("big", 2.0, memory_bytes=16 << 30, kernels=(KernelRate("conv3x3_64_56", 85.5),), links=links)
     assert seven == NodeProfile("7")
+
+
+def test_a_cluster_of_groups_by_hand(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "nodes:\n"
+        "  - {name: a, group: rack1, work: {conv3x3: 85 GFLOP/s, matvec: {weights: 20GB/s, overhead: 10us}}}\n"
+        "  - {name: b, group: rack1}\n"
+        "  - name: c\n"
+        "    group: rack2\n"
+        "    work: {message: {maps: 1e9, overhead: 1e-5}}\n"
+        "network: {bandwidth: 1Gbit/s, round_trip: 1ms}\n"
+        "groups:\n"
+        "  rack1: {bandwidth: 10Gbit/s, round_trip: 0.1ms}\n"
+        "  rack2: {}\n"
+        "coordinator_on: c\n"
+    )
+    cluster = read_cluster(path)
+    assert cluster.nodes[0].work == (Speed("conv3x3", 85e9), Speed("matvec", weight_bytes_per_s=20e9, overhead_s=1e-5))
+    assert cluster.nodes[2].work == (Speed("message", map_bytes_per_s=1e9, overhead_s=1e-5),)
+    assert cluster.link(0, 1) == Link(1.25e9, 5e-5)
+    assert cluster.link(0, 2) == cluster.link(1, cluster.host) == Link(1.25e8, 5e-4)
+    assert cluster_text(cluster).endswith(
+        "network: {bandwidth: 125MB/s, round_trip: 1ms}\n"
+        "groups:\n  rack1: {bandwidth: 1250MB/s, round_trip: 0.1ms}\n  rack2: {}\ncoordinator_on: c\n"
+    )
+
+
+def test_faults_of_work_groups_and_network_at_once(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "nodes:\n"
+        "  - name: a\n"
+        "    group: rack9\n"
+        "    work:\n"
+        "      conv3x3: 85 GB/s\n"
+        "      conv9x9: 85 GFLOP/s\n"
+        "      matmul: {flops: -1, weights: 20GB/s}\n"
+        "      pool: {maps: 10us, speed: 3}\n"
+        "      other: {overhead: -1us}\n"
+        "      move: [1]\n"
+        "    links:\n"
+        "      b: {bandwidth: 1Gbit/s, round_trip: 1m}\n"
+        "network: {bandwidth: 0}\n"
+        "groups:\n"
+        "  rack1: {bandwidth: 10Gbit/s, round_trip: 0.1ms}\n"
+        "coordinator_on: z\n"
+    )
+    with pytest.raises(ClusterFileError) as caught:
+        read_cluster(path)
+    faults = str(caught.value).partition(": ")[2].split("; line ")
+    lines = [int(fault.removeprefix("line ").partition(":")[0]) for fault in faults]
+    assert lines == [3, 5, 6, 7, 8, 8, 9, 10, 12, 12, 13, 13, 15, 16]
+    told = dict(zip(lines, faults, strict=True))
+    assert "expected a group that 'groups' declares (rack1), got 'rack9'" in told[3]
+    assert "expected a number, or one with a unit (FLOP/s, kFLOP/s, MFLOP/s, GFLOP/s, TFLOP/s), got '85 GB/s'" in told[5]
+    assert "unknown kind of work 'conv9x9', expected conv1x1, conv3x3" in told[6]
+    assert "'flops': expected a number above 0, got '-1'" in told[7]
+    assert "'overhead': expected a number that is not negative, got '-1us'" in told[9]
+    assert "group 'rack1': no node is in it" in told[15]
+    assert "expected one of the nodes, a, got 'z'" in told[16]
 
 
 def test_all_faults_at_once_each_with_its_line(tmp_path):
@@ -91,9 +172,10 @@ def test_all_faults_at_once_each_with_its_line(tmp_path):
         read_cluster(path)
     _, _, text = str(caught.value).partition(": ")
     faults = text.split("; ")
-    assert [fault.partition(":")[0] for fault in faults] == [f"line {n}" for n in (2, 3, 4, 5, 7, 8, 9, 10, 11, 13, 14)]
-    assert "expected a number above 0, got '0'" in faults[1]
-    assert "unknown key 'colour', expected name, share" in faults[2]
+    assert [fault.partition(":")[0] for fault in faults] == [f"line {n}" for n in (3, 4, 5, 7, 7, 8, 9, 10, 11, 13, 14)]
+    assert "expected a number above 0, got '0'" in faults[0]
+    assert "unknown key 'colour', expected name, share" in faults[1]
+    assert "its link leads to 'smal', which is no node" in faults[4]
     assert "there is already one of this name" in faults[7]
 
 
@@ -104,7 +186,7 @@ def test_all_faults_at_once_each_with_its_line(tmp_path):
         ("nodes: []", "at least one"),
         ("node: []", "unknown key 'node'"),
         ("nodes: {a: b}", "expected a list of nodes"),
-        ("- name: a", "expected a mapping with the keys nodes, got a list"),
+        ("- name: a", "expected a mapping with the keys nodes, network, groups, coordinator_on, got a list"),
         ("nodes:\n  - name: [", "line 2: it is not YAML"),
         ("nodes:\n\t- name: a", "line 2: it is not YAML"),
         ("nodes: [{name: a, links: [b]}]", "'links': expected a mapping, got a list"),
@@ -112,6 +194,11 @@ def test_all_faults_at_once_each_with_its_line(tmp_path):
         ("nodes: [{name: ~}]", "name: expected a text"),
         ("[" * 1500, "it is nested too deep"),
         ("&a [*a]", "expected a mapping"),
+        ("nodes: [{name: coordinator}]", "a node cannot be called 'coordinator'"),
+        ("nodes: [{name: a, work: {}}]\ngroups: 7", "line 2: 'groups': expected a mapping, got '7'"),
+        ("nodes: [{name: a, work: {conv3x3: {}}}]", "expected at least one of flops, weights, maps, overhead"),
+        ("nodes: [{name: a, group: }]", "'group': expected a text, got nothing"),
+        ("nodes: [{name: a}]\ncoordinator_on: {}", "line 2: 'coordinator_on': expected a text, got a mapping"),
     ],
 )
 def test_what_is_no_cluster(tmp_path, content, said):
@@ -141,4 +228,25 @@ def test_a_cluster_is_no_profile(tmp_path):
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_the_examples_are_right(path):
-    assert read_profiles(path)
+    profiles = read_profiles(path)
+    assert profiles
+    if "profile" not in path.name:
+        assert read_cluster(path).profiles() == profiles
+
+
+def test_the_example_of_racks_is_a_cluster_of_two_speeds_and_two_links():
+    cluster = read_cluster(EXAMPLES / "two-racks.yaml")
+    assert cluster.shares[0] == cluster.shares[1] == 1.0
+    assert 0.4 < cluster.shares[2] == cluster.shares[3] < 0.6
+    assert cluster.link(0, 1) == cluster.link(2, 3) == Link(1.25e9, 5e-5)
+    assert cluster.link(0, 2) == cluster.link(3, cluster.host) == Link(1.25e8, 2.5e-4)
+    assert cluster.link(0, cluster.host) == LOCAL
+
+
+@given(cluster=clusters())
+def test_profiles_alone_keep_all_links(cluster):
+    alone = Cluster(cluster.profiles())
+    devices = range(cluster.host + 1)
+    if cluster.network != Network():
+        assert all(alone.link(a, b) == cluster.link(a, b) for a in range(cluster.host) for b in devices if a != b)
+    assert [node.name for node in alone.nodes] == [node.name for node in cluster.nodes]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, NodeProfile
-from bbgrap.cluster.speeds import DEFAULT_WORK, ONE_THREAD, SAME_WITHIN, TYPICAL, Speed, shares_of, speeds_of
+from bbgrap.cluster.speeds import DEFAULT_WORK, ONE_THREAD, PIECES, SAME_WITHIN, TYPICAL, Speed, shares_of, speeds_of
 from bbgrap.tdl.work import KINDS
 
 MEASURED = tuple(speed for speed in DEFAULT_WORK if speed.kind in {"conv1x1", "conv3x3", "matmul"})
@@ -29,6 +29,7 @@ def node(name, factor, work=MEASURED, **more):
 def test_every_kind_has_a_default_and_a_typical_piece():
     assert [speed.kind for speed in DEFAULT_WORK] == list(KINDS)
     assert list(TYPICAL) == list(KINDS)
+    assert set(PIECES) == set(KINDS)
     assert all(work.kind == kind for kind, work in TYPICAL.items())
     assert all(speed.seconds_of(TYPICAL[speed.kind]) > 0 for speed in DEFAULT_WORK)
 

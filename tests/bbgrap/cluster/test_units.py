@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.cluster.units import RATES, SIZES, TIMES, format_quantity, parse_quantity
+from bbgrap.cluster.units import FLOPS, RATES, SIZES, TIMES, format_quantity, parse_quantity
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,7 @@ from bbgrap.cluster.units import RATES, SIZES, TIMES, format_quantity, parse_qua
         ("1048576", SIZES, 1 << 20),
         ("1Gbit/s", RATES, 1.25e8),
         ("1e9", RATES, 1e9),
+        ("85.5 GFLOP/s", FLOPS, 85.5e9),
         ("0.9ms", TIMES, 0.0009),
         ("200us", TIMES, 0.0002),
         ("2.5", {}, 2.5),
@@ -29,7 +30,7 @@ def test_what_is_no_quantity(text):
         parse_quantity(text, SIZES)
 
 
-@given(st.one_of(st.integers(0, 1 << 62), st.floats(0, 1e18, allow_subnormal=False)), st.sampled_from([SIZES, RATES, TIMES]))
+@given(st.one_of(st.integers(0, 1 << 62), st.floats(0, 1e18, allow_subnormal=False)), st.sampled_from([SIZES, RATES, FLOPS, TIMES]))
 def test_writing_loses_nothing(value, units):
     assert parse_quantity(str(format_quantity(value, units)), units) == value
 

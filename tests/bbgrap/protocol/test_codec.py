@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bbgrap.cluster.speeds import Speed
 from bbgrap.cluster.types import KernelRate, LinkProfile, NodeProfile
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
@@ -21,7 +22,7 @@ from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 
 DIGEST = "0123456789abcdef" * 4
-PROFILE = NodeProfile("a", 0.5, 2, 1, 10, 1e9, (KernelRate("conv", 3.5),), (LinkProfile("b", 1e8, 1e-4),))
+PROFILE = NodeProfile("a", 0.5, 2, 1, 10, 1e9, (KernelRate("conv", 3.5),), (LinkProfile("b", 1e8, 1e-4),), "rack", (Speed("conv", 1e9),))
 TENSOR = m.TensorHeader("x", DType.FLOAT, (1, 3))
 SCHEDULE = Schedule(
     0,

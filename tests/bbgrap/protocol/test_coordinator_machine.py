@@ -1,6 +1,7 @@
 """Stories of a coordinator, its agents and a client: events in, answers out, no socket and no clock."""
 
-from bbgrap.cluster.types import NodeProfile
+from bbgrap.cluster.speeds import Speed
+from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.protocol import agent_events as ae
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import coordinator_events as ce
@@ -84,6 +85,32 @@ def test_a_second_agent_of_the_same_name_gives_up():
         wire.settle()
         wire.pass_time(0.5)
     assert second.quit == "the name 'a' is taken by a live agent; choose another with --name"
+
+
+def test_no_agent_is_called_like_the_coordinator():
+    wire = Wire()
+    agent = wire.add_agent("coordinator")
+    wire.settle()
+    assert agent.quit == "the name 'coordinator' is that of the coordinator in links; choose another with --name"
+    assert wire.coordinator.members.statuses() == ()
+
+
+def test_a_profile_by_hand_goes_over_what_was_measured_field_by_field():
+    wire = ready_wire("a")
+    (agent,) = wire.agents.values()
+    fast, slow, guess = Speed("conv3x3", 2e9), Speed("matmul", 1e9), Speed("conv3x3", 5.0)
+    wire.call(lambda n: c.MeasureNodes(n, ""))
+    wire.settle()
+    wire.to_agent(agent, ae.MeasuringDone(1, NodeProfile("a", threads=4, links=(LinkProfile("b", 1e9, 1e-4),), work=(guess, slow))))
+    wire.settle()
+    for profile in (NodeProfile("a", 0.5, group="left", work=(fast,)), NodeProfile("later", 3.0)):
+        wire.call(lambda n, profile=profile: c.SetProfile(n, profile))
+    wire.settle()
+    (status,) = wire.coordinator.members.statuses()
+    assert status.profile == NodeProfile("a", 0.5, threads=4, links=(LinkProfile("b", 1e9, 1e-4),), group="left", work=(fast, slow))
+    wire.add_agent("later")
+    wire.settle()
+    assert [status.profile.share for status in wire.coordinator.members.statuses()] == [0.5, 3.0]
 
 
 def test_a_joined_agent_is_used_for_the_next_preparation():
@@ -229,10 +256,14 @@ def test_measuring_goes_from_node_to_node():
     call = wire.call(lambda n: c.MeasureNodes(n, ""))
     wire.settle()
     assert wire.answers[call] == []
+    assert wire.pingers == ["a", "b"]
+    first, _ = wire.agents.values()
+    assert [(peer.name, peer.address) for peer in first.measuring][1:] == [("coordinator", "tcp://head:1")]
     for agent, number in zip(list(wire.agents.values()), (1, 2), strict=True):
         wire.to_agent(agent, ae.MeasuringDone(number, NodeProfile(agent.name, 2.0)))
         wire.settle()
     assert wire.answer(call) == c.Profiles(call, (NodeProfile("a", 2.0), NodeProfile("b", 2.0)))
+    assert wire.pingers == []
     unknown = wire.call(lambda n: c.MeasureNodes(n, "z"))
     wire.settle()
     assert wire.answer(unknown).reason == "node 'z': no live agent has that name; there are: a, b"

@@ -106,6 +106,7 @@ class FakeAgent:
     machine: AgentMachine
     loaded: set[int] = field(default_factory=set)
     dropped: set[tuple[int, int]] = field(default_factory=set)
+    measuring: tuple[m.Peer, ...] = ()
     quit: str | None = None
 
 
@@ -127,6 +128,7 @@ class Wire:
     options: PlanOptions = field(default_factory=PlanOptions)
     seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
     """How long a request takes on these nodes."""
+    pingers: list[str] = field(default_factory=list)
     calls: int = 0
     joined: int = 0
     epochs: int = 1
@@ -211,9 +213,7 @@ class Wire:
             case ce.ToClient(identity, answer):
                 self.send(b"", identity, TO_CLIENT.encode(answer))
             case ce.StartPlanning():
-                planned = self.plan(instruction)
-                if planned is not None:
-                    self.to_coordinator(planned)
+                self.carry_plan(self.plan(instruction))
             case ce.HostDeploy(epoch):
                 self.parts[epoch] = instruction.peers
             case ce.HostRelease(epoch):
@@ -223,8 +223,14 @@ class Wire:
                 self.started[instruction.request] = instruction
             case ce.DropRequest():
                 self.started.pop(instruction.request, None)
-            case ce.WriteChunk() | ce.HostPings() | ce.Tell():
+            case ce.HostPings(peers):
+                self.pingers = [peer.name for peer in peers]
+            case ce.WriteChunk() | ce.Tell():
                 pass
+
+    def carry_plan(self, planned: ce.Planned | None) -> None:
+        if planned is not None:
+            self.to_coordinator(planned)
 
     def finish_requests(self) -> bool:
         """Finish the requests whose agents all live and have the deployment; whether there was one."""
@@ -274,7 +280,9 @@ class Wire:
             case ae.Quit(fault):
                 agent.quit = fault
                 self.agents.pop(agent.identity, None)
-            case ae.AllowPings() | ae.StartMeasuring() | ae.Reconnect() | ae.Tell():
+            case ae.StartMeasuring(_, peers):
+                agent.measuring = peers
+            case ae.AllowPings() | ae.Reconnect() | ae.Tell():
                 pass
 
     def carry_client(self, instructions: list[cm.Instruction]) -> None:

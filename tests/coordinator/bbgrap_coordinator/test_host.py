@@ -151,3 +151,22 @@ def test_an_unrecorded_request_has_no_record(host, agents):
     agents[1].send(host.plane.address, Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), X.data.cast("B"))
     assert host.accept(host.plane.receive(0)).record is None
     assert [Frame.parse(agents[1].receive(0).header).kind, agents[1].receive(0)] == [Kind.START, None]
+
+
+def test_pings_are_answered_while_measuring_is_allowed(host, agents):
+    first, second = agents
+    ping = Frame(Kind.PING, 0, 0, 3, 50).to_bytes()
+
+    def ask(agent):
+        agent.send(host.plane.address, ping, agent.address.encode())
+        assert host.accept(host.plane.receive(0)) is None
+        return agent.receive(0)
+
+    assert ask(first) is None
+    host.allow_pings((Peer(0, "agent0", first.address),))
+    pong = ask(first)
+    assert Frame.parse(pong.header) == Frame(Kind.PONG, 0, 0, 3, 0)
+    assert len(pong.payload) == 50
+    assert ask(second) is None
+    host.allow_pings(())
+    assert ask(first) is None

@@ -1,0 +1,165 @@
+"""What cluster and profile files say, part by part; `bbgrap.cluster.files` shows how they look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import yaml
+
+from bbgrap.cluster.documents import Document, keys, shown
+from bbgrap.cluster.speeds import Speed
+from bbgrap.cluster.types import COORDINATOR, Cluster, KernelRate, Link, LinkProfile, Network, NodeProfile
+from bbgrap.cluster.units import FLOPS, RATES, SIZES, TIMES
+from bbgrap.tdl.work import KINDS
+
+CLUSTER_KEYS = ("nodes", "network", "groups", "coordinator_on")
+NODE_KEYS = ("name", "share", "group", "cores", "threads", "memory", "memory_bandwidth", "kernels", "work", "links")
+LINK_KEYS = ("bandwidth", "round_trip")
+SPEED_UNITS: Mapping[str, Mapping[str, float]] = {"flops": FLOPS, "weights": RATES, "maps": RATES, "overhead": TIMES}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What of a node is compared with the rest of the file, and where it stands, even if the node has faults."""
+
+    node: yaml.Node
+    name: str
+    group: str
+    at: Mapping[str, yaml.Node]
+    peers: Mapping[str, yaml.Node]
+
+
+class ClusterDocument(Document):
+    """A file about one node or about a cluster; what it returns is right if there are no faults."""
+
+    def cluster(self, root: yaml.Node) -> Cluster | None:
+        """Return the cluster that a file describes; None if there are faults."""
+        entries = self.mapping(root, "the file", CLUSTER_KEYS)
+        listed = entries.get("nodes")
+        nodes: list[NodeProfile | None] = []
+        seen: list[_Seen] = []
+        if listed is None:
+            if isinstance(root, yaml.MappingNode):
+                self.fault(root, "expected the key 'nodes' with a list of nodes")
+        elif not isinstance(listed, yaml.SequenceNode) or not listed.value:
+            self.fault(listed, "'nodes': expected a list of nodes, at least one")
+        else:
+            for item in listed.value:
+                profile, found = self._node(item)
+                nodes.append(profile)
+                seen.append(found)
+        network = self._network(entries)
+        self._compare(seen, entries)
+        return None if self.faults else Cluster(tuple(node for node in nodes if node is not None), network)
+
+    def node(self, root: yaml.Node) -> NodeProfile | None:
+        """Return the node that a mapping describes; None if there are faults in it."""
+        return self._node(root)[0]
+
+    def _compare(self, seen: list[_Seen], entries: Mapping[str, yaml.Node]) -> None:
+        """Find what does not fit together: names, links, groups and where the coordinator is."""
+        names = [node.name for node in seen if node.name]
+        groups = keys(entries.get("groups"))
+        for place, node in enumerate(seen):
+            if node.name and node.name in [other.name for other in seen[:place]]:
+                self.fault(node.node, f"node '{node.name}': there is already one of this name")
+            for peer, at in node.peers.items():
+                if peer not in (*names, COORDINATOR):
+                    self.fault(at, f"node '{node.name}': its link leads to '{peer}', which is no node of this file")
+            if node.group and node.group not in groups:
+                there = ", ".join(groups) or "none"
+                self.fault(node.at["group"], f"node '{node.name}': expected a group that 'groups' declares ({there}), got '{node.group}'")
+        for group, at in groups.items():
+            if seen and group not in {node.group for node in seen}:
+                self.fault(at, f"group '{group}': no node is in it; give one the key 'group', or leave the group out")
+        host = entries.get("coordinator_on")
+        if host is not None and (name := self.text(host, "'coordinator_on'")) and seen and name not in names:
+            self.fault(host, f"'coordinator_on': expected one of the nodes, {', '.join(names)}, got '{name}'")
+
+    def _network(self, entries: Mapping[str, yaml.Node]) -> Network:
+        network = Network()
+        if "network" in entries:
+            network = replace(network, between=self._link(entries["network"], "'network'"))
+        within = self.each(entries.get("groups"), "'groups'", self._group)
+        host = entries.get("coordinator_on")
+        named = str(host.value) if isinstance(host, yaml.ScalarNode) else ""
+        return replace(network, within=tuple((name, link) for name, link in within if link is not None), coordinator_on=named)
+
+    def _group(self, name: str, root: yaml.Node) -> tuple[str, Link | None]:
+        """Return a group's name and its inner links; None if they are like all others."""
+        empty = isinstance(root, yaml.MappingNode) and not root.value
+        return name, None if empty else self._link(root, f"group '{name}'")
+
+    def _node(self, root: yaml.Node) -> tuple[NodeProfile | None, _Seen]:
+        before = len(self.faults)
+        entries = self.mapping(root, "a node", NODE_KEYS)
+        name = self.text(entries["name"], "name") if "name" in entries else ""
+        if "name" not in entries and isinstance(root, yaml.MappingNode):
+            self.fault(root, "expected the key 'name' for a node")
+        if name == COORDINATOR:
+            self.fault(entries["name"], f"a node cannot be called '{COORDINATOR}': links to the coordinator are")
+        who = f"node '{name}'" if name else "a node"
+        profile = NodeProfile(
+            name,
+            self._optional(entries, "share", who, {}, default=1.0, above=0),
+            self.count(entries["cores"], f"{who}: 'cores'") if "cores" in entries else 0,
+            self.count(entries["threads"], f"{who}: 'threads'") if "threads" in entries else 0,
+            round(self._optional(entries, "memory", who, SIZES)),
+            self._optional(entries, "memory_bandwidth", who, RATES),
+            self.each(entries.get("kernels"), f"{who}: 'kernels'", lambda kind, item: self._kernel(kind, item, who)),
+            self.each(entries.get("links"), f"{who}: 'links'", lambda peer, item: self._link_to(peer, item, who)),
+            self.text(entries["group"], f"{who}: 'group'") if "group" in entries else "",
+            self._work(entries.get("work"), who),
+        )
+        seen = _Seen(root, name, profile.group, entries, keys(entries.get("links")))
+        return (profile if len(self.faults) == before else None), seen
+
+    def _optional(
+        self,
+        entries: Mapping[str, yaml.Node],
+        key: str,
+        who: str,
+        units: Mapping[str, float],
+        *,
+        default: float = 0.0,
+        above: float | None = None,
+    ) -> float:
+        return self.number(entries[key], f"{who}: '{key}'", units, above) if key in entries else default
+
+    def _kernel(self, kind: str, item: yaml.Node, who: str) -> KernelRate:
+        return KernelRate(kind, self.number(item, f"{who}: kernel '{kind}'", {}, 0))
+
+    def _work(self, root: yaml.Node | None, who: str) -> tuple[Speed, ...]:
+        for kind, at in keys(root).items():
+            if kind not in KINDS:
+                self.fault(at, f"{who}: unknown kind of work '{kind}', expected {', '.join(KINDS)}")
+        return self.each(root, f"{who}: 'work'", lambda kind, item: self._speed(kind, item, f"{who}: work '{kind}'"))
+
+    def _speed(self, kind: str, root: yaml.Node, who: str) -> Speed:
+        """Return the speed of one kind of work, of its terms or of its operations per second alone."""
+        if isinstance(root, yaml.ScalarNode):
+            return Speed(kind, self.number(root, who, FLOPS, 0))
+        entries = self.mapping(root, who, tuple(SPEED_UNITS))
+        if isinstance(root, yaml.MappingNode) and not root.value:
+            self.fault(root, f"{who}: expected at least one of {', '.join(SPEED_UNITS)}, got {shown(root)} without any")
+        terms = {
+            key: self.number(entries[key], f"{who}: '{key}'", units, None if key == "overhead" else 0)
+            for key, units in SPEED_UNITS.items()
+            if key in entries
+        }
+        return Speed(kind, *(terms.get(key, 0.0) for key in SPEED_UNITS))
+
+    def _link_to(self, peer: str, root: yaml.Node, who: str) -> LinkProfile:
+        link = self._link(root, f"{who}: link to '{peer}'")
+        return LinkProfile(peer, link.bandwidth_bytes_per_s, 2 * link.latency_s)
+
+    def _link(self, root: yaml.Node, who: str) -> Link:
+        entries = self.mapping(root, who, LINK_KEYS)
+        values: dict[str, float] = {}
+        for key, units, above in (("bandwidth", RATES, 0.0), ("round_trip", TIMES, None)):
+            if key in entries:
+                values[key] = self.number(entries[key], f"{who}: '{key}'", units, above)
+            elif isinstance(root, yaml.MappingNode):
+                self.fault(root, f"{who}: expected the key '{key}'")
+        return Link(values.get("bandwidth", 0.0), values.get("round_trip", 0.0) / 2)

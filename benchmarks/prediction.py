@@ -1,0 +1,135 @@
+"""Does the cost model tell the truth? Predicted against measured latency of every zoo model, split several ways over two real agents.
+
+    python benchmarks/prediction.py                       a table, and the error's median and 90th percentile
+    python benchmarks/prediction.py --models resnet50,vgg16 --splits rows,auto --runs 15 --json
+
+Two agents, a core each, and the coordinator run on this machine. Each is profiled first (`bbgrap profile`); from the profiles alone comes
+the first prediction. Then some requests are recorded, the measured times of the segments correct the model (one calibration pass), and
+the same plan is predicted again; that one is compared with requests measured after it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from bbgrap.auto.calibrate import calibrated
+from bbgrap.cli.inputs import random_inputs
+from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.output import print_table, say
+from bbgrap.cluster.types import LOCAL, Cluster, Network, NodeProfile
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import fit
+from bbgrap.local import LocalCluster
+from bbgrap.planners.options import PlanOptions
+from bbgrap.program.predict import Predictor
+from bbgrap.session import InferenceSession
+from bbgrap.zoo import names
+
+BATCH = 4
+"""Images for the split by batch."""
+
+RECORDED = 7
+"""Requests that are recorded for the calibration."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model under one split: milliseconds measured, predicted from profiles alone, and predicted after the calibration."""
+
+    model: str
+    split: str
+    measured_ms: float
+    uncalibrated_ms: float
+    predicted_ms: float
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Relative errors before and after the calibration."""
+        return self.uncalibrated_ms / self.measured_ms - 1, self.predicted_ms / self.measured_ms - 1
+
+
+def seen_by_planners(cluster: LocalCluster) -> Cluster:
+    """Return the nodes as the coordinator plans for them: profiled, all on one machine."""
+    nodes = cluster.connection.nodes()
+    return Cluster(tuple(node.profile or NodeProfile(node.name) for node in nodes), Network(LOCAL, coordinator_on=nodes[0].name))
+
+
+def measure(cluster: LocalCluster, model: str, split: str, runs: int) -> Cell:
+    """Predict and measure one cell."""
+    path = find_model(f"zoo:{model}")
+    declared = inputs_of(path)
+    shapes = concrete_shapes(declared, (), BATCH if split == "batch" else None)
+    feeds = random_inputs(declared, shapes, 0)
+    options = PlanOptions("auto") if split == "auto" else PlanOptions(split=split)  # type: ignore[arg-type]
+    session = InferenceSession(path, cluster=cluster, options=options)
+    session.prepare({name: array.shape for name, array in feeds.items()})
+    forecast, _, report = fit(load_graph(path, shapes), seen_by_planners(cluster), options)
+    if report["optimized"] != session.plan.report["optimized"]:
+        say(f"{model} by {split}: the plan here is not the one deployed")
+    for _ in range(3):
+        session.run(None, feeds)
+    trace = session.trace(feeds, RECORDED)
+    calibration = calibrated(forecast, trace.segments)
+    predictor = Predictor(forecast.compiled.plan.cluster, calibration)
+    times = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        session.run(None, feeds)
+        times.append(time.perf_counter() - began)
+    predicted = predictor.timeline(forecast.compiled.optimized).total_s
+    return Cell(model, split, 1e3 * statistics.median(times), 1e3 * forecast.timeline.total_s, 1e3 * predicted)
+
+
+def summary(cells: list[Cell]) -> dict[str, Any]:
+    """Return the errors over all cells."""
+    before, after = zip(*(map(abs, cell.errors) for cell in cells), strict=True)
+    return {
+        "cells": [{**vars(cell), "error_uncalibrated": round(cell.errors[0], 4), "error": round(cell.errors[1], 4)} for cell in cells],
+        **{
+            f"{name}_{words}": float(np.percentile(errors, point))
+            for words, errors in (("uncalibrated", before), ("calibrated", after))
+            for name, point in (("median", 50), ("p90", 90))
+        },
+    }
+
+
+def main(
+    models: Annotated[str, typer.Option(help="Zoo models, separated by commas.")] = "",
+    splits: Annotated[str, typer.Option(help="Splits, and 'auto'.")] = "rows,channels,batch,auto",
+    runs: Annotated[int, typer.Option(min=3, help="Requests that are timed per cell.")] = 11,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alone on stdout.")] = False,
+) -> None:
+    """Compare predictions with measurements."""
+    cells = []
+    with LocalCluster(agents=2) as cluster:
+        say("measuring the nodes")
+        cluster.connection.profile()
+        for model in models.split(",") if models else names():
+            for split in splits.split(","):
+                cells.append(measure(cluster, model, split, runs))
+                cell = cells[-1]
+                told = f"predicted {cell.uncalibrated_ms:.2f}, then {cell.predicted_ms:.2f}"
+                say(f"{model} by {split}: measured {cell.measured_ms:.2f} ms, {told}")
+    found = summary(cells)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    rows = [(c.model, c.split, c.measured_ms, c.uncalibrated_ms, c.predicted_ms, *(f"{e:+.1%}" for e in c.errors)) for c in cells]
+    print_table(
+        ("model", "split", "measured ms", "profiles alone", "calibrated", "error", "error calibrated"),
+        rows,
+        title="prediction against measurement",
+    )
+    for words in ("uncalibrated", "calibrated"):
+        say(f"{words}: median error {found[f'median_{words}']:.1%}, 90th percentile {found[f'p90_{words}']:.1%}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,64 @@
+"""What the probe's networks are, and that their kernels are found in what onnxruntime writes."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from bbgrap_agent.kernels import kernel_times, measure_network, networks, works
+
+from bbgrap.engine.sessions import make_session
+from bbgrap.graph.onnx_write import write_graph
+from bbgrap.tdl.work import KINDS
+
+UNSEEN = {"other", "segment", "message"}
+"""Kinds that no kernel is of."""
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    return {graph.name: graph for graph in networks()}
+
+
+def test_every_kind_is_measured_in_several_sizes(graphs):
+    found = {kind: set() for kind in KINDS if kind not in UNSEEN}
+    for graph in graphs.values():
+        for name, work in works(graph).items():
+            found[work.kind].add((graph.name, name, work))
+    assert all(len({work for _, _, work in of}) >= 7 for of in found.values())
+
+
+def test_half_of_the_rows_reads_all_weights(graphs):
+    whole, half = (works(graphs[name])["conv3.relu"] for name in ("maps256x14x14", "maps256x7x14"))
+    assert half.flops * 2 == whole.flops
+    assert half.map_bytes * 2 == whole.map_bytes
+    assert half.weight_bytes == whole.weight_bytes == 4 * 9 * 256 * 256
+
+
+def test_networks_run_on_numbers_that_stay_numbers(graphs):
+    """Infinite or vanishing values would take another time."""
+    graph = graphs["maps64x56x56"]
+    session = make_session(write_graph(graph, weights="inline").data, threads=1)
+    results = session.run(None, {"input": np.random.default_rng(0).random(graph.types["input"].shape, dtype=np.float32)})
+    assert all(np.isfinite(result).all() and np.abs(result).max() > 1e-6 for result in results)
+
+
+def test_kernels_are_found_in_a_profile():
+    events = [
+        {"cat": "Session", "name": "model_run", "dur": 99},
+        {"cat": "Node", "name": "conv3.relu_nchwc_kernel_time", "dur": 10},
+        {"cat": "Node", "name": "conv3.relu_nchwc_kernel_time", "dur": 12},
+        {"cat": "Node", "name": "sum_kernel_time", "dur": 3},
+        {"cat": "Node", "name": "ReorderOutput_token_14_kernel_time", "dur": 7},
+        {"cat": "Node", "name": "sum_fence_before", "dur": 1},
+    ]
+    assert kernel_times(json.dumps(events)) == {"conv3.relu": [10.5e-6, 12.5e-6], "sum": [3.5e-6], "ReorderOutput": [7.5e-6]}
+
+
+def test_every_counted_kernel_is_timed(graphs):
+    """onnxruntime's names for kernels are not documented: here the installed version is asked."""
+    for name in ("maps512x4x7", "image112x224", "tokens16x256", "vectors1x256x256"):
+        samples = measure_network(graphs[name], 1, time.perf_counter(), np.ones(1, np.float32))
+        timed = {sample.name.partition(".")[2] for sample in samples}
+        assert timed == {event.removesuffix(".relu") for event in works(graphs[name])} - {"entry"}
+        assert all(sample.seconds > 0 for sample in samples)

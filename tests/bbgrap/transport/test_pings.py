@@ -1,0 +1,23 @@
+from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.messages import Peer
+from bbgrap.transport.inproc import InprocNetwork
+from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
+
+
+def test_only_those_that_may_ask_are_answered():
+    network = InprocNetwork()
+    plane, friend, stranger = network.plane(), network.plane(), network.plane()
+    answers = PingAnswers(plane)
+    ping = Frame(Kind.PING, 0, 0, 7, 100)
+    answers.answer(ping, friend.address.encode())
+    answers.allow((Peer(0, "friend", friend.address),))
+    for payload in (friend.address.encode(), stranger.address.encode(), b"\xff" * 1000, b""):
+        answers.answer(ping, payload)
+    answers.answer(Frame(Kind.PING, 0, 0, 8, 1 << 31), friend.address.encode())
+    first, second = friend.receive(0), friend.receive(0)
+    assert Frame.parse(first.header) == Frame(Kind.PONG, 0, 0, 7, 0)
+    assert len(first.payload) == 100
+    assert len(second.payload) == MAX_PONG_BYTES
+    answers.allow(())
+    answers.answer(ping, friend.address.encode())
+    assert friend.receive(0) is stranger.receive(0) is None
