@@ -11,14 +11,11 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
-
-from bbgrap.bench import SAME, SETTLE_S, Comparison, MachineWatch, Report, bound_to, compare, first_cores, single_answer
-from bbgrap.engine.reference import Reference
+from bbgrap.bench import SAME, SETTLE_S, Alone, Comparison, MachineWatch, Report, compare, first_cores
 from bbgrap.engine.sessions import usable_cores
 from bbgrap.errors import UsageError
 from bbgrap.graph import Array
@@ -68,11 +65,9 @@ def measure_stream(
     agents = cluster.nodes()
     together = in_flight or PER_AGENT * max(1, len(agents))
     count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
-    cores = first_cores(count)
     report("loading the single node")
-    with bound_to(cores):
-        reference = Reference(model, threads=count)
-        expected = single_answer(reference, feeds)
+    alone = Alone(model, count, first_cores(count))
+    expected = alone.turn(feeds, counted=False)
     sessions = [_Stream(model, options, cluster, together) for options in contenders]
     for session in sessions:
         report(f"{session.options.planner}: planning and deploying")
@@ -83,12 +78,10 @@ def measure_stream(
     single: list[float] = []
     for block in range(BLOCKS):
         time.sleep(SETTLE_S)
-        with bound_to(cores):
-            reference.run(feeds)
-            start = time.perf_counter()
-            for _ in range(each):
-                reference.run(feeds)
-            single.append(each / (time.perf_counter() - start))
+        alone.turn(feeds, counted=False)
+        for _ in range(each):
+            alone.turn(feeds, counted=True)
+        single.append(each / sum(alone.times[-each:]))
         for session in sessions:
             time.sleep(SETTLE_S)
             session.block(feeds, expected, each, counted=True)
@@ -102,7 +95,7 @@ def measure_stream(
         "blocks": BLOCKS,
         "in_flight": together,
         "agents": [{key: value for key, value in asdict(agent).items() if key != "profile"} for agent in agents],
-        "single_node": {"threads": count, "cores": sorted(cores), "onnxruntime": ort.__version__, "per_s": _rounded(single)},
+        "single_node": alone.result() | {"per_s": _rounded(single)},
         "machine": watch.machine(),
         "results": [session.result(single) for session in sessions],
     }
@@ -116,13 +109,13 @@ class _Stream:
         self.session = InferenceSession(model, cluster=cluster, options=options)
         self.rates: list[float] = []
         self._in_flight = in_flight
-        self._comparison = SAME
+        self._comparison = replace(SAME, transfer_dtype=options.transfer_dtype)
 
     def block(self, feeds: Mapping[str, Array], expected: Sequence[Array], requests: int, *, counted: bool) -> None:
         """Run requests, so many at once, and compare their answers."""
 
         def one(_: int) -> Comparison:
-            return compare(self.session.run(None, feeds), expected)
+            return compare(self.session.run(None, feeds), expected, self.options.transfer_dtype)
 
         with ThreadPoolExecutor(self._in_flight, "stream") as pool:
             start = time.perf_counter()

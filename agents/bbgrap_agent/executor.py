@@ -21,7 +21,7 @@ from bbgrap.graph.types import Array
 from bbgrap.program.execution import Copies, Execution, Outbox
 from bbgrap.program.recording import Clock
 from bbgrap.program.schedule import Schedule
-from bbgrap.protocol.data import Frame, Kind, Letter, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.data import Frame, Headers, Kind, Letter, letters_received, letters_sent, pack, unpack
 from bbgrap.protocol.messages import Buffer, Peer
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
@@ -29,8 +29,8 @@ from bbgrap_agent.recording import OnRecord, Recorder
 
 MAX_EARLY = 1024
 """Messages kept for requests that have not begun: the data of the fastest neighbours, for every request in flight."""
-MAX_ENDED = 4096
-"""Ended requests remembered, so that their late messages are known as such."""
+MAX_ENDED = 1024
+"""Ended requests remembered, so that their late messages are known as such: more than are in flight. Each costs some 300 bytes."""
 
 SPIN_S = 200e-6
 """How long to wait busily for the next message of a request that runs."""
@@ -61,11 +61,13 @@ class Deployment:
     copies: Copies | None = None
     received: Mapping[int, Letter] = field(init=False)
     sent: Mapping[int, Letter] = field(init=False)
+    headers: Headers = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up once what every message is."""
         object.__setattr__(self, "received", letters_received(self.schedule))
         object.__setattr__(self, "sent", letters_sent(self.schedule))
+        object.__setattr__(self, "headers", Headers(self.schedule.device, self.epoch, self.sent))
 
     @property
     def destinations(self) -> tuple[str, ...]:
@@ -246,12 +248,11 @@ class Executor:
         return running
 
     def _outbox(self, deployment: Deployment, key: Key) -> Outbox:
-        epoch, request = key
-        device, addresses, letters, send = deployment.schedule.device, deployment.addresses, deployment.sent, self.plane.send
+        request, headers = key[1], deployment.headers
+        addresses, letters, send = deployment.addresses, deployment.sent, self.plane.send
 
         def outbox(message: int, destination: int, parts: Sequence[Array]) -> None:
-            header = Frame(Kind.DATA, device, epoch, request, message).to_bytes()
-            send(addresses[destination], header, *pack(letters[message], parts))
+            send(addresses[destination], headers.of(message, request), *pack(letters[message], parts))
 
         return outbox
 

@@ -17,6 +17,7 @@ import onnxruntime as ort
 from bbgrap.engine.load import optimized
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_crops import crops_to_pools
 from bbgrap.graph.onnx_io import ModelFile, write_graph
 from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, split_front, with_stand_ins
 from bbgrap.graph.types import Array, DType, Graph, Node, TensorType
@@ -62,6 +63,7 @@ class SegmentCompiler:
         whole = {n for n, shape in self.front.maps.items() if shape[1] % block == 0}
         self.hopeless = not whole
         self.candidates = frozenset(whole.intersection(self.front.inputs))
+        self._data, self._crops = crops_to_pools(self.front.data)
         self._weights = {name: weights[name] for name in self.front.weights}
         self._optimized: tuple[frozenset[str], ModelFile] | None = None
 
@@ -80,7 +82,7 @@ class SegmentCompiler:
             ModelError: if they cannot be, or onnxruntime cannot load what was made.
         """
         model = self._optimize(boundary.inputs)
-        data = cut_boundary(model, boundary, self.block)
+        data = cut_boundary(model, boundary, self.block, self._crops)
         weights = {name: _aligned(array) for name, array in model.weights.items()}
         return make_session(data, weights=weights, threads=threads, shared_pool=shared_pool, spinning=spinning, optimize=False)
 
@@ -92,7 +94,7 @@ class SegmentCompiler:
         if self._optimized is None or self._optimized[0] != inputs:
             if not inputs <= self.candidates:
                 raise ModelError(f"segment '{self.name}': {sorted(inputs - self.candidates)} have no whole blocks of channels")
-            data = with_stand_ins(self.front.data, inputs)
+            data = with_stand_ins(self._data, inputs)
             level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
             self._optimized = inputs, optimized(data, self._weights, level, self.name)
         return self._optimized[1]

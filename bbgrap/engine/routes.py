@@ -13,7 +13,7 @@ from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.planners.plan import Plan, verify_plan
 from bbgrap.planners.registry import AUTO
 from bbgrap.planners.single import plan_whole
@@ -52,7 +52,7 @@ def beside(forecast: Forecast, artifacts: Artifacts, report: Mapping[str, Any]) 
     routes = [Alternative(AUTO, artifacts, report)]
     cluster = forecast.compiled.plan.cluster
     for name, plan in _others(forecast):
-        route = _route(name, plan)
+        route = _route(name, plan, forecast.compiled.optimized.transfers)
         if fits(cluster, (*routes, route)):
             routes.append(route)
     return tuple(routes[1:])
@@ -73,7 +73,8 @@ def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
 def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Alternative, ...]:
     """Return a route per node that has room for the whole model, the largest share first; for `auto` none if they are too small a part."""
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
-    routes = {device: _route(f"single on {cluster.nodes[device].name}", plan_whole(graph, cluster, device)) for device in order}
+    names = [f"single on {node.name}" for node in cluster.nodes]
+    routes = {device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype) for device in order}
     able = [device for device in order if fits(cluster, (routes[device],))]
     if options.planner == AUTO and sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
         return ()
@@ -86,10 +87,10 @@ def fits(cluster: Cluster, routes: Sequence[Alternative]) -> bool:
     return not overfull(cluster, needed)
 
 
-def _route(name: str, plan: Plan) -> Alternative:
+def _route(name: str, plan: Plan, transfers: TransferType) -> Alternative:
     descriptions = all_descriptions(plan.graph)
     verify_plan(plan, descriptions)
-    compiled = compile_plan(plan, descriptions)
+    compiled = compile_plan(plan, descriptions, transfers)
     artifacts = export(compiled.optimized)
     names = [node.name for node in plan.cluster.nodes]
     report = (

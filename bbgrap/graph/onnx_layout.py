@@ -5,6 +5,7 @@ It converts where a graph begins and ends, and assemblies of halos at the front 
 
     split_front       the assemblies leave the graph: what they make becomes an input
     with_stand_ins    a pooling of 1x1, which does nothing, before an input: the optimiser then sees a blocked producer
+                      (crops inside become poolings, too: `onnx_crops`)
     boundary_of       reads in what onnxruntime made of it which inputs and outputs can be blocked
     cut_boundary      removes stand-ins and conversions there: these inputs and outputs are blocked in memory now
 
@@ -13,13 +14,14 @@ Law: the nominal shapes and the names of inputs and outputs never change.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 from onnx import NodeProto, numpy_helper
 
 from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_crops import Crop, pools_to_crops
 from bbgrap.graph.onnx_read import ModelFile, graphs_of, is_external
 from bbgrap.graph.types import Array
 
@@ -130,8 +132,10 @@ def boundary_of(model: ModelFile, inputs: Iterable[str], block: int) -> Boundary
     return Boundary(read, frozenset(_reordered_outputs(model.proto.graph, block, set(stand_ins.values()))))
 
 
-def cut_boundary(model: ModelFile, boundary: Boundary, block: int) -> bytes:
+def cut_boundary(model: ModelFile, boundary: Boundary, block: int, crops: Sequence[Crop] = ()) -> bytes:
     """Remove the stand-ins of the boundary's inputs, which are all that the model has, and the conversions of its outputs.
+
+    `crops` are those that became poolings; they become crops again.
 
     Raises:
         ModelError: if the model is not such that `boundary_of` offers them.
@@ -160,6 +164,7 @@ def cut_boundary(model: ModelFile, boundary: Boundary, block: int) -> bytes:
             node.output[place] = names.get(name, name)
     del graph.node[:], graph.value_info[:]
     graph.node.extend(kept)
+    pools_to_crops(graph, crops, block)
     return _bytes_of(proto)
 
 

@@ -5,7 +5,8 @@ survives: a convolution keeps rows, a reshape may rename them, a global pool end
 channels (features) of every layer with weights; for `inputs` its input channels, whose partial sums are added up by channels. What a
 direction does not reach is computed
     (a) by output features over all nodes, if it is a product whose weights are heavy: reading them is then the work;
-    (b) whole on one node otherwise, the one with the largest share.
+    (b) as partial results, each node's of its own rows, if it reduces the direction (a global pool) to less than half of what it reads;
+    (c) whole on one node otherwise, the one with the largest share.
 Which regions the machines need of each other is not decided here: it follows from the tiles, back to front (`bbgrap.program.build`).
 """
 
@@ -22,7 +23,7 @@ from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import Description, Part, describe, granularity, reducible, splittable_axes
-from bbgrap.tdl.language import All, accesses_in, indices_in
+from bbgrap.tdl.language import All, Index, accesses_in, indices_in
 
 HEAVY_WEIGHT_BYTES = 16 << 20
 """Weights from here on are worth an exchange: at about 20 GB/s, reading half of 16 MiB less saves 0.4 ms, an exchange costs 0.1-0.2 ms."""
@@ -61,6 +62,8 @@ class _Follower:
         self.grid = options.grid or grid_of(len(self.shares))
         if self.grid[0] * self.grid[1] != len(self.shares):
             raise UsageError(f"grid: {self.grid[0]}x{self.grid[1]} tiles do not fit {len(self.shares)} nodes; one tile per node")
+        self.made: dict[str, tuple[Tile, ...]] = {}
+        """The tiles of every first output so far."""
         self.axes: dict[str, Axes] = {name: self._input_axes(len(graph.types[name].shape or ())) for name in graph.inputs}
 
     def _input_axes(self, rank: int) -> Axes:
@@ -88,7 +91,12 @@ class _Follower:
         return len(self.graph.types[value].shape or ())
 
     def tiles(self, node: Node, description: Description | None) -> tuple[Tile, ...]:
-        """Return the tiles of a node and remember along which axes its output is cut."""
+        """Return the tiles of a node and remember them, and along which axes its output is cut."""
+        made = self._tiles(node, description)
+        self.made[next(name for name in node.outputs if name)] = made
+        return made
+
+    def _tiles(self, node: Node, description: Description | None) -> tuple[Tile, ...]:
         whole = whole_output(self.graph, node)
         axes = self._axes_of(node, description)
         if self.split == "inputs" and description is not None and (parts := self._parts(node, description)):
@@ -100,7 +108,8 @@ class _Follower:
             cuts = self._usable(description, axes)
         self.axes |= self._axes_of_outputs(node, description, axes if cuts else (None,) * len(axes))
         if not cuts or description is None:
-            return (Tile(self.root, whole),)
+            ended = [] if description is None else self._ended(node, description)
+            return tuple(Tile(device, whole, part) for device, part in ended) or (Tile(self.root, whole),)
         regions = self._regions(description, whole, cuts)
         return tuple(Tile(device, region) for device, region in enumerate(regions) if not region.is_empty)
 
@@ -111,6 +120,24 @@ class _Follower:
             return []
         pieces = split_by_shares(index.extent, self.shares)
         return [(device, Part(index.name, piece)) for device, piece in enumerate(pieces) if len(piece)]
+
+    def _ended(self, node: Node, description: Description) -> list[tuple[int, Part]]:
+        """Return every device's own range of the direction that a node reduces; empty if it does not, or the map is hardly larger."""
+        indices = {index.name: index for index in reducible(self.graph, node, description)}
+        for access in accesses_in(description.body):
+            value = node.inputs[access.operand]
+            axes = [axis for axis in self.axes.get(value, ()) if axis is not None]
+            index = access.subscripts[axes[0]] if len(axes) == 1 else None
+            held = self.made.get(value, ())
+            if not isinstance(index, Index) or index.name not in indices or any(tile.part is not None for tile in held):
+                continue
+            if prod(description.shape) * 2 * len(held) > prod(self.graph.types[value].shape or ()):
+                continue
+            pieces = sorted((tile.region.axes[axes[0]].hull, tile.device) for tile in held)
+            bounds = [0, *(piece.stop for piece, _ in pieces)]
+            if len(pieces) > 1 and bounds[-1] == index.extent and bounds[:-1] == [piece.start for piece, _ in pieces]:
+                return [(device, Part(index.name, piece)) for piece, device in pieces]
+        return []
 
     def _axes_of(self, node: Node, description: Description | None) -> Axes:
         if description is None:

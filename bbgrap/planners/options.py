@@ -28,7 +28,7 @@ class PlanOptions:
 
     `objective` is what the planner `auto` minimises (predicted time of a request, time per request of a stream, memory of the fullest
     node); for `throughput` a deployment by `auto` or `single` has the whole model on every node with room for it. `search_seconds` is how
-    long it may look. `transfer_dtype` is what floats become on their way between agents.
+    long it may look. `transfer_dtype` is what 32-bit floats become on their way to an agent.
     """
 
     planner: str = "bbgrap"

@@ -9,6 +9,7 @@ from bbgrap.planners.allrow_greedy import plan_allrow_greedy
 from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
 from bbgrap.planners.data_parallel import plan_data_parallel
 from bbgrap.planners.equal_chop import plan_equal_chop
+from bbgrap.planners.fewer_exchanges import plan_fewer_exchanges
 from bbgrap.planners.fused_tiles import plan_fused_tiles
 from bbgrap.planners.hypar import plan_hypar
 from bbgrap.planners.icml18 import plan_icml18
@@ -43,6 +44,7 @@ PLANNERS: Mapping[str, Planner] = {
     "icml18": plan_icml18,
     "layerwise": plan_layerwise,
     "fused-tiles": plan_fused_tiles,
+    "fewer-exchanges": plan_fewer_exchanges,
     "pipeline": plan_pipeline,
 }
 

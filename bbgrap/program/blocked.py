@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from bbgrap.graph.types import Array
-from bbgrap.program.execution import Copies
+from bbgrap.program.execution import Copies, Take
 from bbgrap.program.schedule import Box, Join, Part, Schedule, box_shape, extract
 
 _ALIGN = 64
@@ -50,6 +50,23 @@ class BlockedCopies(Copies):
         origin = (n, first * b, h, w)
         rest = tuple(tuple((start - at, stop - at) for start, stop in ranges) for ranges, at in zip(part.box, origin, strict=True))
         return found if box_shape(part.box) == found.shape else extract(found, rest)
+
+    def taker(self, part: Part) -> Take:
+        """Return what takes a region as a plain array: one copy where it is whole blocks of channels, as halos are."""
+        spec = self.schedule.buffers[part.buffer]
+        whole = part.box is not None and all(len(ranges) == 1 for ranges in part.box) and not any(c % self.block for c in part.box[1][0])
+        if part.buffer not in self.blocked or not whole or spec.shape is None:
+            return super().taker(part)
+        n, c, h, w = spec.shape
+        b, index, shape = self.block, self._blocks(part.box), box_shape(part.box or ())
+        blocks, made = (n, c // b, h, w, b), (shape[0], shape[1] // b, b, shape[2], shape[3])
+
+        def take(array: Array) -> Array:
+            piece: Array = np.empty(made, np.float32)
+            piece[...] = array.reshape(blocks)[index].transpose(0, 1, 4, 2, 3)
+            return piece.reshape(shape)
+
+        return take
 
     def join(self, step: Join, arrays: Mapping[int, Array]) -> Array:
         """Return the array of a `Join`'s output, blocked if that is."""

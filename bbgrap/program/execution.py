@@ -7,6 +7,7 @@ whoever owns the sockets calls `deliver` when a message came and `advance` to go
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,11 @@ Kernel = Callable[[int, Sequence[Array]], Sequence[Array]]
 """Runs segment number n on its inputs."""
 
 Outbox = Callable[[int, int, Sequence[Array]], None]
-"""Sends message number m to a device; the parts may be views, to be copied or sent before the call returns."""
+"""Sends message number m to a device; the parts may be views, and nothing changes them any more."""
+
+
+Take = Callable[[Array], Array]
+"""Takes a region out of a buffer's array; it may return a view."""
 
 
 class Copies:
@@ -33,6 +38,18 @@ class Copies:
         """Work for this schedule, any number of requests."""
         self.schedule = schedule
         self.freed = last_reads(schedule)
+        self._sent: dict[int, list[tuple[int, Take]]] = {}
+
+    def sent(self, step: Send, arrays: Mapping[int, Array]) -> list[Array]:
+        """Return the parts of a message; `arrays` are those of the buffers, by number."""
+        takes = self._sent.get(step.message)
+        if takes is None:
+            takes = self._sent[step.message] = [(part.buffer, self.taker(part)) for part in step.parts]
+        return [take(arrays[buffer]) for buffer, take in takes]
+
+    def taker(self, part: Part) -> Take:
+        """Return a function that does what `part` does for one region, with all that can be known before prepared."""
+        return partial(self.part, part)
 
     def part(self, part: Part, array: Array) -> Array:
         """Return a region of a buffer's array."""
@@ -99,7 +116,7 @@ class Execution:
                 case Join():
                     self._buffers[step.output] = self._copies.join(step, self._buffers)
                 case Send():
-                    outbox(step.message, step.destination, [self._copies.part(p, self._buffers[p.buffer]) for p in step.parts])
+                    outbox(step.message, step.destination, self._copies.sent(step, self._buffers))
             for buffer in self._copies.freed[self.position]:
                 self._buffers.pop(buffer, None)
             self.position += 1

@@ -43,7 +43,10 @@ class DataPlane(Protocol):
         """Undo one `connect`; what is queued after the last one may be lost."""
 
     def send(self, address: str, header: Buffer, *payload: Buffer) -> None:
-        """Send a message whose payload is given in pieces, which may change afterwards. To an address without connection it is lost."""
+        """Send a message whose payload is given in pieces; they are kept until they are sent, and must not change any more.
+
+        To an address without connection it is lost.
+        """
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """Return the next message; None after the timeout (None: never; 0: at once) or a wake-up.

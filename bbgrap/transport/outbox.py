@@ -4,8 +4,9 @@
                └── no ──► backlog ── postman's thread ──► network
 
 Whoever sends writes into the connection itself, so the usual message costs one system call and no change of threads. What the network
-does not take at once, the postman sends; it also opens connections and opens broken ones anew. Laws: messages to one address leave in
-order; a message that was sent in part when its connection broke is sent again from its beginning.
+does not take at once, the postman sends; it also opens connections and opens broken ones anew. Nothing is copied: whoever sends does not
+change what was sent. Laws: messages to one address leave in order; a message that was sent in part when its connection broke is sent
+again from its beginning.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Peer:
     socket: socket.socket | None = None
     ready: bool = False
     broken: bool = False
-    backlog: deque[bytes] = field(default_factory=deque)
+    backlog: deque[Sequence[Buffer]] = field(default_factory=deque)
     offset: int = 0
     due: float = 0.0
     retry_s: float = _FIRST_RETRY_S
@@ -103,11 +104,11 @@ class Outbox:
         pieces = [frame_head(header, total), *payload]
         with self._lock:
             sent = 0
-            if peer.ready and not peer.backlog and len(pieces) <= _MOST_PIECES:
+            if peer.ready and not peer.backlog:
                 sent = _write(peer, pieces)
                 if sent == len(pieces[0]) + total:
                     return
-            peer.backlog.append(b"".join(pieces))
+            peer.backlog.append(pieces)
             peer.offset = sent if len(peer.backlog) == 1 else peer.offset
         self._calls.put(None)
 
@@ -198,10 +199,12 @@ class Outbox:
         elif events & selectors.EVENT_WRITE:
             if not peer.ready:
                 peer.ready, peer.retry_s = True, _FIRST_RETRY_S
-                peer.backlog.appendleft(GREETING)
+                peer.backlog.appendleft([GREETING])
             while peer.backlog:
-                peer.offset += _write(peer, [memoryview(peer.backlog[0])[peer.offset :]])
-                if peer.offset < len(peer.backlog[0]):
+                rest = _rest(peer.backlog[0], peer.offset)
+                sent = _write(peer, rest)
+                if sent < sum(map(len, rest)):
+                    peer.offset += sent
                     return
                 peer.backlog.popleft()
                 peer.offset = 0
@@ -219,12 +222,24 @@ def _write(peer: _Peer, pieces: Sequence[Buffer]) -> int:
     if peer.socket is None:
         return 0
     try:
-        return peer.socket.sendmsg(pieces)
+        return peer.socket.sendmsg(pieces[:_MOST_PIECES])
     except BlockingIOError:
         return 0
     except OSError:
         peer.broken, peer.ready = True, False
         return 0
+
+
+def _rest(pieces: Sequence[Buffer], offset: int) -> list[Buffer]:
+    """Return what is left of a message of which `offset` bytes have been sent."""
+    rest: list[Buffer] = []
+    for piece in pieces:
+        if offset >= len(piece):
+            offset -= len(piece)
+        else:
+            rest.append(memoryview(piece)[offset:])
+            offset = 0
+    return rest
 
 
 def _is_silent(connection: socket.socket) -> bool:

@@ -18,6 +18,7 @@ from bbgrap.zoo.mobilenet import mobilenet_v2
 from bbgrap.zoo.resnet import resnet50, resnet152, tiny
 from bbgrap.zoo.unet import unet
 from bbgrap.zoo.vgg import vgg16
+from bbgrap.zoo.vit import vit_b16
 from bbgrap.zoo.yolo import yolo
 
 __all__ = ["build", "materialize", "names"]
@@ -26,7 +27,7 @@ _RECIPE = 1
 """Part of every file's name; to be raised when a network here changes, so that no stale file is used."""
 
 _BUILDERS: Mapping[str, Callable[[], Graph]] = {
-    recipe.__name__: recipe for recipe in (alexnet, mobilenet_v2, resnet50, resnet152, tiny, unet, vgg16, yolo)
+    recipe.__name__: recipe for recipe in (alexnet, mobilenet_v2, resnet50, resnet152, tiny, unet, vgg16, vit_b16, yolo)
 }
 
 

@@ -147,12 +147,36 @@ class Builder:
         inputs = [x, self._drawn(f"{name}.weight", (features, width), width), self._bias(f"{name}.bias", features)]
         return self.node("Gemm", name, inputs, (n, features), {"transB": 1})
 
+    def linear(self, x: str, name: str, features: int) -> str:
+        """Add a linear layer with biases over the last axis, written as a product and a sum."""
+        *leading, width = self.shape(x)
+        weight = self._drawn(f"{name}.weight", (width, features), width)
+        product = self.node("MatMul", f"{name}.product", [x, weight], (*leading, features))
+        return self.node("Add", name, [product, self._bias(f"{name}.bias", features)], (*leading, features))
+
+    def layer_norm(self, x: str, name: str) -> str:
+        """Add a normalisation over the last axis with random scale and bias."""
+        width = self.shape(x)[-1]
+        scale = self.weight(f"{name}.weight", self._random.uniform(*_BN_RANGE, width).astype(np.float32))
+        inputs = [x, scale, self._bias(f"{name}.bias", width)]
+        return self.node("LayerNormalization", name, inputs, self.shape(x), {"axis": -1, "epsilon": 1e-6})
+
+    def scalar(self, op: str, x: str, name: str, value: float) -> str:
+        """Add an element-wise function (`Add`, `Mul`, `Div`) of a value and a constant number."""
+        return self.node(op, name, [x, self.weight(f"{name}.constant", np.array(value, np.float32))], self.shape(x))
+
     def node(
-        self, op: str, name: str, inputs: Sequence[str], shape: tuple[int, ...], attributes: Mapping[str, Attribute] | None = None
+        self,
+        op: str,
+        name: str,
+        inputs: Sequence[str],
+        shape: tuple[int, ...],
+        attributes: Mapping[str, Attribute] | None = None,
+        dtype: DType = DType.FLOAT,
     ) -> str:
         """Add any operator with one output, named like the node."""
         self._nodes.append(Node(name, op, tuple(inputs), (name,), attributes or {}))
-        self.types[name] = TensorType(DType.FLOAT, shape)
+        self.types[name] = TensorType(dtype, shape)
         return name
 
     def weight(self, name: str, array: Array) -> str:
@@ -161,6 +185,10 @@ class Builder:
             self._weights[name] = make_weight(name, array)
             self.types[name] = self._weights[name].type
         return name
+
+    def normal(self, name: str, shape: tuple[int, ...]) -> str:
+        """Add a constant of normally distributed numbers."""
+        return self.weight(name, self._random.standard_normal(shape, np.float32))
 
     def _drawn(self, name: str, shape: tuple[int, ...], fan_in: float) -> str:
         values = self._random.standard_normal(shape, np.float32)

@@ -30,6 +30,17 @@ def residual():
     return segment(builder, "out")
 
 
+def cropped():
+    """A sum of a map's middle with a convolution of it: the crop is inside, where no assembly at the front can take it."""
+    builder = Builder("cropped", (1, BLOCK, 8, 7))
+    first = builder.act("Relu", builder.conv("input", "first", 2 * BLOCK, 3, pad=1), "whole")
+    bounds = [builder.weight(name, np.array(values)) for name, values in (("low", [1, 1]), ("high", [7, 6]), ("axes", [2, 3]))]
+    middle = builder.node("Slice", "middle", [first, *bounds], (1, 2 * BLOCK, 6, 5))
+    second = builder.conv(first, "second", 2 * BLOCK, 3, pad=0)
+    builder.act("Relu", builder.binary("Add", middle, second, "sum"), "out")
+    return segment(builder, "out")
+
+
 def compiler_of(data, weights):
     return SegmentCompiler("segment", data, weights, BLOCK)
 
@@ -53,6 +64,20 @@ def test_inputs_and_outputs_are_blocked_in_memory():
         got = from_blocks(blocks_of(got, BLOCK)) if boundary.outputs else got
         assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
         assert session.get_inputs()[0].shape == [1, 2 * BLOCK, 6, 5]
+
+
+@needs_blocks
+def test_a_crop_inside_is_the_same_crop_of_a_blocked_map():
+    data, weights = cropped()
+    x = np.random.default_rng(0).standard_normal((1, BLOCK, 8, 7)).astype(np.float32)
+    (want,) = make_session(data, weights=weights, threads=1).run(None, {"input": x})
+    compiler = compiler_of(data, weights)
+    offer = compiler.boundary(compiler.candidates)
+    assert offer == Boundary(frozenset({"input"}), frozenset({"out"}))
+    (got,) = compiler.build(offer, threads=1).run(None, {"input": blocked(x, BLOCK)})
+    assert np.abs(from_blocks(blocks_of(got, BLOCK)) - want).max() <= 1e-5 * np.abs(want).max()
+    (got,) = compiler.build(Boundary(frozenset(), frozenset()), threads=1).run(None, {"input": x})
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
 
 
 @needs_blocks

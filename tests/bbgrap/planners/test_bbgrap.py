@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.errors import UsageError
 from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
-from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import make_plan
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.tdl import even_split
@@ -46,10 +46,22 @@ def test_rows_end_at_the_global_pool_and_heavy_products_split_by_features() -> N
     graph = build("vgg16")
     plan = plan_bbgrap(graph, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(graph))
     heavy = [node for node in graph.nodes if node.op == "Gemm"]
-    assert [len(plan.tiles[node.name]) for node in heavy] == [2, 2, 1]  # the last one has 16.4 MB: not worth it
+    assert [len(plan.tiles[node.name]) for node in heavy] == [2, 2, 2]
+    assert [plan.tiles[node.name][1].part is None for node in heavy] == [True, True, False]  # the last one, of 16.4 MB, adds up features
     resnet = build("resnet50")
     tail = plan_bbgrap(resnet, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(resnet))
-    assert [len(tail.tiles[n.name]) for n in resnet.nodes if n.op in ("GlobalAveragePool", "Gemm")] == [1, 1]
+    assert [len(tail.tiles[n.name]) for n in resnet.nodes if n.op in ("GlobalAveragePool", "Gemm")] == [2, 1]
+    pool = next(node.name for node in resnet.nodes if node.op == "GlobalAveragePool")
+    assert [(tile.device, str(tile.part)) for tile in tail.tiles[pool]] == [(0, "k0 0:4"), (1, "k0 4:7")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "split", "parts"), [(2, "rows", 2), (2, "columns", 2), (4, "grid", 0), (2, "channels", 0), (2, "batch", 0)]
+)
+def test_a_pool_over_all_that_is_cut_adds_up_partial_results(nodes: int, split: Split, parts: int) -> None:
+    plan = make_plan(build("tiny"), Cluster.even(nodes), PlanOptions(split=split))
+    (pool,) = (node.name for node in plan.graph.nodes if node.op == "GlobalAveragePool")
+    assert sum(tile.part is not None for tile in plan.tiles[pool]) == parts
 
 
 def test_a_faster_node_gets_more_rows() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bbgrap.graph.types import DType
 from bbgrap.program.blocked import BlockedCopies, aligned_empty, blocked, blocks_of, from_blocks
 from bbgrap.program.execution import Copies
-from bbgrap.program.schedule import BufferSpec, Join, Part, Schedule
+from bbgrap.program.schedule import BufferSpec, Join, Part, Schedule, Send
 
 BLOCK = 4
 SHAPE = (2, 3 * BLOCK, 5, 4)
@@ -49,6 +49,24 @@ def test_a_part_of_a_blocked_buffer_is_plain(box):
     assert np.array_equal(BlockedCopies(schedule, BLOCK, {0}).part(part, blocked(array, BLOCK)), want)
     assert np.array_equal(BlockedCopies(schedule, BLOCK, {0}).part(Part(0, None), blocked(array, BLOCK)), array)
     assert np.array_equal(BlockedCopies(schedule, BLOCK, ()).part(part, array), want)
+
+
+@given(st.lists(boxes(), min_size=1, max_size=2), st.tuples(*[st.integers(0, n - 1) for n in SHAPE]), st.booleans())
+def test_what_is_sent_are_the_parts_whichever_way_they_are_taken(several, corner, twice):
+    b, (n, c, h, w) = BLOCK, corner
+    whole_blocks = (((n, SHAPE[0]),), ((c // b * b, SHAPE[1]),), ((h, h + 1),), ((w, SHAPE[3]),))
+    parts = tuple(Part(0, box) for box in (*several, whole_blocks, None))
+    step = Send(3, 1, parts)
+    schedule = Schedule(0, 1, (BufferSpec("x", DType.FLOAT, SHAPE),), (step,), feeds=(0,))
+    array = numbers(SHAPE)
+    plain_copies, blocked_copies = Copies(schedule), BlockedCopies(schedule, BLOCK, {0})
+    for _ in range(1 + twice):
+        for part, got, same in zip(
+            parts, blocked_copies.sent(step, {0: blocked(array, BLOCK)}), plain_copies.sent(step, {0: array}), strict=True
+        ):
+            want = plain_copies.part(part, array)
+            assert np.array_equal(got, want)
+            assert np.array_equal(same, want)
 
 
 @given(st.booleans(), st.booleans(), st.booleans(), st.sampled_from((1, 2)))

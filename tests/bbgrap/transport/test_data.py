@@ -2,7 +2,9 @@
 
 import socket
 import time
+import tracemalloc
 
+import numpy as np
 import pytest
 
 from bbgrap.errors import UsageError
@@ -111,13 +113,18 @@ def test_a_broken_connection_is_opened_anew_and_the_message_begins_again():
     sender.close()
 
 
-def test_a_payload_may_change_once_it_is_sent():
+def test_a_payload_that_waits_is_kept_and_not_copied():
     sender, target = open_plane(), open_plane()
     sender.connect(target.address)
-    content = bytearray(b"a" * 30_000_000)
-    sender.send(target.address, b"h", memoryview(content))
-    content[:] = bytes(len(content))
-    assert bytes(receive(target).payload) == b"a" * len(content)
+    size = 30_000_000
+    content = np.arange(size, dtype=np.uint8)
+    tracemalloc.start()
+    sender.send(target.address, b"h", content[: size // 2].data, content[size // 2 :].data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del content
+    assert np.array_equal(np.frombuffer(receive(target).payload, np.uint8), np.arange(size, dtype=np.uint8))
+    assert peak < size // 10
     sender.close()
     target.close()
 

@@ -2,10 +2,15 @@ import numpy as np
 import pytest
 
 from bbgrap import zoo
+from bbgrap.cluster import Cluster
+from bbgrap.engine.load import load_graph
 from bbgrap.engine.reference import Reference
 from bbgrap.errors import ModelError
 from bbgrap.graph import DType, check_graph
-from bbgrap.graph.onnx_io import read_model, to_graph, with_input_shapes
+from bbgrap.graph.onnx_io import read_model, save_graph, to_graph, with_input_shapes
+from bbgrap.planners.options import PlanOptions
+from bbgrap.zoo.vit import vit
+from tests.partition import all_values, assert_close, compiled, plain_outputs, run_checked
 
 PARAMETERS = {  # as torchvision counts them: without running statistics
     "alexnet": 61_100_840,
@@ -13,8 +18,9 @@ PARAMETERS = {  # as torchvision counts them: without running statistics
     "resnet50": 25_557_032,
     "resnet152": 60_192_808,
     "vgg16": 138_357_544,
+    "vit_b16": 86_567_656,
 }
-LARGE = ("alexnet", "resnet152", "vgg16")
+LARGE = ("alexnet", "resnet152", "vgg16", "vit_b16")
 OUTPUTS = {"tiny": ("N", 10), "unet": ("N", 2, 256, 256), "yolo": ("N", 25_200, 85)}
 
 
@@ -28,7 +34,7 @@ def cache(tmp_path_factory):
 
 
 def test_names():
-    assert zoo.names() == ("alexnet", "mobilenet_v2", "resnet152", "resnet50", "tiny", "unet", "vgg16", "yolo")
+    assert zoo.names() == ("alexnet", "mobilenet_v2", "resnet152", "resnet50", "tiny", "unet", "vgg16", "vit_b16", "yolo")
 
 
 @pytest.mark.parametrize("name", by_size(PARAMETERS))
@@ -51,6 +57,36 @@ def test_files_have_a_free_batch_and_outputs_that_depend_on_the_input(name, cach
     assert a.std() > 1e-2
     assert (a - b).std() > 1e-2
     assert len(np.unique(a)) > 0.5 * min(a.size, 10_000)
+
+
+def small_vit():
+    return vit("small", depth=2, width=32, heads=4, size=32, patch=8, classes=10)
+
+
+def test_a_transformer_keeps_its_shapes_and_its_answers_whatever_the_batch(tmp_path):
+    path = tmp_path / "small.onnx"
+    save_graph(small_vit(), path, free_batch=True)
+    read = to_graph(with_input_shapes(read_model(path), {"input": (1, 3, 32, 32)}))
+    assert read.types == small_vit().types
+    model = Reference(path, threads=1)
+    batch = np.random.default_rng(0).standard_normal((3, 3, 32, 32), np.float32)
+    (whole,) = model.run({"input": batch})
+    single = np.concatenate([model.run({"input": batch[k : k + 1]})[0] for k in range(3)])
+    assert np.allclose(whole, single, rtol=0, atol=1e-5 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize(("split", "batch", "whole"), [("rows", 1, 2), ("channels", 1, None), ("inputs", 1, None), ("batch", 4, 0)])
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_transformer_answers_the_same_in_parts(split, batch, whole, nodes, tmp_path):
+    path = tmp_path / "small.onnx"
+    save_graph(small_vit(), path, free_batch=True)
+    x = np.random.default_rng(0).standard_normal((batch, 3, 32, 32), np.float32)
+    graph = load_graph(path, {"input": x.shape})
+    parts = compiled(graph, Cluster.even(nodes), PlanOptions(split=split))
+    if whole is not None:  # by rows: the class token that is taken out, and what follows
+        assert sum(len(tiles) == 1 for tiles in parts.plan.tiles.values()) == whole
+    (got,) = run_checked(parts.optimized, [x], all_values(graph, [x]))
+    assert_close(got, plain_outputs(graph, [x])[0], split)
 
 
 @pytest.mark.parametrize("name", ["tiny", "mobilenet_v2", "unet"])

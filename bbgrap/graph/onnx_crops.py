@@ -1,0 +1,139 @@
+"""Crops inside a segment that stay in blocks of channels. One of the files that import onnx (see `onnx_io`).
+
+onnxruntime converts a blocked map back for a `Slice`, and keeps a convolution from being fused with a sum whose other part was cropped.
+So while it optimises, a crop of rows or columns is a pooling that takes away as many (which ones does not matter: only shapes do); then
+the pooling becomes a crop again, of the blocked map seen as [N, C/b, H, W, b].
+
+    Slice 1:29 of 30 rows ──► MaxPool 3x1 ── optimised ──► nchwc.MaxPool ──► Reshape, Slice 1:29, Reshape
+
+Law: a pooling that the optimiser has changed, beyond blocking it, is an error, not another crop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx.shape_inference
+from onnx import NodeProto, numpy_helper
+
+from bbgrap.errors import ModelError
+from bbgrap.graph.types import Array
+
+_BLOCKED = "_nchwc"
+"""What onnxruntime adds to the name of a result for that of the node that makes it in blocks."""
+
+_SPATIAL = (2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """A crop that became a pooling: the name of the result, the shape before, and (start, stop) of axes 2 and 3."""
+
+    result: str
+    shape: tuple[int, int, int, int]
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+    @property
+    def kernel(self) -> tuple[int, int]:
+        """Rows and columns of a window of which as many fit as are left."""
+        return self.shape[2] - self.rows[1] + self.rows[0] + 1, self.shape[3] - self.columns[1] + self.columns[0] + 1
+
+
+def crops_to_pools(data: bytes) -> tuple[bytes, tuple[Crop, ...]]:
+    """Replace every `Slice` that takes rows and columns of a feature map, and say which."""
+    proto = onnx.ModelProto.FromString(data)
+    if not any(node.op_type == "Slice" for node in proto.graph.node):
+        return data, ()
+    constants = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL}
+    shapes = dict(_map_shapes(proto))
+    crops: list[Crop] = []
+    for node in proto.graph.node:
+        crop = _crop_of(node, shapes, constants) if node.op_type == "Slice" and not node.domain else None
+        if crop is not None:
+            crops.append(crop)
+            node.CopyFrom(onnx.helper.make_node("MaxPool", [node.input[0]], [crop.result], crop.result, kernel_shape=crop.kernel))
+    return proto.SerializeToString(deterministic=True), tuple(crops)
+
+
+def pools_to_crops(graph: onnx.GraphProto, crops: Sequence[Crop], block: int) -> None:
+    """Replace, in place, the poolings in an optimised graph by the crops they stand for.
+
+    Raises:
+        ModelError: if one of them is gone, or is not the pooling that was put there.
+    """
+    wanted = {crop.result: crop for crop in crops}
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        crop = wanted.pop(node.name.removesuffix(_BLOCKED), None) if node.op_type == "MaxPool" else None
+        if crop is None:
+            nodes.append(node)
+            continue
+        _check(node, crop)
+        blocked = bool(node.domain)
+        nodes.extend(_cropping(graph, node, crop, block if blocked else None))
+    if wanted:
+        raise ModelError(f"model '{graph.name}': optimised, it lacks the crops {', '.join(crop.result for crop in wanted.values())}")
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _map_shapes(proto: onnx.ModelProto) -> Iterator[tuple[str, tuple[int, ...]]]:
+    inferred = onnx.shape_inference.infer_shapes(proto)
+    for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
+        tensor = value.type.tensor_type
+        shape = tuple(dim.dim_value for dim in tensor.shape.dim)
+        if tensor.elem_type == onnx.TensorProto.FLOAT and len(shape) == 4 and min(shape) > 0:
+            yield value.name, shape
+
+
+def _crop_of(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, Array]) -> Crop | None:
+    """Return the crop that a `Slice` is; None if it does something else."""
+    shape = shapes.get(node.input[0])
+    if shape is None or len(node.input) < 3 or any(name not in constants for name in node.input[1:] if name):
+        return None
+    starts, ends, axes, steps = ([int(i) for i in constants[name]] if name else None for name in (*node.input[1:], "", "")[:4])
+    if starts is None or ends is None or any(step != 1 for step in steps or ()):
+        return None
+    bounds = [(0, extent) for extent in shape]
+    for start, end, axis in zip(starts, ends, range(len(starts)) if axes is None else axes, strict=True):
+        low, high, _ = slice(start, end).indices(shape[axis])
+        bounds[axis] = (low, high)
+    whole = all(bounds[axis] == (0, shape[axis]) for axis in range(4) if axis not in _SPATIAL)
+    if not whole or any(low >= high for low, high in bounds):
+        return None
+    n, c, h, w = shape
+    return Crop(node.output[0], (n, c, h, w), bounds[2], bounds[3])
+
+
+def _check(node: NodeProto, crop: Crop) -> None:
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    plain = all(set(attributes.get(name, [value])) == {value} for name, value in (("pads", 0), ("strides", 1), ("dilations", 1)))
+    if tuple(attributes["kernel_shape"]) != crop.kernel or not plain or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
+        raise ModelError(f"crop '{crop.result}': the pooling in its place was changed")
+
+
+def _cropping(graph: onnx.GraphProto, node: NodeProto, crop: Crop, block: int | None) -> list[NodeProto]:
+    """Return the nodes that crop; of a blocked map, in a view with the channels of a block last."""
+    (result,), (source,) = node.output, node.input
+    label = f"{crop.result}.cropped"
+
+    def constant(part: str, *values: int) -> str:
+        graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), f"{label}.{part}"))
+        return f"{label}.{part}"
+
+    (low, high), (left, right) = crop.rows, crop.columns
+    bounds = [constant("starts", low, left), constant("ends", high, right), constant("axes", *_SPATIAL)]
+    if block is None:
+        return [onnx.helper.make_node("Slice", [source, *bounds], [result], label)]
+    n, c, h, w = crop.shape
+    view = constant("view", n, c // block, h, w, block)
+    shape = constant("shape", n, c, high - low, right - left)
+    return [
+        onnx.helper.make_node("Reshape", [source, view], [f"{label}.blocks"], f"{label}.split"),
+        onnx.helper.make_node("Slice", [f"{label}.blocks", *bounds], [f"{label}.piece"], label),
+        onnx.helper.make_node("Reshape", [f"{label}.piece", shape], [result], f"{label}.joined"),
+    ]
