@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
@@ -36,6 +36,9 @@ SLOW = (
     | dict.fromkeys(("model-parallel", "layerwise"), 4 * LARGE)
 )
 """Planners that search for seconds, or in whose plans everyone sends to everyone, and up to how many layers times nodes they are asked."""
+
+QUICK = ("pipeline", "one-weird-trick", "fused-tiles")
+"""Planners that do not search: asked before sets of nodes are tried, since a memory limit may leave nothing else."""
 
 OWN = frozenset({"bbgrap", "single", "widest"})
 """Planners whose plans are among the candidates anyway."""
@@ -84,9 +87,10 @@ class Candidates:
         self._alone()
         if len(self.cluster.nodes) > 1:
             self._directions()
+            self._planners(QUICK)
             self._subsets()
             self._grown()
-            self._planners()
+            self._planners([name for name in PLANNERS if name not in QUICK])
         return sorted(self.found, key=lambda candidate: candidate.score)
 
     def add(self, name: str, tiles: Tiles) -> Candidate | None:
@@ -184,12 +188,12 @@ class Candidates:
                 different.setdefault(candidate.score, candidate)
         return [different[score] for score in sorted(different)[:2]]
 
-    def _planners(self) -> None:
+    def _planners(self, names: Iterable[str]) -> None:
         """Add the plans of the other planners, but of those that search long only for smaller models."""
         size = len(self.graph.nodes) * len(self.cluster.nodes)
-        for name, planner in PLANNERS.items():
+        for name in names:
             if name in OWN or self._enough or size > SLOW.get(name, size):
                 continue
-            plan = planner(self.graph, self.cluster, PlanOptions(name), self.descriptions)
+            plan = PLANNERS[name](self.graph, self.cluster, PlanOptions(name), self.descriptions)
             self.evaluator.pay(plan.tiles)
             self.add(f"planner '{name}'", plan.tiles)

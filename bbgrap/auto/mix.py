@@ -13,21 +13,35 @@ from functools import cached_property
 import numpy as np
 
 from bbgrap.auto.evaluate import Evaluator, Tiles
+from bbgrap.planners.plan import Tile
 from bbgrap.planners.search import Costs, Edge, TileChoices
+from bbgrap.tdl.work import Work
 
 
 def mixtures(evaluator: Evaluator, ingredients: Sequence[Tiles]) -> Iterator[Tiles]:
-    """Yield mixtures of whole plans, the most promising first."""
-    names = [node.name for node in evaluator.pieces.graph.nodes]
-    choices = _TimedChoices(evaluator, {name: [tiles[name] for tiles in ingredients] for name in names})
-    yield choices.plan_tiles(choices.best())
+    """Yield mixtures of whole plans: the fastest, and where memory is limited, others in which weights have a price."""
+    graph = evaluator.pieces.graph
+    tiles = {node.name: [of[node.name] for of in ingredients] for node in graph.nodes}
+    choices = _TimedChoices(evaluator, tiles)
+    best = choices.best()
+    yield choices.plan_tiles(best)
+    if any(node.memory_bytes for node in evaluator.cluster.nodes):
+        weights = sum(weight.type.nbytes for weight in graph.weights.values()) or 1
+        for times in PRICES:
+            dear = _TimedChoices(evaluator, tiles, times * choices.total(best) / weights)
+            yield dear.plan_tiles(dear.best())
+
+
+PRICES = (0.5, 2.0, 8.0)
+"""Prices of holding all weights on one machine, in times of the fastest mixture."""
 
 
 class _TimedChoices(TileChoices):
-    """Choices among the tiles of whole plans, in seconds."""
+    """Choices among the tiles of whole plans, in seconds; `price` are seconds per byte of weights on the machine that holds most."""
 
-    def __init__(self, evaluator: Evaluator, tiles: Mapping[str, Sequence[tuple[object, ...]]]) -> None:
-        super().__init__(evaluator.pieces, len(evaluator.cluster.nodes), tiles)  # type: ignore[arg-type]
+    def __init__(self, evaluator: Evaluator, tiles: Mapping[str, Sequence[tuple[Tile, ...]]], price: float = 0.0) -> None:
+        super().__init__(evaluator.pieces, len(evaluator.cluster.nodes), tiles)
+        self.price = price
         self.predictor = evaluator.predictor
         self.node_by_name = self.graph.node_by_name
         self._node_costs: dict[str, Costs] = {}
@@ -42,11 +56,12 @@ class _TimedChoices(TileChoices):
         known = self._node_costs.get(name)
         if known is None:
             node = self.node_by_name[name]
-            seconds = [
-                max(self.predictor.seconds(tile.device, self.pieces.work(node, tile)) for tile in tiles) for tiles in self.tiles[name]
-            ]
+            seconds = [max(self._seconds(tile.device, self.pieces.work(node, tile)) for tile in tiles) for tiles in self.tiles[name]]
             known = self._node_costs[name] = np.array(seconds)
         return known
+
+    def _seconds(self, device: int, work: Work) -> float:
+        return self.predictor.seconds(device, work) + self.price * work.weight_bytes
 
     def edge_cost(self, edge: Edge) -> Costs:
         """Return the seconds that fetching over an edge takes: [option of the producer, option of the consumer]."""
