@@ -14,7 +14,7 @@ from bbgrap.engine.sessions import make_session
 from bbgrap.graph import Array, Graph
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.assembly import box_within
@@ -27,10 +27,10 @@ from bbgrap.program.steps import DeviceProgram, Program
 from bbgrap.shapemap import ShapeMap
 
 
-def compiled(graph: Graph, cluster: Cluster, options: PlanOptions) -> Compiled:
+def compiled(graph: Graph, cluster: Cluster, options: PlanOptions, transfers: TransferType = "exact") -> Compiled:
     """Plan and compile with every law checked between passes."""
     descriptions = all_descriptions(graph)
-    return compile_plan(make_plan(graph, cluster, options, descriptions), descriptions, verify=True)
+    return compile_plan(make_plan(graph, cluster, options, descriptions), descriptions, transfers, verify=True)
 
 
 def all_values(graph: Graph, feeds: Sequence[Array]) -> dict[str, Array]:

@@ -29,8 +29,8 @@ from bbgrap_agent.recording import OnRecord, Recorder
 
 MAX_EARLY = 1024
 """Messages kept for requests that have not begun: the data of the fastest neighbours, for every request in flight."""
-MAX_ENDED = 4096
-"""Ended requests remembered, so that their late messages are known as such."""
+MAX_ENDED = 1024
+"""Ended requests remembered, so that their late messages are known as such: more than are in flight. Each costs some 300 bytes."""
 
 SPIN_S = 200e-6
 """How long to wait busily for the next message of a request that runs."""

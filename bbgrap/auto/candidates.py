@@ -177,10 +177,10 @@ class Candidates:
                 self.add(f"{candidate.name}, up to {overlap:.0%} computed twice", tiles)
 
     def _best_spread(self) -> list[Candidate]:
-        """Return the two best candidates along one direction; of those that are worth the same, the first."""
+        """Return the two best candidates along one direction that really divide; of those that are worth the same, the first."""
         different: dict[Score, Candidate] = {}
         for candidate in self.found:
-            if " over " in candidate.name:
+            if " over " in candidate.name and any(len(tiles) > 1 for tiles in candidate.tiles.values()):
                 different.setdefault(candidate.score, candidate)
         return [different[score] for score in sorted(different)[:2]]
 

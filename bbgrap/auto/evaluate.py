@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Evaluator:
         self.pieces = pieces
         self.cluster = cluster
         self.objective = options.objective
+        self.transfers = options.transfer_dtype
         self.predictor = Predictor(cluster, calibration)
         self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
         self.plans = 0
@@ -113,7 +114,8 @@ class Evaluator:
 
     def program(self, tiles: Tiles) -> Program:
         """Return the program of a plan, to be timed."""
-        return build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
+        direct = build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
+        return replace(direct, transfers=self.transfers)
 
     def _per_request_s(self, program: Program, timeline: Timeline) -> float:
         """Return the seconds between two answers when requests never stop: what the busiest node or way is busy with one of them."""

@@ -52,6 +52,7 @@ class Forecast:
         for device in range(len(plan.cluster.nodes)):
             tiles = {node.name: (Tile(device, whole_output(plan.graph, node)),) for node in plan.graph.nodes}
             program = build_direct(Plan("single", plan.graph, plan.cluster, tiles), pieces)
+            program = replace(program, transfers=self.compiled.optimized.transfers)
             seconds.append(self.predictor.timeline(program).total_s)
         return tuple(seconds)
 

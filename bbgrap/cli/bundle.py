@@ -28,6 +28,7 @@ _MEANING = {
     "steps": "executed in order; a node waits only at 'receive'",
     "buffers": "tensors, numbered per node; 'feeds' are filled before the first step, 'results' are read after the last one",
     "receive": "wait for the message of this number from node 'from'; its parts fill 'buffers', in order",
+    "wire": "of a message: its 32-bit floats were asked to travel as 'float16', or as 'int8' with a scale per block of 64 numbers",
     "run": "run the model 'file'; its inputs are the buffers 'inputs' and its outputs fill the buffers 'outputs', in the model's order",
     "send": "send 'parts' as the message of this number to node 'to'; does not wait for it",
     "join": "fill buffer 'output': copy each piece's part of a buffer to the box 'to' of it",
@@ -96,14 +97,18 @@ def steps_document(schedule: Schedule, names: Sequence[str], files: Sequence[str
 def _step(step: Step, names: Sequence[str], files: Sequence[str]) -> dict[str, Any]:
     match step:
         case Receive():
-            return {"do": "receive", "message": step.message, "from": names[step.source], "buffers": list(step.buffers)}
+            return {"do": "receive", "message": step.message, "from": names[step.source], "buffers": list(step.buffers), **_wire(step)}
         case Run():
             return {"do": "run", "file": files[step.segment], "inputs": list(step.inputs), "outputs": list(step.outputs)}
         case Send():
             parts = [_part(part) for part in step.parts]
-            return {"do": "send", "message": step.message, "to": names[step.destination], "parts": parts}
+            return {"do": "send", "message": step.message, "to": names[step.destination], "parts": parts, **_wire(step)}
         case Join():
             return {"do": "join", "output": step.output, "pieces": [{**_part(part), "to": box} for part, box in step.pieces]}
+
+
+def _wire(step: Receive | Send) -> dict[str, str]:
+    return {} if step.wire == "exact" else {"wire": step.wire}
 
 
 def _part(part: Part) -> dict[str, Any]:

@@ -52,9 +52,9 @@ class Planned:
         """One line on what was planned."""
         used = len(self.forecast.compiled.plan.devices_used)
         of = "" if used == len(self.names) else f" of {len(self.names)}"
-        return (
-            f"{self.report['model']} by planner '{self.forecast.compiled.plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}"
-        )
+        plan, transfers = self.forecast.compiled.plan, self.forecast.compiled.optimized.transfers
+        lossy = "" if transfers == "exact" else f", floats travelling as {transfers} (lossy)"
+        return f"{self.report['model']} by planner '{plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}{lossy}"
 
 
 def plan_offline(request: Request) -> Planned:

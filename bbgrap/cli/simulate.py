@@ -45,10 +45,12 @@ def simulate(
 ) -> None:
     """Run a partitioned model in this process, every node in turn, and compare the answer with plain onnxruntime.
 
-    Exit code 1 if they differ by more than rounding.
+    Exit code 1 if they differ by more than rounding (with --transfer-dtype: by more than that says).
 
     Examples:
         bbgrap simulate zoo:resnet50 --agents 3
+
+        bbgrap simulate zoo:resnet50 --agents 4 --transfer-dtype float16
 
         bbgrap simulate model.onnx --cluster deploy/clusters/three-unequal.yaml --json
     """
@@ -72,7 +74,7 @@ def simulate(
         answers = walk(artifacts, list(feeds.values()), kernels)
     with step("running plain onnxruntime"):
         expected = Reference(planned.path).run(feeds)
-    result = compare(answers, expected)
+    result = compare(answers, expected, options.transfer_dtype)
     if as_json:
         report = {key: value for key, value in planned.report.items() if key != "nodes"}
         print_json({**report, **result.as_dict(), "verified": result.verified})

@@ -94,6 +94,7 @@ def submit(
     report: dict[str, Any] = {
         "model": model,
         "planner": plan.report["planner"],
+        "transfer_dtype": options.transfer_dtype,
         "nodes_used": plan.report["nodes_used"],
         "latency_ms": took_ms,
         "inputs": {name: list(array.shape) for name, array in feeds.items()},
@@ -108,14 +109,16 @@ def submit(
         from bbgrap.engine.reference import Reference
 
         with step("running plain onnxruntime"):
-            result = compare(answers, Reference(path).run(feeds))
+            result = compare(answers, Reference(path).run(feeds), options.transfer_dtype)
         report |= {**result.as_dict(), "verified": result.verified, "fault": result.fault or None}
     if as_json:
         print_json(report)
     else:
         rows = [(name, array.dtype, list(array.shape), *_summary(array)) for name, array in outputs.items()]
         print_table(("output", "dtype", "shape", "least", "mean", "largest"), rows)
-        print_result(f"\nfirst answer in {took_ms:.1f} ms over {', '.join(plan.report['nodes_used'])}; 'bbgrap bench' measures properly")
+        lossy = "" if options.transfer_dtype == "exact" else f", floats travelling as {options.transfer_dtype} (lossy)"
+        nodes = ", ".join(plan.report["nodes_used"])
+        print_result(f"\nfirst answer in {took_ms:.1f} ms over {nodes}{lossy}; 'bbgrap bench' measures properly")
         if result is not None:
             print_result(result.text)
     if result is not None and not result.verified:

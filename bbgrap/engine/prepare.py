@@ -122,7 +122,7 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Fo
             plan = found.plan
         else:
             found, plan = None, make_plan(graph, cluster, options, descriptions)
-        compiled = compile_plan(plan, descriptions)
+        compiled = compile_plan(plan, descriptions, options.transfer_dtype)
     finally:
         if collecting:
             gc.enable()

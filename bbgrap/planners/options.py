@@ -27,7 +27,7 @@ class PlanOptions:
     `grid` is rows x columns for the `grid` split (None: as square as the number of nodes allows).
 
     `objective` is what the planner `auto` minimises (predicted time of a request, time per request of a stream, memory of the fullest
-    node), `search_seconds` how long it may look. `transfer_dtype` is what floats become on their way between agents.
+    node), `search_seconds` how long it may look. `transfer_dtype` is what 32-bit floats become on their way to an agent.
     """
 
     planner: str = "bbgrap"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from bbgrap.planners.options import TransferType
 from bbgrap.planners.plan import Plan
 from bbgrap.program.build import build_initial
-from bbgrap.program.passes import optimize
+from bbgrap.program.passes import DEFAULT_PASSES, RelayBroadcasts, optimize
 from bbgrap.program.steps import Program
 from bbgrap.tdl import Description
 
@@ -21,7 +22,17 @@ class Compiled:
     optimized: Program
 
 
-def compile_plan(plan: Plan, descriptions: Mapping[str, Description | None], *, verify: bool = False) -> Compiled:
-    """Build and optimise the program of a plan; `verify` checks every law between passes."""
-    initial = build_initial(plan, descriptions)
-    return Compiled(plan, initial, optimize(initial, verify=verify))
+def compile_plan(
+    plan: Plan, descriptions: Mapping[str, Description | None], transfers: TransferType = "exact", *, verify: bool = False
+) -> Compiled:
+    """Build and optimise the program of a plan.
+
+    Args:
+        plan: What the devices compute.
+        descriptions: Of its nodes, by name.
+        transfers: What 32-bit floats become on their way to an agent.
+        verify: Check every law between passes.
+    """
+    initial = replace(build_initial(plan, descriptions), transfers=transfers)
+    passes = (*DEFAULT_PASSES, RelayBroadcasts(plan.cluster))
+    return Compiled(plan, initial, optimize(initial, passes, verify=verify))

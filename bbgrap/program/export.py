@@ -61,9 +61,12 @@ def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment
     for step in device.steps:
         match step:
             case Receive():
-                steps.append(LocalReceive(step.message, step.source, tuple(numbers[b] for b in step.buffers)))
+                steps.append(
+                    LocalReceive(step.message, step.source, tuple(numbers[b] for b in step.buffers), program.wire_to(device.device))
+                )
             case Send():
-                steps.append(LocalSend(step.message, step.destination, tuple(_part(device, numbers, p) for p in step.parts)))
+                parts = tuple(_part(device, numbers, p) for p in step.parts)
+                steps.append(LocalSend(step.message, step.destination, parts, program.wire_to(step.destination)))
             case Compute() if device.device == program.host:
                 steps += [_join(device, numbers, op) for op in step.ops if isinstance(op, Assemble)]
             case Compute():

@@ -90,7 +90,7 @@ class Predictor:
         """Return what every device does; `measured` are seconds of segments by number, per device, where they are known."""
         known = measured or [{}] * len(program.devices)
         sizes = {
-            step.message: sum(program.piece_bytes(device.device, piece) for piece in step.parts)
+            step.message: sum(program.part_bytes(device.device, step))
             for device in program.devices
             for step in device.steps
             if isinstance(step, Send)

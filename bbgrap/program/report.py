@@ -31,6 +31,7 @@ def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
         "agents": names,
         "nodes_used": [names[d] for d in plan.devices_used],
         "search_s": search_s,
+        "transfer_dtype": compiled.optimized.transfers,
         "initial": asdict(statistics_of(compiled.initial)),
         "optimized": asdict(statistics_of(compiled.optimized)),
         "cases": {case.name.lower(): cases[case] for case in Case},

@@ -9,7 +9,7 @@ so its schedule only sends, receives and joins.
     host:      Send m0 -> 0 | Send m1 -> 1 | Receive m5 <- 0 | Receive m6 <- 1 | Join output
 
 Laws (`check_schedule`): every buffer is written once, before it is read; a message number is used by one `Send` of one device and
-one `Receive` of another.
+one `Receive` of another; what goes to the host stays exact.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bbgrap.graph.types import Array, DType
+from bbgrap.planners.options import TransferType
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open local ranges along one axis, ascending."""
@@ -47,11 +48,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Wait for message `message` from device `source`; its parts fill `buffers`, in order."""
+    """Wait for message `message` from device `source`; its parts fill `buffers`, in order; `wire` is that of its `Send`."""
 
     message: int
     source: int
     buffers: tuple[int, ...]
+    wire: TransferType = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,15 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the parts, in order, as message `message` to device `destination`; never waits for the receiver."""
+    """Send the parts, in order, as message `message` to device `destination`; never waits for the receiver.
+
+    `wire` is what 32-bit floats become on the way (`bbgrap.program.wire`).
+    """
 
     message: int
     destination: int
     parts: tuple[Part, ...]
+    wire: TransferType = "exact"
 
 
 Step = Receive | Run | Join | Send
@@ -145,6 +151,8 @@ def check_schedule(schedule: Schedule) -> tuple[str, ...]:
             peer = step.source if isinstance(step, Receive) else step.destination
             if key in messages:
                 faults.append(f"{label}: message {step.message} is used twice")
+            if step.wire != "exact" and schedule.host == (schedule.device if isinstance(step, Receive) else step.destination):
+                faults.append(f"{label}: message {step.message} goes to the host as {step.wire}, expected exact")
             if peer == schedule.device or not 0 <= peer <= schedule.host:
                 faults.append(f"{label}: device {peer} is no peer")
             messages.add(key)

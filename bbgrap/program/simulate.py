@@ -1,7 +1,7 @@
 """All devices of a deployment in one process: the oracle of the tests, and what `bbgrap simulate` runs.
 
-Devices take turns, each going on until it needs a message that has not been sent; messages arrive at once. Compute is given, so the
-same walk serves onnxruntime, an interpreter, or a recorder.
+Devices take turns, each going on until it needs a message that has not been sent; messages arrive at once, rounded as they would be
+on the wire. Compute is given, so the same walk serves onnxruntime, an interpreter, or a recorder.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from bbgrap.errors import ProgramError
 from bbgrap.graph import Array
 from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.execution import Copies, Execution, Kernel
+from bbgrap.program.schedule import Send
+from bbgrap.program.wire import carried
 
 
 def simulate(
@@ -32,8 +34,10 @@ def simulate(
     chosen = copies or [None] * len(artifacts.devices)
     runs = [Execution(device.schedule, copies=c) for device, c in zip(artifacts.devices, chosen, strict=True)] + [Execution(host, feeds)]
 
+    wires = {step.message: step.wire for run in runs for step in run.schedule.steps if isinstance(step, Send)}
+
     def send(message: int, destination: int, parts: Sequence[Array]) -> None:
-        runs[destination].deliver(message, [part.copy() for part in parts])
+        runs[destination].deliver(message, [carried(part, wires[message]) for part in parts])
 
     while not all(run.finished for run in runs):
         before = [run.position for run in runs]

@@ -28,8 +28,8 @@ LABELS = {
 class Statistics:
     """Counts of one program, over all agents.
 
-    `transfers`: messages between agents; `bytes`: what they carry; `crops` and `concats`: assemblies from one and from several pieces;
-    `sums`: additions of partial results;
+    `transfers`: messages between agents; `bytes`: what they carry, as they travel; `crops` and `concats`: assemblies from one and from
+    several pieces; `sums`: additions of partial results;
     `syncs`: places where an agent waits for other agents; `segments`: models to run.
     """
 
@@ -48,7 +48,7 @@ class Statistics:
 
 def traffic_bytes(program: Program) -> int:
     """Return all bytes that travel, scatter and gather included."""
-    return sum(program.piece_bytes(d.device, p) for d in program.devices for s in d.steps if isinstance(s, Send) for p in s.parts)
+    return sum(sum(program.part_bytes(d.device, s)) for d in program.devices for s in d.steps if isinstance(s, Send))
 
 
 def statistics_of(program: Program) -> Statistics:
@@ -60,7 +60,7 @@ def statistics_of(program: Program) -> Statistics:
         for step in device.steps:
             match step:
                 case Send():
-                    sizes = [program.piece_bytes(device.device, p) for p in step.parts]
+                    sizes = program.part_bytes(device.device, step)
                     if device.device == program.host or step.destination == program.host:
                         totals["scatter" if device.device == program.host else "gather"] += sum(sizes)
                         continue

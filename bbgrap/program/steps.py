@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from bbgrap.graph import Graph
+from bbgrap.planners.options import TransferType
+from bbgrap.program.wire import wire_bytes, wire_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import LocalOp
 from bbgrap.tdl.language import ReducerKind
@@ -125,10 +127,14 @@ class DeviceProgram:
 
 @dataclass(frozen=True)
 class Program:
-    """One program per device; the last is the host's."""
+    """One program per device; the last is the host's.
+
+    `transfers` is what 32-bit floats become on their way to an agent. What goes to the host, the model's outputs, stays exact.
+    """
 
     graph: Graph = field(repr=False)
     devices: tuple[DeviceProgram, ...]
+    transfers: TransferType = "exact"
 
     @property
     def host(self) -> int:
@@ -140,10 +146,22 @@ class Program:
         """Message number to its sending device and step."""
         return {s.message: (d.device, s) for d in self.devices for s in d.steps if isinstance(s, Send)}
 
-    def piece_bytes(self, device: int, piece: Piece) -> int:
-        """Bytes of a region of a device's buffer; 0 where the shape is only known at run time."""
-        kind = self.graph.types[self.devices[device].buffers[piece.buffer].value]
-        return 0 if kind.shape is None else piece.region.size * kind.dtype.itemsize
+    def wire_to(self, destination: int) -> TransferType:
+        """What 32-bit floats become on their way to a device."""
+        return "exact" if destination == self.host else self.transfers
+
+    def part_bytes(self, device: int, send: Send) -> list[int]:
+        """Bytes that every part of a device's message takes on the wire."""
+        wire = self.wire_to(send.destination)
+        return [self.region_bytes(self.devices[device].buffers[part.buffer].value, part.region, wire) for part in send.parts]
+
+    def region_bytes(self, value: str, region: ShapeMap, wire: TransferType) -> int:
+        """Bytes of a region of a value on the wire; 0 where the shape is only known at run time."""
+        kind = self.graph.types[value]
+        if kind.shape is None:
+            return 0
+        travels = wire_of(kind.dtype, wire)
+        return region.size * kind.dtype.itemsize if travels == "exact" else wire_bytes(region.size, travels)
 
 
 def reads_of(item: Step | Op) -> Iterator[BufferId]:

@@ -4,8 +4,10 @@
     frame 1              the parts of one `Send`, each starting at a multiple of 8 bytes, C order, little endian
 
 Sizes are known from the schedule, so a part of known shape has no header. A part whose shape only the run tells, or of strings, starts
-with its own: [rank, bytes, extents...] as unsigned 64-bit integers. Strings are [length, UTF-8] one after the other.
-Laws: `unpack(letter, pack(letter, parts))` equals `parts`; `unpack` and `Frame.parse` raise nothing but `RemoteProtocolError`.
+with its own: [rank, bytes, extents...] as unsigned 64-bit integers. Strings are [length, UTF-8] one after the other. 32-bit floats have
+the form that the letter's `wire` says (`bbgrap.program.wire`).
+Laws: `unpack(letter, pack(letter, parts))` equals `parts`, rounded as the wire rounds them; `unpack` and `Frame.parse` raise nothing but
+`RemoteProtocolError`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import numpy as np
 
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
+from bbgrap.planners.options import TransferType
 from bbgrap.program.schedule import Part, Receive, Schedule, Send, part_shape
+from bbgrap.program.wire import decode_floats, encode_floats, wire_bytes, wire_of
 from bbgrap.protocol.limits import MAX_INTEGER, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import Buffer
 
@@ -124,11 +128,12 @@ class _Field:
     padding: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    wire: TransferType
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """What a `Send` sends or a `Receive` expects: the other device and the types of the parts.
+    """What a `Send` sends or a `Receive` expects: the other device, the types of the parts, and what 32-bit floats become on the way.
 
     Invariants: `fields` has an entry per part, or is None if the run tells a size; `nbytes` is then the size of the payload. Both are
     computed once, because a letter is packed or unpacked in every request.
@@ -136,6 +141,7 @@ class Letter:
 
     peer: int
     types: tuple[TensorType, ...]
+    wire: TransferType = "exact"
     fields: tuple[_Field, ...] | None = field(init=False)
     nbytes: int = field(init=False)
 
@@ -144,9 +150,11 @@ class Letter:
         known = all(map(_fixed, self.types))
         fields, position = [], 0
         for kind in self.types if known else ():
-            padding = -kind.nbytes % _ALIGN if len(self.types) > 1 else 0
-            fields.append(_Field(position, kind.nbytes, padding, kind.dtype.numpy, kind.known_shape))
-            position += kind.nbytes + padding
+            wire = wire_of(kind.dtype, self.wire)
+            nbytes = kind.nbytes if wire == "exact" else wire_bytes(prod(kind.known_shape), wire)
+            padding = -nbytes % _ALIGN if len(self.types) > 1 else 0
+            fields.append(_Field(position, nbytes, padding, kind.dtype.numpy, kind.known_shape, wire))
+            position += nbytes + padding
         object.__setattr__(self, "fields", tuple(fields) if known else None)
         object.__setattr__(self, "nbytes", position)
 
@@ -158,7 +166,7 @@ class Letter:
 def letters_sent(schedule: Schedule) -> Mapping[int, Letter]:
     """Return the messages a device sends, by number."""
     return {
-        step.message: Letter(step.destination, tuple(_type_of(schedule, part) for part in step.parts))
+        step.message: Letter(step.destination, tuple(_type_of(schedule, part) for part in step.parts), step.wire)
         for step in schedule.steps
         if isinstance(step, Send)
     }
@@ -172,7 +180,7 @@ def _type_of(schedule: Schedule, part: Part) -> TensorType:
 def letters_received(schedule: Schedule) -> Mapping[int, Letter]:
     """Return the messages a device expects, by number."""
     return {
-        step.message: Letter(step.source, tuple(TensorType(schedule.buffers[b].dtype, schedule.buffers[b].shape) for b in step.buffers))
+        step.message: Letter(step.source, tuple(_type_of(schedule, Part(b, None)) for b in step.buffers), step.wire)
         for step in schedule.steps
         if isinstance(step, Receive)
     }
@@ -189,7 +197,9 @@ def pack(letter: Letter, parts: Sequence[Array]) -> list[Buffer]:
         for place, part in zip(letter.fields, parts, strict=True):
             if part.shape != place.shape or part.dtype != place.dtype:
                 raise _not_planned(letter, parts)
-            if part.flags.c_contiguous:
+            if place.wire != "exact":
+                pieces.append(encode_floats(part, place.wire).data)
+            elif part.flags.c_contiguous:
                 pieces.append(_bytes_of(part))
             else:
                 pieces += _blocks(part)
@@ -199,7 +209,8 @@ def pack(letter: Letter, parts: Sequence[Array]) -> list[Buffer]:
     for kind, part in zip(letter.types, parts, strict=True):
         if (kind.shape is not None and part.shape != kind.shape) or not _fits(kind.dtype, part):
             raise _not_planned(letter, parts)
-        content = encode_array(part)
+        wire = wire_of(kind.dtype, letter.wire)
+        content = encode_array(part) if wire == "exact" else encode_floats(part, wire).data
         head = b"" if _fixed(kind) else struct.pack(f"<{2 + part.ndim}Q", part.ndim, len(content), *part.shape)
         pieces += [head, content, bytes(-(len(head) + len(content)) % _ALIGN)]
     return pieces
@@ -248,9 +259,9 @@ def unpack(letter: Letter, payload: Buffer) -> list[Array]:
     parts, position = [], 0
     try:
         if letter.fields is not None:
-            return [_array(place.dtype, place.shape, payload, place.start, place.nbytes) for place in letter.fields]
+            return [_part_at(place, payload) for place in letter.fields]
         for kind in letter.types:
-            part, length = _unpack_one(kind, memoryview(payload)[position:])
+            part, length = _unpack_one(kind, memoryview(payload)[position:], wire_of(kind.dtype, letter.wire))
             parts.append(part)
             position += length + -length % _ALIGN
     except (ValueError, struct.error, ModelError, OverflowError) as error:
@@ -260,15 +271,22 @@ def unpack(letter: Letter, payload: Buffer) -> list[Array]:
     return parts
 
 
+def _part_at(place: _Field, payload: Buffer) -> Array:
+    if place.wire == "exact":
+        return _array(place.dtype, place.shape, payload, place.start, place.nbytes)
+    return decode_floats(memoryview(payload)[place.start : place.start + place.nbytes], place.shape, place.wire)
+
+
 def _array(dtype: np.dtype[Any], shape: tuple[int, ...], content: Buffer, start: int, nbytes: int) -> Array:
     array: Array = np.ndarray(shape, dtype, content, start) if nbytes else np.empty(shape, dtype)
     # Kernels are compiled for aligned elements; a vectorised loop over others may fault.
     return array if array.flags.aligned else array.copy()
 
 
-def _unpack_one(kind: TensorType, payload: memoryview) -> tuple[Array, int]:
+def _unpack_one(kind: TensorType, payload: memoryview, wire: TransferType) -> tuple[Array, int]:
     if _fixed(kind):
-        return decode_array(kind.dtype, kind.known_shape, payload[: kind.nbytes]), kind.nbytes
+        nbytes = kind.nbytes if wire == "exact" else wire_bytes(prod(kind.known_shape), wire)
+        return _decoded(kind.dtype, kind.known_shape, payload[:nbytes], wire), nbytes
     rank, length = struct.unpack_from("<2Q", payload)
     if rank > _MAX_RANK:
         raise RemoteProtocolError(f"data message: a tensor of rank {rank}")
@@ -276,7 +294,11 @@ def _unpack_one(kind: TensorType, payload: memoryview) -> tuple[Array, int]:
     start = 16 + 8 * rank
     if (kind.shape is not None and shape != kind.shape) or length > len(payload) - start:
         raise RemoteProtocolError(f"data message: expected {kind}, got shape {list(shape)} in {length} of {len(payload)} bytes")
-    return decode_array(kind.dtype, shape, payload[start : start + length]), start + length
+    return _decoded(kind.dtype, shape, payload[start : start + length], wire), start + length
+
+
+def _decoded(dtype: DType, shape: tuple[int, ...], content: Buffer, wire: TransferType) -> Array:
+    return decode_array(dtype, shape, content) if wire == "exact" else decode_floats(content, shape, wire)
 
 
 def encode_array(array: Array) -> Buffer:

@@ -61,6 +61,23 @@ def test_half_precision_may_differ_more():
     assert compare([half * np.float16(1.002)], [half]).verified
 
 
+@pytest.mark.parametrize(("transfers", "allowed", "refused"), [("float16", 9e-3, 2e-2), ("int8", 9e-2, 0.2)])
+def test_lossy_transfers_are_named_and_may_be_further_off(transfers, allowed, refused):
+    near, far = (compare([F * np.float32(1 + error)], [F], transfers) for error in (allowed, refused))
+    assert near.verified
+    assert near.as_dict()["transfer_dtype"] == transfers
+    assert f"floats travelling as {transfers} (lossy): max absolute error" in near.text
+    assert not compare([F * np.float32(1 + allowed)], [F]).verified
+    assert not far.verified
+    assert far.text.startswith("NOT verified within")
+
+
+def test_lossy_transfers_excuse_no_other_integers():
+    result = compare([np.array([1])], [np.array([2])], "int8")
+    assert not result.verified
+    assert "(lossy): output 0: int64 values differ" in result.text
+
+
 def test_empty_outputs():
     empty = np.zeros((0, 4), np.float32)
     assert compare([empty], [empty]) == SAME

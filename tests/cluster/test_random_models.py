@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, LinkProfile
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.prepare import prepare
 from bbgrap.graph.onnx_io import save_graph
@@ -21,7 +23,9 @@ from tests.partition import assert_close, plain_outputs
 from tests.random_models import networks, plan_options, random_feeds
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
-EXAMPLES = 6
+EXAMPLES = 9
+RTOL = {"exact": 1e-5, "float16": 1e-2, "int8": 0.2}
+"""Agents and `simulate` agree to the bit; how far plain onnxruntime may be away."""
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,11 @@ def growing() -> Iterator[LocalCluster]:
     """A cluster that starts with one agent."""
     with LocalCluster(agents=1) as cluster:
         yield cluster
+
+
+def slow_links(name: str, names: Sequence[str]) -> tuple[LinkProfile, ...]:
+    """Declare links so slow that broadcasts of tiny maps are relayed."""
+    return tuple(LinkProfile(peer, 1e4, 1e-6) for peer in (*names, COORDINATOR) if peer != name)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
@@ -41,8 +50,11 @@ def test_agents_agree(size: int, growing: LocalCluster, tmp_path_factory: pytest
     @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        graph, options = data.draw(networks()), data.draw(plan_options())
-        cluster = Cluster(tuple(NodeProfile(name, share=data.draw(st.integers(1, 100))) for name in names))
+        graph = data.draw(networks())
+        options = replace(data.draw(plan_options()), transfer_dtype=data.draw(st.sampled_from(["exact", "float16", "int8"])))
+        links = data.draw(st.booleans())
+        shares = {name: data.draw(st.integers(1, 100)) for name in names}
+        cluster = Cluster(tuple(NodeProfile(name, share, links=slow_links(name, names) if links else ()) for name, share in shares.items()))
         for node in cluster.nodes:
             growing.connection.add_profile(node)
         path = Path(folder) / "model.onnx"
@@ -51,10 +63,11 @@ def test_agents_agree(size: int, growing: LocalCluster, tmp_path_factory: pytest
         shapes = {name: feed.shape for name, feed in zip(graph.inputs, feeds, strict=True)}
         session = InferenceSession(path, cluster=growing, options=options)
         answers = session.run(None, dict(zip(graph.inputs, feeds, strict=True)))
-        artifacts = prepare(path, shapes, cluster, options).artifacts
+        answering = Cluster(tuple(node for node in cluster.nodes if node.name in session.plan.agents))  # a busy machine may lose some
+        artifacts = prepare(path, shapes, answering, options).artifacts
         simulated = simulate(artifacts, feeds, local_kernels(artifacts))
         for got, same, want in zip(answers, simulated, plain_outputs(graph, feeds), strict=True):
             assert np.array_equal(got, same), f"agents and simulation differ by {np.abs(got - same).max()}"
-            assert_close(got, want, f"{size} agents, {options.split}")
+            assert_close(got, want, f"{size} agents, {options.split}, {options.transfer_dtype}", RTOL[options.transfer_dtype])
 
     check()

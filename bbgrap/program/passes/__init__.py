@@ -4,6 +4,7 @@ from bbgrap.program.passes.crops import DropTrivialAssemblies, ForwardCrops
 from bbgrap.program.passes.dead import DropUnused
 from bbgrap.program.passes.fuse import FuseSegments
 from bbgrap.program.passes.pipeline import DEFAULT_PASSES, Pass, optimize
+from bbgrap.program.passes.relay import RelayBroadcasts
 from bbgrap.program.passes.transfers import DropEmptyMessages, TailorTransfers
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "ForwardCrops",
     "FuseSegments",
     "Pass",
+    "RelayBroadcasts",
     "TailorTransfers",
     "optimize",
 ]

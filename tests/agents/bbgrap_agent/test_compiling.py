@@ -100,6 +100,19 @@ def test_rows_of_resnet50_are_blocked_throughout():
         assert joins & loaded.copies.blocked
 
 
+@settings(max_examples=8)
+@given(networks(block=BLOCK), st.sampled_from(("float16", "int8")))
+def test_transfers_in_fewer_bits(graph, transfers):
+    """Rounding is the same on both sides; where a sum in another order crosses a step of it, by one step."""
+    options = PlanOptions(split="rows", transfer_dtype=transfers)
+    artifacts = export(compile_graph(graph, Cluster.even(3), options)[0].optimized)
+    feeds, loader = random_feeds(graph), loader_of(artifacts)
+    portable, compiled = ([load(d.schedule, d.segments, loader) for d in artifacts.devices] for load in (load_portable, load_compiled))
+    answers = zip(graph.outputs, run(artifacts, feeds, compiled), run(artifacts, feeds, portable), strict=True)
+    for name, got, want in answers:
+        assert_close(got, want, name, {"float16": 1e-2, "int8": 0.1}[transfers])
+
+
 def tiny():
     graph = build("tiny")
     return graph, export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)

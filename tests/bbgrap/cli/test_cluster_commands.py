@@ -55,6 +55,17 @@ def test_submit_files_and_write_the_answer(run_json, here, picture, tmp_path):
     np.testing.assert_allclose(np.load(entry["file"]), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_transfers_in_fewer_bits_are_named_wherever_answers_are(run, run_json, here):
+    report = run_json("submit", "zoo:tiny", "--verify", "--transfer-dtype", "float16")
+    assert (report["verified"], report["bit_identical"], report["transfer_dtype"]) == (True, False, "float16")
+    assert 1e-6 < report["max_rel_err"] < 1e-2
+    (result,) = run_json("bench", "zoo:tiny", "--runs", 1, "--transfer-dtype", "int8")["results"]
+    assert (result["verified"], result["bit_identical"], result["transfer_dtype"]) == (True, False, "int8")
+    table = run("bench", "zoo:tiny", "--runs", 1, "--transfer-dtype", "int8").stdout
+    assert "1 runs, int8 transfers (lossy)" in table
+    assert "bbgrap (rows), int8 transfers (lossy)" in " ".join(table.split())
+
+
 def test_submit_random_inputs_says_so(run, here):
     result = run("submit", "zoo:tiny", "--batch", 2, "--planner", "single")
     assert result.exit_code == 0

@@ -19,6 +19,23 @@ def test_table(run):
     assert "inputs: random, seed 0" in result.stderr
 
 
+def test_transfers_in_fewer_bits_are_never_shown_as_exact(run, run_json):
+    exact = run_json("simulate", "zoo:tiny", "--agents", 2)
+    assert exact["transfer_dtype"] == "exact"
+    for transfers, bits in (("float16", 16), ("int8", 8.5)):
+        report = run_json("simulate", "zoo:tiny", "--agents", 2, "--transfer-dtype", transfers)
+        assert report["transfer_dtype"] == transfers
+        assert report["verified"]
+        assert not report["bit_identical"]
+        assert exact["max_rel_err"] < 1e-6 < report["max_rel_err"]
+        for what in ("bytes", "scatter_bytes"):
+            assert report["optimized"][what] / exact["optimized"][what] == pytest.approx(bits / 32, rel=0.05)
+        assert report["optimized"]["gather_bytes"] == exact["optimized"]["gather_bytes"]
+    text = run("simulate", "zoo:tiny", "--agents", 2, "--transfer-dtype", "int8").stdout
+    assert text.count("floats travelling as int8 (lossy)") == 2
+    assert "verified within 0.1 against plain onnxruntime" in text
+
+
 def test_several_inputs(run_json, two_inputs):
     assert run_json("simulate", two_inputs, "--agents", 2, "--input", "a=4x6")["bit_identical"]
 

@@ -34,7 +34,7 @@ SCHEDULE = Schedule(
         BufferSpec("j", DType.FLOAT, (4, 4)),
     ),
     (
-        Receive(0, 2, (0, 2)),
+        Receive(0, 2, (0, 2), "int8"),
         Run(0, (0,), (1,)),
         Join(3, ((Part(1, (((0, 2), (3, 4)), ((0, 4),))), (((0, 3),), ((0, 4),))), (Part(0, None), None))),
         Send(1, 1, (Part(3, (((0, 1),), ((0, 4),))), Part(2, None))),
@@ -179,6 +179,11 @@ def test_limits_and_laws_are_kept():
     refuses(TO_AGENT, deploy, "a digest is no SHA-256", segments=(dataclasses.replace(SEGMENT, digest="../../etc/passwd"),))
     twice = dataclasses.replace(SCHEDULE, steps=(*SCHEDULE.steps, Run(0, (0,), (1,))))
     refuses(TO_AGENT, deploy, "fills buffer 1 a second time", schedule=twice)
+    for steps, fault in (
+        ((Receive(0, 1, (0,)), Send(1, 2, (Part(0, None),), "float16")), "message 1 goes to the host as float16, expected exact"),
+        ((Receive(1, 2, (3,), "float8"),), "expected one of exact, float16, int8, got float8"),
+    ):
+        refuses(TO_AGENT, deploy, fault, schedule=dataclasses.replace(SCHEDULE, steps=steps))
     refuses(TO_COORDINATOR, AGENT[3], "expected a SHA-256 in hex", digests=("zz",))
     refuses(TO_COORDINATOR, CLIENT[2], "expected a plain file name", files=(client.ModelFile("../m", DIGEST, 5),))
     refuses(TO_COORDINATOR, CLIENT[3], "at most 1 payload frames", payload=(bytes(MAX_CHUNK_BYTES + 1),))

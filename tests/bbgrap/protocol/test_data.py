@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.program.schedule import BufferSpec, Part, Receive, Schedule, Send
+from bbgrap.program.wire import carried
 from bbgrap.protocol.data import Frame, Headers, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, unpack
 
 DTYPES = [DType.FLOAT, DType.BOOL, DType.INT64, DType.FLOAT16, DType.UINT8, DType.COMPLEX128, DType.STRING]
@@ -40,13 +41,56 @@ def test_round_trip(given_parts):
             np.testing.assert_array_equal(back, array)
 
 
-@given(st.lists(parts(), max_size=3), st.binary(max_size=200))
-def test_arbitrary_payload(given_parts, payload):
+@given(st.lists(parts(), max_size=4), st.sampled_from(["float16", "int8"]))
+def test_round_trip_in_fewer_bits(given_parts, wire):
+    types, arrays = [kind for kind, _ in given_parts], [array for _, array in given_parts]
+    letter = Letter(1, tuple(types), wire)
+    payload = b"".join(pack(letter, arrays))
+    assert letter.admits(len(payload))
+    for array, back in zip(arrays, unpack(letter, memoryview(payload)), strict=True):
+        assert back.dtype == array.dtype
+        assert back.flags.aligned
+        np.testing.assert_array_equal(back, carried(array, wire))
+
+
+def test_sizes_in_fewer_bits():
+    types = (TensorType(DType.FLOAT, (1, 3, 10, 10)), TensorType(DType.INT64, (2,)), TensorType(DType.FLOAT, (5,)))
+    assert [Letter(1, types, wire).nbytes for wire in ("exact", "float16", "int8")] == [1200 + 16 + 24, 600 + 16 + 16, 320 + 16 + 16]
+    assert not Letter(1, types, "float16").admits(1240)
+    with pytest.raises(RemoteProtocolError, match="expected a payload of 632 bytes, got 1240"):
+        unpack(Letter(1, types, "float16"), bytes(1240))
+
+
+@pytest.mark.parametrize("shape", [(64,), None])
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf])
+def test_a_scale_that_is_no_number_is_refused(shape, scale):
+    letter = Letter(1, (TensorType(DType.FLOAT, shape),), "int8")
+    payload = bytearray(b"".join(pack(letter, [np.ones(64, np.float32)])))
+    start = 0 if shape else 24
+    payload[start : start + 4] = np.float32(scale).tobytes()
+    with pytest.raises(RemoteProtocolError, match="a scale is infinite or no number"):
+        unpack(letter, payload)
+
+
+@given(st.lists(parts(), max_size=3), st.binary(max_size=200), st.sampled_from(["exact", "float16", "int8"]))
+def test_arbitrary_payload(given_parts, payload, wire):
     types = [kind for kind, _ in given_parts]
     try:
-        assert len(unpack(Letter(1, tuple(types)), payload)) == len(types)
+        assert len(unpack(Letter(1, tuple(types), wire), payload)) == len(types)
     except RemoteProtocolError:
         return
+
+
+@given(st.sampled_from([DType.FLOAT, DType.DOUBLE]), hnp.array_shapes(max_dims=2, max_side=70), st.data())
+def test_arbitrary_payload_of_the_right_size(dtype, shape, data):
+    letter = Letter(1, (TensorType(dtype, shape),), data.draw(st.sampled_from(["float16", "int8"])))
+    random = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    payload = random.integers(0, 256, letter.nbytes, dtype=np.uint8).tobytes()
+    try:
+        (part,) = unpack(letter, payload)
+    except RemoteProtocolError:
+        return
+    assert (part.shape, part.dtype) == (shape, dtype.numpy)
 
 
 @given(st.binary(max_size=40))
@@ -116,6 +160,13 @@ def test_big_endian_and_bytes_strings():
     assert bytes(encode_array(np.array([1], ">i4"))) == b"\x01\0\0\0"
     back = decode_array(DType.STRING, (1,), encode_array(np.array([b"\xc3\xa4"], object)))
     assert back.tolist() == ["ä"]
+
+
+def test_letters_say_what_floats_become():
+    spec = (BufferSpec("x", DType.FLOAT, (4,)), BufferSpec("y", DType.FLOAT, (4,)))
+    schedule = Schedule(0, 2, spec, (Receive(5, 2, (0,), "float16"), Send(6, 1, (Part(0, None),), "int8"), Send(7, 2, (Part(0, None),))))
+    assert letters_received(schedule)[5].nbytes == 8
+    assert [letter.nbytes for letter in letters_sent(schedule).values()] == [8, 16]
 
 
 def test_letters_say_what_a_schedule_sends_and_expects():

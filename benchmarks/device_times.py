@@ -1,0 +1,189 @@
+"""What every step of a device's schedule takes, measured with that device alone on one core.
+
+Segments are compiled as agents compile them, and the walk is an agent's: a message that is sent is packed and given to a real connection,
+one that is received is read from one and unpacked. What the network does in between is left out: that is the clock's part.
+
+Times are measured in turns with the single node, as ratios to it, and the medians of the ratios count: what slows the machine for a while
+slows both. A device walks several times in a row, since its caches hold on its own machine what it needs again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from bbgrap_agent.executor import Deployment
+from bbgrap_agent.loading import load
+from bbgrap_agent.weights import WeightStore
+
+from bbgrap.errors import ExecutionError
+from bbgrap.graph.types import Array, TensorType
+from bbgrap.program.artifacts import DeviceArtifacts
+from bbgrap.program.clock import Act, Await, Post, Work
+from bbgrap.program.execution import Execution
+from bbgrap.program.schedule import Receive, Run, Schedule, Send
+from bbgrap.protocol.data import Frame, Kind, Letter, pack, unpack
+from bbgrap.protocol.messages import Deploy
+from bbgrap.transport.data import Arrival
+from bbgrap.transport.tcp import TcpDataPlane
+
+TURNS = 7
+WALKS = 3
+"""In a row, of which the first is not counted."""
+_WAIT_S = 5.0
+_HEADER = Frame(Kind.DATA, 0, 1, 1, 0).to_bytes()
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A schedule with the seconds of its steps."""
+
+    schedule: Schedule
+    seconds: tuple[float, ...]
+    names: tuple[str, ...] = ()
+    """Of the segments."""
+
+    def acts(self, sizes: Mapping[int, int]) -> Iterator[Act]:
+        """Yield what the clock needs; `sizes` are the bytes of the messages."""
+        for step, seconds in zip(self.schedule.steps, self.seconds, strict=True):
+            match step:
+                case Receive():
+                    yield Await(step.message, step.source, sizes[step.message])
+                    yield Work(seconds, "unpack")
+                case Send():
+                    yield Work(seconds, "pack")
+                    yield Post(step.message, step.destination, sizes[step.message])
+                case Run():
+                    yield Work(seconds, self.names[step.segment], step.segment)
+                case _:
+                    yield Work(seconds, "join")
+
+
+@dataclass
+class Stopwatch:
+    """Measures devices against a single node, and remembers those that were measured.
+
+    Invariants: `known` has the ratios of every step to the single node, by the device's content; `singles` all seconds of the latter.
+    """
+
+    single: Callable[[], float]
+    """Runs the model on the single node once, and returns the seconds."""
+    turns: int = TURNS
+
+    def __post_init__(self) -> None:
+        """Know nothing yet."""
+        self.singles: list[float] = []
+        self._known: dict[str, tuple[Schedule, tuple[float, ...], tuple[str, ...]]] = {}
+
+    @property
+    def single_s(self) -> float:
+        """Seconds of the single node."""
+        return statistics.median(self.singles)
+
+    def device(self, device: DeviceArtifacts, weights: Mapping[str, Array]) -> Callable[[], Walk]:
+        """Measure a device; returns what tells its times in seconds, once all are measured."""
+        key = _digest(device)
+        if key not in self._known:
+            store = cast("WeightStore", weights)  # of a store, loading uses `get` only
+            deployment = load(Deploy(1, (), device.schedule, device.segments), store, 1, "127.0.0.1")
+            self._known[key] = (deployment.schedule, self._ratios(deployment, ()), deployment.names)
+        return lambda: self._walk(key)
+
+    def host(self, schedule: Schedule, feeds: Sequence[Array]) -> Callable[[], Walk]:
+        """Measure the host's part; otherwise like `device`."""
+        deployment = Deployment(1, schedule, (), (), ())
+        key = f"host {repr(schedule)!s}"
+        if key not in self._known:
+            self._known[key] = (schedule, self._ratios(deployment, feeds), ())
+        return lambda: self._walk(key)
+
+    def _walk(self, key: str) -> Walk:
+        schedule, ratios, names = self._known[key]
+        return Walk(schedule, tuple(ratio * self.single_s for ratio in ratios), names)
+
+    def _ratios(self, deployment: Deployment, feeds: Sequence[Array]) -> tuple[float, ...]:
+        turns: list[list[float]] = []
+        with closing(_Peers(deployment)) as peers:
+            peers.walk(feeds)
+            for _ in range(self.turns):
+                self.single()
+                single = self.single()
+                self.singles.append(single)
+                walks = [peers.walk(feeds) for _ in range(WALKS)][1:]
+                turns += [[seconds / single for seconds in walk] for walk in walks]
+        return tuple(map(statistics.median, zip(*turns, strict=True)))
+
+
+class _Peers:
+    """A device, and one peer that stands for all others: takes what it sends, and sends what it waits for."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._mine, self._theirs = (TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1") for _ in range(2))
+        self._mine.connect(self._theirs.address)
+        self._theirs.connect(self._mine.address)
+        random = np.random.default_rng(0)
+        self._payloads = {number: made_up(letter, random) for number, letter in deployment.received.items()}
+
+    def close(self) -> None:
+        self._mine.close()
+        self._theirs.close()
+
+    def walk(self, feeds: Sequence[Array]) -> list[float]:
+        """Do all steps of one request, and return the seconds of each."""
+        deployment = self._deployment
+        execution = Execution(deployment.schedule, feeds, deployment.copies)
+        times = []
+        for step in deployment.schedule.steps:
+            if isinstance(step, Receive):
+                self._theirs.send(self._mine.address, _HEADER, self._payloads[step.message])
+            began = time.perf_counter()
+            if isinstance(step, Receive):
+                arrival = _arrival(self._mine)
+                Frame.parse(arrival.header)
+                execution.deliver(step.message, unpack(deployment.received[step.message], arrival.payload))
+            execution.advance(deployment.compute, self._outbox, limit=1)
+            times.append(time.perf_counter() - began)
+            if isinstance(step, Send):
+                _arrival(self._theirs)
+        return times
+
+    def _outbox(self, message: int, _destination: int, parts: Sequence[Array]) -> None:
+        self._mine.send(self._theirs.address, _HEADER, *pack(self._deployment.sent[message], parts))
+
+
+def _arrival(plane: TcpDataPlane) -> Arrival:
+    arrival = plane.receive(_WAIT_S, _WAIT_S)
+    if arrival is None:
+        raise ExecutionError(f"measuring: a message over loopback did not arrive in {_WAIT_S:g} s")
+    return arrival
+
+
+def made_up(letter: Letter, random: np.random.Generator) -> bytes:
+    """Return the payload of a message with normal numbers, and ones where they are not floats."""
+    return b"".join(bytes(piece) for piece in pack(letter, [_drawn(kind, random) for kind in letter.types]))
+
+
+def _drawn(kind: TensorType, random: np.random.Generator) -> Array:
+    dtype: np.dtype[Any] = kind.dtype.numpy
+    if dtype.kind == "f":
+        return random.standard_normal(kind.known_shape).astype(dtype)
+    return np.ones(kind.known_shape, dtype)
+
+
+def _digest(device: DeviceArtifacts) -> str:
+    """Return the same text for devices that do the same with weights of the same shapes; peers and values do not matter."""
+    content = hashlib.sha256()
+    for step in device.schedule.steps:
+        steps = (type(step).__name__, step.parts if isinstance(step, Send) else getattr(step, "buffers", step))
+        content.update(repr(steps).encode())
+    content.update(repr([(spec.dtype, spec.shape) for spec in device.schedule.buffers]).encode())
+    for segment in device.segments:
+        content.update(segment.digest.encode())
+    return content.hexdigest()

@@ -1,0 +1,261 @@
+"""One request on two machines against one: `python benchmarks/network.py --models resnet50,vgg16 --links 100mbit,1gbit`.
+
+Two agents, one core each, fp32, batch 1 unless said (`resnet50@10`). The single node is plain onnxruntime in one process on one such core
+with the input at hand; coordinator, client and input live on the first machine, so only the second machine's share crosses the link.
+Single node and cluster take turns run by run; times are medians, the speed-up is the median of the ratios within a turn. Plain
+onnxruntime with two threads, which shares its memory, has turns too: what no network could beat.
+
+Links are emulated (`benchmarks/testbed.py`), which needs root on Linux; else only `loopback` is measured. Results are added to
+`benchmarks/results/network-MODEL.json`, with a picture beside it; what was measured before for the same link and planner is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bbgrap.bench import bench
+from bbgrap.cli.inputs import random_inputs
+from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.options import plan_options
+from bbgrap.cli.output import print_json, print_table, report_error, say, step
+from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
+from bbgrap.session import connect
+from benchmarks.plots import grouped_bars
+from benchmarks.testbed import CORES, Rate, at, can_limit, open_testbed, probe
+
+RESULTS = Path(__file__).parent / "results"
+MODELS = "resnet50,vgg16"
+LINKS = "loopback,10gbit,1gbit,100mbit"
+PLANNERS_MEASURED = "bbgrap:rows,bbgrap:channels"
+RUNS = 20
+QUICK_RUNS = 7
+KEY = ("model", "batch", "link", "planner", "split", "transfer_dtype")
+"""What makes two rows the same measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAt:
+    """A model, as a name of the zoo or a file, and its batch."""
+
+    name: str
+    batch: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> ModelAt:
+        """Read `resnet50`, `resnet50@10` or `model.onnx@4`.
+
+        Raises:
+            UsageError: if the batch is none.
+        """
+        name, at_sign, batch = text.strip().partition("@")
+        if not name or (at_sign and (not batch.isdecimal() or not int(batch))):
+            raise UsageError(f"model: expected NAME or NAME@BATCH, like resnet50@10, got '{text}'")
+        return cls(name.removeprefix("zoo:"), int(batch) if at_sign else 1)
+
+    @property
+    def source(self) -> str:
+        """What the commands of bbgrap call it."""
+        return self.name if self.name.endswith(".onnx") else f"zoo:{self.name}"
+
+    @property
+    def label(self) -> str:
+        """A name for files and pictures."""
+        return Path(self.name).stem + (f"-batch{self.batch}" if self.batch > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is measured over one link."""
+
+    model: ModelAt
+    contenders: tuple[PlanOptions, ...]
+    runs: int
+
+
+def parse_planner(text: str, transfer_dtype: TransferType = "exact") -> PlanOptions:
+    """Read `PLANNER` or `PLANNER:SPLIT`.
+
+    Raises:
+        UsageError: if there is no such planner or split.
+    """
+    name, _, split = text.strip().partition(":")
+    return plan_options(name, split or "rows", transfer_dtype=transfer_dtype)
+
+
+def measure(coordinator: str, job: Job) -> dict[str, Any]:
+    """Measure one model from inside the first machine; the object of `bbgrap bench --json`."""
+    path = find_model(job.model.source)
+    declared = inputs_of(path)
+    feeds = random_inputs(declared, concrete_shapes(declared, None, job.model.batch), seed=0)
+    with connect(coordinator) as connection, step("measuring") as progress:
+        if any(options.planner == "auto" for options in job.contenders):
+            progress.update("profiling nodes and link")
+            connection.profile()
+        return bench(
+            path,
+            feeds,
+            connection,
+            job.contenders,
+            runs=job.runs,
+            threads=1,
+            whole_machine=frozenset(CORES),
+            name=job.model.name,
+            report=progress.update,
+        )
+
+
+def rows_of(report: Mapping[str, Any], job: Job, link: Mapping[str, Any], date: str) -> list[dict[str, Any]]:
+    """Return one row per planner."""
+    alone, whole, machine = report["single_node"], report["whole_machine"], report["machine"]
+    facts = {
+        "date": date,
+        "processor": machine["processor"],
+        "system": machine["system"],
+        "onnxruntime": alone["onnxruntime"],
+        "others_percent": machine["others_percent"],
+        "busy": machine["busy"],
+        "link": dict(link),
+    }
+    return [
+        {
+            "model": job.model.name,
+            "batch": job.model.batch,
+            "link": link["name"],
+            "agents": len(report["agents"]),
+            "planner": result["planner"],
+            "split": result["split"],
+            "transfer_dtype": options.transfer_dtype,
+            "single_ms": alone["median_ms"],
+            "distributed_ms": result["median_ms"],
+            "distributed_p95_ms": result["p95_ms"],
+            "speedup": result["speedup"],
+            "ort_two_threads_ms": whole["median_ms"],
+            "ort_two_threads_ratio": result["whole_machine_ratio"],
+            "predicted_ms": result["predicted_ms"],
+            "bytes": result["bytes_sent"],
+            "input_bytes": result["scatter_bytes"],
+            "output_bytes": result["gather_bytes"],
+            "messages": result["transfers"],
+            "exchanges": result["syncs"],
+            "max_rel_err": result["max_rel_err"],
+            "verified": result["verified"],
+            "runs": report["runs"],
+            "facts": facts,
+        }
+        for options, result in zip(job.contenders, report["results"], strict=True)
+    ]
+
+
+def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return old rows and new ones; a new row replaces the old one of the same measurement; the slowest link is last."""
+    rows = {tuple(row[key] for key in KEY): row for row in (*old, *new)}
+    return sorted(rows.values(), key=lambda row: (-(Rate.parse(row["link"]).bits_per_s or float("inf")), row["planner"], row["split"]))
+
+
+def series_of(row: Mapping[str, Any]) -> str:
+    """Name the plan of a row."""
+    exact = row["transfer_dtype"] == "exact"
+    return f"{row['planner']}:{row['split']}" + ("" if exact else f" {row['transfer_dtype']}")
+
+
+def picture(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Draw the speed-ups of one model, a group of bars per link; the dashed line is the single node."""
+    values: dict[str, dict[str, float | None]] = {}
+    for row in rows:
+        values.setdefault(row["link"], {})[series_of(row)] = row["speedup"]
+    first = rows[0]
+    title = f"{first['model']}, batch {first['batch']}: two machines of one core against one"
+    return grouped_bars(title, values, axis="speed-up", target=1.0)
+
+
+def keep(rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> list[Path]:
+    """Add rows to the results and draw them; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for model in dict.fromkeys(ModelAt(row["model"], row["batch"]) for row in rows):
+        path = folder / f"network-{model.label}.json"
+        old = json.loads(path.read_text()) if path.exists() else []
+        together = merged(old, [row for row in rows if ModelAt(row["model"], row["batch"]) == model])
+        path.write_text(json.dumps(together, indent=1) + "\n")
+        path.with_suffix(".svg").write_text(picture(together))
+        written += [path, path.with_suffix(".svg")]
+    return written
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table of a measurement."""
+    columns = ("model", "batch", "link", "plan", "single ms", "cluster ms", "speed-up", "ort 2 threads ms", "ratio to it")
+    keys = ("single_ms", "distributed_ms", "speedup", "ort_two_threads_ms", "ort_two_threads_ratio", "bytes", "exchanges", "max_rel_err")
+    columns += ("bytes", "exchanges", "max rel err")
+    cells = [(row["model"], row["batch"], row["link"], series_of(row), *(row[key] for key in keys)) for row in rows]
+    print_table(columns, cells, title="two agents, one core each")
+
+
+def measure_link(rate: Rate, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Measure all models over one link."""
+    found = []
+    with open_testbed(rate) as bed:
+        bits_per_s, round_trip_s = probe(bed.places, bed.hosts[1])
+        link = {"name": rate.name, "measured_mbit_per_s": round(bits_per_s / 1e6, 1), "round_trip_us": round(round_trip_s * 1e6, 1)}
+        say(f"{rate.name}: a plain TCP connection gets {bits_per_s / 1e6:,.0f} Mbit/s, {round_trip_s * 1e6:.0f} µs there and back")
+        for job in jobs:
+            say(f"{rate.name}: {job.model.name}, batch {job.model.batch}")
+            report = at(bed.places[0], measure, bed.coordinator, job)
+            found += rows_of(report, job, link, datetime.now(UTC).isoformat(timespec="seconds"))
+    return found
+
+
+def _work(given: argparse.Namespace) -> int:
+    contenders = tuple(parse_planner(text, given.transfer_dtype) for text in given.planners.split(","))
+    runs = given.runs or (QUICK_RUNS if given.quick else RUNS)
+    jobs = [Job(ModelAt.parse(text), contenders, runs) for text in given.models.split(",")]
+    rates = [Rate.parse(text) for text in given.links.split(",")]
+    if not can_limit() and any(rate.bits_per_s for rate in rates):
+        say("no root here: links cannot be emulated, measuring loopback only")
+        rates = [Rate("loopback", None)]
+    rows = []
+    for rate in rates:
+        found = measure_link(rate, jobs)
+        rows += found
+        if not given.no_results:
+            say(f"written: {', '.join(map(str, keep(found)))}")
+    if given.json:
+        print_json(rows)
+    else:
+        print_rows(rows)
+    if any(row["facts"]["busy"] for row in rows):
+        say("this machine was busy with other work: do not trust these times")
+    return 0 if all(row["verified"] for row in rows) else 1
+
+
+def main() -> int:
+    """Measure, write and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=MODELS, help=f"zoo names or files, NAME@BATCH for a batch; default: {MODELS}")
+    parser.add_argument("--links", default=LINKS, help=f"rates of the link, or loopback; default: {LINKS}")
+    parser.add_argument("--planners", default=PLANNERS_MEASURED, help=f"PLANNER or PLANNER:SPLIT; default: {PLANNERS_MEASURED}")
+    parser.add_argument("--transfer-dtype", default="exact", choices=TRANSFER_TYPES, help="what floats become between agents")
+    parser.add_argument("--runs", type=int, default=0, help=f"turns that are counted; default: {RUNS}")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} turns")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--no-results", action="store_true", help="leave benchmarks/results as it is")
+    try:
+        return _work(parser.parse_args())
+    except BbgrapError as error:
+        report_error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("stopped")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,326 @@
+"""Two machines on one: network namespaces joined by a link of a given rate, one core each.
+
+    core 0                                core 1
+    [coordinator, agent0, client] ══link══ [agent1]
+
+Only the second machine's share of a request crosses the link. A link is a veth pair whose two ends send through a token bucket (`tc tbf`)
+that may run ahead by `BURST_S`: with a larger bucket small messages would cross at the speed of memory. Namespaces need root on Linux;
+`loopback` needs nothing.
+
+Laws: whatever was made is gone when a context ends, Ctrl-C and SIGTERM included; names carry the process number, so two runs do not meet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bbgrap.bench import bound_to
+from bbgrap.errors import ClusterUnavailableError, UsageError
+
+CORES = (0, 1)
+"""Of the two machines."""
+
+BURST_S = 64e-6
+"""How far a link may run ahead. Measured with `tbf` at 0.1, 1 and 10 Gbit/s: below, the kernel's timers cost up to half of the rate; with
+64 KB at 100 Mbit/s, a row of halo crosses in a third of the time that it would take on a real link."""
+
+_LEAST_BURST_BYTES = 3072
+"""Two Ethernet frames."""
+
+_CLONE_NEWNET = 0x40000000
+_ADDRESSES = ("10.77.0.1", "10.77.0.2")
+_PORT = 7070
+_START_S = 60.0
+_STOP_S = 5.0
+_RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A link by name, and its bits per second; None: loopback, not limited."""
+
+    name: str
+    bits_per_s: float | None
+
+    @classmethod
+    def parse(cls, text: str) -> Rate:
+        """Read `100mbit`, `2.5gbit` or `loopback`.
+
+        Raises:
+            UsageError: if it is something else.
+        """
+        name = text.strip().lower()
+        if name == "loopback":
+            return cls(name, None)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]bit)", name)
+        if found is None or not float(found[1]):
+            raise UsageError(f"link: expected a rate like 100mbit or 10gbit, or loopback, got '{text}'")
+        return cls(name, float(found[1]) * _RATES[found[2]])
+
+    @property
+    def burst_bytes(self) -> int:
+        """The size of the token bucket."""
+        return max(_LEAST_BURST_BYTES, round((self.bits_per_s or 0.0) * BURST_S / 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs: a network namespace (empty: that of this process), and a core."""
+
+    namespace: str
+    core: int
+
+
+@dataclass(frozen=True)
+class Testbed:
+    """Two places, the address of each, and the coordinator's."""
+
+    rate: Rate
+    places: tuple[Place, Place]
+    hosts: tuple[str, str]
+    coordinator: str
+
+
+def can_limit() -> bool:
+    """Whether this process may make network namespaces."""
+    return sys.platform == "linux" and os.geteuid() == 0
+
+
+@contextmanager
+def open_testbed(rate: Rate, cache_dir: Path | None = None) -> Iterator[Testbed]:
+    """Start a coordinator and two agents joined by a link; they are gone afterwards.
+
+    Raises:
+        UsageError: if this machine has fewer than two cores for this process, or namespaces are not allowed.
+        ClusterUnavailableError: if a process does not start; the message has the end of its log.
+    """
+    if not set(CORES) <= os.sched_getaffinity(0):
+        raise UsageError(f"test-bed: expected cores {list(CORES)} for this process, got {sorted(os.sched_getaffinity(0))}")
+    with ExitStack() as stack:
+        stack.enter_context(_terminable())
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bbgrap-testbed-", ignore_cleanup_errors=True)))
+        places, hosts = stack.enter_context(linked(rate))
+        ready = home / "address"
+        common = ["--bind", f"tcp://{hosts[0]}:{0 if rate.bits_per_s is None else _PORT}", "--state-dir", str(home / "state")]
+        coordinator = stack.enter_context(
+            _process(places[0], home / "coordinator.log", "bbgrap_coordinator.main", *common, "--ready-file", str(ready), "--until-eof")
+        )
+        _wait(ready.exists, coordinator, home / "coordinator.log")
+        address = ready.read_text()
+        for number, place in enumerate(places):
+            options = ["--join", address, "--name", f"agent{number}", "--threads", "1", "--cores", str(place.core), "--until-eof"]
+            if cache_dir is not None:
+                options += ["--cache-dir", str(cache_dir)]
+            log = home / f"agent{number}.log"
+            agent = stack.enter_context(_process(place, log, "bbgrap_agent.main", *options))
+            _wait(lambda log=log: "data plane at" in log.read_text(), agent, log)
+        yield Testbed(rate, places, hosts, address)
+
+
+@contextmanager
+def linked(rate: Rate) -> Iterator[tuple[tuple[Place, Place], tuple[str, str]]]:
+    """Make two namespaces and the link between them; yields their places and addresses.
+
+    Raises:
+        UsageError: if this process may not.
+    """
+    if rate.bits_per_s is None:
+        yield (Place("", CORES[0]), Place("", CORES[1])), ("127.0.0.1", "127.0.0.1")
+        return
+    if not can_limit():
+        raise UsageError(f"link '{rate.name}': network namespaces need root on Linux; measure 'loopback' instead")
+    names = tuple(f"bbgrap{os.getpid()}-{number}" for number in range(2))
+    try:
+        for name in names:
+            _system("ip", "netns", "add", name)
+        _system("ip", "link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        for name, address in zip(names, _ADDRESSES, strict=True):
+            _system("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _system("ip", "-n", name, "link", "set", device, "up")
+            limit = ["rate", f"{rate.bits_per_s:.0f}bit", "burst", str(rate.burst_bytes), "latency", "50ms"]
+            _system("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
+        yield (Place(names[0], CORES[0]), Place(names[1], CORES[1])), _ADDRESSES
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)  # noqa: S607 - found on the path of root
+
+
+def at(place: Place, work: Callable[..., R], *arguments: Any) -> R:  # noqa: ANN401 - whatever `work` takes
+    """Call a function in a process of its own at a place, and return what it returns; all must be picklable.
+
+    Raises:
+        ClusterUnavailableError: if the process ended without an answer.
+        Exception: what the function raised.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(there, place, work, arguments))
+    process.start()
+    there.close()
+    try:
+        ok, value = here.recv()
+    except EOFError:
+        process.join()
+        raise ClusterUnavailableError(f"test-bed: the process at {place} ended with status {process.exitcode}") from None
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.join(_STOP_S)
+    if not ok:
+        raise value
+    result: R = value
+    return result
+
+
+def enter(place: Place) -> None:
+    """Move this thread, and what it starts from now on, to a place."""
+    os.sched_setaffinity(0, {place.core})
+    if not place.namespace:
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+    with Path(f"/var/run/netns/{place.namespace}").open("rb") as namespace:
+        if library.setns(namespace.fileno(), _CLONE_NEWNET):
+            code = ctypes.get_errno()
+            raise OSError(code, f"namespace '{place.namespace}': {os.strerror(code)}")
+
+
+def probe(places: Sequence[Place], host: str, seconds: float = 0.2) -> tuple[float, float]:
+    """Return what a link gives a plain TCP connection: bits per second of a large message, and seconds of a byte there and back."""
+    server = _elsewhere(places[1], lambda: socket.create_server((host, 0)))
+    with server:
+        port = server.getsockname()[1]
+        client = _elsewhere(places[0], socket.socket)
+        with client:
+            client.connect((host, port))
+            answering = threading.Thread(target=_echo, args=(server, places[1].core), daemon=True)
+            answering.start()
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with bound_to(frozenset({places[0].core})):
+                trips = [_send(client, 1) for _ in range(50)]
+                size = 1 << 16
+                took = _send(client, size)
+                while took < seconds:
+                    size = min(size * 4, round(size * seconds / took * 1.3))
+                    took = _send(client, size)
+                took = min(took, *(_send(client, size) for _ in range(2)))
+    answering.join(_STOP_S)
+    round_trip = statistics.median(trips)
+    # The fastest of a few: whatever disturbs a transfer makes it slower.
+    return size * 8 / max(took - round_trip, 1e-9), round_trip
+
+
+def _send(client: socket.socket, size: int) -> float:
+    data = size.to_bytes(8, "little") + bytes(size)
+    began = time.perf_counter()
+    client.sendall(data)
+    client.recv(1)
+    return time.perf_counter() - began
+
+
+def _echo(server: socket.socket, core: int) -> None:
+    """Answer every message, eight bytes of length and content, with one byte."""
+    os.sched_setaffinity(0, {core})
+    stream, _ = server.accept()
+    buffer = bytearray(1 << 20)
+    with stream:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while head := stream.recv(8, socket.MSG_WAITALL):
+            left = int.from_bytes(head, "little")
+            while left:
+                left -= stream.recv_into(buffer, min(left, len(buffer)))
+            stream.sendall(b".")
+
+
+def _elsewhere(place: Place, make: Callable[[], R]) -> R:
+    """Return what a function makes in a thread at a place: a socket stays in the namespace that it was made in."""
+    made: list[R] = []
+
+    def work() -> None:
+        enter(place)
+        made.append(make())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+def _answer(pipe: Pipe, place: Place, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        enter(place)
+        pipe.send((True, work(*arguments)))
+    except Exception as error:  # whatever it is, the parent must learn of it
+        pipe.send((False, error))
+
+
+@contextmanager
+def _process(place: Place, log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a module at a place as long as the context lasts."""
+    prefix = ["ip", "netns", "exec", place.namespace] if place.namespace else []
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with log.open("wb") as stream, bound_to(frozenset({place.core})):
+        started = subprocess.Popen(
+            [*prefix, sys.executable, "-m", *command], stdin=subprocess.PIPE, stdout=stream, stderr=stream, env=surroundings
+        )
+    try:
+        yield started
+    finally:
+        started.terminate()
+        try:
+            started.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+        assert started.stdin is not None
+        started.stdin.close()
+
+
+def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while not done():
+        if process.poll() is not None or time.monotonic() > deadline:
+            end = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+            raise ClusterUnavailableError(f"test-bed: '{log.stem}' did not start; the end of its log:\n{end}")
+        time.sleep(0.02)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Have SIGTERM unwind the contexts, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, before)
+
+
+def _system(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise UsageError(f"test-bed: '{' '.join(command)}' failed: {done.stderr.strip()}")

@@ -1,0 +1,178 @@
+"""Planner auto: legal, deterministic, never predicted to be slower than any other planner or the best node, within memory."""
+
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bbgrap.auto.calibrate import calibrated
+from bbgrap.auto.evaluate import Evaluator
+from bbgrap.auto.explain import explain_forecast
+from bbgrap.auto.improve import shifted
+from bbgrap.auto.search import plan_auto
+from bbgrap.cluster import Cluster
+from bbgrap.cluster.types import Link, Network, NodeProfile
+from bbgrap.engine.prepare import fit, plan_graph
+from bbgrap.errors import PlanError
+from bbgrap.graph import Graph
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import SPLITS, PlanOptions
+from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.plan import Tile, check_plan, whole_output
+from bbgrap.planners.registry import PLANNERS
+from bbgrap.program.compile import compile_plan
+from bbgrap.program.trace import SegmentTime
+from bbgrap.zoo import build
+from benchmarks.planning import exhaustive_gap
+from tests.partition import all_values, assert_close, run_checked
+from tests.random_models import networks, random_feeds
+
+AUTO = PlanOptions("auto")
+BRIEF = PlanOptions("auto", search_seconds=1.0)
+
+
+@st.composite
+def unequal(draw: st.DrawFn) -> Cluster:
+    """Draw one to four nodes so slow that small models are worth dividing, over links of all kinds."""
+    speed = 10 ** draw(st.floats(-5, -2))
+    shares = [speed * draw(st.sampled_from((1.0, 0.5, 0.25))) for _ in range(draw(st.integers(1, 4)))]
+    nodes = tuple(NodeProfile(f"node{n}", share=share) for n, share in enumerate(shares))
+    link = Link(10 ** draw(st.floats(5, 9)), 10 ** draw(st.floats(-5, -3)))
+    return Cluster(nodes, Network(link, coordinator_on=draw(st.sampled_from(("", "node0")))))
+
+
+@settings(max_examples=15)
+@given(networks(), unequal())
+def test_legal_right_and_never_predicted_slower_than_the_others(graph: Graph, cluster: Cluster) -> None:
+    descriptions = all_descriptions(graph)
+    found = plan_auto(graph, cluster, AUTO, descriptions)
+    assert not check_plan(found.plan, descriptions)
+    evaluator = Evaluator(Pieces(graph, descriptions), cluster, AUTO)
+    for device in range(len(cluster.nodes)):
+        alone = evaluator.score({node.name: (Tile(device, whole_output(graph, node)),) for node in graph.nodes})
+        assert found.score.seconds <= alone.seconds
+    for name, planner in PLANNERS.items():
+        for split in SPLITS if name == "bbgrap" else ("rows",):
+            other = evaluator.score(planner(graph, cluster, PlanOptions(name, split), descriptions).tiles)
+            assert found.score.seconds <= other.seconds * (1 + 1e-9), f"{name} by {split}"
+    feeds = random_feeds(graph)
+    values = all_values(graph, feeds)
+    program = compile_plan(found.plan, descriptions, verify=True).optimized
+    for name, got in zip(graph.outputs, run_checked(program, feeds, values), strict=True):
+        assert_close(got, values[name], name)
+
+
+@settings(max_examples=5)
+@given(networks(), unequal())
+def test_deterministic(graph: Graph, cluster: Cluster) -> None:
+    descriptions = all_descriptions(graph)
+    first, second = (plan_auto(graph, cluster, AUTO, descriptions) for _ in range(2))
+    assert first.plan.tiles == second.plan.tiles
+    assert first.score == second.score
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_as_good_as_the_best_of_all_plans(seed: int) -> None:
+    assert exhaustive_gap(seed, layers=2) <= 0.02
+
+
+def test_a_node_twice_as_fast_gets_about_twice_the_rows() -> None:
+    graph = build("vgg16")
+    cluster = Cluster((NodeProfile("big"), NodeProfile("half", share=0.5)), Network(Link(1.25e9, 5e-5), coordinator_on="big"))
+    found = plan_auto(graph, cluster, BRIEF, all_descriptions(graph))
+    rows = [len(tile.region.axes[2]) for tile in found.plan.tiles["conv2_1"]]
+    assert 1.6 <= rows[0] / rows[1] <= 2.4
+    even = plan_auto(graph, replace(cluster, nodes=tuple(replace(n, share=1.0) for n in cluster.nodes)), BRIEF, all_descriptions(graph))
+    rows = [len(tile.region.axes[2]) for tile in even.plan.tiles["conv2_1"]]
+    assert 0.9 <= rows[0] / rows[1] <= 1.1
+
+
+def test_on_a_network_too_slow_one_node_does_it_all() -> None:
+    graph = build("mobilenet_v2")
+    cluster = Cluster(Cluster.even(3).nodes, Network(Link(1e6, 1e-3), coordinator_on="node1"))
+    found = plan_auto(graph, cluster, AUTO, all_descriptions(graph))
+    assert found.plan.devices_used == (1,)
+
+
+def test_nodes_of_one_rack_are_kept_together() -> None:
+    graph = build("resnet50")
+    nodes = tuple(NodeProfile(f"node{n}", group="ab"[n % 2]) for n in range(4))
+    within = Link(1.25e9, 5e-5)
+    cluster = Cluster(nodes, Network(Link(2e6, 2e-3), (("a", within), ("b", within)), coordinator_on="node1"))
+    found = plan_auto(graph, cluster, AUTO, all_descriptions(graph))
+    assert found.plan.devices_used == (1, 3)
+
+
+def test_memory_is_a_hard_limit() -> None:
+    graph = build("vgg16")
+    roomy = Cluster(Cluster.even(4).nodes, Network(Link(1.25e8, 1e-4)))
+    tight = replace(roomy, nodes=tuple(replace(node, memory_bytes=250_000_000) for node in roomy.nodes))
+    _, _, report = fit(graph, tight, BRIEF)
+    assert all(bytes_ <= 250_000_000 for bytes_ in report["memory_bytes"].values())
+    with pytest.raises(PlanError, match=r"fits the memory of these nodes in no split.*needs .* MB and has 20 MB"):
+        fit(graph, replace(roomy, nodes=tuple(replace(node, memory_bytes=20_000_000) for node in roomy.nodes)), BRIEF)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "memory"])
+def test_objectives(objective: str) -> None:
+    graph = build("resnet50")
+    cluster = Cluster(Cluster.even(3).nodes, Network(Link(1.25e9, 5e-5)))
+    descriptions = all_descriptions(graph)
+    found = {
+        o: plan_auto(graph, cluster, PlanOptions("auto", objective=o, search_seconds=1.0), descriptions) for o in (objective, "latency")
+    }
+    evaluator = Evaluator(Pieces(graph, descriptions), cluster, PlanOptions("auto", objective=objective))
+    values = {o: evaluator.score(f.plan.tiles).value for o, f in found.items()}
+    assert values[objective] <= values["latency"] * (1 + 1e-9)
+
+
+def test_one_node_is_enough() -> None:
+    graph = build("tiny")
+    for options in (AUTO, *(PlanOptions(name) for name in PLANNERS)):
+        forecast, _ = plan_graph(graph, Cluster.even(1), options)
+        assert forecast.compiled.plan.devices_used == (0,)
+        assert forecast.timeline.total_s == pytest.approx(min(forecast.single_s))
+
+
+def test_time_that_is_up_ends_the_search_with_a_plan() -> None:
+    graph = build("resnet50")
+    found = plan_auto(graph, Cluster.even(4), AUTO, all_descriptions(graph), time_is_up=lambda: True)
+    assert found.plans <= 4
+    assert not check_plan(found.plan)
+
+
+def test_explanation_names_what_decides() -> None:
+    forecast, _ = plan_graph(build("vgg16"), Cluster((NodeProfile("big"), NodeProfile("small", share=0.5))), BRIEF)
+    text = "\n".join(explain_forecast(forecast, BRIEF))
+    for part in ("times as fast", "rows ", "The bottleneck is '", "alone", "one more node", "links 10 times as fast", "planner '"):
+        assert part in text
+
+
+def test_measured_segments_are_predicted_as_measured() -> None:
+    forecast, _ = plan_graph(build("resnet50"), Cluster.even(2), PlanOptions())
+    spans = [span for span in forecast.timeline.spans if span.segment is not None]
+    times = [SegmentTime(s.device, s.segment or 0, s.label, 3 * (s.stop_s - s.start_s)) for s in spans]
+    again = replace(forecast, calibration=calibrated(forecast, times))
+    for before, after in zip(spans, (s for s in again.timeline.spans if s.segment is not None), strict=True):
+        assert after.stop_s - after.start_s == pytest.approx(3 * (before.stop_s - before.start_s), rel=0.02, abs=1e-6)
+
+
+@given(st.integers(2, 20), st.integers(1, 19), st.floats(-1, 1).filter(bool))
+def test_a_shifted_border_still_covers(extent: int, at: int, by: float) -> None:
+    from bbgrap.shapemap import IntervalSet, ShapeMap, covers
+
+    whole = ShapeMap.full((3, extent))
+    at = min(at, extent - 1)
+    tiles = tuple(Tile(d, whole.replace(1, IntervalSet.of(piece))) for d, piece in enumerate(((0, at), (at, extent))))
+    moved = shifted(tiles, 0, by)
+    assert covers((tile.region for tile in moved), whole)
+    assert moved != tiles
+    assert 1 <= len(moved) <= 2
+
+
+@pytest.mark.slow
+def test_as_good_as_the_best_of_all_plans_often() -> None:
+    cases = int(os.environ.get("BBGRAP_CASES", "200"))
+    assert sum(exhaustive_gap(seed) <= 0.02 for seed in range(cases)) == cases

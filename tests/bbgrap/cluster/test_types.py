@@ -1,0 +1,26 @@
+"""Which links a cluster knows, and which it guesses."""
+
+import pytest
+
+from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Link, LinkProfile, Network, NodeProfile
+
+MEASURED = NodeProfile("a", links=(LinkProfile("b", 1e8, 2e-3), LinkProfile(COORDINATOR, 5e7, 4e-3), LinkProfile("c", 0.0, 1e-3)))
+NODES = (MEASURED, NodeProfile("b"), NodeProfile("c"))
+
+
+def test_measured_links_are_known_from_either_end() -> None:
+    cluster = Cluster(NODES)
+    assert cluster.known_link(0, 1) == cluster.known_link(1, 0) == Link(1e8, 1e-3)
+    assert cluster.known_link(0, cluster.host) == Link(5e7, 2e-3)
+
+
+@pytest.mark.parametrize(("source", "destination"), [(1, 2), (2, 3), (0, 2)])
+def test_what_is_guessed_or_has_no_bandwidth_is_not_known(source: int, destination: int) -> None:
+    assert Cluster(NODES).known_link(source, destination) is None
+
+
+def test_a_declared_network_is_known() -> None:
+    cluster = Cluster(NODES, Network(Link(2e8, 1e-4)))
+    assert cluster.known_link(1, 2) == Link(2e8, 1e-4)
+    assert Cluster(NODES).link(1, 2) == ETHERNET
+    assert Cluster(NODES, Network(coordinator_on="b")).known_link(1, 3) == LOCAL

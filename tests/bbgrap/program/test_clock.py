@@ -1,0 +1,90 @@
+"""The clock: nobody receives before it was sent, ways are shared, and what is known is exact."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+
+from bbgrap.cluster import Cluster
+from bbgrap.cluster.types import Link, Network, NodeProfile
+from bbgrap.errors import ProgramError
+from bbgrap.graph import Graph
+from bbgrap.planners.options import PlanOptions
+from bbgrap.program.clock import Act, Await, Post, Wires, Work, machine_of, run_clock
+from bbgrap.program.predict import Calibration, Predictor
+from tests.partition import compiled
+from tests.random_models import clusters, networks, plan_options
+
+SLOW = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, size: 0.0, lambda device: device)
+
+
+def ends(acts: list[list[Act]], wires: Wires = SLOW) -> list[float]:
+    timeline = run_clock([str(n) for n in range(len(acts))], acts, wires)
+    return [max((span.stop_s for span in timeline.spans if span.device == d), default=0.0) for d in range(len(acts))]
+
+
+def test_a_message_takes_its_bytes_and_the_latency() -> None:
+    assert ends([[Work(2.0, "a"), Post(0, 1, 1000)], [Await(0, 0, 1000), Work(1.0, "b")]]) == [2.0, 4.5]
+
+
+def test_messages_queue_on_the_way_out_and_on_the_way_in() -> None:
+    out = [[Post(0, 1, 1000), Post(1, 2, 1000)], [Await(0, 0, 1000)], [Await(1, 0, 1000)]]
+    assert ends(out)[1:] == [1.5, 2.5]
+    into = [[Post(0, 2, 1000)], [Post(1, 2, 1000)], [Await(0, 0, 1000), Await(1, 1, 1000)]]
+    assert ends(into)[2] == 2.5
+
+
+def test_devices_of_one_machine_do_not_use_its_ways() -> None:
+    local = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, size: 0.0, lambda device: min(device, 1))
+    acts: list[list[Act]] = [[Post(0, 1, 1000)], [Post(1, 2, 5000), Await(0, 0, 1000)], [Await(1, 1, 5000)]]
+    assert ends(acts, local)[1] == 1.5
+
+
+def test_work_goes_on_while_messages_fly() -> None:
+    assert ends([[Post(0, 1, 1000), Work(5.0, "a")], [Await(0, 0, 1000)]]) == [5.0, 1.5]
+
+
+def test_handling_costs_both_ends() -> None:
+    wires = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, size: 0.25, lambda device: device)
+    assert ends([[Post(0, 1, 1000)], [Await(0, 0, 1000)]], wires) == [0.25, 2.0]
+
+
+def test_who_waits_for_each_other_is_told() -> None:
+    with pytest.raises(ProgramError, match=r"\[0, 1\] wait for each other"):
+        run_clock(["a", "b"], [[Await(0, 1, 1), Post(1, 1, 1)], [Await(1, 0, 1), Post(0, 0, 1)]], SLOW)
+
+
+def test_the_host_is_on_the_machine_that_the_network_names() -> None:
+    nodes = (NodeProfile("a"), NodeProfile("b"))
+    assert machine_of(Cluster(nodes, Network(coordinator_on="b")), 2) == 1
+    assert machine_of(Cluster(nodes), 2) == 2
+
+
+@given(networks(), clusters(), plan_options())
+def test_timelines_of_programs_are_possible(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+    program = compiled(graph, cluster, options).optimized
+    predictor = Predictor(cluster)
+    timeline = predictor.timeline(program)
+    sent = {span.message: span.start_s for span in timeline.spans if span.lane == "send"}
+    received = {span.message: span.start_s for span in timeline.spans if span.lane == "receive"}
+    assert sent.keys() == received.keys()
+    assert all(received[message] > sent[message] for message in sent)
+    for device in range(len(program.devices)):
+        spans = [span for span in timeline.spans if span.device == device]
+        assert all(a.stop_s <= b.start_s + 1e-12 for a, b in pairwise(spans))
+        assert timeline.busy_s(device, "compute") <= timeline.total_s
+    assert predictor.timeline(program) == timeline
+    faster = Predictor(Cluster(cluster.nodes, Network(Link(1e12, 1e-9))))
+    assert faster.timeline(program).total_s <= timeline.total_s
+
+
+@given(networks(), clusters(), plan_options())
+def test_a_calibration_scales_what_it_speaks_of(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+    program = compiled(graph, cluster, options).optimized
+    plain = Predictor(cluster)
+    twice = Predictor(cluster, Calibration({(node.name, g.name): 2.0 for node in cluster.nodes for g in graph.nodes}))
+    for device in program.devices[: program.host]:
+        for step in device.steps:
+            for op in getattr(step, "ops", ()):
+                times = 2.0 if hasattr(op, "work") else 1.0
+                assert twice.op_seconds(program, device, op) == pytest.approx(times * plain.op_seconds(program, device, op))
