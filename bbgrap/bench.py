@@ -255,7 +255,7 @@ def bench(
     agents = cluster.nodes()
     count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
     report("loading the single node")
-    single = Alone(model, count, _first_cores(count))
+    single = Alone(model, count, first_cores(count))
     expected = single.turn(feeds, counted=False)
     whole = [Alone(model, len(whole_machine), whole_machine)] if whole_machine else []
     sessions = [Contender(model, options, cluster, report) for options in contenders]
@@ -263,9 +263,7 @@ def bench(
         report(f"{contender.options.planner}: planning and deploying")
         contender.session.prepare({name: array.shape for name, array in feeds.items()})
     pause = SETTLE_S if count > 1 or any(agent.threads > 1 for agent in agents) else 0.0
-    before = psutil.cpu_percent(LOOK_S)
-    used = _used_by_others()
-    start_of_all = time.perf_counter()
+    watch = MachineWatch()
     for turn in range(-WARM_UP, runs):
         for shared in whole:
             shared.turn(feeds, counted=turn >= 0)
@@ -276,9 +274,7 @@ def bench(
             time.sleep(pause)
             contender.turn(feeds, expected, counted=turn >= 0)
         report(_standing(turn, runs, single.times, sessions))
-    during = 100 * (_used_by_others() - used) / (time.perf_counter() - start_of_all) / (psutil.cpu_count() or 1)
     time.sleep(pause)
-    others = [before, max(0.0, during), psutil.cpu_percent(LOOK_S)]
     return {
         "schema": 1,
         "model": name or model.stem,
@@ -289,7 +285,7 @@ def bench(
         "agents": [{key: value for key, value in asdict(agent).items() if key != "profile"} for agent in agents],
         "single_node": single.result(),
         "whole_machine": whole[0].result() if whole else None,
-        "machine": _machine(others),
+        "machine": watch.machine(),
         "results": [contender.result(single.times, whole[0].times if whole else None) for contender in sessions],
     }
 
@@ -314,7 +310,8 @@ def _standing(turn: int, runs: int, single: Sequence[float], sessions: Sequence[
     return f"run {turn + 1} of {runs}: single node {1e3 * statistics.median(single):.1f} ms, {', '.join(medians)}"
 
 
-def _first_cores(count: int) -> frozenset[int]:
+def first_cores(count: int) -> frozenset[int]:
+    """Return the first cores that this process may use; none where the system does not say."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return frozenset(allowed[:count])
 
@@ -344,14 +341,26 @@ def _used_by_others() -> float:
     return total
 
 
-def _machine(others: Sequence[float]) -> dict[str, Any]:
-    return {
-        "processor": processor_name(),
-        "cores": usable_cores(),
-        "system": platform.platform(),
-        "others_percent": [round(value, 1) for value in others],  # before, during and after the measurement
-        "busy": max(others) > BUSY_PERCENT,
-    }
+class MachineWatch:
+    """Looks whether somebody else uses this machine, before, during and after a measurement."""
+
+    def __init__(self) -> None:
+        """Look, and begin."""
+        self._before = psutil.cpu_percent(LOOK_S)
+        self._used = _used_by_others()
+        self._start = time.perf_counter()
+
+    def machine(self) -> dict[str, Any]:
+        """End, look again, and return `machine` of `bench --json`."""
+        during = 100 * (_used_by_others() - self._used) / (time.perf_counter() - self._start) / (psutil.cpu_count() or 1)
+        others = [self._before, max(0.0, during), psutil.cpu_percent(LOOK_S)]
+        return {
+            "processor": processor_name(),
+            "cores": usable_cores(),
+            "system": platform.platform(),
+            "others_percent": [round(value, 1) for value in others],  # before, during and after the measurement
+            "busy": max(others) > BUSY_PERCENT,
+        }
 
 
 def processor_name() -> str:

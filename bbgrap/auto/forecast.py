@@ -15,13 +15,17 @@ from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.compile import Compiled
 from bbgrap.program.direct import build_direct
 from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
-from bbgrap.program.timeline import LANES, Timeline
+from bbgrap.program.timeline import LANES, Timeline, plain_timeline
 from bbgrap.tdl import Description
 
 Descriptions = Mapping[str, Description | None]
 
 MORE_BANDWIDTH = 10
 """What `what_if` multiplies the links' bandwidth by."""
+
+
+SHOWN_SPANS = 5_000
+"""A longer timeline is not part of the report: some 60 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Forecast:
                 name: {f"{lane}_ms": _ms(timeline.busy_s(device, lane)) for lane in LANES} for device, name in enumerate(names)
             },
         }
+        if len(timeline.spans) <= SHOWN_SPANS:
+            report["predicted_timeline"] = plain_timeline(timeline)
         if self.found is not None:
             report["search"] = {
                 "plans": self.found.plans,

@@ -21,6 +21,7 @@ from bbgrap.cli.options import (
     TransferDtype,
 )
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
+from bbgrap.errors import UsageError
 
 BUSY_TEXT = "this machine was busy with other work: do not trust these times"
 
@@ -35,6 +36,12 @@ def bench(
     objective: Objective = "latency",
     search_seconds: SearchSeconds = 10.0,
     transfer_dtype: TransferDtype = "exact",
+    stream: Annotated[
+        int | None, typer.Option(min=5, help="Measure throughput instead: so many requests, several at once.", show_default=False)
+    ] = None,
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, help="With --stream: requests at once; default: 2 per agent.", show_default=False)
+    ] = None,
     shapes: InputShapes = None,
     seed: Seed = 0,
     agents: LocalAgents = None,
@@ -55,13 +62,18 @@ def bench(
         bbgrap bench zoo:resnet50 --agents 2
 
         bbgrap bench model.onnx --planner bbgrap,single --runs 100 --json --coordinator tcp://head:7070
+
+        bbgrap bench zoo:resnet50 --agents 2 --stream 200 --planner single --objective throughput
     """
     from bbgrap.bench import bench as measure
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import random_inputs
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
     from bbgrap.cli.options import plan_options
+    from bbgrap.stream import measure_stream
 
+    if in_flight is not None and stream is None:
+        raise UsageError("--in-flight: it belongs to --stream N; give both or neither")
     contenders = [
         plan_options(name.strip(), split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
         for name in planner.split(",")
@@ -70,13 +82,28 @@ def bench(
     declared = inputs_of(path)
     feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed)
     with open_cluster(coordinator, agents, threads or 1) as cluster, step("measuring") as progress:
-        report = measure(path, feeds, cluster, contenders, runs=runs, threads=threads, name=model, report=progress.update)
+        if stream is None:
+            report = measure(path, feeds, cluster, contenders, runs=runs, threads=threads, name=model, report=progress.update)
+        else:
+            report = measure_stream(
+                path,
+                feeds,
+                cluster,
+                contenders,
+                requests=stream,
+                in_flight=in_flight,
+                threads=threads,
+                name=model,
+                report=progress.update,
+            )
     if report["machine"]["busy"] and as_json:
         say(BUSY_TEXT)
     if as_json:
         print_json(report)
-    else:
+    elif stream is None:
         print_comparison(report)
+    else:
+        print_rates(report)
     if not all(result["verified"] for result in report["results"]):
         say("bbgrap: an answer differs from plain onnxruntime by more than is allowed")
         raise typer.Exit(1)
@@ -108,6 +135,25 @@ def print_comparison(report: dict[str, Any]) -> None:
         rows,
         title=f"{report['model']}, {shapes}: {len(report['agents'])} agents (threads: {threads}), {report['runs']} runs{lossy}",
     )
+    if report["machine"]["busy"]:
+        print_result(BUSY_TEXT)
+    for result in report["results"]:
+        if result["fault"]:
+            print_result(f"{result['planner']}: {result['fault']}")
+
+
+def print_rates(report: dict[str, Any]) -> None:
+    """Print the table of a stream."""
+    single = report["single_node"]
+    threads = single["threads"]
+    alone = f"single node, {threads} thread{'s' * (threads != 1)}, one after the other"
+    rows: list[tuple[object, ...]] = [(alone, report["results"][0]["single_per_s"], *[None] * 4)]
+    for result in report["results"]:
+        numbers = [result[key] for key in ("throughput_per_s", "throughput_ratio", "max_rel_err", "bit_identical")]
+        rows.append((f"{result['planner']} ({result['objective']})", *numbers, len(result["nodes_used"])))
+    shapes = ", ".join(f"{name} {shape}" for name, shape in report["inputs"].items())
+    title = f"{report['model']}, {shapes}: {report['requests']} requests, {report['in_flight']} at once, {len(report['agents'])} agents"
+    print_table(("", "per second", "ratio", "max rel err", "same bits", "nodes"), rows, title=title)
     if report["machine"]["busy"]:
         print_result(BUSY_TEXT)
     for result in report["results"]:

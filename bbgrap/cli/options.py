@@ -26,7 +26,7 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads of each agent that is
 ClusterFile = Annotated[Path | None, typer.Option(help="Plan for the nodes of this cluster file (YAML).", show_default=False)]
 Shares = Annotated[str, typer.Option(help="Relative parts of the work, a number per node: 2,1,1.", show_default=False)]
 Planner = Annotated[str, typer.Option(help="Who plans: bbgrap, auto, single, ...")]
-Objective = Annotated[str, typer.Option(help="What planner auto minimises: latency, throughput, memory.")]
+Objective = Annotated[str, typer.Option(help="What planner auto minimises: latency, throughput (of streams), memory.")]
 SearchSeconds = Annotated[float, typer.Option(help="How long planner auto may search.")]
 TransferDtype = Annotated[
     str,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +24,12 @@ from bbgrap.cli.options import (
 )
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say, step
 
+if TYPE_CHECKING:
+    from bbgrap.bench import Comparison
+    from bbgrap.cli.planning import Planned
+    from bbgrap.planners.options import PlanOptions
+    from bbgrap.program.artifacts import Artifacts
+
 
 def simulate(
     model: Model,
@@ -41,45 +48,76 @@ def simulate(
     ] = None,
     batch: Batch = None,
     seed: Seed = 0,
+    measured: Annotated[
+        bool, typer.Option("--measured", help="Time every node's segments here, one by one, instead of predicting them from profiles.")
+    ] = False,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Run the partitioned model and compare the answer; else only predict.")
+    ] = True,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the predicted timeline: .svg, .html or .json (Chrome, Perfetto).", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a partitioned model in this process, every node in turn, and compare the answer with plain onnxruntime.
+    """Predict when every node of a cluster does what, run the partitioned model in this process, and compare with plain onnxruntime.
 
-    Exit code 1 if they differ by more than rounding (with --transfer-dtype: by more than that says).
+    The cluster may be larger than this machine, and need not exist. Exit code 1 if the answer differs by more than rounding (with
+    --transfer-dtype: by more than that says).
 
     Examples:
         bbgrap simulate zoo:resnet50 --agents 3
 
         bbgrap simulate zoo:resnet50 --agents 4 --transfer-dtype float16
 
+        bbgrap simulate zoo:resnet50 --agents 8 --planner auto --no-run --measured --timeline eight.html
+
         bbgrap simulate model.onnx --cluster deploy/clusters/three-unequal.yaml --json
     """
-    from bbgrap.bench import compare
-    from bbgrap.cli.inputs import random_inputs
     from bbgrap.cli.options import plan_options
     from bbgrap.cli.planning import Request, plan_offline
-    from bbgrap.engine.kernels import local_kernels
-    from bbgrap.engine.reference import Reference
+    from bbgrap.cli.timelines import check_suffix, write_timeline
     from bbgrap.program.export import export
-    from bbgrap.program.simulate import simulate as walk
 
+    check_suffix(timeline)
     options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
     planned = plan_offline(Request(model, agents, cluster, shares, options, tuple(inputs or ()), batch))
-    feeds = random_inputs(planned.inputs, planned.shapes, seed)
-    say(f"inputs: random, seed {seed}")
+    forecast = planned.forecast
     with step("loading every node's segments"):
-        artifacts = export(planned.forecast.compiled.optimized)
-        kernels = local_kernels(artifacts)
-    with step("running the partitioned model"):
-        answers = walk(artifacts, list(feeds.values()), kernels)
-    with step("running plain onnxruntime"):
-        expected = Reference(planned.path).run(feeds)
-    result = compare(answers, expected, options.transfer_dtype)
+        artifacts = export(forecast.compiled.optimized)
+    report = {key: value for key, value in planned.report.items() if key not in ("nodes", "predicted_timeline")}
+    predicted = forecast.timeline
+    if measured:
+        from bbgrap.engine.measured import measured_segments
+
+        with step("timing every node's segments"):
+            predicted = forecast.predictor.timeline(forecast.compiled.optimized, measured_segments(artifacts))
+        report["measured_kernels_ms"] = 1e3 * predicted.total_s
+    if timeline is not None:
+        write_timeline(timeline, predicted, planned.title, predicted=True)
+        say(f"written: {timeline}")
+    result = _compare(planned, artifacts, options, seed) if run else None
     if as_json:
-        report = {key: value for key, value in planned.report.items() if key != "nodes"}
-        print_json({**report, **result.as_dict(), "verified": result.verified})
+        print_json(report if result is None else {**report, **result.as_dict(), "verified": result.verified})
     else:
         print_table(("per request", "initial", "optimised"), before_and_after(planned.report), title=planned.title)
-        print_result(f"\n{result.text}")
-    if not result.verified:
+        print_result(f"\npredicted{', from measured segments' * measured}: {1e3 * predicted.total_s:.2f} ms a request")
+        print_result("" if result is None else result.text)
+    if result is not None and not result.verified:
         raise typer.Exit(1)
+
+
+def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed: int) -> Comparison:
+    """Run the partitioned model and plain onnxruntime on the same random inputs."""
+    from bbgrap.bench import compare
+    from bbgrap.cli.inputs import random_inputs
+    from bbgrap.engine.kernels import local_kernels
+    from bbgrap.engine.reference import Reference
+    from bbgrap.program.simulate import simulate as walk
+
+    feeds = random_inputs(planned.inputs, planned.shapes, seed)
+    say(f"inputs: random, seed {seed}")
+    with step("running the partitioned model"):
+        answers = walk(artifacts, list(feeds.values()), local_kernels(artifacts))
+    with step("running plain onnxruntime"):
+        expected = Reference(planned.path).run(feeds)
+    return compare(answers, expected, options.transfer_dtype)

@@ -67,6 +67,7 @@ def trace(
     from bbgrap.cli.timelines import check_suffix, write_text, write_timeline
     from bbgrap.program.layers import read_layers
     from bbgrap.program.pictures.report import report_html
+    from bbgrap.program.timeline import read_timeline
     from bbgrap.session import InferenceSession
 
     check_suffix(output)
@@ -103,10 +104,13 @@ def trace(
             "inputs": ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items()),
             "requests": runs,
             "median": f"{summary['median_ms']:.2f} ms",
+            "predicted": f"{plan['predicted_ms']:.2f} ms",
             "clocks agree within": f"{summary['clock_error_us']:.0f} µs",
         }
         layers = read_layers(plan.get("layers", []))
-        write_text(html, report_html(title, measured=traced.median, segments=traced.segments, layers=layers, facts=facts))
+        predicted = read_timeline(plan["predicted_timeline"]) if "predicted_timeline" in plan else None
+        page = report_html(title, measured=traced.median, predicted=predicted, segments=traced.segments, layers=layers, facts=facts)
+        write_text(html, page)
     files = [str(file) for file in (output, html) if file is not None]
     for file in files:
         say(f"written: {file}")

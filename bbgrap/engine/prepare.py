@@ -13,6 +13,7 @@ from bbgrap.auto.forecast import Forecast
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
+from bbgrap.engine.routes import Alternative, beside, is_guarded, serves_streams, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
@@ -29,12 +30,15 @@ from bbgrap.program.report import report_of
 class Prepared:
     """A planned model, ready to be deployed.
 
-    `report` is the object that `plan --json` prints (plain values only).
+    `report` is the object that `plan --json` prints (plain values only). `alternatives` are other routes of the same model, to be
+    deployed besides; `name` is what this one is called among them (empty: as its planner).
     """
 
     graph: Graph
     report: Mapping[str, Any]
     artifacts: Artifacts
+    name: str = ""
+    alternatives: tuple[Alternative, ...] = ()
 
 
 TIGHT = 0.85
@@ -53,8 +57,10 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
         PlanError: if no plan exists, or none that fits the nodes' memory.
     """
     graph = load_graph(model, shapes)
-    _, artifacts, report = fit(graph, cluster, options)
-    return Prepared(graph, report, artifacts)
+    if serves_streams(options) and (routes := whole_on_each(graph, cluster, options)):
+        return Prepared(graph, routes[0].report, routes[0].artifacts, routes[0].name, routes[1:])
+    forecast, artifacts, report = fit(graph, cluster, options)
+    return Prepared(graph, report, artifacts, "", beside(forecast, artifacts, report) if is_guarded(options) else ())
 
 
 def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, Artifacts, dict[str, Any]]:

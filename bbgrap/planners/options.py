@@ -27,7 +27,8 @@ class PlanOptions:
     `grid` is rows x columns for the `grid` split (None: as square as the number of nodes allows).
 
     `objective` is what the planner `auto` minimises (predicted time of a request, time per request of a stream, memory of the fullest
-    node), `search_seconds` how long it may look. `transfer_dtype` is what 32-bit floats become on their way to an agent.
+    node); for `throughput` a deployment by `auto` or `single` has the whole model on every node with room for it. `search_seconds` is how
+    long it may look. `transfer_dtype` is what 32-bit floats become on their way to an agent.
     """
 
     planner: str = "bbgrap"

@@ -13,5 +13,14 @@ from bbgrap.tdl import Description
 
 def plan_single(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Plan:
     """Put every node whole on the node with the largest share."""
-    best = max(range(cluster.host), key=lambda d: (cluster.shares[d], -d))
-    return Plan("single", graph, cluster, {node.name: (Tile(best, whole_output(graph, node)),) for node in graph.nodes})
+    return plan_whole(graph, cluster, best_node(cluster))
+
+
+def best_node(cluster: Cluster) -> int:
+    """Return the device with the largest share, the first of several."""
+    return max(range(cluster.host), key=lambda d: (cluster.shares[d], -d))
+
+
+def plan_whole(graph: Graph, cluster: Cluster, device: int) -> Plan:
+    """Put every node whole on one device."""
+    return Plan("single", graph, cluster, {node.name: (Tile(device, whole_output(graph, node)),) for node in graph.nodes})

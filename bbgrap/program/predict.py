@@ -88,7 +88,7 @@ class Predictor:
 
     def acts(self, program: Program, measured: Sequence[Mapping[int, float]] = ()) -> list[list[Act]]:
         """Return what every device does; `measured` are seconds of segments by number, per device, where they are known."""
-        known = measured or [{}] * len(program.devices)
+        known = [*measured, *({} for _ in program.devices[len(measured) :])]
         sizes = {
             step.message: sum(program.part_bytes(device.device, step))
             for device in program.devices

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from bbgrap.errors import RemoteProtocolError
 
 Lane = Literal["compute", "send", "receive", "wait"]
 LANES: tuple[Lane, ...] = get_args(Lane)
@@ -43,3 +45,34 @@ class Timeline:
     def busy_s(self, device: int, lane: Lane) -> float:
         """Seconds that a device spends in a lane."""
         return sum(span.stop_s - span.start_s for span in self.spans if span.device == device and span.lane == lane)
+
+
+def plain_timeline(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline as plain values, as plan reports carry it: times in microseconds, the fields of `Span` in their order."""
+    spans = [
+        [s.device, s.lane, s.label, round(1e6 * s.start_s, 1), round(1e6 * s.stop_s, 1), s.message, s.peer, s.bytes, s.segment]
+        for s in timeline.spans
+    ]
+    return {"devices": list(timeline.devices), "spans": spans}
+
+
+def read_timeline(plain: Any) -> Timeline:  # noqa: ANN401 - whatever JSON holds
+    """Return the timeline of plain values.
+
+    Raises:
+        RemoteProtocolError: if they are none.
+    """
+    try:
+        devices = tuple(str(name) for name in plain["devices"])
+        spans = tuple(_span(values, len(devices)) for values in plain["spans"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"report: its timeline cannot be read: {error}") from None
+    return Timeline(devices, spans)
+
+
+def _span(values: Any, count: int) -> Span:  # noqa: ANN401
+    device, lane, label, start, stop, message, peer, size, segment = values
+    numbers = [device, *(value for value in (message, peer, segment) if value is not None), size]
+    if lane not in LANES or not all(isinstance(n, int) and n >= 0 for n in numbers) or device >= count or not 0 <= start <= stop:
+        raise ValueError(f"no span: {values}")
+    return Span(device, lane, str(label), start / 1e6, stop / 1e6, message, peer, size, segment)

@@ -237,6 +237,7 @@ class Fault(Enum):
     CLUSTER_FILE = "cluster-file"
     UNAVAILABLE = "unavailable"
     EXECUTION = "execution"
+    BUSY = "busy"
     PROTOCOL = "protocol"
     UNKNOWN_MODEL = "unknown-model"
     UNKNOWN_PLAN = "unknown-plan"
@@ -261,6 +262,7 @@ _ERRORS: dict[Fault, type[BbgrapError]] = {
     Fault.CLUSTER_FILE: ClusterFileError,
     Fault.UNAVAILABLE: ClusterUnavailableError,
     Fault.EXECUTION: ExecutionError,
+    Fault.BUSY: ExecutionError,
     Fault.PROTOCOL: RemoteProtocolError,
     Fault.UNKNOWN_MODEL: ExecutionError,
     Fault.UNKNOWN_PLAN: ExecutionError,

@@ -2,21 +2,23 @@
 
     PrepareModel or RunModel -> StartPlanning -> Planned -> Deploy to every device that takes part -> Deployed by all -> HostDeploy
 
-A plan is what a client knows: model, shapes and options. A deployment (an epoch) is a plan on the agents of one moment. When an agent
-goes, its deployments end; whoever still waits for one is moved to a new deployment over the agents that are left.
-Laws: a plan has at most one current deployment; an ended deployment is forgotten by everyone who had a part in it.
+A plan is what a client knows: model, shapes and options. A deployment is a plan on the agents of one moment, by one or more routes
+(`coordinator_routes`), each with an epoch of its own. Laws: a plan has at most one current deployment; an ended deployment is forgotten
+by everyone who had a part in it; an agent loads one route of a deployment at a time, so that weights they share travel once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from bbgrap.cluster.types import COORDINATOR, Cluster
-from bbgrap.graph.types import TensorType
+from bbgrap.graph.types import Array, TensorType
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.artifacts import Artifacts
+from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import ModelFile, ModelPrepared, Progress
 from bbgrap.protocol.coordinator_events import (
     HostDeploy,
@@ -24,6 +26,7 @@ from bbgrap.protocol.coordinator_events import (
     Identity,
     Instruction,
     Planned,
+    PlannedRoute,
     Settings,
     StartPlanning,
     Tell,
@@ -31,6 +34,8 @@ from bbgrap.protocol.coordinator_events import (
     ToClient,
 )
 from bbgrap.protocol.coordinator_members import Member, Members
+from bbgrap.protocol.coordinator_routes import Balanced, Fastest, Lane, Measuring, Policy
+from bbgrap.protocol.data import Inputs
 from bbgrap.protocol.messages import Deploy, Peer, Release
 from bbgrap.protocol.states import Role, Tracker
 
@@ -50,11 +55,37 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Deployment:
-    """A plan on the agents of one moment.
+class Route:
+    """One way to run a deployment's model.
 
-    Invariants: `pending` are members that have not said `Deployed`; `callers` wait for `ModelPrepared`, `waiting` requests for the start;
-    `running` requests have started and not ended.
+    Invariants: `pending` are agents that have been told (`begun`) and have not said `Deployed`; `weights` are kept until the route is
+    `ready`, then the agents hold them.
+    """
+
+    name: str
+    lane: Lane
+    host: Schedule
+    report: str
+    parts: dict[Identity, Deploy]
+    nodes: tuple[Peer, ...]
+    """The devices that take part."""
+    weights: Mapping[str, Array]
+    pending: dict[Identity, float] = field(default_factory=dict)
+    begun: bool = False
+    ready: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """The number that every message of the route bears."""
+        return self.lane.epoch
+
+
+@dataclass(slots=True)
+class Deployment:
+    """A plan on the agents of one moment; its `epoch` is that of its first route.
+
+    Invariants: `callers` wait for `ModelPrepared`, `waiting` requests for a route with room; `routes` is empty as long as it is planned;
+    `measuring` is there if there was a choice.
     """
 
     epoch: int
@@ -63,21 +94,68 @@ class Deployment:
     cluster: Cluster
     tracker: Tracker
     used: float
-    parts: dict[Identity, Deploy] = field(default_factory=dict)
-    artifacts: Artifacts | None = None
-    report: str = ""
-    pending: dict[Identity, float] = field(default_factory=dict)
+    policy: Policy
+    routes: list[Route] = field(default_factory=list)
+    measuring: Measuring | None = None
+    inputs: Inputs | None = None
+    """Of made-up requests, as long as they are made."""
     callers: list[Caller] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
-    running: set[int] = field(default_factory=set)
+
+    @property
+    def running(self) -> list[int]:
+        """The requests that are on their way, by any route."""
+        return [number for route in self.routes for number in route.lane.running]
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether what counts is how many requests are done, not how soon one is."""
+        return self.plan.options.objective == "throughput"
+
+    @property
+    def answer_epoch(self) -> int:
+        """What clients are told: another one than before means that another plan or route serves them."""
+        return self.epoch if self.policy.serving is None else self.policy.serving
+
+    @property
+    def load(self) -> int:
+        """The largest number of routes that any agent has a part in."""
+        return max((sum(m.identity in route.parts for route in self.routes) for m in self.members), default=0) or 1
 
     def concerns(self, member: Member) -> bool:
-        """Whether the deployment cannot go on without an agent."""
-        return member.identity in self.parts if self.artifacts else any(m is member for m in self.members)
+        """Whether an agent has a part in it."""
+        return any(member.identity in route.parts for route in self.routes) if self.routes else any(m is member for m in self.members)
 
     def prepared(self, call: int) -> ModelPrepared:
         """Return the answer to `PrepareModel`."""
-        return ModelPrepared(call, self.plan.key, self.epoch, tuple(m.name for m in self.members), self.report)
+        return ModelPrepared(call, self.plan.key, self.answer_epoch, tuple(m.name for m in self.members), self.report())
+
+    def report(self) -> str:
+        """Return the report of what serves, and what was measured."""
+        serving = [route for route in self.routes if self.policy.serving in {None, route.epoch}]
+        measured = self.policy.medians
+        if self.measuring is None or not measured:
+            return serving[0].report
+        used = {peer.name: None for route in serving for peer in route.nodes}
+        content: dict[str, Any] = json.loads(serving[0].report)
+        content |= {
+            "nodes_used": [m.name for m in self.members if m.name in used],
+            "measured": {
+                "routes": [
+                    {"name": route.name, "nodes": [peer.name for peer in route.nodes], "median_ms": 1e3 * measured[route.epoch]}
+                    for route in self.routes
+                    if route.epoch in measured
+                ],
+                "chosen": [route.name for route in serving],
+            },
+        }
+        return json.dumps(content)
+
+    def measured_text(self) -> str:
+        """Return what was measured, for the operator."""
+        times = [f"{r.name} {1e3 * self.policy.medians[r.epoch]:.1f} ms" for r in self.routes if r.epoch in self.policy.medians]
+        serving = next((route.name for route in self.routes if route.epoch == self.policy.serving), "every route")
+        return f"deployment {self.epoch}: {', '.join(times) or 'its routes could not be timed'}; {serving} serves"
 
 
 class Deployments:
@@ -119,7 +197,8 @@ class Deployments:
         members = self.members.alive()
         epoch = next(self._epochs)
         cluster = self.members.cluster(members)
-        deployment = Deployment(epoch, plan, members, cluster, Tracker(Role.DEPLOYMENT, f"epoch {epoch}"), used=now)
+        tracker = Tracker(Role.DEPLOYMENT, f"epoch {epoch}")
+        deployment = Deployment(epoch, plan, members, cluster, tracker, now, Fastest([epoch]))
         self.by_epoch[epoch] = deployment
         plan.epoch = epoch
         if old is not None:
@@ -131,104 +210,137 @@ class Deployments:
     def retire(self, deployment: Deployment) -> list[Instruction]:
         """End a deployment that was replaced, once its last request is done."""
         replaced = deployment.plan.epoch != deployment.epoch
-        if not replaced or deployment.running or deployment.epoch not in self.by_epoch:
+        if not replaced or deployment.running or deployment.waiting or deployment.epoch not in self.by_epoch:
             return []
         return self.end(deployment, "released" if deployment.tracker.may("released") else "stop")
 
     def _make_room(self) -> list[Instruction]:
-        """Release the least recently used deployment that is idle, if there are too many."""
-        idle = [d for d in self.by_epoch.values() if d.tracker.state == "ready" and not d.running]
-        if len(self.by_epoch) < self.settings.max_deployments or not idle:
-            return []
-        return self.end(min(idle, key=lambda d: d.used), "released")
+        """Release the least recently used deployments that are idle, as long as there are too many."""
+        done: list[Instruction] = []
+        while sum(d.load for d in self.by_epoch.values()) >= self.settings.max_deployments:
+            idle = [d for d in self.by_epoch.values() if d.tracker.state == "ready" and not d.running and not d.waiting]
+            if not idle:
+                break
+            done += self.end(min(idle, key=lambda d: d.used), "released")
+        return done
 
     def planned(self, event: Planned, now: float) -> list[Instruction]:
         """Deploy what was planned to the agents that take part."""
         deployment = self.by_epoch[event.epoch]
         deployment.tracker.move("planned")
-        deployment.artifacts, deployment.report = event.artifacts, event.report
-        devices = list(zip(deployment.members, event.artifacts.devices, strict=True))
+        own = PlannedRoute(event.name or deployment.plan.options.planner, event.artifacts, event.report)
+        numbered = [(event.epoch, own), *((next(self._epochs), other) for other in event.alternatives)]
+        deployment.routes = [self._route(deployment, epoch, planned) for epoch, planned in numbered]
+        deployment.policy = Balanced() if deployment.is_stream else Fastest([epoch for epoch, _ in numbered])
+        return self.advance(deployment, now)
+
+    def _route(self, deployment: Deployment, epoch: int, planned: PlannedRoute) -> Route:
+        devices = list(zip(deployment.members, planned.artifacts.devices, strict=True))
         addresses = [(m.name, m.join.data_address) for m, _ in devices] + [(COORDINATOR, self.settings.data_address)]
         peers = tuple(Peer(device, name, address) for device, (name, address) in enumerate(addresses))
-        for member, part in devices:
-            if part.schedule.steps:
-                deployment.parts[member.identity] = Deploy(event.epoch, peers, part.schedule, part.segments)
-        deployment.pending = dict.fromkeys(deployment.parts, now)
-        return [*(ToAgent(identity, deploy) for identity, deploy in deployment.parts.items()), *self.progress(deployment)]
+        working = {device: m.identity for device, (m, part) in enumerate(devices) if part.schedule.steps}
+        parts = {
+            identity: Deploy(epoch, peers, planned.artifacts.devices[device].schedule, planned.artifacts.devices[device].segments)
+            for device, identity in working.items()
+        }
+        lane = Lane(epoch, self.settings.in_flight_per_node * max(1, len(parts)))
+        nodes = tuple(peer for peer in peers if peer.device in working)
+        return Route(planned.name, lane, planned.artifacts.host, planned.report, parts, nodes, planned.artifacts.weights)
+
+    def advance(self, deployment: Deployment, now: float) -> list[Instruction]:
+        """Become the host of routes that are loaded, deploy those whose agents load no other one, and tell who waits how far it is."""
+        done: list[Instruction] = []
+        busy: set[Identity] = set()
+        for route in deployment.routes:
+            if not route.begun and not busy & route.parts.keys():
+                route.begun, deployment.used = True, now
+                route.pending = dict.fromkeys(route.parts, now)
+                done += [ToAgent(identity, deploy) for identity, deploy in route.parts.items()]
+            busy |= route.parts.keys() if not route.begun else route.pending.keys()
+            if route.begun and not route.pending and not route.ready:
+                route.ready, route.weights = True, {}
+                names = ", ".join(peer.name for peer in route.nodes)
+                done += [HostDeploy(route.epoch, route.host, route.nodes), Tell(f"deployment {route.epoch} is ready on {names}")]
+        return [*done, *self.progress(deployment)]
 
     def progress(self, deployment: Deployment) -> list[Instruction]:
         """Tell those who wait how far a deployment is."""
         if deployment.tracker.state == "planning":
             stage, done, total = "planning", 0, 1
         else:
-            stage, total = "deploying", len(deployment.parts)
-            done = total - len(deployment.pending)
+            stage = "deploying" if deployment.tracker.state == "loading" else "measuring"
+            total = sum(len(route.parts) for route in deployment.routes)
+            done = total - sum(len(route.pending if route.begun else route.parts) for route in deployment.routes)
         return [ToClient(identity, Progress(call, stage, done, total)) for identity, call in deployment.callers]
+
+    def find(self, epoch: int) -> tuple[Deployment, Route] | None:
+        """Return the route of that number, and its deployment."""
+        return next(((d, route) for d in self.by_epoch.values() for route in d.routes if route.epoch == epoch), None)
 
     def missing(self, member: Member, epoch: int, digests: Iterable[str], now: float) -> list[Instruction]:
         """Send an agent the weights it lacks."""
-        deployment = self.by_epoch.get(epoch)
-        if deployment is None or deployment.artifacts is None or member.identity not in deployment.parts:
+        found = self.find(epoch)
+        if found is None or member.identity not in found[1].parts:
             return [ToAgent(member.identity, Release(epoch))]
+        deployment, route = found
         deployment.tracker.move("WeightsMissing")
-        if member.identity in deployment.pending:
-            deployment.pending[member.identity] = now
-        segments = deployment.parts[member.identity].segments
+        if member.identity in route.pending:
+            route.pending[member.identity] = now
+        segments = route.parts[member.identity].segments
         types: dict[str, TensorType] = {ref.digest: ref.type for s in segments for ref in s.weights.values()}
         wanted = [d for d in digests if d in types]
         size = sum(types[d].nbytes for d in wanted)
         told = Tell(f"deployment {epoch} sends weights to '{member.name}': {len(wanted)} slices, {size:,} bytes")
-        return [told, *member.feed(wanted, deployment.artifacts.weights, types)]
+        return [told, *member.feed(wanted, route.weights, types)]
 
     def progressed(self, member: Member, now: float) -> None:
         """Note that an agent takes in weights: what is still loading on it is neither stuck nor too slow."""
-        for deployment in self.by_epoch.values():
-            if member.identity in deployment.pending:
-                deployment.pending[member.identity] = deployment.used = now
+        for deployment, route in self._loading():
+            if member.identity in route.pending:
+                route.pending[member.identity] = deployment.used = now
 
-    def deployed(self, member: Member, epoch: int, now: float) -> tuple[Deployment | None, list[Instruction]]:
-        """Note that an agent is done; returns the deployment if that made it ready."""
-        deployment = self.by_epoch.get(epoch)
-        if deployment is None:
-            return None, [ToAgent(member.identity, Release(epoch))]
+    def deployed(self, member: Member, epoch: int, now: float) -> list[Instruction]:
+        """Note that an agent is done."""
+        found = self.find(epoch)
+        if found is None:
+            return [ToAgent(member.identity, Release(epoch))]
+        deployment, route = found
         deployment.tracker.move("Deployed")
-        deployment.pending.pop(member.identity, None)
-        if deployment.tracker.state != "loading":
-            return None, []
-        return (deployment, []) if not deployment.pending else (None, self.progress(deployment))
+        route.pending.pop(member.identity, None)
+        return self.advance(deployment, now) if deployment.tracker.state == "loading" else []
 
-    def ready(self, deployment: Deployment) -> list[Instruction]:
-        """Become the host of a deployment that all agents have loaded."""
-        deployment.tracker.move("all deployed")
-        artifacts = deployment.artifacts
-        if artifacts is None:
-            return []
-        peers = next(iter(deployment.parts.values())).peers if deployment.parts else ()
-        taking_part = tuple(
-            p for p in peers if p.device < artifacts.host.host and deployment.members[p.device].identity in deployment.parts
-        )
-        # From now on only the host's schedule is needed here; the agents hold their weights.
-        deployment.artifacts = Artifacts((), artifacts.host, {})
-        names = ", ".join(p.name for p in taking_part)
-        return [HostDeploy(deployment.epoch, artifacts.host, taking_part), Tell(f"deployment {deployment.epoch} is ready on {names}")]
+    def drop(self, deployment: Deployment, route: Route) -> list[Instruction]:
+        """Take a route out of a deployment that goes on. Its requests are the caller's to move or fail."""
+        deployment.tracker.move("route lost")
+        deployment.routes.remove(route)
+        deployment.policy.lost(route.epoch)
+        if deployment.measuring is not None:
+            deployment.measuring.forget(route.epoch)
+        return self._release(route)
 
     def end(self, deployment: Deployment, event: str) -> list[Instruction]:
         """Forget a deployment everywhere. Its callers and requests are the caller's to move or fail."""
         deployment.tracker.move(event)
         del self.by_epoch[deployment.epoch]
-        living = [identity for identity in deployment.parts if identity in self.members.by_identity]
-        return [*(ToAgent(identity, Release(deployment.epoch)) for identity in living), HostRelease(deployment.epoch)]
+        return [instruction for route in deployment.routes for instruction in self._release(route)]
 
-    def overdue(self, now: float) -> tuple[list[Deployment], list[Instruction]]:
-        """Return the deployments that take too long, and say again what other agents have not answered."""
+    def _release(self, route: Route) -> list[Instruction]:
+        living = [identity for identity in route.parts if route.begun and identity in self.members.by_identity]
+        return [*(ToAgent(identity, Release(route.epoch)) for identity in living), HostRelease(route.epoch)]
+
+    def _loading(self) -> Iterator[tuple[Deployment, Route]]:
+        for deployment in list(self.by_epoch.values()):
+            if deployment.tracker.state == "loading":
+                yield from ((deployment, route) for route in list(deployment.routes) if route.pending)
+
+    def overdue(self, now: float) -> tuple[list[tuple[Deployment, Route]], list[Instruction]]:
+        """Return the routes that take too long to load, and say again what other agents have not answered."""
         slow, again = [], list[Instruction]()
-        for deployment in self.by_epoch.values():
-            if deployment.tracker.state != "loading":
-                continue
+        for deployment, route in self._loading():
             if now - deployment.used > self.settings.deploy_within_s:
-                slow.append(deployment)
-            for identity, said in deployment.pending.items():
+                slow.append((deployment, route))
+            for identity, said in route.pending.items():
                 if now - said > self.settings.resend_s:
-                    deployment.pending[identity] = now
-                    again.append(ToAgent(identity, deployment.parts[identity]))
+                    route.pending[identity] = now
+                    again.append(ToAgent(identity, route.parts[identity]))
         return slow, again

@@ -21,7 +21,9 @@ Identity = bytes
 class Settings:
     """The choices of a coordinator; times in seconds.
 
-    `dead_after_s` is four heartbeats: three may be lost or late. `resend_s` is when an unanswered `Deploy` is said again.
+    `dead_after_s` is four heartbeats: three may be lost or late. `resend_s` is when an unanswered `Deploy` is said again. Of a route
+    `in_flight_per_node` requests are on their way for each of its nodes: one that it works on, and the next one's input. What
+    waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy.
     """
 
     version: str
@@ -35,6 +37,10 @@ class Settings:
     records_within_s: float = 5.0
     max_deployments: int = 8
     max_plans: int = 64
+    in_flight_per_node: int = 2
+    max_waiting: int = 256
+    max_waiting_bytes: int = 1 << 30
+    probe_within_s: float = 30.0
 
 
 # --- events ---------------------------------------------------------------------------------------------------------------------
@@ -66,12 +72,23 @@ class ChunkWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedRoute:
+    """Another way to run the planned model; `report` is JSON."""
+
+    name: str
+    artifacts: Artifacts
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
-    """Answer to `StartPlanning`; `report` is JSON."""
+    """Answer to `StartPlanning`; `report` is JSON. The plan itself is called `name` (empty: as its planner)."""
 
     epoch: int
     artifacts: Artifacts
     report: str
+    name: str = ""
+    alternatives: tuple[PlannedRoute, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

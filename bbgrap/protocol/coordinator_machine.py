@@ -1,18 +1,16 @@
 """What a coordinator does when something happens: events and the time in, instructions out.
 
 Laws: the machine never waits and never looks at a clock; every call of a client gets one final answer, whatever agents do; a request that
-ran on an agent that is lost fails at once, and the next one on its plan is planned anew over the agents that are left.
+ran on an agent that is lost runs again on another route of a stream, or fails at once, and the next one on its plan is planned anew over
+the agents that are left.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import count
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.program.recording import Record
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -29,15 +27,13 @@ from bbgrap.protocol.client_messages import (
     PrepareModel,
     Profiles,
     RunModel,
-    RunResult,
     SetProfile,
     StillWorking,
 )
 from bbgrap.protocol.coordinator_calls import Measurements, Uploads
-from bbgrap.protocol.coordinator_deployments import Caller, Deployment, Deployments, Plan
+from bbgrap.protocol.coordinator_deployments import Caller, Deployment, Deployments, Plan, Route
 from bbgrap.protocol.coordinator_events import (
     ChunkWritten,
-    DropRequest,
     Event,
     FromPeer,
     Identity,
@@ -47,17 +43,15 @@ from bbgrap.protocol.coordinator_events import (
     RequestBroke,
     RequestDone,
     Settings,
-    StartRequest,
     Tell,
     Tick,
     ToAgent,
     ToClient,
 )
 from bbgrap.protocol.coordinator_members import Member, Members
-from bbgrap.protocol.coordinator_records import Recordings
+from bbgrap.protocol.coordinator_requests import Requests
 from bbgrap.protocol.messages import (
     PROTOCOL_VERSION,
-    Abandon,
     AgentMessage,
     Deployed,
     DeploymentFailed,
@@ -72,26 +66,14 @@ from bbgrap.protocol.messages import (
     WeightsMissing,
     WeightStored,
 )
-from bbgrap.protocol.states import Role, Tracker
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
-
-
-@dataclass(slots=True)
-class _Request:
-    number: int
-    caller: Caller
-    message: RunModel
-    plan: Plan
-    deadline: float
-    tracker: Tracker
-    epoch: int = 0
 
 
 class CoordinatorMachine:
     """The control side of the coordinator.
 
-    Invariants: a request is in `requests` until it is answered; a running one is in its deployment's `running`, another in `waiting`.
+    Invariants: after every event, no route that should serve is idle while a request waits for it.
     """
 
     def __init__(self, settings: Settings, stored: Mapping[str, int] | None = None) -> None:
@@ -101,10 +83,7 @@ class CoordinatorMachine:
         self.deployments = Deployments(settings, self.members)
         self.uploads = Uploads(dict(stored or {}))
         self.measurements = Measurements(settings, self.members)
-        self.recordings = Recordings(settings.records_within_s)
-        self.requests: dict[int, _Request] = {}
-        self._by_caller: dict[Caller, int] = {}
-        self._numbers = count(1)
+        self.requests = Requests(settings, self.members, self.deployments)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take an event and return what is to be done, in order.
@@ -112,6 +91,12 @@ class CoordinatorMachine:
         Raises:
             RemoteProtocolError: if a peer sent what must not come now; nothing has changed then.
         """
+        done = self._on_event(event, now)
+        for deployment in list(self.deployments.by_epoch.values()):
+            done += self.requests.go_on(deployment, now)
+        return done
+
+    def _on_event(self, event: Event, now: float) -> list[Instruction]:
         match event:
             case FromPeer(identity, message):
                 return self._on_message(identity, message, now)
@@ -125,10 +110,9 @@ class CoordinatorMachine:
                 deployment = self.deployments.by_epoch.get(event.epoch)
                 return [] if deployment is None else self._give_up(deployment, "plan failed", event.fault, event.reason)
             case RequestDone():
-                return self._on_done(event, now)
+                return self.requests.done(event, now)
             case RequestBroke():
-                request = self.requests.get(event.request)
-                return [] if request is None else self._fail(request, "failed", event.fault, event.reason)
+                return self.requests.broke(event)
 
     # --- agents -----------------------------------------------------------------------------------------------------------------
 
@@ -162,21 +146,17 @@ class CoordinatorMachine:
                 self.deployments.progressed(member, now)
                 return member.acknowledge(message.digest, message.received)
             case Deployed():
-                ready, done = self.deployments.deployed(member, message.epoch, now)
-                return done if ready is None else [*done, *self._on_ready(ready)]
+                return self.deployments.deployed(member, message.epoch, now)
             case DeploymentFailed():
-                deployment = self.deployments.by_epoch.get(message.epoch)
-                if deployment is None or not deployment.concerns(member):
+                found = self.deployments.find(message.epoch)
+                if found is None or member.identity not in found[1].parts:
                     return []
                 reason = f"agent '{member.name}' cannot run the deployment: {message.reason}"
-                return self._give_up(deployment, "DeploymentFailed", Fault.EXECUTION, reason)
+                return self._lose_route(*found, "DeploymentFailed", reason, now)
             case RequestFailed():
-                request = self.requests.get(message.request)
-                if request is None or request.epoch != message.epoch:
-                    return []
-                return self._fail(request, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
+                return self.requests.failed_on(member, message)
             case Recorded():
-                return self._on_recorded(member, message)
+                return self.requests.recorded(member, message)
             case Measured():
                 return self.measurements.measured(member, message, now)
             case Leave():
@@ -188,12 +168,40 @@ class CoordinatorMachine:
         left = len(self.members.by_name)
         done: list[Instruction] = [Tell(f"agent '{member.name}' {verb}; {left} left"), *self.measurements.lost(member, now)]
         for deployment in [d for d in self.deployments.by_epoch.values() if d.concerns(member)]:
-            for number in sorted(deployment.running):
+            broken = [route for route in deployment.routes if member.identity in route.parts]
+            if deployment.is_stream and 0 < len(broken) < len(deployment.routes):
+                for route in broken:
+                    done += self._do_without(deployment, route, now)
+                continue
+            for number in sorted(number for route in broken for number in route.lane.running):
                 reason = f"agent '{member.name}' {verb} while request {number} ran; {left} agents are left, submit again"
-                done += self._fail(self.requests[number], "agent lost", Fault.EXECUTION, reason)
+                done += self.requests.fail(number, "agent lost", Fault.EXECUTION, reason)
             # One that had been replaced may have ended with its last request.
             if deployment.epoch in self.deployments.by_epoch:
-                done += self._end_and_move(deployment, "agent lost", now)
+                done += self._replace(deployment, broken, now) if deployment.running else self._end_and_move(deployment, "agent lost", now)
+        return done
+
+    def _lose_route(self, deployment: Deployment, route: Route, event: str, reason: str, now: float) -> list[Instruction]:
+        """Go on without a route that cannot be used, or end the deployment."""
+        serves = deployment.tracker.state == "ready" and not deployment.is_stream
+        if serves or len(deployment.routes) == 1:
+            return self._give_up(deployment, event, Fault.EXECUTION, reason)
+        return [Tell(f"deployment {deployment.epoch} goes on without {route.name}: {reason}"), *self._do_without(deployment, route, now)]
+
+    def _do_without(self, deployment: Deployment, route: Route, now: float) -> list[Instruction]:
+        """Take a route out; its requests are the next ones to start on another."""
+        self.requests.take_back(deployment, route)
+        done = self.deployments.drop(deployment, route)
+        return [*done, *self.deployments.advance(deployment, now)] if deployment.tracker.state == "loading" else done
+
+    def _replace(self, deployment: Deployment, broken: list[Route], now: float) -> list[Instruction]:
+        """Let a deployment end with the requests that run on the routes it has left; whoever waits goes to a new one."""
+        done = [instruction for route in broken for instruction in self.deployments.drop(deployment, route)]
+        if deployment.plan.epoch != deployment.epoch:
+            return done
+        if deployment.callers or deployment.waiting:
+            return [*done, *self.deployments.begin(deployment.plan, now)[1]]
+        deployment.plan.epoch = None
         return done
 
     def _end_and_move(self, deployment: Deployment, event: str, now: float) -> list[Instruction]:
@@ -204,7 +212,7 @@ class CoordinatorMachine:
             return done
         if not self.members.by_name:
             return [*done, *self._refuse(callers, waiting, Fault.UNAVAILABLE, NO_AGENT)]
-        again, begun = self.deployments.begin(deployment.plan, now)
+        again, begun = self._deployment_for(deployment.plan, now, fresh=False)
         again.callers += callers
         again.waiting += waiting
         return [*done, *begun]
@@ -212,7 +220,7 @@ class CoordinatorMachine:
     def _refuse(self, callers: list[Caller], waiting: list[int], fault: Fault, reason: str) -> list[Instruction]:
         done: list[Instruction] = [ToClient(identity, Failed(call, fault, reason)) for identity, call in callers]
         for number in waiting:
-            done += self._fail(self.requests[number], "failed", fault, reason)
+            done += self.requests.fail(number, "failed", fault, reason)
         return done
 
     def _give_up(self, deployment: Deployment, event: str, fault: Fault, reason: str) -> list[Instruction]:
@@ -230,21 +238,12 @@ class CoordinatorMachine:
         deployment = self.deployments.by_epoch.get(event.epoch)
         if deployment is None:
             return []
-        planned, agents = len(event.artifacts.devices), len(deployment.members)
-        if planned != agents:
-            reason = f"planner: expected programs for {agents} devices, got {planned}"
+        agents = len(deployment.members)
+        wrong = [n for n in (len(a.devices) for a in (event.artifacts, *(o.artifacts for o in event.alternatives))) if n != agents]
+        if wrong:
+            reason = f"planner: expected programs for {agents} devices, got {wrong[0]}"
             return self._give_up(deployment, "plan failed", Fault.PLAN, reason)
-        done = self.deployments.planned(event, now)
-        return done if deployment.pending else [*done, *self._on_ready(deployment)]
-
-    def _on_ready(self, deployment: Deployment) -> list[Instruction]:
-        done = self.deployments.ready(deployment)
-        done += [ToClient(identity, deployment.prepared(call)) for identity, call in deployment.callers]
-        waiting = deployment.waiting
-        deployment.callers, deployment.waiting = [], []
-        for number in waiting:
-            done += self._start(self.requests[number], deployment)
-        return done
+        return self.deployments.planned(event, now)
 
     def _deployment_for(self, plan: Plan, now: float, *, fresh: bool) -> tuple[Deployment, list[Instruction]]:
         """Return the plan's deployment; begin one if there is none, or (`fresh`) if the agents have changed since."""
@@ -289,7 +288,7 @@ class CoordinatorMachine:
 
     def _is_known(self, caller: Caller) -> bool:
         preparing = any(caller in d.callers for d in self.deployments.by_epoch.values())
-        return preparing or caller in self._by_caller or self.measurements.is_known(caller)
+        return preparing or caller in self.requests.by_caller or self.measurements.is_known(caller)
 
     def _on_prepare(self, identity: Identity, message: PrepareModel, now: float) -> list[Instruction]:
         files = self.uploads.files_of(message.model)
@@ -317,83 +316,17 @@ class CoordinatorMachine:
                     identity, Failed(message.call, Fault.UNKNOWN_PLAN, "plan: the coordinator does not have it; prepare the model again")
                 )
             ]
-        if caller in self._by_caller:
+        if caller in self.requests.by_caller:
             return []
         if not self.members.by_name:
             return [ToClient(identity, Failed(message.call, Fault.UNAVAILABLE, NO_AGENT))]
-        number = next(self._numbers)
-        request = _Request(number, caller, message, plan, now + message.deadline_s, Tracker(Role.REQUEST, f"request {number}"))
-        self.requests[number] = request
-        self._by_caller[caller] = number
         deployment, done = self._deployment_for(plan, now, fresh=False)
-        if deployment.tracker.state == "ready":
-            return [*done, *self._start(request, deployment)]
-        deployment.waiting.append(number)
-        return done
-
-    def _start(self, request: _Request, deployment: Deployment) -> list[Instruction]:
-        request.tracker.move("deployed")
-        request.epoch = deployment.epoch
-        deployment.running.add(request.number)
-        message = request.message
-        if message.record:
-            self.recordings.begin(request.number, {identity: part.schedule.device for identity, part in deployment.parts.items()})
-        return [StartRequest(deployment.epoch, request.number, message.inputs, message.payload, message.record)]
-
-    def _on_done(self, event: RequestDone, now: float) -> list[Instruction]:
-        request = self.requests.get(event.request)
-        if request is None:
-            return []
-        if request.message.record:
-            request.tracker.move("computed")
-            self.recordings.computed(event, now)
-            return self._answer_recorded(request)
-        return self._answer(request, event, ())
-
-    def _on_recorded(self, member: Member, message: Recorded) -> list[Instruction]:
-        request = self.requests.get(message.request)
-        if request is None or request.epoch != message.epoch:
-            return []
-        self.recordings.take(message.request, member.identity, message.record)
-        request.tracker.move("Recorded")
-        return self._answer_recorded(request)
-
-    def _answer_recorded(self, request: _Request) -> list[Instruction]:
-        complete = self.recordings.complete(request.number)
-        return [] if complete is None else self._answer(request, *complete)
-
-    def _answer(self, request: _Request, event: RequestDone, records: tuple[Record, ...]) -> list[Instruction]:
-        done = self._close(request, "finished")
-        identity, call = request.caller
-        return [ToClient(identity, RunResult(call, request.epoch, event.outputs, event.payload, records)), *done]
-
-    def _fail(self, request: _Request, event: str, fault: Fault, reason: str) -> list[Instruction]:
-        done = self._close(request, event)
-        return [ToClient(request.caller[0], Failed(request.caller[1], fault, reason)), *done]
-
-    def _close(self, request: _Request, event: str) -> list[Instruction]:
-        """Forget a request here, and everywhere it may still run."""
-        request.tracker.move(event)
-        del self.requests[request.number], self._by_caller[request.caller]
-        self.recordings.forget(request.number)
-        deployment = self.deployments.by_epoch.get(request.epoch)
-        if deployment is None or request.number not in deployment.running:
-            for other in self.deployments.by_epoch.values():
-                if request.number in other.waiting:
-                    other.waiting.remove(request.number)
-            return []
-        deployment.running.discard(request.number)
-        done: list[Instruction] = []
-        if event != "finished":
-            abandon = Abandon(request.epoch, request.number)
-            living = [identity for identity in deployment.parts if identity in self.members.by_identity]
-            done = [DropRequest(request.epoch, request.number), *(ToAgent(identity, abandon) for identity in living)]
-        return [*done, *self.deployments.retire(deployment)]
+        return [*done, *self.requests.add(caller, message, deployment, now)]
 
     def _on_cancel(self, caller: Caller) -> list[Instruction]:
-        number = self._by_caller.get(caller)
-        if number is not None:
-            return self._close(self.requests[number], "Cancel")
+        closed = self.requests.cancel(caller)
+        if closed is not None:
+            return closed
         for deployment in self.deployments.by_epoch.values():
             if caller in deployment.callers:
                 deployment.callers.remove(caller)
@@ -407,17 +340,10 @@ class CoordinatorMachine:
             done += self._lose(member, "silence", "was lost", now)
         slow, again = self.deployments.overdue(now)
         done += again
-        for deployment in slow:
-            names = ", ".join(sorted(m.name for m in deployment.members if m.identity in deployment.pending))
-            done += self._give_up(deployment, "too slow", Fault.EXECUTION, f"deployment: no answer from {names} in time")
-        for request in [r for r in self.requests.values() if now > r.deadline]:
-            state = "ran" if request.tracker.state == "running" else "waited for its deployment"
-            reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
-            done += self._fail(request, "deadline", Fault.EXECUTION, reason)
-        for number in self.recordings.overdue(now):
-            reason = f"request {number}: it was answered, but an agent has not told when it did what; trace again"
-            done += self._fail(self.requests[number], "failed", Fault.EXECUTION, reason)
-        return [*done, *self.measurements.overdue(now)]
+        for deployment, route in slow:
+            names = ", ".join(sorted(m.name for m in deployment.members if m.identity in route.pending))
+            done += self._lose_route(deployment, route, "too slow", f"deployment: no answer from {names} in time", now)
+        return [*done, *self.requests.overdue(now), *self.measurements.overdue(now)]
 
     def refuse(self, identity: Identity, error: RemoteProtocolError) -> list[Instruction]:
         """Note a message that could not be read or must not have come; it is dropped."""

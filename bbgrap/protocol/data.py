@@ -27,7 +27,7 @@ from bbgrap.planners.options import TransferType
 from bbgrap.program.schedule import Part, Receive, Schedule, Send, part_shape
 from bbgrap.program.wire import decode_floats, encode_floats, wire_bytes, wire_of
 from bbgrap.protocol.limits import MAX_INTEGER, MAX_TENSOR_BYTES
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import Buffer, TensorHeader
 
 DATA_VERSION = 1
 _MAGIC = b"BBGr"
@@ -39,6 +39,10 @@ a piece more in a system call."""
 _FLOAT = np.dtype(np.float32)
 _FIXED = STORABLE - {DType.STRING}
 _MAX_RANK = 64
+
+
+Inputs = tuple[tuple[TensorHeader, ...], tuple[Buffer, ...]]
+"""The inputs of a request, and their contents."""
 
 
 class Kind(IntEnum):
@@ -299,6 +303,16 @@ def _unpack_one(kind: TensorType, payload: memoryview, wire: TransferType) -> tu
 
 def _decoded(dtype: DType, shape: tuple[int, ...], content: Buffer, wire: TransferType) -> Array:
     return decode_array(dtype, shape, content) if wire == "exact" else decode_floats(content, shape, wire)
+
+
+def made_up(host: Schedule) -> Inputs | None:
+    """Return inputs of the right types for a host's schedule, all ones (integers may be divisors); None if they are not numbers."""
+    specs = [host.buffers[buffer] for buffer in host.feeds]
+    shapes = [spec.shape for spec in specs if spec.shape is not None and spec.dtype is not DType.STRING]
+    if len(shapes) < len(specs):
+        return None
+    headers = tuple(TensorHeader(spec.name, spec.dtype, shape) for spec, shape in zip(specs, shapes, strict=True))
+    return headers, tuple(encode_array(np.ones(header.shape, header.dtype.numpy)) for header in headers)
 
 
 def encode_array(array: Array) -> Buffer:

@@ -105,15 +105,26 @@ TABLES: Mapping[Role, Table] = {
         "loading": {
             "WeightsMissing": "loading",
             "Deployed": "loading",
-            "all deployed": "ready",
+            "route lost": "loading",
+            "all deployed": "measuring",
             "DeploymentFailed": "ended",
             "agent lost": "ended",
             "too slow": "ended",
             "stop": "ended",
         },
+        "measuring": {
+            "WeightsMissing": "measuring",
+            "Deployed": "measuring",
+            "route lost": "measuring",
+            "measured": "ready",
+            "DeploymentFailed": "ended",
+            "agent lost": "ended",
+            "stop": "ended",
+        },
         "ready": {
             "WeightsMissing": "ready",
             "Deployed": "ready",
+            "route lost": "ready",
             "DeploymentFailed": "ended",
             "agent lost": "ended",
             "released": "ended",
@@ -122,10 +133,11 @@ TABLES: Mapping[Role, Table] = {
         "ended": {},
     },
     Role.REQUEST: {
-        "waiting": {"deployed": "running", "failed": "answered", "Cancel": "answered", "deadline": "answered"},
+        "waiting": {"route free": "running", "failed": "answered", "Cancel": "answered", "deadline": "answered"},
         "running": {
             "Recorded": "running",
             "computed": "recording",
+            "route lost": "waiting",
             "finished": "answered",
             "RequestFailed": "answered",
             "failed": "answered",
@@ -135,6 +147,7 @@ TABLES: Mapping[Role, Table] = {
         },
         "recording": {
             "Recorded": "recording",
+            "route lost": "waiting",
             "finished": "answered",
             "RequestFailed": "answered",
             "failed": "answered",

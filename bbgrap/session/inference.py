@@ -12,6 +12,7 @@ import logging
 import shutil
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,9 @@ from bbgrap.session.signature import NodeArg, Signature
 PROVIDER = "BBGrapExecutionProvider"
 _TRIES = 3
 """A coordinator that was restarted has forgotten model and plan: bring them again, and once more if it happens just then."""
+
+_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+"""Between two tries to submit a request to a coordinator whose queue is full: doubled each time, up to the longest."""
 
 _PLANS = 64
 """Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
@@ -300,13 +304,30 @@ class InferenceSession:
         self, shapes: Shapes, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...], *, record: bool
     ) -> RunResult:
         plan = self._prepared(shapes)
-        message = RunModel(self._connection.number(), plan.key, self._deadline_s, headers, contents, record)
-        result = self._connection.try_call(message, RunResult)
+        result = self._submit(plan, headers, contents, record=record)
         if result.epoch != plan.epoch:
-            # Planned anew since, over other agents: what `plan` shows is to be asked for again.
+            # Planned anew since, over other agents, or by another route: what `plan` shows is to be asked for again.
             with self._lock:
-                self._plans.pop(shapes, None)
+                if self._plans.get(shapes) is plan:
+                    del self._plans[shapes]
         return result
+
+    def _submit(
+        self, plan: PreparedPlan, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...], *, record: bool
+    ) -> RunResult:
+        """Run a request; as long as the coordinator has too many of them, wait and say it again."""
+        left, pause = self._deadline_s, _PAUSE_S
+        deadline = time.monotonic() + left
+        while True:
+            try:
+                message = RunModel(self._connection.number(), plan.key, left, headers, contents, record)
+                return self._connection.try_call(message, RunResult)
+            except CallFailedError as failed:
+                if failed.answer.fault is not Fault.BUSY or left <= pause:
+                    raise
+            time.sleep(pause)
+            left = max(0.0, deadline - time.monotonic())
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _measure(self) -> None:
         """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand; without, a plan assumes usual ones."""

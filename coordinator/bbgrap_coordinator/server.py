@@ -31,6 +31,7 @@ from bbgrap.protocol.coordinator_events import (
     Instruction,
     PlanFailed,
     Planned,
+    PlannedRoute,
     StartPlanning,
     StartRequest,
     Tell,
@@ -185,7 +186,8 @@ class Server:
         try:
             with self._models.folder(job.files) as path:
                 prepared = self._prepare(path, job.shapes, job.cluster, job.options)
-            return Planned(job.epoch, prepared.artifacts, json.dumps(prepared.report))
+            others = tuple(PlannedRoute(a.name, a.artifacts, json.dumps(a.report)) for a in prepared.alternatives)
+            return Planned(job.epoch, prepared.artifacts, json.dumps(prepared.report), prepared.name, others)
         except BbgrapError as error:
             return PlanFailed(job.epoch, Fault.of(error), str(error))
         except Exception as error:

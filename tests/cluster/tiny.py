@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.engine.prepare import Prepared
+from bbgrap.engine.routes import Alternative, serves_streams
 from bbgrap.errors import PlanError
 from bbgrap.graph.types import Array, DType, Graph, TensorType
 from bbgrap.graph.weights import digest_of
@@ -106,16 +107,26 @@ def _segment(name: str, rows: int, *, scaled: bool, poison: bool) -> tuple[Segme
 
 def artifacts(devices: int, rows: int) -> Artifacts:
     """Split `rows` evenly; every device smooths twice and exchanges one row with each neighbour in between."""
-    bounds = [rows * d // devices for d in range(devices + 1)]
+    return _over([rows * d // devices for d in range(devices + 1)])
+
+
+def whole(devices: int, rows: int, device: int) -> Artifacts:
+    """All rows on one of the devices."""
+    return _over([0] * (device + 1) + [rows] * (devices - device))
+
+
+def _over(bounds: list[int]) -> Artifacts:
+    devices, rows = len(bounds) - 1, bounds[-1]
     parts, weights = [], dict[str, Array]()
     host_steps: list[Step] = []
+    working = [device for device in range(devices) if bounds[device + 1] > bounds[device]]
     for device in range(devices):
-        part, own = _device(device, devices, bounds)
+        part, own = _device(device, devices, bounds) if device in working else (DeviceArtifacts(Schedule(device, devices, (), ()), ()), {})
         parts.append(part)
         weights |= own
-    host_steps += [Send(d, d, (Part(0, _padded_box(bounds, d, rows)),)) for d in range(devices)]
-    host_steps += [Receive(100 + d, d, (1 + d,)) for d in range(devices)]
-    host_steps.append(Join(devices + 1, tuple((Part(1 + d, None), _box((bounds[d], bounds[d + 1]))) for d in range(devices))))
+    host_steps += [Send(d, d, (Part(0, _padded_box(bounds, d, rows)),)) for d in working]
+    host_steps += [Receive(100 + d, d, (1 + d,)) for d in working]
+    host_steps.append(Join(devices + 1, tuple((Part(1 + d, None), _box((bounds[d], bounds[d + 1]))) for d in working)))
     pieces = tuple(BufferSpec(f"y{d}", DType.FLOAT, (bounds[d + 1] - bounds[d], 4)) for d in range(devices))
     buffers = (BufferSpec("x", DType.FLOAT, (rows, 4)), *pieces, BufferSpec("y", DType.FLOAT, (rows, 4)))
     return Artifacts(tuple(parts), Schedule(devices, devices, buffers, tuple(host_steps), (0,), (devices + 1,)), weights)
@@ -132,7 +143,7 @@ def _padded_box(bounds: list[int], device: int, rows: int) -> Box:
 def _device(device: int, devices: int, bounds: list[int]) -> tuple[DeviceArtifacts, dict[str, Array]]:
     """Buffers: 0 received rows, 1 zeros around them, 2 smoothed, 3 and 4 rows of the neighbours, 5 with halo, 6 result, 7 a zero row."""
     rows = bounds[device + 1] - bounds[device]
-    above, below = device > 0, device < devices - 1
+    above, below = bounds[device] > 0, bounds[device + 1] < bounds[-1]
     first, w1 = _segment(f"first{device}", rows, scaled=False, poison=True)
     second, w2 = _segment(f"second{device}", rows, scaled=True, poison=False)
     zeros = _zeros_segment()
@@ -189,4 +200,10 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
     kind = TensorType(DType.FLOAT, (rows, 4))
     graph = Graph("tiny", (), ("x",), ("y",), {}, {"x": kind, "y": kind}, {"": OPSET})
     report = {"planner": options.planner, "agents": len(cluster.nodes), "model": model.name}
-    return Prepared(graph, report, artifacts(len(cluster.nodes), rows))
+    others = [
+        Alternative(f"single on {node.name}", whole(len(cluster.nodes), rows, d), {**report, "planner": "single"})
+        for d, node in enumerate(cluster.nodes)
+    ]
+    if serves_streams(options):
+        return Prepared(graph, report, others[0].artifacts, others[0].name, tuple(others[1:]))
+    return Prepared(graph, report, artifacts(len(cluster.nodes), rows), "", tuple(others[:1]) if options.planner == "auto" else ())

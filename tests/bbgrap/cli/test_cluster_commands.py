@@ -130,6 +130,24 @@ def test_bench(run, run_json, here):
     assert "speed-up" in table
 
 
+def test_bench_of_a_stream(run, run_json, here):
+    report = run_json("bench", "zoo:tiny", "--stream", 20, "--in-flight", 3, "--planner", "bbgrap,single", "--objective", "throughput")
+    assert (report["requests"], report["in_flight"], len(report["single_node"]["per_s"])) == (20, 3, 5)
+    for result in report["results"]:
+        assert result["verified"]
+        assert result["throughput_per_s"] > 0
+        assert result["single_per_s"] > 0
+        assert result["throughput_ratio"] > 0
+    assert [result["planner"] for result in report["results"]] == ["bbgrap", "single"]
+    assert report["results"][1]["nodes_used"] == ["agent0", "agent1"]
+    table = run("bench", "zoo:tiny", "--stream", 5).stdout
+    assert "5 requests, 4 at once, 2 agents" in table
+    assert "per second" in table
+    alone = run("bench", "zoo:tiny", "--in-flight", 2)
+    assert alone.exit_code == 2
+    assert "--stream" in alone.stderr
+
+
 def test_trace(run, run_json, here, tmp_path):
     trace, page = tmp_path / "trace.json", tmp_path / "report.html"
     report = run_json("trace", "zoo:tiny", "-o", trace, "--html", page, "--runs", 3)

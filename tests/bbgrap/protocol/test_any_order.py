@@ -11,7 +11,7 @@ from bbgrap.protocol import coordinator_events as ce
 from bbgrap.protocol.agent_machine import MAX_DEPLOYMENTS, AgentMachine
 from bbgrap.protocol.coordinator_machine import CoordinatorMachine
 from tests.bbgrap.protocol.test_codec import AGENT, ANSWERS, CLIENT, COMMANDS
-from tests.bbgrap.protocol.wire import FILE, artifacts, introduction
+from tests.bbgrap.protocol.wire import FILE, introduction, plan_of
 
 STEPS = st.floats(0, 3)
 
@@ -29,7 +29,8 @@ def test_coordinator(moves, offers):
                 done = machine.handle(events.pop(0), now)
             except RemoteProtocolError:
                 continue
-            events += [ce.Planned(i.epoch, artifacts(len(i.cluster.nodes)), "{}") for i in done if isinstance(i, ce.StartPlanning)]
+            events += [plan_of(i) for i in done if isinstance(i, ce.StartPlanning)]
+            events += [ce.RequestDone(i.request, (), ()) for i in done if isinstance(i, ce.StartRequest)]
 
 
 @given(st.lists(st.tuples(st.sampled_from(COMMANDS), STEPS), max_size=40), st.data())

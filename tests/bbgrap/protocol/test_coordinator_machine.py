@@ -188,7 +188,7 @@ def test_a_deadline_ends_a_request_everywhere():
         wire.settle()
     assert wire.answer(call).reason == "request 1: its deadline of 1 s passed while it ran"
     assert [number for _, number in agent.dropped] == [1]
-    assert wire.coordinator.requests == {}
+    assert wire.coordinator.requests.open == {}
 
 
 def test_cancel_ends_a_request_without_an_answer():
@@ -200,7 +200,7 @@ def test_cancel_ends_a_request_without_an_answer():
     wire.carry_client(wire.client.cancel(call))
     wire.settle()
     assert wire.answers[call] == []
-    assert wire.coordinator.requests == {}
+    assert wire.coordinator.requests.open == {}
     assert [number for _, number in agent.dropped] == [1]
 
 

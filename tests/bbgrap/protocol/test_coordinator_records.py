@@ -61,7 +61,7 @@ def test_a_record_that_does_not_come_fails_the_request_after_a_while():
         wire.pass_time(0.5)
     wire.settle()
     assert wire.answer(call).reason == "request 1: it was answered, but an agent has not told when it did what; trace again"
-    assert wire.coordinator.recordings._awaited == {}
+    assert wire.coordinator.requests.recordings._awaited == {}
 
 
 def test_an_agent_that_is_lost_while_it_records_fails_the_request():

@@ -4,16 +4,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import coordinator_events as ce
+from bbgrap.protocol import messages as m
 from tests.bbgrap.protocol.wire import Wire
 
 NAMES = ("a", "b", "c")
 
 
 class ClusterOnAFakeWire(RuleBasedStateMachine):
+    options = PlanOptions()
+
     def __init__(self):
         super().__init__()
-        self.wire = Wire()
+        self.wire = Wire(ce.Settings("0.1.0", "tcp://head:1", max_waiting=5), options=self.options)
         for name in NAMES[:2]:
             self.wire.add_agent(name)
         self.wire.offer()
@@ -59,9 +64,28 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
     def time(self, seconds):
         self.wire.pass_time(seconds)
 
+    @rule(count=st.integers(1, 12))
+    def run_many(self, count):
+        for _ in range(count):
+            self.wire.run()
+
     @rule()
     def finish(self):
         self.wire.finish_requests()
+
+    @precondition(lambda self: self.wire.started)
+    @rule(data=st.data())
+    def a_request_breaks_on_the_host(self, data):
+        number = data.draw(st.sampled_from(list(self.wire.started)))
+        del self.wire.started[number]
+        self.wire.to_coordinator(ce.RequestBroke(number, c.Fault.EXECUTION, "broken"))
+
+    @precondition(lambda self: any(agent.loaded for agent in self.wire.agents.values()))
+    @rule(data=st.data())
+    def a_route_breaks_on_an_agent(self, data):
+        agent = data.draw(st.sampled_from([agent for agent in self.wire.agents.values() if agent.loaded]))
+        epoch = data.draw(st.sampled_from(sorted(agent.loaded)))
+        self.wire.to_coordinator(ce.FromPeer(agent.identity, m.DeploymentFailed(epoch, "broken")))
 
     @precondition(lambda self: self.wire.agents)
     @rule(data=st.data())
@@ -87,10 +111,18 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         deployments = machine.deployments.by_epoch
         waiting = [number for d in deployments.values() for number in d.waiting]
         running = [number for d in deployments.values() for number in d.running]
-        assert sorted(waiting + running) == sorted(machine.requests)
-        assert all(request.epoch in deployments for n, request in machine.requests.items() if n in running)
-        assert len(machine._by_caller) == len(machine.requests)
-        assert set(machine.recordings._awaited) == {n for n in running if machine.requests[n].message.record}
+        assert sorted(waiting + running) == sorted(machine.requests.open)
+        assert len(machine.requests.by_caller) == len(machine.requests.open)
+        for deployment in deployments.values():
+            for route in deployment.routes:
+                assert len(route.lane.running) <= route.lane.limit
+                assert all(machine.requests.open[number].epoch == route.epoch for number in route.lane.running)
+            if deployment.tracker.state == "ready" and deployment.waiting:
+                lanes = {route.epoch: route.lane for route in deployment.routes}
+                serving = deployment.policy.serving
+                assert all(lane.running for lane in lanes.values()) if serving is None else not lanes[serving].has_room
+            assert not deployment.running or deployment.tracker.state == "ready"
+        assert set(machine.requests.recordings._awaited) == {n for n in running if machine.requests.open[n].message.record}
         assert set(machine.members.by_name) == {member.name for member in machine.members.by_identity.values()}
 
     def teardown(self):
@@ -100,7 +132,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
             wire.pass_time(0.5)
         wire.settle()
         assert {call: len(answers) for call, answers in wire.answers.items() if len(answers) != 1} == {}
-        assert wire.coordinator.requests == {}
+        assert wire.coordinator.requests.open == {}
         if not wire.agents:
             wire.add_agent("a")
             wire.settle()
@@ -115,3 +147,16 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
 
 ClusterOnAFakeWire.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestClusterOnAFakeWire = ClusterOnAFakeWire.TestCase
+
+
+class RoutesForLatency(ClusterOnAFakeWire):
+    options = PlanOptions(planner="auto")
+
+
+class RoutesForStreams(ClusterOnAFakeWire):
+    options = PlanOptions(planner="auto", objective="throughput")
+
+
+RoutesForLatency.TestCase.settings = RoutesForStreams.TestCase.settings = ClusterOnAFakeWire.TestCase.settings
+TestRoutesForLatency = RoutesForLatency.TestCase
+TestRoutesForStreams = RoutesForStreams.TestCase

@@ -6,8 +6,8 @@ sent is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -63,6 +63,35 @@ def artifacts(devices: int) -> Artifacts:
     return Artifacts(parts, host, {digest_of(WEIGHT): WEIGHT})
 
 
+def whole(devices: int, device: int) -> Artifacts:
+    """One device runs the segment on all of x, the others do nothing."""
+    rows = BufferSpec("rows", DType.FLOAT, (devices, 2))
+    working = artifacts(devices).devices[device]
+    steps = (Receive(0, devices, (0,)), Run(0, (0,), (1,)), Send(100, devices, (Part(1, None),)))
+    parts = tuple(
+        DeviceArtifacts(Schedule(d, devices, (rows, rows), steps), working.segments)
+        if d == device
+        else DeviceArtifacts(Schedule(d, devices, (), ()), ())
+        for d in range(devices)
+    )
+    x = BufferSpec("x", DType.FLOAT, (devices, 2))
+    host = Schedule(devices, devices, (x, x), (Send(0, device, (Part(0, None),)), Receive(100, device, (1,))), (0,), (1,))
+    return Artifacts(parts, host, artifacts(devices).weights)
+
+
+def plan_of(job: ce.StartPlanning) -> ce.Planned:
+    """What a planner makes: `auto` has other routes, the best node's beside the plan, or the whole model on every node."""
+    devices = len(job.cluster.nodes)
+    alone = tuple(
+        ce.PlannedRoute(f"single on {n.name}", whole(devices, d), '{"planner": "single"}') for d, n in enumerate(job.cluster.nodes)
+    )
+    if job.options.planner != "auto":
+        return ce.Planned(job.epoch, artifacts(devices), "{}")
+    if job.options.objective == "throughput":
+        return ce.Planned(job.epoch, alone[0].artifacts, alone[0].report, alone[0].name, alone[1:])
+    return ce.Planned(job.epoch, artifacts(devices), '{"planner": "auto"}', "", alone[:1])
+
+
 def record_of(device: int) -> Record:
     """What a device would have recorded: one step."""
     return Record(device, (StepLabel("compute", "s: y", 0),), ((1, 2, 3),), 4)
@@ -96,6 +125,9 @@ class Wire:
     parts: dict[int, tuple[m.Peer, ...]] = field(default_factory=dict)
     answers: dict[int, list[c.FinalAnswer]] = field(default_factory=dict)
     weights: dict[str, set[str]] = field(default_factory=dict)
+    options: PlanOptions = field(default_factory=PlanOptions)
+    seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """How long a request takes on these nodes."""
     pingers: list[str] = field(default_factory=list)
     calls: int = 0
     joined: int = 0
@@ -103,6 +135,7 @@ class Wire:
 
     def __post_init__(self) -> None:
         self.coordinator = CoordinatorMachine(self.settings, {FILE.digest: FILE.size})
+        self.plan: Callable[[ce.StartPlanning], ce.Planned | None] = plan_of
         self.client = cm.ClientMachine("tcp://head:7070", silence_s=1e9)
 
     # --- the wire -----------------------------------------------------------------------------------------------------------------
@@ -122,6 +155,12 @@ class Wire:
 
     def pending(self) -> list[tuple[bytes, bytes]]:
         return [key for key, queue in self.queues.items() if queue]
+
+    def deliver_all(self) -> None:
+        """Deliver everything; requests go on."""
+        while keys := self.pending():
+            for key in keys:
+                self.deliver(key)
 
     def settle(self) -> None:
         """Deliver everything, and finish every request that can be."""
@@ -156,7 +195,7 @@ class Wire:
 
     def restart_coordinator(self) -> None:
         self.epochs += 1000
-        self.coordinator = CoordinatorMachine(ce.Settings("0.1.0", "tcp://head:1", first_epoch=self.epochs), {FILE.digest: FILE.size})
+        self.coordinator = CoordinatorMachine(replace(self.settings, first_epoch=self.epochs), {FILE.digest: FILE.size})
         self.started.clear()
 
     def to_coordinator(self, event: ce.Event) -> None:
@@ -173,8 +212,8 @@ class Wire:
                 self.send(b"", identity, TO_AGENT.encode(message))
             case ce.ToClient(identity, answer):
                 self.send(b"", identity, TO_CLIENT.encode(answer))
-            case ce.StartPlanning(epoch):
-                self.to_coordinator(ce.Planned(epoch, artifacts(len(instruction.cluster.nodes)), "{}"))
+            case ce.StartPlanning():
+                self.carry_plan(self.plan(instruction))
             case ce.HostDeploy(epoch):
                 self.parts[epoch] = instruction.peers
             case ce.HostRelease(epoch):
@@ -189,14 +228,22 @@ class Wire:
             case ce.WriteChunk() | ce.Tell():
                 pass
 
+    def carry_plan(self, planned: ce.Planned | None) -> None:
+        if planned is not None:
+            self.to_coordinator(planned)
+
     def finish_requests(self) -> bool:
         """Finish the requests whose agents all live and have the deployment; whether there was one."""
         done = False
         for number, start in list(self.started.items()):
+            if number not in self.started:
+                continue
             able = {agent.name for agent in self.agents.values() if start.epoch in agent.loaded}
-            if {peer.name for peer in self.parts[start.epoch]} <= able:
+            names = tuple(peer.name for peer in self.parts[start.epoch])
+            if set(names) <= able:
                 del self.started[number]
-                host = len(self.coordinator.deployments.by_epoch[start.epoch].members)
+                self.now += self.seconds.get(names, 0.0)
+                host = len(self.coordinator.deployments.find(start.epoch)[0].members)
                 self.to_coordinator(ce.RequestDone(number, (), (), record_of(host) if start.record else None))
                 if start.record:
                     devices = {peer.name: peer.device for peer in self.parts.get(start.epoch, ())}
@@ -260,10 +307,10 @@ class Wire:
         return self.call(lambda n: c.OfferModel(n, MODEL, (FILE,)))
 
     def prepare(self) -> int:
-        return self.call(prepare_message)
+        return self.call(lambda n: prepare_message(n, self.options))
 
-    def run(self, deadline_s: float = 30.0, *, record: bool = False) -> int:
-        return self.call(lambda n: c.RunModel(n, plan_key(prepare_message(n)), deadline_s, (), (), record))
+    def run(self, deadline_s: float = 30.0, payload: tuple[bytes, ...] = (), *, record: bool = False) -> int:
+        return self.call(lambda n: c.RunModel(n, plan_key(prepare_message(n, self.options)), deadline_s, (), payload, record))
 
     def answer(self, call: int) -> c.FinalAnswer:
         """The one answer to a call, which must be there."""
@@ -271,17 +318,34 @@ class Wire:
         return answer
 
 
-def prepare_message(call: int) -> c.PrepareModel:
-    return c.PrepareModel(call, MODEL, {"x": (2, 2)}, PlanOptions())
+def prepare_message(call: int, options: PlanOptions) -> c.PrepareModel:
+    return c.PrepareModel(call, MODEL, {"x": (2, 2)}, options)
 
 
-def ready_wire(*names: str) -> Wire:
-    """A wire with joined agents and a prepared plan."""
-    wire = Wire()
+def joined_wire(
+    *names: str,
+    options: PlanOptions | None = None,
+    settings: ce.Settings | None = None,
+    seconds: Mapping[tuple[str, ...], float] | None = None,
+) -> Wire:
+    """A wire with joined agents and an offered model."""
+    wire = Wire(settings or ce.Settings("0.1.0", "tcp://head:1"), options=options or PlanOptions(), seconds=dict(seconds or {}))
     for name in names:
         wire.add_agent(name)
     wire.settle()
     wire.offer()
+    wire.settle()
+    return wire
+
+
+def ready_wire(
+    *names: str,
+    options: PlanOptions | None = None,
+    settings: ce.Settings | None = None,
+    seconds: Mapping[tuple[str, ...], float] | None = None,
+) -> Wire:
+    """A wire with joined agents and a prepared plan."""
+    wire = joined_wire(*names, options=options, settings=settings, seconds=seconds)
     wire.prepare()
     wire.settle()
     return wire

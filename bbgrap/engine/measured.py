@@ -1,0 +1,57 @@
+"""Segments measured one by one: what a cluster would need that is larger than this machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from bbgrap.engine.kernels import load_segment
+from bbgrap.graph import Array
+from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel
+from bbgrap.program.schedule import BufferSpec, Run
+
+RUNS = 5
+"""Runs of a segment that are timed, after one that is not."""
+
+
+def measured_segments(artifacts: Artifacts, *, threads: int = 1) -> list[dict[int, float]]:
+    """Return the seconds of every segment by its number, per device: medians of runs on made-up inputs in this process.
+
+    Segments of the same content are run once. Devices are taken to be like this machine with so many threads. The segments are run as they
+    are shipped; agents compile them, which makes borders cheaper.
+    """
+    known: dict[str, float] = {}
+    return [_of_device(device, artifacts.weights, known, threads) for device in artifacts.devices]
+
+
+def _of_device(device: DeviceArtifacts, weights: Mapping[str, Array], known: dict[str, float], threads: int) -> dict[int, float]:
+    found = {}
+    for step in device.schedule.steps:
+        if isinstance(step, Run):
+            model = device.segments[step.segment]
+            if model.digest not in known:
+                specs = [device.schedule.buffers[buffer] for buffer in step.inputs]
+                known[model.digest] = _median_s(model, weights, _made_up(specs), threads)
+            found[step.segment] = known[model.digest]
+    return found
+
+
+def _made_up(specs: Sequence[BufferSpec]) -> list[Array]:
+    random = np.random.default_rng(0)
+    shapes = [(spec.shape or (), spec.dtype.numpy) for spec in specs]
+    return [random.standard_normal(shape).astype(kind) if kind.kind == "f" else np.ones(shape, kind) for shape, kind in shapes]
+
+
+def _median_s(model: SegmentModel, weights: Mapping[str, Array], inputs: Sequence[Array], threads: int) -> float:
+    session = load_segment(model, weights, threads=threads)
+    feed = dict(zip(model.inputs, inputs, strict=True))
+    session.run(None, feed)
+    times = []
+    for _ in range(RUNS):
+        began = time.perf_counter()
+        session.run(None, feed)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)

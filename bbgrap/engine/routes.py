@@ -1,0 +1,105 @@
+"""Other ways to run a planned model: the best single node and the next best plan beside a plan, or the whole model on every node.
+
+Only planner `auto` (and, for streams, `single`) gets others than its own plan. Law: the nodes have memory for all routes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bbgrap.auto.forecast import Forecast
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions, TransferType
+from bbgrap.planners.plan import Plan, verify_plan
+from bbgrap.planners.registry import AUTO
+from bbgrap.planners.single import plan_whole
+from bbgrap.program.artifacts import Artifacts
+from bbgrap.program.compile import compile_plan
+from bbgrap.program.export import export
+from bbgrap.program.memory import needed_bytes, overfull
+from bbgrap.program.report import report_of
+
+LEAST_SHARE = 0.5
+"""Part of all shares that the nodes with room for the whole model must have, for a stream to be run by them alone; with less, a plan over
+all nodes is assumed to do more in spite of its exchanges. Chosen: plans of two nodes reach 1.4 to 1.5 times one node (decision 6)."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A route of a model: its name, what is shipped, and its report."""
+
+    name: str
+    artifacts: Artifacts
+    report: Mapping[str, Any]
+
+
+def serves_streams(options: PlanOptions) -> bool:
+    """Whether what was asked for is as many requests as possible, and not one particular plan."""
+    return options.objective == "throughput" and options.planner in {AUTO, "single"}
+
+
+def is_guarded(options: PlanOptions) -> bool:
+    """Whether other routes are to be tried against the plan."""
+    return options.objective == "latency" and options.planner == AUTO
+
+
+def beside(forecast: Forecast, artifacts: Artifacts, report: Mapping[str, Any]) -> tuple[Alternative, ...]:
+    """Return other routes beside a plan: the best single node, then the next best plan, as far as the nodes have room for them."""
+    routes = [Alternative(AUTO, artifacts, report)]
+    cluster = forecast.compiled.plan.cluster
+    for name, plan in _others(forecast):
+        route = _route(name, plan, forecast.compiled.optimized.transfers)
+        if fits(cluster, (*routes, route)):
+            routes.append(route)
+    return tuple(routes[1:])
+
+
+def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
+    plan, single_s = forecast.compiled.plan, forecast.single_s
+    best = min(range(len(single_s)), key=lambda device: (single_s[device], device))
+    if plan.devices_used != (best,):
+        yield f"single on {plan.cluster.nodes[best].name}", plan_whole(plan.graph, plan.cluster, best)
+    for candidate in forecast.found.candidates if forecast.found else ():
+        other = Plan(AUTO, plan.graph, plan.cluster, candidate.tiles)
+        if len(other.devices_used) > 1 and other.tiles != plan.tiles:
+            yield candidate.name, other
+            return
+
+
+def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Alternative, ...]:
+    """Return a route per node that has room for the whole model, the largest share first; for `auto` none if they are too small a part."""
+    order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
+    names = [f"single on {node.name}" for node in cluster.nodes]
+    routes = {device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype) for device in order}
+    able = [device for device in order if fits(cluster, (routes[device],))]
+    if options.planner == AUTO and sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
+        return ()
+    return tuple(routes[device] for device in able)
+
+
+def fits(cluster: Cluster, routes: Sequence[Alternative]) -> bool:
+    """Whether the nodes have memory for all these routes at once."""
+    needed = tuple(sum(route.report["memory_bytes"][node.name] for route in routes) for node in cluster.nodes)
+    return not overfull(cluster, needed)
+
+
+def _route(name: str, plan: Plan, transfers: TransferType) -> Alternative:
+    descriptions = all_descriptions(plan.graph)
+    verify_plan(plan, descriptions)
+    compiled = compile_plan(plan, descriptions, transfers)
+    artifacts = export(compiled.optimized)
+    names = [node.name for node in plan.cluster.nodes]
+    report = (
+        report_of(compiled, 0.0)
+        | Forecast(compiled, descriptions).report()
+        | {
+            "memory_bytes": dict(zip(names, needed_bytes(compiled.optimized, artifacts), strict=True)),
+            "weight_bytes": {node: device.weight_bytes for node, device in zip(names, artifacts.devices, strict=True)},
+            "changed": [],
+        }
+    )
+    return Alternative(name, artifacts, report)

@@ -1,0 +1,83 @@
+"""Routes with real processes: the fastest serves, streams go to every agent, and nobody's request is lost with one."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import bbgrap
+from bbgrap.planners.options import PlanOptions
+from tests.cluster import tiny
+
+pytestmark = pytest.mark.cluster
+STREAM = PlanOptions(planner="auto", objective="throughput")
+
+
+def rows(count, seed=0):
+    return np.random.default_rng(seed).random((count, 4), dtype=np.float32)
+
+
+def run_all(session, inputs, in_flight):
+    with ThreadPoolExecutor(in_flight) as pool:
+        answers = list(pool.map(lambda x: session.run(None, {"x": x})[0], inputs))
+    for x, y in zip(inputs, answers, strict=True):
+        np.testing.assert_array_equal(y, tiny.expected(x))
+
+
+def test_the_routes_of_a_plan_are_timed_and_one_of_them_serves(shared):
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, options=PlanOptions(planner="auto"))
+    measured = session.prepare({"x": (8, 4)}).report["measured"]
+    assert [(route["name"], route["nodes"]) for route in measured["routes"]] == [
+        ("auto", ["agent0", "agent1"]),
+        ("single on agent0", ["agent0"]),
+    ]
+    times = {route["name"]: route["median_ms"] for route in measured["routes"]}
+    assert measured["chosen"] == [min(times, key=times.__getitem__)]
+    run_all(session, [rows(8, seed) for seed in range(20)], 1)
+    assert "serves" in shared.log("coordinator", 1000)
+
+
+def test_a_stream_over_two_agents_is_answered_rightly(shared):
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, options=STREAM)
+    report = session.prepare({"x": (8, 4)}).report
+    assert report["nodes_used"] == ["agent0", "agent1"]
+    assert report["measured"]["chosen"] == ["single on agent0", "single on agent1"]
+    run_all(session, [rows(8, seed) for seed in range(40)], 8)
+
+
+def test_a_stream_survives_the_loss_of_an_agent(fresh):
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, options=STREAM)
+    session.prepare({"x": (8, 4)})
+    killer = threading.Timer(0.3, lambda: fresh.kill("agent1"))
+    killer.start()
+    while fresh.connection.nodes()[-1].name == "agent1":
+        run_all(session, [rows(8, seed) for seed in range(40)], 8)
+    killer.join()
+    run_all(session, [rows(8, seed) for seed in range(40)], 8)
+
+
+def test_more_requests_than_the_coordinator_queues_wait_at_the_client(fresh):
+    """This plan takes three seconds to make, and is made anew after a loss: meanwhile more requests come than may wait."""
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    session.prepare({"x": (666, 4)})
+    fresh.kill("agent1")
+    while len(fresh.connection.nodes()) > 1:
+        time.sleep(0.1)
+    said = []
+    submit = session._connection.try_call
+
+    def listening(message, expected, on_progress=None):
+        try:
+            return submit(message, expected, on_progress)
+        except Exception as error:
+            said.append(str(error))
+            raise
+
+    session._connection.try_call = listening
+    try:
+        run_all(session, [rows(666, seed) for seed in range(300)], 300)
+    finally:
+        del session._connection.try_call
+    assert any("256 requests" in text for text in said)
