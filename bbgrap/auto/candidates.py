@@ -26,7 +26,7 @@ KEPT = 0.4
 LARGE = 1_500
 """Layers times nodes from which not every direction is tried."""
 
-FIRST_SPLITS: tuple[Split, ...] = ("rows", "grid", "channels", "batch")
+FIRST_SPLITS: tuple[Split, ...] = ("rows", "grid", "batch")
 FEW_SPLITS: tuple[Split, ...] = ("rows", "batch")
 """What is tried instead of every direction where plans are large, and where they are very large."""
 
@@ -137,6 +137,8 @@ class Candidates:
         for split in SPLITS if size <= LARGE else FIRST_SPLITS if size <= 4 * LARGE else FEW_SPLITS:
             if not self._enough:
                 self.spread(split, everyone)
+        if min(candidate.score for candidate in self.found).excess:
+            self.spread("channels", everyone)  # it divides the weights
 
     def spread(self, split: Split, devices: Sequence[int]) -> Candidate | None:
         """Add the plan of one direction over some nodes, by how fast each does this model."""
