@@ -1,7 +1,6 @@
 """A process that is held back is seen to be, and its kernels count as long as they last."""
 
 import pytest
-
 from bbgrap_agent import throttling
 from bbgrap_agent.throttling import Throttling, gaps_of
 
