@@ -225,7 +225,7 @@ class Wire:
                 self.started.pop(instruction.request, None)
             case ce.HostPings(peers):
                 self.pingers = [peer.name for peer in peers]
-            case ce.WriteChunk() | ce.Tell():
+            case ce.WriteChunk() | ce.KeepCalibration() | ce.Tell():
                 pass
 
     def carry_plan(self, planned: ce.Planned | None) -> None:
