@@ -89,13 +89,24 @@ def speeds_digest(node: NodeProfile) -> str:
     return hashlib.sha256(repr(sorted(speeds_of(node).items())).encode()).hexdigest()
 
 
-def calibration_of(machines: Mapping[str, MachineFactors], cluster: Cluster) -> Calibration:
-    """Return what is known of the machines that are there, as far as they have the speeds that it was measured against."""
-    known = {node.name: machines[node.name] for node in cluster.nodes if node.name in machines}
-    current = {node.name: speeds_digest(node) for node in cluster.nodes if node.name in known}
-    return Calibration(
-        {(name, node): f for name, entry in known.items() if entry.speeds == current[name] for node, f in entry.factors.items()}
-    )
+def measured_on(machines: Mapping[str, MachineFactors], cluster: Cluster) -> Calibration:
+    """Return what was measured on the machines that are there, as far as they have the speeds that it was measured against."""
+    current = {node.name: speeds_digest(node) for node in cluster.nodes if node.name in machines}
+    valid = {name: machines[name].factors for name, speeds in current.items() if machines[name].speeds == speeds}
+    return Calibration({(name, node): factor for name, factors in valid.items() for node, factor in factors.items()})
+
+
+def completed(calibration: Calibration, cluster: Cluster) -> Calibration:
+    """Return a calibration in which machines of which nothing is known have the median factors of the others.
+
+    Most of an error is the model's, not the machine's: with factors of 1, a machine would look fast because nobody has looked at it.
+    """
+    by_node: dict[str, list[float]] = {}
+    for (_, node), factor in calibration.factors.items():
+        by_node.setdefault(node, []).append(factor)
+    shared = {node: median(of) for node, of in by_node.items()}
+    unknown = {node.name for node in cluster.nodes} - {name for name, _ in calibration.factors}
+    return Calibration({**calibration.factors, **{(name, node): factor for name in sorted(unknown) for node, factor in shared.items()}})
 
 
 def factors_of(calibration: Calibration, cluster: Cluster) -> dict[str, MachineFactors]:

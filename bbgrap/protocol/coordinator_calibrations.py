@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from bbgrap.auto.calibrate import MachineFactors, Segments, calibrated, calibration_of, factors_of
+from bbgrap.auto.calibrate import MachineFactors, Segments, calibrated, completed, factors_of, measured_on
 from bbgrap.cluster.types import Cluster
 from bbgrap.program.predict import Calibration
 from bbgrap.program.trace import SegmentTime
@@ -40,15 +40,15 @@ class Calibrations:
         self._models = {model: dict(machines) for model, machines in (kept or {}).items()}
 
     def of(self, model: str, cluster: Cluster) -> Calibration:
-        """Return what is known of a model on the machines of a cluster."""
-        return calibration_of(self._models.get(model, {}), cluster)
+        """Return what is known of a model on the machines of a cluster; nothing, or something about each of them."""
+        return completed(measured_on(self._models.get(model, {}), cluster), cluster)
 
     def take(self, model: str, cluster: Cluster, segments: Segments, times: SegmentSeconds) -> KeepCalibration:
         """Correct what is known by what the segments of a plan took."""
         names = [node.name for node in cluster.nodes]
         measured = (SegmentTime(device, number, "", seconds) for (device, number), seconds in times.items())
         known = self._models.pop(model, {})
-        calibration = calibrated(names, segments, measured, calibration_of(known, cluster))
+        calibration = calibrated(names, segments, measured, measured_on(known, cluster))
         for name, factors in factors_of(calibration, cluster).items():
             known.pop(name, None)
             known[name] = factors
