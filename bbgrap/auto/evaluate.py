@@ -69,7 +69,12 @@ class Evaluator:
     @property
     def spent(self) -> bool:
         """Whether the search must end."""
-        return self.budget <= 0 or self._time_is_up()
+        return self.budget <= 0 or self.is_late
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up, whatever is left of the budget."""
+        return self._time_is_up()
 
     def score(self, tiles: Tiles) -> Score:
         """Return what a plan is worth."""

@@ -145,7 +145,8 @@ def test_a_segment_that_compiles_badly_stays_portable(broken, caplog):
     with caplog.at_level(logging.INFO):
         loaded = load_compiled(device.schedule, device.segments, replace(good, compiled=compiled))
     assert f"segment '{victim}' stays portable" in caplog.text
-    assert f"{len(device.segments) - 1} of {len(device.segments)} segments compiled" in caplog.text
+    with_maps = len(device.segments) - 1  # the last one adds up the partial results of the pool and classifies them
+    assert f"{with_maps - 1} of {len(device.segments)} segments compiled" in caplog.text
     others = [load_portable(d.schedule, d.segments, good) for d in artifacts.devices[1:]]
     feeds = random_feeds(graph)
     want = run(artifacts, feeds, [load_portable(device.schedule, device.segments, good), *others])
