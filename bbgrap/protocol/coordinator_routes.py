@@ -190,7 +190,7 @@ class Fastest:
         current = median(self._recent)
         if self._baseline is None:
             self._baseline = current
-        elif abs(current / self._baseline - 1) > DRIFT:
+        elif abs(current - self._baseline) > DRIFT * self._baseline:
             self._drifted = True
             self._compare()
         elif self._since >= REMEASURE_EVERY:

@@ -160,6 +160,7 @@ class RoutesForLatency(ClusterOnAFakeWire):
     @rule()
     def slow_down(self):
         """As if a node had become ten times as slow, and the requests so far had shown a drift."""
+        self.wire.settle()
         if self.wire.agents:
             name = min(agent.name for agent in self.wire.agents.values())
             self.wire.kernels[name] = min(1.0, 10 * self.wire.kernels.get(name, SEGMENT_S))
