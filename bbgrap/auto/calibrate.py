@@ -6,12 +6,11 @@ programs until the measurements are there.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from bbgrap.cluster.speeds import speeds_of
+from bbgrap.cluster.speeds import SHARED_WORK, TYPICAL, speeds_of
 from bbgrap.cluster.types import Cluster, NodeProfile
 from bbgrap.program.compile import Compiled
 from bbgrap.program.predict import ANY_NODE, NOT_CALIBRATED, Calibration, Predictor
@@ -20,6 +19,10 @@ from bbgrap.program.trace import SegmentTime
 
 LEAST, MOST = 0.05, 20.0
 """Bounds of a factor: what lies beyond was no measurement of that segment."""
+
+SAME_MACHINE = 1.5
+"""A machine whose new profile predicts more than so many times as much or as little is another one, or does other things besides: what was
+measured on it is forgotten. Within that, profiles differ by chance, and what was measured counts. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,10 @@ Segments = tuple[tuple[SegmentForecast, ...], ...]
 class MachineFactors:
     """What was measured of one model on one machine: factors by graph node, `ANY_NODE` among them.
 
-    `speeds` is the digest of the speeds that the factors correct; for other ones they say nothing.
+    `typical_s` is what the machine was predicted to take for typical work then (`typical_seconds`).
     """
 
-    speeds: str
+    typical_s: float
     factors: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -77,23 +80,28 @@ def calibrated(names: Sequence[str], segments: Segments, times: Iterable[Segment
         name, segment = names[time.device], segments[time.device][time.segment]
         if not segment.kernels_s:
             continue
-        factor = min(MOST, max(LEAST, (time.median_s - segment.rest_s) / segment.kernels_s))
+        factor = _bounded((time.median_s - segment.rest_s) / segment.kernels_s)
         found.setdefault(name, []).append(factor)
         factors |= {(name, node): factor for node in segment.nodes}
     factors |= {(name, ANY_NODE): median(of) for name, of in found.items()}
     return Calibration(factors)
 
 
-def speeds_digest(node: NodeProfile) -> str:
-    """Return a name for what a machine is predicted by; a new profile has another one."""
-    return hashlib.sha256(repr(sorted(speeds_of(node).items())).encode()).hexdigest()
+def typical_seconds(node: NodeProfile) -> float:
+    """Return what a machine is predicted to take for typical work: all of its predictions together go up and down with it."""
+    speeds = speeds_of(node)
+    return sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items())
 
 
 def measured_on(machines: Mapping[str, MachineFactors], cluster: Cluster) -> Calibration:
-    """Return what was measured on the machines that are there, as far as they have the speeds that it was measured against."""
-    current = {node.name: speeds_digest(node) for node in cluster.nodes if node.name in machines}
-    valid = {name: machines[name].factors for name, speeds in current.items() if machines[name].speeds == speeds}
-    return Calibration({(name, node): factor for name, factors in valid.items() for node, factor in factors.items()})
+    """Return what was measured on the machines that are there, as factors of what their profiles of today predict."""
+    factors: dict[tuple[str, str], float] = {}
+    for node in cluster.nodes:
+        known = machines.get(node.name)
+        change = typical_seconds(node) / known.typical_s if known and known.typical_s else 0.0
+        if known and 1 / SAME_MACHINE <= change <= SAME_MACHINE:
+            factors |= {(node.name, of): _bounded(factor / change) for of, factor in known.factors.items()}
+    return Calibration(factors)
 
 
 def completed(calibration: Calibration, cluster: Cluster) -> Calibration:
@@ -114,4 +122,8 @@ def factors_of(calibration: Calibration, cluster: Cluster) -> dict[str, MachineF
     by_machine: dict[str, dict[str, float]] = {}
     for (name, node), factor in calibration.factors.items():
         by_machine.setdefault(name, {})[node] = factor
-    return {n.name: MachineFactors(speeds_digest(n), by_machine[n.name]) for n in cluster.nodes if n.name in by_machine}
+    return {n.name: MachineFactors(typical_seconds(n), by_machine[n.name]) for n in cluster.nodes if n.name in by_machine}
+
+
+def _bounded(factor: float) -> float:
+    return min(MOST, max(LEAST, factor))

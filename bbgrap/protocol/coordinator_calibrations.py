@@ -1,7 +1,7 @@
 """What requests of each model took on each machine, as corrections of the cost model; and which machine has become slow.
 
-Laws: factors are kept per model (the digest of its files) and machine, and used only as long as the machine has the speeds they were
-measured against; both numbers are bounded.
+Laws: factors are kept per model (the digest of its files) and machine, bounded in number; with another profile of the machine they change
+so that the same times are predicted.
 """
 
 from __future__ import annotations

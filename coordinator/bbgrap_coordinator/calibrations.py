@@ -1,6 +1,6 @@
 """Where the coordinator keeps what it measured of models: a JSON file per model, in the state directory.
 
-    {"format": 1, "machines": {"lab-pc": {"speeds": "6c1f...", "factors": {"conv1": 1.08, "": 1.05}}}}
+    {"format": 1, "machines": {"lab-pc": {"typical_s": 0.0041, "factors": {"conv1": 1.08, "": 1.05}}}}
 
 Laws: a file appears complete or not at all; one that is not as expected is ignored, and replaced by the next measurement. Losing them
 costs a few measurements, so nothing here ends the coordinator.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from math import isfinite
+from math import inf
 from pathlib import Path
 
 from bbgrap.auto.calibrate import LEAST, MOST, MachineFactors
@@ -55,7 +55,7 @@ class CalibrationStore:
 
     def keep(self, calibration: KeepCalibration) -> None:
         """Store what was measured of a model."""
-        machines = {name: {"speeds": of.speeds, "factors": dict(of.factors)} for name, of in calibration.machines.items()}
+        machines = {name: {"typical_s": of.typical_s, "factors": dict(of.factors)} for name, of in calibration.machines.items()}
         path = self.directory / f"{calibration.model}.json"
         draft = path.with_suffix(".part")
         try:
@@ -84,10 +84,10 @@ def _machines(content: object) -> dict[str, MachineFactors]:
 
 
 def _factors(name: str, entry: object) -> MachineFactors:
-    speeds, factors = (entry.get("speeds"), entry.get("factors")) if isinstance(entry, dict) else (None, None)
-    if not isinstance(speeds, str) or not is_digest(speeds) or not isinstance(factors, dict):
-        raise ValueError(f"machine '{name}': expected an object with the keys 'speeds' (a SHA-256) and 'factors'")
+    typical_s, factors = (entry.get("typical_s"), entry.get("factors")) if isinstance(entry, dict) else (None, None)
+    if not isinstance(typical_s, float) or not 0 < typical_s < inf or not isinstance(factors, dict):
+        raise ValueError(f"machine '{name}': expected an object with the keys 'typical_s' (seconds) and 'factors'")
     for node, factor in factors.items():
-        if not isinstance(factor, float) or not isfinite(factor) or not LEAST <= factor <= MOST:
+        if not isinstance(factor, float) or not LEAST <= factor <= MOST:
             raise ValueError(f"machine '{name}', node '{node}': expected a factor from {LEAST} to {MOST}, got {str(factor)[:40]}")
-    return MachineFactors(speeds, factors)
+    return MachineFactors(typical_s, factors)

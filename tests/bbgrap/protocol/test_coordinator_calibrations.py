@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.auto.calibrate import MachineFactors, SegmentForecast, speeds_digest
+from bbgrap.auto.calibrate import MachineFactors, SegmentForecast, typical_seconds
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.planners.options import PlanOptions
@@ -106,14 +106,24 @@ def test_a_machine_nobody_has_measured_gets_what_the_others_have():
     assert set(wire.kept[MODEL]) == {"a", "b"}
 
 
-def test_a_new_profile_makes_old_factors_void():
-    wire = calibrated_wire(a=2 * SEGMENT_S, b=4 * SEGMENT_S)
-    wire.call(lambda n: c.SetProfile(n, NodeProfile("a", share=0.5)))
+def share(wire, name, share):
+    wire.call(lambda n: c.SetProfile(n, NodeProfile(name, share=share)))
     wire.settle()
-    assert prepare_other(wire)["a", "conv"] == pytest.approx(4), "it is as a machine that nobody has measured"
-    assert wire.kept[MODEL]["a"] == MachineFactors(
-        speeds_digest(NodeProfile("a", share=0.5)), {"conv": pytest.approx(2), ANY_NODE: pytest.approx(2)}
-    )
+
+
+def test_another_profile_of_the_same_machine_predicts_the_times_that_were_measured():
+    wire = calibrated_wire(a=2 * SEGMENT_S, b=4 * SEGMENT_S)
+    share(wire, "a", 0.8)
+    wire.plan = lambda job: None
+    factors = prepare_other(wire)
+    assert (factors["a", "conv"], factors["b", "conv"]) == pytest.approx((0.8 * 2, 4), rel=0.01)
+
+
+def test_a_machine_that_is_much_faster_or_slower_than_it_was_is_one_that_nobody_has_measured():
+    wire = calibrated_wire(a=2 * SEGMENT_S, b=4 * SEGMENT_S)
+    share(wire, "a", 0.5)
+    assert prepare_other(wire)["a", "conv"] == pytest.approx(4)
+    assert wire.kept[MODEL]["a"].factors["conv"] == pytest.approx(2)
 
 
 def test_records_that_never_come_hold_nobody_up():
@@ -240,7 +250,7 @@ def test_what_is_kept_is_bounded():
     for number in range(MAX_MACHINES + 5):
         kept = calibrations.take("x", Cluster((NodeProfile(f"m{number}"),)), ONE, {(0, 0): 2.0})
     assert len(kept.machines) == MAX_MACHINES
-    assert kept.machines["m9"] == MachineFactors(speeds_digest(NodeProfile("m9")), {"n": 2.0, ANY_NODE: 2.0})
+    assert kept.machines["m9"] == MachineFactors(typical_seconds(NodeProfile("m9")), {"n": 2.0, ANY_NODE: 2.0})
 
 
 seconds = st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 3)), st.floats(1e-6, 1e3), max_size=16)
