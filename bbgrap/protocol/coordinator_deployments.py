@@ -20,6 +20,7 @@ from bbgrap.auto.calibrate import Segments
 from bbgrap.cluster.types import COORDINATOR, Cluster
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import AUTO
 from bbgrap.program.memory import overfull
 from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import ModelFile, ModelPrepared, Progress
@@ -92,6 +93,12 @@ class Route:
     recorded: deque[SegmentSeconds] = field(default_factory=lambda: deque(maxlen=MAX_RECORDED))
     settled: SegmentSeconds = field(default_factory=dict)
     """What its segments took when it was new, if that is known."""
+    asked: bool = False
+    """Whether it has been asked for that."""
+    records_due: int = 0
+    """So many of its next requests are recorded."""
+    drifted: bool = False
+    """Whether those tell if a node has slowed down."""
     pending: dict[Identity, float] = field(default_factory=dict)
     begun: bool = False
     ready: bool = False
@@ -125,10 +132,6 @@ class Deployment:
     routes: list[Route] = field(default_factory=list)
     replaces: int | None = None
     """The deployment whose place it takes once it is ready; meanwhile that one serves."""
-    records_due: int = 0
-    """So many of the next requests on the plan's own route are recorded."""
-    drifted: bool = False
-    """Whether those tell if a node has slowed down."""
     measuring: Measuring | None = None
     inputs: Inputs | None = None
     """Of made-up requests, as long as they are made."""
@@ -141,9 +144,14 @@ class Deployment:
         return [number for route in self.routes for number in route.lane.running]
 
     @property
-    def own(self) -> Route | None:
-        """The route of the plan itself, as long as it has it."""
-        return next((route for route in self.routes if route.epoch == self.epoch), None)
+    def serving(self) -> Route | None:
+        """The route that takes the requests, if it is one."""
+        return next((route for route in self.routes if route.epoch == self.policy.serving), None)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether its predictions count: those of planner `auto`, for the latency of requests."""
+        return self.plan.options.planner == AUTO and not self.is_stream
 
     @property
     def is_stream(self) -> bool:

@@ -2,7 +2,7 @@
 
     measuring: made-up requests          -> the model's factors, and what the plan took when it was new
     a client's recorded request          -> the model's factors
-    the plan drifts: its next requests   -> the model's factors; where one node has slowed down, a new plan beside this one
+    the route that serves drifts         -> its next requests: the model's factors; where a node has slowed down, a new plan beside this one
 
 Laws: nobody waits for records that nobody asked for; for one plan there is one new plan at a time, and not before `MOVE_EVERY` requests.
 """
@@ -10,7 +10,6 @@ Laws: nobody waits for records that nobody asked for; for one plan there is one 
 from __future__ import annotations
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.planners.registry import AUTO
 from bbgrap.program.recording import Record
 from bbgrap.program.trace import HOST_NAME, segment_seconds, timeline_of
 from bbgrap.protocol.coordinator_calibrations import Calibrations, medians_of, slowed
@@ -38,13 +37,14 @@ class Observations:
         self._recordings = recordings
         self._calibrations = calibrations
 
-    def wanted(self, deployment: Deployment, route: Route) -> bool:
-        """Whether the next request on a route is to be recorded."""
-        return deployment.records_due > 0 and route.epoch == deployment.epoch
+    def ask(self, deployment: Deployment, route: Route) -> None:
+        """Let the next requests on a route be recorded, once, if its predictions count."""
+        if deployment.is_calibrated and route.segments and not route.asked:
+            route.asked, route.records_due = True, RECORDED
 
-    def begin(self, number: int, deployment: Deployment, route: Route) -> None:
+    def begin(self, number: int, route: Route) -> None:
         """Record a request."""
-        deployment.records_due -= 1
+        route.records_due -= 1
         self.epochs[number] = route.epoch
         self._recordings.begin(number, route.devices)
 
@@ -65,7 +65,7 @@ class Observations:
         """Note that a request cannot be recorded: do not try with more."""
         found = self._deployments.find(self.epochs.get(number, 0))
         if found is not None:
-            found[0].records_due, found[0].drifted = 0, False
+            found[1].records_due, found[1].drifted = 0, False
         self.forget(number)
 
     def learn(self, deployment: Deployment, route: Route, records: tuple[Record, ...], now: float) -> list[Instruction]:
@@ -81,37 +81,37 @@ class Observations:
         route.recorded.append(seconds)
         medians = medians_of(route.recorded)
         done: list[Instruction] = [self._calibrations.take(deployment.plan.model, deployment.cluster, route.segments, medians)]
-        if deployment.drifted and not self._open(deployment) and not deployment.records_due:
-            deployment.drifted = False
-            done += self._judge(deployment, route, now)
+        if not route.records_due and route.epoch not in self.epochs.values():
+            if route.drifted:
+                route.drifted = False
+                done += self._judge(deployment, route, now)
+            elif not route.settled:
+                route.settled = medians
         return done
 
-    def start(self, deployment: Deployment) -> None:
-        """Record the first requests of a plan whose predictions count: that of planner `auto`, for the latency of requests."""
-        if deployment.plan.options.planner == AUTO and not deployment.is_stream and deployment.routes[0].segments:
-            deployment.records_due = RECORDED
-
     def settle(self, deployment: Deployment) -> list[Instruction]:
-        """Keep what the plan took when it was new: later times are compared with it."""
-        deployment.records_due = 0
-        own = deployment.own
-        if own is None or not own.recorded:
-            return []
-        own.settled = medians_of(own.recorded)
-        return [Tell(f"deployment {deployment.epoch}: {len(own.recorded)} recorded requests correct the predictions of its model")]
+        """Note that the made-up requests are over: later times are compared with theirs."""
+        done: list[Instruction] = []
+        for route in deployment.routes:
+            route.records_due = 0
+            if route.recorded:
+                route.settled = medians_of(route.recorded)
+                done.append(
+                    Tell(f"deployment {deployment.epoch}: {route.name} was recorded {len(route.recorded)} times to correct predictions")
+                )
+        return done
 
     def answered(self, deployment: Deployment) -> None:
-        """Note that a request was answered; after a drift of the plan the next ones are recorded."""
-        plan, own = deployment.plan, deployment.own
+        """Note that a request was answered: the first ones of another route that serves are recorded, and the next ones after a drift."""
+        plan, route = deployment.plan, deployment.serving
         plan.answered += 1
         drift = deployment.policy.drift()
-        if not drift or own is None or not own.settled or deployment.policy.serving != own.epoch or plan.answered < plan.next_move:
+        if route is None or len(route.parts) < 2:
             return
-        own.recorded.clear()
-        deployment.drifted, deployment.records_due = True, RECORDED
-
-    def _open(self, deployment: Deployment) -> bool:
-        return any(epoch == deployment.epoch for epoch in self.epochs.values())
+        self.ask(deployment, route)
+        if drift and deployment.is_calibrated and route.settled and plan.answered >= plan.next_move:
+            route.recorded.clear()
+            route.drifted, route.records_due = True, RECORDED
 
     def _judge(self, deployment: Deployment, route: Route, now: float) -> list[Instruction]:
         """Plan anew if one node has slowed down."""

@@ -114,28 +114,28 @@ class Requests:
             if lane is None:
                 break
             route = next(route for route in deployment.routes if route.lane is lane)
-            done.append(self._start(self.open[deployment.waiting.pop(0)], deployment, route, now))
+            done.append(self._start(self.open[deployment.waiting.pop(0)], route, now))
         return done
 
-    def _start(self, request: Request, deployment: Deployment, route: Route, now: float) -> Instruction:
+    def _start(self, request: Request, route: Route, now: float) -> Instruction:
         request.tracker.move("route free")
         others = self._probes or any(deployment.running for deployment in self.deployments.by_epoch.values())
         self._lonely = 0 if others else request.number
         request.epoch, message = route.epoch, request.message
         route.lane.running[request.number] = now
-        observed = not message.record and self.observations.wanted(deployment, route)
+        observed = not message.record and route.records_due > 0
         if message.record:
             self.recordings.begin(request.number, route.devices)
         elif observed:
-            self.observations.begin(request.number, deployment, route)
+            self.observations.begin(request.number, route)
         return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record or observed)
 
     # --- timing routes ----------------------------------------------------------------------------------------------------------
 
     def _begin_measuring(self, deployment: Deployment, now: float) -> list[Instruction]:
         deployment.tracker.move("all deployed")
-        self.observations.start(deployment)
-        if len(deployment.routes) == 1 and not deployment.records_due:
+        self.observations.ask(deployment, deployment.routes[0])
+        if len(deployment.routes) == 1 and not deployment.routes[0].records_due:
             return []
         deployment.inputs = made_up(deployment.routes[0].host)
         epochs = [route.epoch for route in deployment.routes] if deployment.inputs else []
@@ -147,13 +147,17 @@ class Requests:
         self._probes = {number: probe for number, probe in self._probes.items() if self.deployments.find(probe.epoch)}
         if any(probe.deployment is deployment for probe in self._probes.values()):
             return []
-        measuring, inputs, own = deployment.measuring, deployment.inputs, deployment.own
+        measuring, inputs = deployment.measuring, deployment.inputs
         if measuring is not None and inputs is not None:
             epoch = measuring.next(now)
             if epoch is not None:
                 return [self._probe(deployment, inputs, epoch, now)]
-            if own is not None and deployment.records_due and not (own.recorded and measuring.is_late(now)):
-                return [self._probe(deployment, inputs, own.epoch, now, own)]
+            medians = measuring.medians()
+            for route in deployment.routes:
+                if medians and route.epoch == min(medians, key=medians.__getitem__):
+                    self.observations.ask(deployment, route)
+                if route.records_due and not (route.recorded and measuring.is_late(now)):
+                    return [self._probe(deployment, inputs, route.epoch, now, route)]
         return self._serve(deployment)
 
     def _probe(self, deployment: Deployment, inputs: Inputs, epoch: int, now: float, recorded: Route | None = None) -> Instruction:
@@ -161,7 +165,7 @@ class Requests:
         self._probes[number] = _Probe(deployment, epoch, now, recorded is not None)
         self._lonely = 0
         if recorded is not None:
-            self.observations.begin(number, deployment, recorded)
+            self.observations.begin(number, recorded)
         return StartRequest(epoch, number, *inputs, recorded is not None)
 
     def _serve(self, deployment: Deployment) -> list[Instruction]:
@@ -179,8 +183,7 @@ class Requests:
         probe = self._probes.pop(number, None)
         if probe is None:
             return []
-        probe.deployment.records_due = 0
-        self.observations.forget(number)
+        self.observations.give_up(number)
         if probe.deployment.measuring is not None and not probe.recorded:
             probe.deployment.measuring.give_up()
         return self._abandon(probe.epoch, number)
