@@ -170,6 +170,28 @@ def test_a_slow_node_is_noticed_and_the_plan_made_anew_exactly_once():
     assert len(wire.jobs) <= 3
 
 
+def test_another_plan_than_the_planners_first_one_is_watched_when_it_serves():
+    """The other route is one over both nodes, too, and faster."""
+    wire = joined_wire("a", "b", options=AUTO)
+    other = []
+
+    def plan(job):
+        planned = plan_of(job)
+        own, first = ce.PlannedRoute("rows", planned.artifacts, "{}", planned.segments), planned.alternatives[0]
+        other.append(job.epoch)
+        return replace(planned, artifacts=first.artifacts, segments=first.segments, alternatives=(own,))
+
+    wire.plan = plan
+    wire.seconds |= {BOTH: 0.1, ALONE: 0.3}
+    wire.prepare()
+    wire.settle()
+    assert set(wire.kept[MODEL]) == {"a", "b"}
+    serve(wire, 30)
+    slow_down(wire)
+    serve(wire, 40)
+    assert len(other) == 2
+
+
 def test_no_weights_travel_for_a_new_plan():
     wire = calibrated_wire()
     serve(wire, 30)
