@@ -75,7 +75,8 @@ NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp:/
 class CoordinatorMachine:
     """The control side of the coordinator.
 
-    Invariants: after every event, no route that should serve is idle while a request waits for it.
+    Invariants: after every event, no route that should serve is idle while a request waits for it, unless its place is to be taken and the
+    new routes are timed.
     """
 
     def __init__(

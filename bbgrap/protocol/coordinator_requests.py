@@ -3,13 +3,13 @@
     RunModel -> waiting -> (a route has room) running -> answered
                    ^------- the route is lost --'   (a recorded one: running -> recording -> answered)
 
-Laws: every request is answered exactly once; after `go_on`, no route that should serve is idle while a request waits for it; a route is
-timed by requests that had the coordinator to themselves.
+Laws: every request is answered exactly once; after `go_on`, no route that should serve is idle while a request waits for it, except for one
+made-up request at a time of the deployment that is to replace its own; a route is timed by requests that had the coordinator to themselves.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from bbgrap.program.recording import Record
@@ -30,7 +30,7 @@ from bbgrap.protocol.coordinator_events import (
 from bbgrap.protocol.coordinator_members import Member, Members
 from bbgrap.protocol.coordinator_observations import Observations
 from bbgrap.protocol.coordinator_records import Recordings
-from bbgrap.protocol.coordinator_routes import MEASURE_S, Measuring
+from bbgrap.protocol.coordinator_routes import MEASURE_BESIDE_S, MEASURE_S, Measuring
 from bbgrap.protocol.data import Inputs, made_up
 from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
 from bbgrap.protocol.states import Role, Tracker
@@ -62,6 +62,7 @@ class _Probe:
     epoch: int
     started: float
     recorded: bool = False
+    ran: bool = False
 
 
 class Requests:
@@ -109,13 +110,18 @@ class Requests:
         if deployment.tracker.state == "ready":
             done += [ToClient(identity, deployment.prepared(call)) for identity, call in deployment.callers]
             deployment.callers = []
-        while deployment.tracker.state == "ready" and deployment.waiting:
+        while deployment.tracker.state == "ready" and deployment.waiting and not self._gives_way(deployment):
             lane = deployment.policy.choose([route.lane for route in deployment.routes], now)
             if lane is None:
                 break
             route = next(route for route in deployment.routes if route.lane is lane)
             done.append(self._start(self.open[deployment.waiting.pop(0)], route, now))
         return done
+
+    def _gives_way(self, deployment: Deployment) -> bool:
+        """Whether a made-up request runs on the deployment that is to replace this one: for so long requests wait."""
+        probes = [probe for probe in self._probes.values() if probe.deployment.replaces == deployment.epoch and not probe.ran]
+        return any(self.deployments.find(probe.epoch) for probe in probes)
 
     def _start(self, request: Request, route: Route, now: float) -> Instruction:
         request.tracker.move("route free")
@@ -139,7 +145,7 @@ class Requests:
             return []
         deployment.inputs = made_up(deployment.routes[0].host)
         epochs = [route.epoch for route in deployment.routes] if deployment.inputs else []
-        deployment.measuring = Measuring(epochs, now + MEASURE_S)
+        deployment.measuring = Measuring(epochs, now + (MEASURE_S if deployment.replaces is None else MEASURE_BESIDE_S))
         return self.deployments.progress(deployment)
 
     def _measure(self, deployment: Deployment, now: float) -> list[Instruction]:
@@ -148,6 +154,9 @@ class Requests:
         if any(probe.deployment is deployment for probe in self._probes.values()):
             return []
         measuring, inputs = deployment.measuring, deployment.inputs
+        old = self.deployments.by_epoch.get(deployment.replaces or 0)
+        if measuring is not None and old is not None and old.running and not measuring.is_late(now):
+            return []
         if measuring is not None and inputs is not None:
             epoch = measuring.next(now)
             if epoch is not None:
@@ -200,6 +209,8 @@ class Requests:
         request = self.open.get(event.request)
         if event.request in self.observations.epochs:
             self.recordings.computed(event, now)
+            if probe is not None:
+                self._probes[event.request] = replace(probe, ran=True)
             answered = [] if request is None else self._answer(request, event, (), now)
             return [*answered, *self._observe(event.request, now)]
         if request is None:

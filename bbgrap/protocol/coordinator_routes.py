@@ -18,6 +18,8 @@ ROUNDS = 5
 """Made-up requests per route that are."""
 MEASURE_S = 3.0
 """After this long every route is measured with what there is, but with one counted request at least."""
+MEASURE_BESIDE_S = 30.0
+"""The same for a deployment that is to replace one that serves: its made-up requests take turns with real ones, and nobody waits for it."""
 
 WINDOW = 11
 """Requests of the serving route whose median is watched."""

@@ -192,6 +192,26 @@ def test_another_plan_than_the_planners_first_one_is_watched_when_it_serves():
     assert len(other) == 2
 
 
+def test_made_up_requests_of_the_new_plan_and_real_ones_of_the_old_one_take_turns():
+    wire = calibrated_wire()
+    serve(wire, 30)
+    slow_down(wire)
+    wire.plan = lambda job: None
+    serve(wire, 40)
+    calls = [wire.run() for _ in range(20)]
+    wire.deliver_all()
+    wire.to_coordinator(plan_of(wire.jobs[1]))
+    old, alone = wire.jobs[0].epoch, 0
+    for _ in range(200):
+        wire.deliver_all()
+        running = {wire.coordinator.deployments.find(start.epoch)[0].epoch for start in wire.started.values()}
+        assert len(running) <= 1
+        alone += running == {wire.jobs[1].epoch} and old in wire.coordinator.deployments.by_epoch
+        wire.finish_requests()
+    assert alone > 0
+    assert all(isinstance(wire.answer(call), c.RunResult) for call in calls)
+
+
 def test_no_weights_travel_for_a_new_plan():
     wire = calibrated_wire()
     serve(wire, 30)
