@@ -121,7 +121,7 @@ class Requests:
         route.lane.running[request.number] = now
         if message.record:
             self.recordings.begin(request.number, {identity: part.schedule.device for identity, part in route.parts.items()})
-        return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record)
+        return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record, request.caller[0])
 
     # --- timing routes ----------------------------------------------------------------------------------------------------------
 

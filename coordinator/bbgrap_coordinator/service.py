@@ -51,7 +51,7 @@ def serve(
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         models = ModelStore((state_dir or home / "bbgrap" / "coordinator") / "models")
         # Epochs of an earlier coordinator may still be in the network: start above them.
-        settings = Settings(VERSION, plane.address, first_epoch=time.time_ns() // 1_000_000)
+        settings = Settings(VERSION, plane.address, control.shortcuts.name, first_epoch=time.time_ns() // 1_000_000)
         server = Server(control, plane, CoordinatorMachine(settings, models.stored()), models, prepare)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
