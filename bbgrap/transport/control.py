@@ -84,6 +84,7 @@ class ControlServer:
             raise UsageError(f"address {bind}: expected tcp://HOST:PORT of this machine: {error.strerror}") from error
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self.shortcuts = Shortcuts()
+        self._shortcuts_first = False
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         """Send a message to a peer; one to a peer that is gone is lost."""
@@ -97,9 +98,13 @@ class ControlServer:
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
         """Take a waiting message, or None."""
-        message = self.shortcuts.receive()
-        if message is not None:
-            return message
+        # In turns: whoever says much on one way must not keep those on the other from being heard.
+        self._shortcuts_first = not self._shortcuts_first
+        if self._shortcuts_first:
+            return self.shortcuts.receive() or self._receive()
+        return self._receive() or self.shortcuts.receive()
+
+    def _receive(self) -> tuple[bytes, list[Buffer]] | None:
         frames = receive_frames(self.socket)
         return None if frames is None else (bytes(frames[0]), frames[1:])
 
@@ -170,7 +175,7 @@ class ControlClient:
         """Take a waiting message, or None."""
         try:
             frames = None if self.shortcut is None else self.shortcut.receive()
-        except RemoteProtocolError:  # the other connection says what is to be said
+        except (ConnectionError, RemoteProtocolError):  # the other connection says what is to be said
             self._leave_shortcut()
             frames = None
         return receive_frames(self.socket) if frames is None else frames

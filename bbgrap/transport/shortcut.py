@@ -102,16 +102,19 @@ class Shortcut:
         A client gets copies of large frames, a coordinator what it must not write to.
 
         Raises:
-            RemoteProtocolError: if the connection has ended or carried anything else; it cannot be used any more.
+            ConnectionError: if the connection has ended.
+            RemoteProtocolError: if it carried anything else; it cannot be used any more.
         """
         try:
             count, _, flags, _ = self._connection.recvmsg_into([self._packet])
         except BlockingIOError:
             return None
         except OSError as error:
-            raise RemoteProtocolError(f"shortcut: {error.strerror}") from error
-        if count == 0 or flags & socket.MSG_TRUNC:
-            raise RemoteProtocolError("shortcut: the other side has ended" if count == 0 else "shortcut: a packet is too large")
+            raise ConnectionResetError(f"shortcut: {error.strerror}") from error
+        if count == 0:
+            raise ConnectionResetError("shortcut: the other side has ended it")
+        if flags & socket.MSG_TRUNC:
+            raise RemoteProtocolError(f"shortcut: expected packets of at most {_PACKET_BYTES} bytes")
         if not self.ready:
             if self._packet[:count] != _WELCOME:
                 raise RemoteProtocolError("shortcut: expected a welcome")

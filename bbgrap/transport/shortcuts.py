@@ -58,8 +58,11 @@ class Shortcuts:
                 identity, shortcut = self._ready.popleft()
                 try:
                     frames = shortcut.receive()
+                except ConnectionError:
+                    self._forget(identity, shortcut)
+                    continue
                 except RemoteProtocolError as error:
-                    _log.debug("%s", error)
+                    _log.warning("%s; the connection is closed", error)
                     self._forget(identity, shortcut)
                     continue
                 if frames is not None:
@@ -91,7 +94,7 @@ class Shortcuts:
             self._ready.append(key.data)
         elif key.fileobj is self._listener:
             self._accept(self._listener)
-        elif isinstance(key.fileobj, socket.socket):
+        elif key.fileobj in self._strangers and isinstance(key.fileobj, socket.socket):  # not turned away a moment ago
             self._greet(key.fileobj)
 
     def _accept(self, listener: socket.socket) -> None:

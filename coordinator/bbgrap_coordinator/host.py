@@ -15,7 +15,7 @@ from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.program.execution import Copies, Execution
 from bbgrap.program.recording import RecordedExecution, labels_of
-from bbgrap.program.schedule import Receive, Schedule
+from bbgrap.program.schedule import Join, Receive, Schedule
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, pack_clock, unpack
@@ -185,7 +185,11 @@ class Host:
 
 
 def _whole(schedule: Schedule) -> frozenset[int]:
+    """Return the messages whose parts are results, under their own name or another."""
     results = set(schedule.results)
+    for step in schedule.steps:
+        if isinstance(step, Join) and step.output in results and len(step.pieces) == 1 and step.pieces[0][1] is None:
+            results.add(step.pieces[0][0].buffer)
     return frozenset(s.message for s in schedule.steps if isinstance(s, Receive) and s.wire == "exact" and results.issuperset(s.buffers))
 
 
