@@ -11,10 +11,10 @@ MAX_LINES := 500
 BENCH_ARGS ?= zoo:resnet50 --agents 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-network bench check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-network bench bench-network bench-planning bench-prediction bench-scale bench-unequal soak check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/runtime.stamp ## coordinator and two agents on this machine, ResNet50, verified and timed
 	@$(BIN)/bbgrap demo $(DEMO_ARGS)
@@ -32,6 +32,24 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
 	@$(BIN)/python benchmarks/overheads.py
+
+bench-network: $(VENV)/runtime.stamp ## two machines on an emulated network against one (links need root)
+	@$(BIN)/python benchmarks/network.py $(NETWORK_ARGS)
+
+bench-planning: $(VENV)/runtime.stamp ## planner auto against all others, against enumeration, and its search time
+	@$(BIN)/python benchmarks/planning.py $(PLANNING_ARGS)
+
+bench-prediction: $(VENV)/runtime.stamp ## predicted against measured latency on two local agents
+	@$(BIN)/python benchmarks/prediction.py $(PREDICTION_ARGS)
+
+bench-scale: $(VENV)/runtime.stamp ## more machines than there are here, from measured kernels
+	@$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
+
+bench-unequal: $(VENV)/runtime.stamp ## one core and half a core (Linux, as root)
+	@$(BIN)/python benchmarks/unequal.py $(UNEQUAL_ARGS)
+
+soak: $(VENV)/runtime.stamp ## 20,000 requests, 32 in flight: none lost, no process grows
+	@$(BIN)/python benchmarks/soak.py $(SOAK_ARGS)
 
 check: format-check lint types imports sizes ## all static checks (make -k check: all, even after a failure)
 

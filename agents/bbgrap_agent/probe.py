@@ -23,6 +23,7 @@ from bbgrap_agent.fitting import Sample, fit, relative_errors, rounded, typical
 from bbgrap_agent.kernels import kernel_samples
 from bbgrap_agent.links import measure_link
 from bbgrap_agent.overheads import message_samples, segment_samples
+from bbgrap_agent.throttling import FREE, look
 
 BUDGET_S = 4.0
 """Time for kernels; making the sessions, what working together costs and the links take about as long again."""
@@ -61,11 +62,14 @@ def measure(join: Join, peers: Sequence[Peer], executor: Executor, budget_s: flo
 
 
 def work_samples(threads: int, budget_s: float) -> dict[str, list[Sample]]:
-    """Return measured pieces of work by kind, of every kind that can be measured."""
+    """Return measured pieces of work by kind, of every kind that can be measured; as they last where this process is held back."""
     samples = kernel_samples(threads, budget_s)
     samples["segment"] = segment_samples(threads, _OVERHEADS * budget_s)
     samples["message"] = message_samples(_OVERHEADS * budget_s)
-    return samples
+    throttling = look(threads)
+    if throttling.part < FREE:
+        _log.info("this process runs %.0f %% of the time, %.1f ms at a stretch", 100 * throttling.part, 1e3 * throttling.stretch_s)
+    return {kind: [replace(s, seconds=throttling.sustained(s.seconds)) for s in of] for kind, of in samples.items()}
 
 
 def fitted(samples: Mapping[str, Sequence[Sample]]) -> tuple[Speed, ...]:

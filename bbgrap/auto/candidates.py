@@ -26,7 +26,7 @@ KEPT = 0.4
 LARGE = 1_500
 """Layers times nodes from which not every direction is tried."""
 
-FIRST_SPLITS: tuple[Split, ...] = ("rows", "grid", "channels", "batch")
+FIRST_SPLITS: tuple[Split, ...] = ("rows", "grid", "batch")
 FEW_SPLITS: tuple[Split, ...] = ("rows", "batch")
 """What is tried instead of every direction where plans are large, and where they are very large."""
 
@@ -37,7 +37,7 @@ SLOW = (
 )
 """Planners that search for seconds, or in whose plans everyone sends to everyone, and up to how many layers times nodes they are asked."""
 
-QUICK = ("pipeline", "one-weird-trick", "fused-tiles")
+QUICK = ("pipeline", "one-weird-trick", "fused-tiles", "fewer-exchanges")
 """Planners that do not search: asked before sets of nodes are tried, since a memory limit may leave nothing else."""
 
 OWN = frozenset({"bbgrap", "single", "widest"})
@@ -137,6 +137,8 @@ class Candidates:
         for split in SPLITS if size <= LARGE else FIRST_SPLITS if size <= 4 * LARGE else FEW_SPLITS:
             if not self._enough:
                 self.spread(split, everyone)
+        if min(candidate.score for candidate in self.found).excess:
+            self.spread("channels", everyone)  # it divides the weights
 
     def spread(self, split: Split, devices: Sequence[int]) -> Candidate | None:
         """Add the plan of one direction over some nodes, by how fast each does this model."""
@@ -189,10 +191,10 @@ class Candidates:
         return [different[score] for score in sorted(different)[:2]]
 
     def _planners(self, names: Iterable[str]) -> None:
-        """Add the plans of the other planners, but of those that search long only for smaller models."""
+        """Add the plans of the other planners: of all for models that are not large, whatever the budget, so that none is better."""
         size = len(self.graph.nodes) * len(self.cluster.nodes)
         for name in names:
-            if name in OWN or self._enough or size > SLOW.get(name, size):
+            if name in OWN or size > SLOW.get(name, size) or (self._enough if size > LARGE else self.evaluator.is_late):
                 continue
             plan = PLANNERS[name](self.graph, self.cluster, PlanOptions(name), self.descriptions)
             self.evaluator.pay(plan.tiles)

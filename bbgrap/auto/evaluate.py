@@ -21,7 +21,7 @@ from bbgrap.program.timeline import Timeline
 
 Tiles = Mapping[str, tuple[Tile, ...]]
 
-TILES_PER_SECOND = 4_000
+TILES_PER_SECOND = 3_000
 """Tiles that are looked at per second of the time that a search may take: a fifth of what one core manages, so that the budget ends first
 and the result does not depend on the machine."""
 
@@ -69,7 +69,12 @@ class Evaluator:
     @property
     def spent(self) -> bool:
         """Whether the search must end."""
-        return self.budget <= 0 or self._time_is_up()
+        return self.budget <= 0 or self.is_late
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up, whatever is left of the budget."""
+        return self._time_is_up()
 
     def score(self, tiles: Tiles) -> Score:
         """Return what a plan is worth."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bbgrap.auto.candidates import Candidate, Candidates
+from bbgrap.auto.candidates import LARGE, Candidate, Candidates
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.auto.improve import improve
 from bbgrap.auto.mix import mixtures
@@ -27,7 +27,8 @@ from bbgrap.program.predict import NOT_CALIBRATED, Calibration
 from bbgrap.tdl import Description
 
 INGREDIENTS = 8
-"""So many candidates are mixed: chosen."""
+LARGE_INGREDIENTS = 4
+"""So many candidates are mixed, of small and of large plans: chosen."""
 
 STARTS = 2
 """So many plans are improved, the best ones."""
@@ -64,7 +65,8 @@ def plan_auto(
     candidates = Candidates(evaluator).collect()
     starts = candidates[:STARTS]
     if len(cluster.nodes) > 1 and not evaluator.spent:
-        chosen = ingredients(candidates)
+        large = len(graph.nodes) * len(cluster.nodes) > LARGE
+        chosen = ingredients(candidates, LARGE_INGREDIENTS if large else INGREDIENTS)
         mixed = [Candidate("a mixture", tiles, evaluator.score(tiles)) for tiles in mixtures(evaluator, chosen)]
         starts = sorted([*mixed, *starts], key=lambda candidate: candidate.score)[:STARTS]
         ended = [(improve(evaluator, start.tiles, start.score, chosen), start) for start in starts]
@@ -77,11 +79,11 @@ def plan_auto(
     return Found(plan, score, tuple(candidates), origin, evaluator.plans)
 
 
-def ingredients(candidates: list[Candidate]) -> list[Tiles]:
+def ingredients(candidates: list[Candidate], count: int) -> list[Tiles]:
     """Return the plans to mix: the best of every kind first, then the best of what is left."""
     kinds: dict[str, Candidate] = {}
     for candidate in candidates:
         kinds.setdefault(candidate.name.split()[0] if "alone" not in candidate.name else "alone", candidate)
-    chosen = list(kinds.values())[:INGREDIENTS]
-    chosen += [candidate for candidate in candidates if candidate not in chosen][: INGREDIENTS - len(chosen)]
+    chosen = list(kinds.values())[:count]
+    chosen += [candidate for candidate in candidates if candidate not in chosen][: count - len(chosen)]
     return [candidate.tiles for candidate in chosen]

@@ -48,8 +48,7 @@ def join_phases(pieces: Pieces, cluster: Cluster, tiles: Tiles) -> dict[str, tup
     best: list[tuple[float, int]] = [(0.0, 0)]
     """Per number of phases: their least cost, and where their last group begins."""
     for stop in range(1, last + 1):
-        starts = range(max(0, stop - LONGEST), stop)
-        best.append(min((best[start][0] + joiner.group(start, stop).seconds, start) for start in starts))
+        best.append(_cheapest_end(joiner, best, stop))
     grown = dict(tiles)
     stop = last
     while stop:
@@ -59,11 +58,24 @@ def join_phases(pieces: Pieces, cluster: Cluster, tiles: Tiles) -> dict[str, tup
     return grown
 
 
+def _cheapest_end(joiner: _Joiner, best: list[tuple[float, int]], stop: int) -> tuple[float, int]:
+    """Return the least cost of the phases before `stop`, and where the last group of them begins; of equals the longest group."""
+    first = max(0, stop - LONGEST)
+    least = (inf, stop - 1)
+    for start in range(stop - 1, first - 1, -1):
+        group = joiner.group(start, stop)
+        least = min(least, (best[start][0] + group.seconds, start))
+        if group.extra_s + best[first][0] > least[0]:
+            break  # a longer group has at least this much extra work
+    return least
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Joined phases: the tiles of their nodes, and what they cost beyond the work of the given tiles."""
+    """Joined phases: the tiles of their nodes, and what they cost beyond the work of the given tiles: extra work, and an exchange."""
 
     tiles: Tiles
+    extra_s: float
     seconds: float
 
 
@@ -133,13 +145,13 @@ class _Joiner:
                 for tile in tiles[node.name]:
                     missing = self._missing(node, tile, number, tiles.get(producer.name, self.tiles[producer.name]))
                     if missing and producer.name in members:
-                        return _Group(tiles, inf)
+                        return _Group(tiles, inf, inf)
                     fetched[tile.device] += missing * itemsize
                     if missing:
                         read = self.pieces.piece(node, tile)[0][number]
                         joined = max(joined, 0 if read is None else read.size * itemsize)
         extra = [self._seconds(device, nodes, tiles) - self._seconds(device, nodes, self.tiles) for device in range(len(fetched))]
-        return _Group(tiles, max(extra) + self._exchange_seconds(fetched, joined))
+        return _Group(tiles, max(extra), max(extra) + self._exchange_seconds(fetched, joined))
 
     def _grown(self, nodes: list[Node]) -> Tiles:
         """Let the tiles of some nodes, back to front, hold all that their machines read of them within these nodes."""

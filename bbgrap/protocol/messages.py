@@ -27,7 +27,7 @@ from bbgrap.protocol.limits import (
     Text,
 )
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Buffer = bytes | memoryview
 Chunk = Annotated[tuple[Buffer, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]

@@ -13,7 +13,7 @@ from bbgrap.transport.inproc import InprocNetwork
 @contextmanager
 def running(network):
     """Run an executor in a thread of its own."""
-    executor = Executor(network.plane(), lambda *failure: None)
+    executor = Executor(network.plane(), lambda *failure: None, lambda *record: None)
     thread = threading.Thread(target=executor.run)
     thread.start()
     try:

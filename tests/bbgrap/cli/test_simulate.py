@@ -56,3 +56,23 @@ def test_any_number_of_nodes(run_json, image_model, agents):
     report = run_json("simulate", image_model, "--agents", agents, "--batch", "2")
     assert report["verified"]
     assert len(report["nodes_used"]) == min(agents, 8)
+
+
+def test_only_predicted_for_a_cluster_that_does_not_exist(run_json, tmp_path):
+    cluster = tmp_path / "cluster.yaml"
+    nodes = "\n".join(f"  - {{name: n{n}, share: {1 + n % 2}, group: rack{n % 2}}}" for n in range(6))
+    groups = "groups:\n  rack0: {bandwidth: 10Gbit/s, round_trip: 0.1ms}\n  rack1: {bandwidth: 10Gbit/s, round_trip: 0.1ms}"
+    cluster.write_text(f"nodes:\n{nodes}\nnetwork: {{bandwidth: 1Gbit/s, round_trip: 0.4ms}}\n{groups}\ncoordinator_on: n1\n")
+    timeline = tmp_path / "timeline.svg"
+    report = run_json("simulate", "zoo:tiny", "--cluster", cluster, "--planner", "auto", "--no-run", "--timeline", timeline)
+    assert "verified" not in report
+    assert 0 < report["predicted_ms"] <= report["predicted_single_node_ms"]
+    assert timeline.read_text().startswith("<svg")
+    measured = run_json("simulate", "zoo:tiny", "--cluster", cluster, "--no-run", "--measured")
+    assert measured["measured_kernels_ms"] > 0
+
+
+def test_a_timeline_of_unknown_form_is_refused_first(run, tmp_path):
+    result = run("simulate", "zoo:tiny", "--agents", 2, "--timeline", tmp_path / "t.pdf")
+    assert result.exit_code == 2
+    assert "expected a name that ends in" in result.stderr

@@ -25,7 +25,7 @@ from tests.random_models import clusters, networks, plan_options, plans
 def messages(program: Program) -> Counter[tuple[int, int, int]]:
     """Return (sender, receiver, bytes) of all messages."""
     return Counter(
-        (device.device, step.destination, sum(program.piece_bytes(device.device, part) for part in step.parts))
+        (device.device, step.destination, sum(program.part_bytes(device.device, step)))
         for device in program.devices
         for step in device.steps
         if isinstance(step, Send)

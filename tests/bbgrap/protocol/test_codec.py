@@ -207,7 +207,7 @@ def bad_options():
 
 def test_another_version_is_named():
     header = msgpack.packb([99, "Heartbeat", []])
-    with pytest.raises(RemoteProtocolError, match="expected protocol version 1, got 99"):
+    with pytest.raises(RemoteProtocolError, match="expected protocol version 2, got 99"):
         TO_COORDINATOR.decode([header])
 
 

@@ -60,7 +60,7 @@ def test_refusals_are_readable():
     other, _ = coordinator.handle(ce.FromPeer(b"3", introduction("c", protocol=9)), 0.1)
     assert isinstance(other, ce.ToAgent)
     assert other.message == m.Refused(
-        "agent 'c' speaks protocol 9 (bbgrap 0.1.0), this coordinator 1 (bbgrap 0.1.0); install the same bbgrap on all machines",
+        "agent 'c' speaks protocol 9 (bbgrap 0.1.0), this coordinator 2 (bbgrap 0.1.0); install the same bbgrap on all machines",
         retry=False,
     )
 
