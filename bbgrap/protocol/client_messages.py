@@ -135,11 +135,12 @@ ClientMessage = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | Run
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Answer to `Hello`."""
+    """Answer to `Hello`. `shortcut` is the name that clients on the coordinator's machine find it by; empty: none can."""
 
     call: int
     version: Name
     agents: int
+    shortcut: Name = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class Settings:
 
     version: str
     data_address: str
+    shortcut: str = ""
     first_epoch: int = 1
     heartbeat_s: float = 0.5
     dead_after_s: float = 2.0
@@ -199,13 +200,17 @@ class HostPings:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """Run the host's schedule for a request; answer with `RequestDone` or `RequestBroke`. With `record`, note when, there and here."""
+    """Run the host's schedule for a request; answer with `RequestDone` or `RequestBroke`. With `record`, note when, there and here.
+
+    `client` is who gets the outputs; empty: nobody.
+    """
 
     epoch: int
     request: int
     inputs: Sequence[TensorHeader]
     payload: Sequence[Buffer]
     record: bool = False
+    client: Identity = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class Requests:
             self.recordings.begin(request.number, route.devices)
         elif observed:
             self.observations.begin(request.number, route)
-        return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record or observed)
+        return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record or observed, request.caller[0])
 
     # --- timing routes ----------------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class SchemaError(Exception):
 
 _CHECKS: dict[type[Any], Callable[[Any], Sequence[str]]] = {Schedule: check_schedule, Deploy: check_deploy, Record: check_record}
 """Laws beyond types; every value of these classes keeps them once decoded."""
+
 _SCHEMAS: dict[type[Any], tuple[tuple[str, object], ...]] = {}
 
 
@@ -77,25 +78,34 @@ def to_plain(value: object, hint: object) -> object:
     if not is_dataclass(value) or isinstance(value, type):
         raise LocalProtocolError(f"value of type {type(value).__name__}: messages hold plain values only")
     body = [to_plain(getattr(value, name), part) for name, part in schema_of(type(value))]
-    return [type(value).__name__, *body] if len(_classes(hint)) > 1 else body
+    return [type(value).__name__, *body] if _is_union(hint) else body
 
 
 def _plain_tuple(value: tuple[object, ...], hint: object) -> list[object]:
+    arguments = _items(hint)
+    if arguments[-1] is Ellipsis:
+        return [to_plain(entry, arguments[0]) for entry in value]
+    return [to_plain(entry, item) for entry, item in zip(value, arguments, strict=True)]
+
+
+@cache
+def _items(hint: object) -> tuple[Any, ...]:
+    """Return what the tuple of a hint holds."""
     hint = _bare(hint)
     if get_origin(hint) is not tuple:
         hint = next(option for option in get_args(hint) if get_origin(option) is tuple)
-    arguments = get_args(hint)
-    items = (arguments[0],) * len(value) if arguments[-1] is Ellipsis else arguments
-    return [to_plain(entry, item) for entry, item in zip(value, items, strict=True)]
+    return get_args(hint)
 
 
 def _bare(hint: object) -> object:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def _classes(hint: object) -> list[object]:
+@cache
+def _is_union(hint: object) -> bool:
+    """Whether a value may be of several dataclasses."""
     options = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
-    return [option for option in options if isinstance(option, type) and is_dataclass(option)]
+    return sum(isinstance(option, type) and is_dataclass(option) for option in options) > 1
 
 
 # --- from plain values ------------------------------------------------------------------------------------------------------------
@@ -107,13 +117,13 @@ def build(kind: type[Any], body: object, extra: Mapping[str, object] | None = No
     Raises:
         SchemaError: if a field does not have its type, or the whole breaks a law of its class.
     """
-    schema = [(name, hint) for name, hint in schema_of(kind) if not extra or name not in extra]
+    schema = _readers(cast("Any", kind), frozenset(extra or ()))
     if not isinstance(body, tuple) or len(body) != len(schema):
         raise SchemaError(f"{kind.__name__}: expected {len(schema)} fields")
     values = dict(extra or {})
-    for (name, hint), value in zip(schema, body, strict=True):
+    for (name, read), value in zip(schema, body, strict=True):
         try:
-            values[name] = _reader(hint)(value)
+            values[name] = read(value)
         except SchemaError as error:
             raise SchemaError(f"{kind.__name__}.{name}: {error}") from error
     built: object = kind(**values)
@@ -121,6 +131,12 @@ def build(kind: type[Any], body: object, extra: Mapping[str, object] | None = No
     if faults:
         raise SchemaError(f"{kind.__name__}: {faults[0]}" + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""))
     return built
+
+
+@cache
+def _readers(kind: Any, without: frozenset[str]) -> tuple[tuple[str, Reader], ...]:  # noqa: ANN401 - a class of dataclasses
+    """Return the fields of a dataclass, but for some, each with what reads it."""
+    return tuple((name, _reader(hint)) for name, hint in schema_of(kind) if name not in without)
 
 
 @cache

@@ -83,8 +83,7 @@ class Connection:
         self._listeners: dict[int, OnProgress] = {}
         self._wakeups: Mailbox[None] = Mailbox()
         self._poller = zmq.Poller()
-        self._poller.register(self._control.socket, zmq.POLLIN)
-        self._poller.register(self._wakeups.fileno(), zmq.POLLIN)
+        self._polled: tuple[zmq.Socket[bytes] | int, ...] = ()
         self._closed = False
         try:
             greeting = self._call(Hello(self.number(), PROTOCOL_VERSION, VERSION), Greeting, timeout_s=timeout_s)
@@ -95,6 +94,7 @@ class Connection:
             self.close()
             raise unavailable(self.address, timeout_s) from None
         self.coordinator_version = greeting.version
+        self._control.take_shortcut(greeting.shortcut)
 
     # --- what a user asks -----------------------------------------------------------------------------------------------------------
 
@@ -183,9 +183,9 @@ class Connection:
         """Look after the socket until the answer to a call is there."""
         while number not in self._done:
             self._flush()
-            ready = dict(self._poller.poll(round(_TICK_S * 1000)))
+            ready = self._poll()
             now = time.monotonic()
-            if self._control.socket in ready:
+            if not ready.isdisjoint(self._polled):
                 # What came for others is read by whoever leads next.
                 while number not in self._done and (frames := self._control.receive()) is not None:
                     answer = TO_CLIENT.decode(frames)
@@ -199,6 +199,14 @@ class Connection:
                 raise TimeoutError
             with self._lock:
                 self._carry_out(self._machine.tick(now))
+
+    def _poll(self) -> set[zmq.Socket[bytes] | int]:
+        """Wait until something can be read, and return what."""
+        if self._polled != self._control.files:
+            self._polled, self._poller = self._control.files, zmq.Poller()
+            for file in (*self._polled, self._wakeups.fileno()):
+                self._poller.register(file, zmq.POLLIN)
+        return {file for file, _ in self._poller.poll(round(_TICK_S * 1000))}
 
     def _flush(self) -> None:
         while self._outbox:
@@ -217,9 +225,7 @@ class Connection:
                     if listener is not None:
                         listener(progress)
                 case machine.Reconnect():
-                    self._poller.unregister(self._control.socket)
                     self._control.reopen()
-                    self._poller.register(self._control.socket, zmq.POLLIN)
 
 
 def connect(address: str, timeout: float = 3.0) -> Connection:

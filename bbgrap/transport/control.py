@@ -1,7 +1,8 @@
 """Control connections: one ROUTER on the coordinator, one DEALER per agent or client.
 
-A message is the frames that `bbgrap.protocol.codec` makes. Laws: sending never waits; a peer that breaks the framing or the size limit
-loses its connection, nothing else; a socket belongs to one thread at a time.
+A message is the frames that `bbgrap.protocol.codec` makes. A client on the coordinator's machine can have a shortcut besides, which takes
+what fits (`bbgrap.transport.shortcut`). Laws: sending never waits; a peer that breaks the framing or the size limit loses its connection,
+nothing else; a socket belongs to one thread at a time.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Self
 
 import zmq
 
-from bbgrap.errors import ClusterUnavailableError, UsageError
+from bbgrap.errors import ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import Buffer
+from bbgrap.transport.shortcut import Shortcut, open_shortcut
+from bbgrap.transport.shortcuts import Shortcuts
 
 DEFAULT_PORT = 7070
 _QUEUE = 10_000
@@ -59,7 +62,7 @@ def receive_frames(socket: zmq.Socket[bytes]) -> list[Buffer] | None:
 class ControlServer:
     """The coordinator's end.
 
-    Invariants: `address` is where it listens, with the real port.
+    Invariants: `address` is where it listens, with the real port; a peer has one identity, whichever way its messages take.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], bind: str) -> None:
@@ -80,9 +83,13 @@ class ControlServer:
                 raise UsageError(f"address {bind} is in use; is a coordinator running already? choose another port with --bind") from error
             raise UsageError(f"address {bind}: expected tcp://HOST:PORT of this machine: {error.strerror}") from error
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self.shortcuts = Shortcuts()
+        self._shortcuts_first = False
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         """Send a message to a peer; one to a peer that is gone is lost."""
+        if self.shortcuts.send(identity, frames):
+            return
         try:
             send_frames(self.socket, [identity, *frames])
         except zmq.ZMQError as error:
@@ -91,11 +98,19 @@ class ControlServer:
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
         """Take a waiting message, or None."""
+        # In turns: whoever says much on one way must not keep those on the other from being heard.
+        self._shortcuts_first = not self._shortcuts_first
+        if self._shortcuts_first:
+            return self.shortcuts.receive() or self._receive()
+        return self._receive() or self.shortcuts.receive()
+
+    def _receive(self) -> tuple[bytes, list[Buffer]] | None:
         frames = receive_frames(self.socket)
         return None if frames is None else (bytes(frames[0]), frames[1:])
 
     def close(self) -> None:
         """Stop listening."""
+        self.shortcuts.close()
         self.socket.close()
 
 
@@ -115,6 +130,22 @@ class ControlClient:
         self._identity = secrets.token_bytes(15)
         self.address = address
         self.socket = self._open()
+        self.shortcut: Shortcut | None = None
+
+    @property
+    def files(self) -> tuple[zmq.Socket[bytes] | int, ...]:
+        """What to poll: a message may wait when one of them is readable."""
+        return (self.socket,) if self.shortcut is None else (self.socket, self.shortcut.fileno())
+
+    def take_shortcut(self, name: str) -> None:
+        """Open a shortcut to the coordinator of that name, if it is on this machine."""
+        self._leave_shortcut()
+        self.shortcut = open_shortcut(name, b"\1" + self._identity)
+
+    def _leave_shortcut(self) -> None:
+        if self.shortcut is not None:
+            self.shortcut.close()
+            self.shortcut = None
 
     def _open(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
@@ -131,19 +162,27 @@ class ControlClient:
 
     def reopen(self) -> None:
         """Replace the connection; what was queued is lost."""
+        self._leave_shortcut()
         self.socket.close(0)
         self.socket = self._open()
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send a message; with a full queue it is lost, and the protocol says it again."""
-        send_frames(self.socket, frames)
+        if self.shortcut is None or not self.shortcut.send(frames):
+            send_frames(self.socket, frames)
 
     def receive(self) -> list[Buffer] | None:
         """Take a waiting message, or None."""
-        return receive_frames(self.socket)
+        try:
+            frames = None if self.shortcut is None else self.shortcut.receive()
+        except (ConnectionError, RemoteProtocolError):  # the other connection says what is to be said
+            self._leave_shortcut()
+            frames = None
+        return receive_frames(self.socket) if frames is None else frames
 
     def close(self) -> None:
         """Close the connection, after what is queued has gone out or half a second has passed."""
+        self._leave_shortcut()
         self.socket.close()
 
     def __enter__(self) -> Self:

@@ -23,8 +23,8 @@ class Arrival:
     sender: str = "a peer"
 
 
-Admit = Callable[[Buffer, int], bool]
-"""Whether a message with this header may have a payload of so many bytes."""
+Admit = Callable[[Buffer, int], bool | memoryview]
+"""Whether a message with this header may have a payload of so many bytes; perhaps, memory of that size to put it in."""
 
 
 class DataPlane(Protocol):

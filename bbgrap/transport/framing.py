@@ -123,9 +123,10 @@ class Reader:
         if payload_bytes == 0:
             if header:
                 done.append((header, memoryview(b"")))
-        elif payload_bytes > SMALL_BYTES and not admit(header, payload_bytes):
+        elif (place := payload_bytes <= SMALL_BYTES or admit(header, payload_bytes)) is False:
             self._skip = payload_bytes
         else:
             # Not bytes: kernels want their inputs aligned.
-            self._header, self._payload, self._filled = header, np.empty(payload_bytes, np.uint8).data, 0
+            self._header, self._filled = header, 0
+            self._payload = np.empty(payload_bytes, np.uint8).data if place is True else place
         return total

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.program.execution import Copies, Execution
 from bbgrap.program.recording import RecordedExecution, labels_of
-from bbgrap.program.schedule import Schedule
+from bbgrap.program.schedule import Join, Receive, Schedule
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, pack_clock, unpack
 from bbgrap.protocol.messages import Buffer, Peer, TensorHeader
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import PingAnswers
+
+Memory = Callable[[bytes, int], memoryview | None]
+"""Returns so many bytes that can be sent to a client without a copy, or None."""
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -35,6 +38,8 @@ class _Deployment:
     bare: tuple[int, ...]
     """Devices that take part and get no input."""
     copies: Copies
+    whole: frozenset[int]
+    """Messages whose parts are outputs as they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class _Running:
     deployment: _Deployment
     epoch: int
     execution: Execution
+    client: bytes
 
 
 class Host:
@@ -50,9 +56,10 @@ class Host:
     Invariants: a running request's deployment is installed.
     """
 
-    def __init__(self, plane: DataPlane) -> None:
-        """Use a data plane that belongs to the same thread."""
+    def __init__(self, plane: DataPlane, memory: Memory = lambda client, nbytes: None) -> None:
+        """Use a data plane that belongs to the same thread; outputs are put where they are on their way to the client, if they can be."""
         self._plane = plane
+        self._memory = memory
         self._pings = PingAnswers(plane)
         plane.admit = self._admits
         self._deployments: dict[int, _Deployment] = {}
@@ -66,7 +73,8 @@ class Host:
         fed = {letter.peer for letter in sent.values()}
         bare = tuple(device for device in sorted(addresses) if device not in fed)
         received = dict(letters_received(deploy.schedule))
-        self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, received, sent, bare, Copies(deploy.schedule))
+        whole = _whole(deploy.schedule)
+        self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, received, sent, bare, Copies(deploy.schedule), whole)
         for address in addresses.values():
             self._plane.connect(address)
 
@@ -102,7 +110,7 @@ class Host:
                 execution = Execution(schedule, feeds, deployment.copies)
         except BbgrapError as error:
             return RequestBroke(start.request, Fault.INPUT, str(error))
-        running = self._running[start.request] = _Running(deployment, start.epoch, execution)
+        running = self._running[start.request] = _Running(deployment, start.epoch, execution, start.client)
         kind, devices = (Kind.RECORD, tuple(deployment.addresses)) if start.record else (Kind.START, deployment.bare)
         for device in devices:
             header = Frame(kind, schedule.device, start.epoch, start.request, 0).to_bytes()
@@ -132,15 +140,17 @@ class Host:
             return None
         return self._advance(frame.request, running)
 
-    def _admits(self, header: Buffer, size: int) -> bool:
-        """Whether a large payload belongs to a request that runs."""
+    def _admits(self, header: Buffer, size: int) -> bool | memoryview:
+        """Whether a large payload belongs to a request that runs, and where to put it if it is an answer already."""
         try:
             frame = Frame.parse(header)
         except RemoteProtocolError:
             return False
         running = self._running.get(frame.request)
         letter = None if running is None or running.epoch != frame.epoch else running.deployment.received.get(frame.message)
-        return letter is not None and letter.peer == frame.source and letter.admits(size)
+        if running is None or letter is None or letter.peer != frame.source or not letter.admits(size):
+            return False
+        return (frame.message in running.deployment.whole and self._memory(running.client, size)) or True
 
     def _advance(self, request: int, running: _Running) -> RequestDone | RequestBroke | None:
         deployment, schedule = running.deployment, running.deployment.schedule
@@ -172,6 +182,15 @@ class Host:
         if deployment is not None and device in deployment.addresses:
             header = Frame(Kind.CLOCK, deployment.schedule.device, epoch, request, number).to_bytes()
             self._plane.send(deployment.addresses[device], header, pack_clock(time.perf_counter_ns()))
+
+
+def _whole(schedule: Schedule) -> frozenset[int]:
+    """Return the messages whose parts are results, under their own name or another."""
+    results = set(schedule.results)
+    for step in schedule.steps:
+        if isinstance(step, Join) and step.output in results and len(step.pieces) == 1 and step.pieces[0][1] is None:
+            results.add(step.pieces[0][0].buffer)
+    return frozenset(s.message for s in schedule.steps if isinstance(s, Receive) and s.wire == "exact" and results.issuperset(s.buffers))
 
 
 def _no_kernel(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:

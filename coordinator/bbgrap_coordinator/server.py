@@ -82,7 +82,7 @@ class Server:
         self._models = models
         self._calibrations = calibrations
         self._prepare = prepare
-        self._host = Host(plane)
+        self._host = Host(plane, control.shortcuts.memory)
         self._events: Mailbox[Event | None] = Mailbox()
         self._planner = ThreadPoolExecutor(1, "planner")
         self._complained: set[bytes] = set()
@@ -98,18 +98,21 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._plane.fileno(), zmq.POLLIN)
         poller.register(self._control.socket, zmq.POLLIN)
+        poller.register(self._control.shortcuts.fileno(), zmq.POLLIN)
         poller.register(self._events.fileno(), zmq.POLLIN)
         due, more = time.monotonic() + _TICK_S, False
         while not self._stopped:
             ready = dict(poller.poll(0 if more else max(0, round((due - time.monotonic()) * 1000))))
             more = (more or self._plane.fileno() in ready) and self._take_data()
-            more = (self._control.socket in ready and self._take_control()) or more
+            told = self._control.socket in ready or self._control.shortcuts.fileno() in ready
+            more = (told and self._take_control()) or more
             if self._events.fileno() in ready:
                 for event in self._events.take():
                     if event is not None:
                         self._handle(event)
             if not more and time.monotonic() >= due:
                 self._handle(Tick())
+                self._control.shortcuts.give_back()
                 due = time.monotonic() + _TICK_S
         self._planner.shutdown(wait=False, cancel_futures=True)
         self._plane.close()

@@ -53,7 +53,7 @@ def serve(
         state = state_dir or home / "bbgrap" / "coordinator"
         models, calibrations = ModelStore(state / "models"), CalibrationStore(state / "calibrations")
         # Epochs of an earlier coordinator may still be in the network: start above them.
-        settings = Settings(VERSION, plane.address, first_epoch=time.time_ns() // 1_000_000)
+        settings = Settings(VERSION, plane.address, control.shortcuts.name, first_epoch=time.time_ns() // 1_000_000)
         machine = CoordinatorMachine(settings, models.stored(), calibrations.read())
         server = Server(control, plane, machine, models, calibrations, prepare)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,6 +1,7 @@
 """The host's part of a request, on the in-process data plane."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ SCHEDULE = Schedule(
     (0,),
     (2,),
 )
+PEERS = (Peer(0, "agent0", "a"), Peer(1, "agent1", "b"))
 
 
 @pytest.fixture
@@ -110,6 +112,33 @@ def test_only_payloads_of_running_requests_get_memory(host):
     assert admitted(16)
     assert not any([admitted(17), admitted(16, source=0), admitted(16, epoch=6), admitted(16, request=4), admitted(16, message=2)])
     assert not host.plane.admit(b"x", 16)
+
+
+def test_an_answer_is_put_where_it_is_on_its_way_to_the_client(network):
+    asked, room = [], memoryview(bytearray(16))
+
+    def memory(client, nbytes):
+        asked.append((client, nbytes))
+        return room if client == b"near" else None
+
+    plane = network.plane()
+    host = Host(plane, memory)
+    host.install(HostDeploy(7, SCHEDULE, PEERS))
+    header = Frame(Kind.DATA, 1, 7, 5, 1).to_bytes()
+    for client, place in ((b"near", room), (b"far", True)):
+        host.start(StartRequest(7, 5, (HEADER,), (X.data.cast("B"),), client=client))
+        assert plane.admit(header, 16) is place
+        assert plane.admit(header, 17) is False
+    assert asked == [(b"near", 16), (b"far", 16)]
+
+
+def test_parts_that_are_joined_with_others_need_no_such_place(network):
+    halves = ((Part(1, (((0, 2),),)), (((0, 2),),)), (Part(1, (((2, 4),),)), (((2, 4),),)))
+    plane = network.plane()
+    host = Host(plane, lambda client, nbytes: pytest.fail("it is not where the answer will be"))
+    host.install(HostDeploy(7, replace(SCHEDULE, steps=(*SCHEDULE.steps[:2], Join(2, halves))), PEERS))
+    host.start(StartRequest(7, 5, (HEADER,), (X.data.cast("B"),), client=b"near"))
+    assert plane.admit(Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), 16) is True
 
 
 def test_a_recorded_request_is_begun_with_that_word_and_followed_by_the_clock(host, agents):

@@ -1,0 +1,288 @@
+"""A shortcut for control messages between a client and a coordinator on one machine: shared memory, and a local socket for the rest.
+
+    client ── packet: small frames, places of large ones ──► coordinator        the same the other way
+       └── writes ──► first half │ second half ◄── writes ──┘                   of one piece of memory
+
+The client makes the memory, sealed so that nobody can make it smaller under the other's feet, and passes it over a local socket to the
+name that the coordinator's greeting tells; the coordinator answers with a welcome. Nothing of it has a name in a file system, so nothing is
+left behind however a process ends. Laws: both sides are processes of one user; a place is inside the sender's half or the connection
+ends; a block is written again only when the receiver has given it back; what does not fit is for the connection over ZeroMQ.
+
+    packet: number of frames 2 | of places given back 2 | per frame: place 8, length 8 | per place given back: 8 | small frames
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+import struct
+import weakref
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.protocol.messages import Buffer
+from bbgrap.transport.arena import Arena
+
+HALF_BYTES = 64 << 20
+"""What one side may have on its way. Chosen: inputs of 4096 x 4096 pixels; memory is taken only as it is used."""
+SMALL_BYTES = 16 << 10
+"""Frames below this travel in the packet. Chosen: two copies of so little cost less than keeping account of a block."""
+IDENTITY_BYTES = 16
+_PACKET_BYTES = 60 << 10
+_MOST_FRAMES = 1100
+_INLINE = 2**64 - 1
+_HEAD = struct.Struct("<HH")
+_FRAME = struct.Struct("<QQ")
+_WELCOME = b"welcome"
+
+
+class Shortcut:
+    """One end of a shortcut.
+
+    Invariants: `_lent` counts the places that the other side has not given back; one thread uses it, but for memory that is let go.
+    """
+
+    def __init__(self, connection: socket.socket, memory: mmap.mmap, *, client: bool) -> None:
+        """Take over a connection and the memory that belongs to it; the first half is the client's."""
+        self._connection, self._memory, self._client = connection, memory, client
+        self._arena = Arena(0 if client else HALF_BYTES, HALF_BYTES)
+        self._address = np.frombuffer(memory, np.uint8).ctypes.data
+        self._theirs = HALF_BYTES if client else 0
+        self._lent: Counter[int] = Counter()
+        self._unused: deque[int] = deque()
+        """Own blocks that nobody here needs any more."""
+        self._read: deque[int] = deque()
+        """Places of the other side to be given back."""
+        self._packet = memoryview(bytearray(_PACKET_BYTES))
+        self.ready = not client
+        """Whether the other side is known to have the memory."""
+
+    def fileno(self) -> int:
+        """The file descriptor to poll."""
+        return self._connection.fileno()
+
+    def memory(self, nbytes: int) -> memoryview | None:
+        """Return memory that can be sent without a copy; it is free again once it is neither needed here nor on its way."""
+        start = self._take(nbytes)
+        if start is None:
+            return None
+        block = np.ndarray(nbytes, np.uint8, self._memory, start)
+        weakref.finalize(block, self._unused.append, start).atexit = False
+        return block.data
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        """Send a message; False if it must go another way: there is no room, or the connection has ended."""
+        if not self.ready or len(frames) > _MOST_FRAMES:
+            return False
+        places = [self._place(frame) if len(frame) >= SMALL_BYTES else _INLINE for frame in frames]
+        lent = [place for place in places if place is not None and place != _INLINE]
+        small = [frame for frame, place in zip(frames, places, strict=True) if place == _INLINE]
+        if None not in places and self._say([(place or 0, len(f)) for place, f in zip(places, frames, strict=True)], small):
+            self._lent.update(lent)
+            return True
+        for place in lent:
+            self._arena.drop(place)
+        return False
+
+    def give_back(self) -> None:
+        """Tell the other side which places have been read; with the next message they are told anyway."""
+        if self._read and self.ready:
+            self._say([], [])
+
+    def receive(self) -> list[Buffer] | None:
+        """Take a waiting message, or None.
+
+        A client gets copies of large frames, a coordinator what it must not write to.
+
+        Raises:
+            ConnectionError: if the connection has ended.
+            RemoteProtocolError: if it carried anything else; it cannot be used any more.
+        """
+        try:
+            count, _, flags, _ = self._connection.recvmsg_into([self._packet])
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ConnectionResetError(f"shortcut: {error.strerror}") from error
+        if count == 0:
+            raise ConnectionResetError("shortcut: the other side has ended it")
+        if flags & socket.MSG_TRUNC:
+            raise RemoteProtocolError(f"shortcut: expected packets of at most {_PACKET_BYTES} bytes")
+        if not self.ready:
+            if self._packet[:count] != _WELCOME:
+                raise RemoteProtocolError("shortcut: expected a welcome")
+            self.ready = True
+            return None
+        try:
+            return self._open(self._packet[:count])
+        except (struct.error, LookupError) as error:
+            raise RemoteProtocolError(f"shortcut: expected a packet, got {count} other bytes: {error}") from error
+
+    def close(self) -> None:
+        """End the connection; the memory lasts as long as something of it is in use."""
+        self.ready = False
+        self._connection.close()
+
+    # --- own memory -----------------------------------------------------------------------------------------------------------------
+
+    def _take(self, nbytes: int) -> int | None:
+        while self._unused:
+            self._arena.drop(self._unused.popleft())
+        return self._arena.take(nbytes)
+
+    def _place(self, frame: Buffer) -> int | None:
+        """Return where a frame is in the shared memory, with one holder more; it is copied there unless it is there."""
+        content = np.frombuffer(frame, np.uint8)
+        place = int(content.__array_interface__["data"][0]) - self._address
+        if self._arena.start <= place < self._arena.stop:
+            self._arena.hold(place)
+            return place
+        start = self._take(len(frame))
+        if start is not None:
+            np.copyto(np.ndarray(len(frame), np.uint8, self._memory, start), content)
+        return start
+
+    def _say(self, frames: Sequence[tuple[int, int]], small: Sequence[Buffer]) -> bool:
+        back = [self._read.popleft() for _ in range(min(len(self._read), _MOST_FRAMES))]
+        head = [_HEAD.pack(len(frames), len(back)), *(_FRAME.pack(*frame) for frame in frames), struct.pack(f"<{len(back)}Q", *back)]
+        size = sum(map(len, head)) + sum(map(len, small))
+        try:
+            if size <= _PACKET_BYTES:
+                self._connection.sendmsg([b"".join(head), b"".join(small)])
+                return True
+        except OSError:  # it is full, or it has ended: that is noticed where it is read
+            pass
+        self._read.extendleft(reversed(back))
+        return False
+
+    # --- the other side's -------------------------------------------------------------------------------------------------------------
+
+    def _open(self, packet: memoryview) -> list[Buffer] | None:
+        count, back = _HEAD.unpack_from(packet)
+        frames = [_FRAME.unpack_from(packet, _HEAD.size + _FRAME.size * number) for number in range(count)]
+        position = _HEAD.size + _FRAME.size * count
+        for place in struct.unpack_from(f"<{back}Q", packet, position):
+            self._returned(place)
+        position += 8 * back
+        inline = sum(length for place, length in frames if place == _INLINE)
+        if position + inline != len(packet) or any(not self._is_theirs(*frame) for frame in frames):
+            raise LookupError("a frame is outside the packet or the sender's memory")
+        message: list[Buffer] = []
+        for place, length in frames:
+            if place == _INLINE:
+                message.append(bytes(packet[position : position + length]))
+                position += length
+            else:
+                message.append(self._content(place, length, header=not message))
+        return message or None
+
+    def _is_theirs(self, place: int, length: int) -> bool:
+        return place == _INLINE or (self._theirs <= place and place + length <= self._theirs + HALF_BYTES)
+
+    def _returned(self, place: int) -> None:
+        if not self._lent[place]:
+            raise LookupError(f"place {place} was not lent")
+        self._lent[place] -= 1
+        if not self._lent[place]:
+            del self._lent[place]
+        self._arena.drop(place)
+
+    def _content(self, place: int, length: int, *, header: bool) -> Buffer:
+        content = np.ndarray(length, np.uint8, self._memory, place)
+        # Headers are parsed, so nobody may change them meanwhile; users keep outputs for as long as they like.
+        if self._client or header:
+            self._read.append(place)
+            return content.copy().data
+        content.flags.writeable = False
+        weakref.finalize(content, self._read.append, place).atexit = False
+        return content.data
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------------------
+
+
+def is_possible() -> bool:
+    """Whether this system has what shortcuts need."""
+    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS") and hasattr(socket, "SO_PEERCRED")
+
+
+def open_shortcut(name: str, identity: bytes) -> Shortcut | None:
+    """Offer memory to the coordinator with that name on this machine; None if there is none, or not of this user."""
+    if not name or not is_possible():
+        return None
+    with contextlib.ExitStack() as stack:
+        try:
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            connection.setblocking(False)
+            connection.connect(f"\0{name}".encode())
+            if not is_same_user(connection):
+                return None
+            descriptor = os.memfd_create("bbgrap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            stack.callback(os.close, descriptor)
+            os.ftruncate(descriptor, 2 * HALF_BYTES)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            memory = mmap.mmap(descriptor, 2 * HALF_BYTES)
+            socket.send_fds(connection, [identity], [descriptor])
+        except (OSError, ValueError):  # another machine or container, no memory: everything works without
+            return None
+        stack.pop_all().pop_all()
+        os.close(descriptor)
+        return Shortcut(connection, memory, client=True)
+
+
+def accept_shortcut(connection: socket.socket) -> tuple[bytes, Shortcut]:
+    """Take what a client offers first; return its identity and the shortcut.
+
+    Raises:
+        RemoteProtocolError: if it is nothing that can be used safely.
+        BlockingIOError: if nothing is there.
+    """
+    try:
+        identity, descriptors, _, _ = socket.recv_fds(connection, IDENTITY_BYTES + 1, 2)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise RemoteProtocolError(f"shortcut: {error.strerror}") from error
+    try:
+        if len(identity) != IDENTITY_BYTES or len(descriptors) != 1:
+            raise RemoteProtocolError(f"shortcut: expected an identity and memory, got {len(identity)} bytes and {len(descriptors)} files")
+        seals = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS)
+        if not seals & fcntl.F_SEAL_SHRINK or os.fstat(descriptors[0]).st_size != 2 * HALF_BYTES:
+            raise RemoteProtocolError(f"shortcut: expected sealed memory of {2 * HALF_BYTES} bytes")
+        memory = mmap.mmap(descriptors[0], 2 * HALF_BYTES)
+        connection.send(_WELCOME)
+    except (OSError, ValueError) as error:
+        raise RemoteProtocolError(f"shortcut: expected sealed memory: {error}") from error
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return identity, Shortcut(connection, memory, client=False)
+
+
+def listen_for_shortcuts() -> tuple[str, socket.socket] | None:
+    """Return a name on this machine and the socket that listens there; None if the system has no such thing."""
+    if not is_possible():
+        return None
+    name = f"bbgrap-{secrets.token_hex(16)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(f"\0{name}".encode())
+        listener.listen()
+    except OSError:
+        listener.close()
+        return None
+    listener.setblocking(False)
+    return name, listener
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end of a local connection belongs to the user of this one."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(user == os.geteuid())

@@ -1,0 +1,138 @@
+"""The coordinator's end of all shortcuts: who has one, and what comes over them."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.protocol.messages import Buffer
+from bbgrap.transport.shortcut import Shortcut, accept_shortcut, is_same_user, listen_for_shortcuts
+
+MAX_SHORTCUTS = 16
+"""Chosen: each may take 128 MiB; further clients use ZeroMQ."""
+
+_log = logging.getLogger("bbgrap.transport")
+
+
+class Shortcuts:
+    """Shortcuts of clients.
+
+    Invariants: `_open` has the newest shortcut of an identity; every connection is registered; used by one thread.
+    """
+
+    def __init__(self) -> None:
+        """Listen, if this system can."""
+        self._selector = selectors.DefaultSelector()
+        self._open: dict[bytes, Shortcut] = {}
+        self._strangers: dict[socket.socket, None] = {}
+        self._ready: deque[tuple[bytes, Shortcut]] = deque()
+        found = listen_for_shortcuts()
+        self.name = "" if found is None else found[0]
+        """Where clients find this coordinator on its machine; empty if they cannot."""
+        self._listener = None if found is None else found[1]
+        if self._listener is not None:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def fileno(self) -> int:
+        """A file descriptor that is readable when there is something to receive; for a poller."""
+        return self._selector.fileno()
+
+    def memory(self, identity: bytes, nbytes: int) -> memoryview | None:
+        """Return memory that can be sent to a client without a copy; None if there is none."""
+        shortcut = self._open.get(identity)
+        return None if shortcut is None else shortcut.memory(nbytes)
+
+    def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
+        """Send a message; False if it must go another way."""
+        shortcut = self._open.get(identity)
+        return shortcut is not None and shortcut.send(frames)
+
+    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+        """Take a waiting message, or None."""
+        while True:
+            while self._ready:
+                identity, shortcut = self._ready.popleft()
+                try:
+                    frames = shortcut.receive()
+                except ConnectionError:
+                    self._forget(identity, shortcut)
+                    continue
+                except RemoteProtocolError as error:
+                    _log.warning("%s; the connection is closed", error)
+                    self._forget(identity, shortcut)
+                    continue
+                if frames is not None:
+                    return identity, frames
+            events = self._selector.select(0)
+            if not events:
+                return None
+            for key, _ in events:
+                self._attend(key)
+
+    def give_back(self) -> None:
+        """Tell clients what of their memory has been read."""
+        for shortcut in self._open.values():
+            shortcut.give_back()
+
+    def close(self) -> None:
+        """End all."""
+        for shortcut in self._open.values():
+            shortcut.close()
+        for connection in self._strangers:
+            connection.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._open, self._strangers = {}, {}
+        self._selector.close()
+
+    def _attend(self, key: selectors.SelectorKey) -> None:
+        if key.data is not None:
+            self._ready.append(key.data)
+        elif key.fileobj is self._listener:
+            self._accept(self._listener)
+        elif key.fileobj in self._strangers and isinstance(key.fileobj, socket.socket):  # not turned away a moment ago
+            self._greet(key.fileobj)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        while len(self._strangers) + len(self._open) >= MAX_SHORTCUTS and self._strangers:
+            self._turn_away(next(iter(self._strangers)))
+        if len(self._open) >= MAX_SHORTCUTS or not is_same_user(connection):
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._strangers[connection] = None
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            identity, shortcut = accept_shortcut(connection)
+        except BlockingIOError:
+            return
+        except RemoteProtocolError as error:
+            _log.warning("%s; the connection is closed", error)
+            self._turn_away(connection)
+            return
+        del self._strangers[connection]
+        if identity in self._open:
+            self._forget(identity, self._open[identity])
+        self._open[identity] = shortcut
+        self._selector.modify(connection, selectors.EVENT_READ, (identity, shortcut))
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        del self._strangers[connection]
+        self._selector.unregister(connection)
+        connection.close()
+
+    def _forget(self, identity: bytes, shortcut: Shortcut) -> None:
+        if self._open.get(identity) is shortcut:
+            del self._open[identity]
+            self._selector.unregister(shortcut)
+            shortcut.close()

@@ -1,0 +1,117 @@
+"""The shortcut between real processes: used, dropped with its client, and of no use to strangers."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bbgrap
+from bbgrap.protocol.client_messages import Greeting, Hello
+from bbgrap.protocol.messages import PROTOCOL_VERSION
+from bbgrap.transport.shortcut import is_possible
+from tests.cluster import tiny
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")]
+
+ROWS = 40_000
+CLIENT = f"""
+import sys, threading
+import numpy as np
+import bbgrap
+from tests.cluster import tiny
+x = np.ones(({ROWS}, 4), np.float32)
+session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=sys.argv[1])
+session.run(None, {{"x": x}})
+def hammer():
+    while True:
+        session.run(None, {{"x": x}})
+for _ in range(4):
+    threading.Thread(target=hammer, daemon=True).start()
+print("running", flush=True)
+threading.Event().wait()
+"""
+
+
+def mappings(cluster):
+    return Path(f"/proc/{cluster.processes['coordinator'].pid}/maps").read_text().count("memfd:bbgrap")
+
+
+def wait(what, value):
+    deadline = time.monotonic() + 20
+    while what() != value:
+        assert time.monotonic() < deadline, f"expected {value}, got {what()}"
+        time.sleep(0.02)
+
+
+def x_and_answer(seed=0):
+    x = np.random.default_rng(seed).random((ROWS, 4), dtype=np.float32)
+    return x, tiny.expected(x)
+
+
+def test_large_tensors_take_it_and_are_exact(fresh):
+    memory = fresh.connection._control.shortcut
+    wait(lambda: mappings(fresh), 1)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    kept = []
+    for seed in range(6):
+        x, expected = x_and_answer(seed)
+        (y,) = session.run(None, {"x": x})
+        kept.append((y, expected))
+        if seed:
+            assert sum(memory._lent.values()) <= 1, "memory of earlier requests was not given back"
+    for y, expected in kept:
+        np.testing.assert_array_equal(y, expected)
+        y[:] = 0
+
+
+def test_a_client_killed_while_its_requests_run_leaves_nothing(fresh):
+    wait(lambda: mappings(fresh), 1)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    x, expected = x_and_answer()
+    session.run(None, {"x": x})
+    client = subprocess.Popen([sys.executable, "-c", CLIENT, fresh.address], stdout=subprocess.PIPE, text=True)
+    with client:
+        assert client.stdout.readline() == "running\n"
+        wait(lambda: mappings(fresh), 2)
+        os.kill(client.pid, signal.SIGKILL)
+    for _ in range(5):
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
+    wait(lambda: mappings(fresh), 1)
+    assert all(process.poll() is None for process in fresh.processes.values())
+
+
+def test_without_it_everything_works_as_well(fresh):
+    with bbgrap.connect(fresh.address) as connection:
+        session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=connection)
+        x, expected = x_and_answer()
+        session.run(None, {"x": x})
+        connection._control.shortcut._connection.shutdown(socket.SHUT_RDWR)
+        for _ in range(3):
+            np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
+        assert connection._control.shortcut is None
+
+
+def test_garbage_on_it_harms_nobody(shared):
+    number = shared.connection.number()
+    name = shared.connection.ask(Hello(number, PROTOCOL_VERSION, "test"), Greeting).shortcut
+    draw = random.Random(3)
+    for round_ in range(20):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.settimeout(10)
+            stranger.connect(f"\0{name}")
+            file = os.memfd_create("garbage", os.MFD_ALLOW_SEALING)
+            os.ftruncate(file, draw.choice([0, 1, 4096, 1 << 27]))
+            socket.send_fds(stranger, [draw.randbytes(draw.choice([1, 16, 17]))], [file] * draw.choice([0, 1, 2]))
+            os.close(file)
+            assert stranger.recv(100) == b"", f"round {round_}: it was welcomed"
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    x, expected = x_and_answer()
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
+    assert shared.processes["coordinator"].poll() is None
