@@ -40,7 +40,7 @@ from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.shapemap import Interval, IntervalSet
 
-MODELS = ("alexnet", "mobilenet_v2", "resnet50", "resnet152", "tiny", "unet", "vgg16", "yolo")
+MODELS = ("alexnet", "mobilenet_v2", "resnet50", "tiny", "unet", "vgg16", "vit_b16", "yolo")
 MBIT = 1e6 / 8
 
 

@@ -76,7 +76,9 @@ def measure(cluster: LocalCluster, model: str, split: str, runs: int) -> Cell:
     for _ in range(3):
         session.run(None, feeds)
     trace = session.trace(feeds, RECORDED)
-    calibration = calibrated(forecast, trace.segments)
+    calibration = calibrated(
+        [node.name for node in forecast.compiled.plan.cluster.nodes], forecast.segments, trace.segments, forecast.calibration
+    )
     predictor = Predictor(forecast.compiled.plan.cluster, calibration)
     times = []
     for _ in range(runs):

@@ -28,8 +28,8 @@ from bbgrap.planners.options import PlanOptions
 
 CGROUP = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 4_000
-"""A throttled agent stalls for at most half of this at a time. Half a core by quota is less in fact: a loop on one thread got 0.46 of a core
-with periods of 4 ms, 0.40 with 2 ms (measured here)."""
+"""A throttled agent stalls for at most half of this at a time. Half a core by quota is less in fact: a loop on one thread got 0.46 of
+a core with periods of 4 ms, 0.40 with 2 ms (measured here)."""
 
 
 @contextmanager

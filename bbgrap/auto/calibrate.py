@@ -1,41 +1,129 @@
-"""From measured segments to a cost model that agrees with them: one factor per machine and graph node."""
+"""From measured segments to a cost model that agrees with them: one factor per machine and graph node.
+
+What is needed of a plan for that, what its segments hold and were predicted to take, is a small value, so nobody has to keep graph and
+programs until the measurements are there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
-from bbgrap.auto.forecast import Forecast
-from bbgrap.program.predict import ANY_NODE, Calibration, Predictor
+from bbgrap.cluster.speeds import SHARED_WORK, TYPICAL, speeds_of
+from bbgrap.cluster.types import Cluster, NodeProfile
+from bbgrap.program.compile import Compiled
+from bbgrap.program.predict import ANY_NODE, NOT_CALIBRATED, Calibration, Predictor
 from bbgrap.program.steps import Apply, Compute
 from bbgrap.program.trace import SegmentTime
 
 LEAST, MOST = 0.05, 20.0
 """Bounds of a factor: what lies beyond was no measurement of that segment."""
 
+SAME_MACHINE = 1.5
+"""A machine whose new profile predicts more than so many times as much or as little is another one, or does other things besides: what was
+measured on it is forgotten. Within that, profiles differ by chance, and what was measured counts. Chosen."""
 
-def calibrated(forecast: Forecast, times: Iterable[SegmentTime]) -> Calibration:
-    """Return corrections under which the forecast's segments take the measured times.
+
+@dataclass(frozen=True, slots=True)
+class SegmentForecast:
+    """The graph nodes of a segment, and what was predicted of it without corrections: its kernels, and start-up and copies."""
+
+    nodes: tuple[str, ...]
+    kernels_s: float
+    rest_s: float
+
+
+Segments = tuple[tuple[SegmentForecast, ...], ...]
+"""By device and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFactors:
+    """What was measured of one model on one machine: factors by graph node, `ANY_NODE` among them.
+
+    `typical_s` is what the machine was predicted to take for typical work then (`typical_seconds`).
+    """
+
+    typical_s: float
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+
+def segments_of(compiled: Compiled) -> Segments:
+    """Return what a plan's segments hold and are predicted to take."""
+    plain, program = Predictor(compiled.plan.cluster), compiled.optimized
+    found = []
+    for device in program.devices[: program.host]:
+        segments = []
+        for step in device.steps:
+            if isinstance(step, Compute):
+                applied = [op for op in step.ops if isinstance(op, Apply)]
+                kernels = sum(plain.op_seconds(program, device, op) for op in applied)
+                nodes = tuple(dict.fromkeys(op.node for op in applied))
+                segments.append(SegmentForecast(nodes, kernels, plain.segment_seconds(program, device, step) - kernels))
+        found.append(tuple(segments))
+    return tuple(found)
+
+
+def calibrated(names: Sequence[str], segments: Segments, times: Iterable[SegmentTime], before: Calibration = NOT_CALIBRATED) -> Calibration:
+    """Return corrections under which a plan's segments take the measured times; `names` are the machines of its devices.
 
     A segment's factor goes to all its nodes, in proportion to what was predicted of them; start-up and copies keep their times. Nodes of
-    which a machine has measured nothing get the machine's median factor, so that other plans of the model profit, too.
+    which a machine has measured nothing get the machine's median factor, so that other plans of the model profit, too. What was known
+    `before` and not measured again stays.
     """
-    plain = Predictor(forecast.compiled.plan.cluster)
-    program = forecast.compiled.optimized
-    names = [node.name for node in forecast.compiled.plan.cluster.nodes]
-    segments = [[step for step in device.steps if isinstance(step, Compute)] for device in program.devices]
-    factors = dict(forecast.calibration.factors)
+    factors = dict(before.factors)
     found: dict[str, list[float]] = {}
     for time in times:
-        if time.device >= len(names) or time.segment >= len(segments[time.device]):
+        if time.device >= len(segments) or time.segment >= len(segments[time.device]):
             continue
-        device, step = program.devices[time.device], segments[time.device][time.segment]
-        kernels = sum(plain.op_seconds(program, device, op) for op in step.ops if isinstance(op, Apply))
-        if not kernels:
+        name, segment = names[time.device], segments[time.device][time.segment]
+        if not segment.kernels_s:
             continue
-        rest = plain.segment_seconds(program, device, step) - kernels
-        factor = min(MOST, max(LEAST, (time.median_s - rest) / kernels))
-        found.setdefault(names[time.device], []).append(factor)
-        factors |= {(names[time.device], op.node): factor for op in step.ops if isinstance(op, Apply)}
+        factor = _bounded((time.median_s - segment.rest_s) / segment.kernels_s)
+        found.setdefault(name, []).append(factor)
+        factors |= {(name, node): factor for node in segment.nodes}
     factors |= {(name, ANY_NODE): median(of) for name, of in found.items()}
     return Calibration(factors)
+
+
+def typical_seconds(node: NodeProfile) -> float:
+    """Return what a machine is predicted to take for typical work: all of its predictions together go up and down with it."""
+    speeds = speeds_of(node)
+    return sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items())
+
+
+def measured_on(machines: Mapping[str, MachineFactors], cluster: Cluster) -> Calibration:
+    """Return what was measured on the machines that are there, as factors of what their profiles of today predict."""
+    factors: dict[tuple[str, str], float] = {}
+    for node in cluster.nodes:
+        known = machines.get(node.name)
+        change = typical_seconds(node) / known.typical_s if known and known.typical_s else 0.0
+        if known and 1 / SAME_MACHINE <= change <= SAME_MACHINE:
+            factors |= {(node.name, of): _bounded(factor / change) for of, factor in known.factors.items()}
+    return Calibration(factors)
+
+
+def completed(calibration: Calibration, cluster: Cluster) -> Calibration:
+    """Return a calibration in which machines of which nothing is known have the median factors of the others.
+
+    Most of an error is the model's, not the machine's: with factors of 1, a machine would look fast because nobody has looked at it.
+    """
+    by_node: dict[str, list[float]] = {}
+    for (_, node), factor in calibration.factors.items():
+        by_node.setdefault(node, []).append(factor)
+    shared = {node: median(of) for node, of in by_node.items()}
+    unknown = {node.name for node in cluster.nodes} - {name for name, _ in calibration.factors}
+    return Calibration({**calibration.factors, **{(name, node): factor for name in sorted(unknown) for node, factor in shared.items()}})
+
+
+def factors_of(calibration: Calibration, cluster: Cluster) -> dict[str, MachineFactors]:
+    """Return a calibration by machine, for those of the cluster that it speaks of."""
+    by_machine: dict[str, dict[str, float]] = {}
+    for (name, node), factor in calibration.factors.items():
+        by_machine.setdefault(name, {})[node] = factor
+    return {n.name: MachineFactors(typical_seconds(n), by_machine[n.name]) for n in cluster.nodes if n.name in by_machine}
+
+
+def _bounded(factor: float) -> float:
+    return min(MOST, max(LEAST, factor))

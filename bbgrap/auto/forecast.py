@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from bbgrap.auto.calibrate import Segments, segments_of
 from bbgrap.auto.search import Found, plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, NodeProfile
@@ -47,6 +48,11 @@ class Forecast:
         """When every node does what."""
         return self.predictor.timeline(self.compiled.optimized)
 
+    @property
+    def segments(self) -> Segments:
+        """What its segments are predicted to take, without corrections: to be compared with what they take."""
+        return segments_of(self.compiled)
+
     @cached_property
     def single_s(self) -> tuple[float, ...]:
         """Seconds of a request that one node answers alone, through the same cluster, per node."""
@@ -65,6 +71,7 @@ class Forecast:
         timeline, names = self.timeline, [node.name for node in self.compiled.plan.cluster.nodes]
         report: dict[str, object] = {
             "predicted_ms": _ms(timeline.total_s),
+            "calibrated": bool(self.calibration.factors),
             "predicted_single_node_ms": _ms(min(self.single_s)),
             "predicted_nodes": {
                 name: {f"{lane}_ms": _ms(timeline.busy_s(device, lane)) for lane in LANES} for device, name in enumerate(names)

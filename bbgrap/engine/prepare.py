@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bbgrap.auto.calibrate import Segments
 from bbgrap.auto.forecast import Forecast
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
@@ -23,6 +24,7 @@ from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.compile import Compiled, compile_plan
 from bbgrap.program.export import export
 from bbgrap.program.memory import needed_bytes, overfull
+from bbgrap.program.predict import NOT_CALIBRATED, Calibration
 from bbgrap.program.report import report_of
 
 
@@ -31,7 +33,7 @@ class Prepared:
     """A planned model, ready to be deployed.
 
     `report` is the object that `plan --json` prints (plain values only). `alternatives` are other routes of the same model, to be
-    deployed besides; `name` is what this one is called among them (empty: as its planner).
+    deployed besides; `name` is what this one is called among them (empty: as its planner). `segments` are compared with measured times.
     """
 
     graph: Graph
@@ -39,6 +41,7 @@ class Prepared:
     artifacts: Artifacts
     name: str = ""
     alternatives: tuple[Alternative, ...] = ()
+    segments: Segments = ()
 
 
 TIGHT = 0.85
@@ -48,8 +51,16 @@ LEANER_SPLITS: tuple[Split, ...] = ("channels", "inputs")
 """Splits that divide the weights, tried in this order where the chosen one does not fit the nodes' memory."""
 
 
-def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> Prepared:
+def prepare(
+    model: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    cluster: Cluster,
+    options: PlanOptions,
+    calibration: Calibration = NOT_CALIBRATED,
+) -> Prepared:
     """Load a model for concrete input shapes, plan it over a cluster, optimise the program and export what each device needs.
+
+    `calibration` is what was measured of the model on these nodes; predictions are corrected by it.
 
     Raises:
         ModelError: if the file is no valid model.
@@ -57,13 +68,16 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
         PlanError: if no plan exists, or none that fits the nodes' memory.
     """
     graph = load_graph(model, shapes)
-    if serves_streams(options) and (routes := whole_on_each(graph, cluster, options)):
-        return Prepared(graph, routes[0].report, routes[0].artifacts, routes[0].name, routes[1:])
-    forecast, artifacts, report = fit(graph, cluster, options)
-    return Prepared(graph, report, artifacts, "", beside(forecast, artifacts, report) if is_guarded(options) else ())
+    if serves_streams(options) and (routes := whole_on_each(graph, cluster, options, calibration)):
+        return Prepared(graph, routes[0].report, routes[0].artifacts, routes[0].name, routes[1:], routes[0].segments)
+    forecast, artifacts, report = fit(graph, cluster, options, calibration)
+    others = beside(forecast, artifacts, report) if is_guarded(options) else ()
+    return Prepared(graph, report, artifacts, "", others, forecast.segments)
 
 
-def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, Artifacts, dict[str, Any]]:
+def fit(
+    graph: Graph, cluster: Cluster, options: PlanOptions, calibration: Calibration = NOT_CALIBRATED
+) -> tuple[Forecast, Artifacts, dict[str, Any]]:
     """Plan a loaded model within the memory that the nodes declare; return the programs, what is deployed, and the report.
 
     A plan that does not fit is replaced by one that divides the weights; the report then says so under `changed`.
@@ -73,7 +87,7 @@ def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast,
     """
     refused: list[str] = []
     for words, candidate, within in _attempts(cluster, options):
-        forecast, search_s = plan_graph(graph, within, candidate)
+        forecast, search_s = plan_graph(graph, within, candidate, calibration)
         artifacts = export(forecast.compiled.optimized)
         needed = needed_bytes(forecast.compiled.optimized, artifacts)
         if faults := overfull(cluster, needed):
@@ -111,7 +125,7 @@ def _with_memory(cluster: Cluster, part: float) -> Cluster:
     return replace(cluster, nodes=tuple(replace(node, memory_bytes=round(part * node.memory_bytes)) for node in cluster.nodes))
 
 
-def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, float]:
+def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions, calibration: Calibration = NOT_CALIBRATED) -> tuple[Forecast, float]:
     """Plan a loaded model and optimise its program; also return the seconds this took.
 
     Raises:
@@ -124,7 +138,9 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Fo
         descriptions = all_descriptions(graph)
         if options.planner == AUTO:
             deadline = start + options.search_seconds
-            found = plan_auto(graph, cluster, options, descriptions, time_is_up=lambda: time.perf_counter() > deadline)
+            found = plan_auto(
+                graph, cluster, options, descriptions, calibration=calibration, time_is_up=lambda: time.perf_counter() > deadline
+            )
             plan = found.plan
         else:
             found, plan = None, make_plan(graph, cluster, options, descriptions)
@@ -132,7 +148,7 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Fo
     finally:
         if collecting:
             gc.enable()
-    return Forecast(compiled, descriptions, found), time.perf_counter() - start
+    return Forecast(compiled, descriptions, found, calibration), time.perf_counter() - start
 
 
 def compile_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled, float]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bbgrap.auto.calibrate import Segments
 from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
@@ -21,6 +22,7 @@ from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.compile import compile_plan
 from bbgrap.program.export import export
 from bbgrap.program.memory import needed_bytes, overfull
+from bbgrap.program.predict import NOT_CALIBRATED, Calibration
 from bbgrap.program.report import report_of
 
 LEAST_SHARE = 0.5
@@ -30,11 +32,12 @@ all nodes is assumed to do more in spite of its exchanges. Chosen: plans of two 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A route of a model: its name, what is shipped, and its report."""
+    """A route of a model: its name, what is shipped, its report, and what its segments are predicted to take."""
 
     name: str
     artifacts: Artifacts
     report: Mapping[str, Any]
+    segments: Segments = ()
 
 
 def serves_streams(options: PlanOptions) -> bool:
@@ -52,7 +55,7 @@ def beside(forecast: Forecast, artifacts: Artifacts, report: Mapping[str, Any]) 
     routes = [Alternative(AUTO, artifacts, report)]
     cluster = forecast.compiled.plan.cluster
     for name, plan in _others(forecast):
-        route = _route(name, plan, forecast.compiled.optimized.transfers)
+        route = _route(name, plan, forecast.compiled.optimized.transfers, forecast.calibration)
         if fits(cluster, (*routes, route)):
             routes.append(route)
     return tuple(routes[1:])
@@ -70,11 +73,13 @@ def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
             return
 
 
-def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Alternative, ...]:
+def whole_on_each(
+    graph: Graph, cluster: Cluster, options: PlanOptions, calibration: Calibration = NOT_CALIBRATED
+) -> tuple[Alternative, ...]:
     """Return a route per node that has room for the whole model, the largest share first; for `auto` none if they are too small a part."""
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
     names = [f"single on {node.name}" for node in cluster.nodes]
-    routes = {device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype) for device in order}
+    routes = {device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype, calibration) for device in order}
     able = [device for device in order if fits(cluster, (routes[device],))]
     if options.planner == AUTO and sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
         return ()
@@ -87,19 +92,20 @@ def fits(cluster: Cluster, routes: Sequence[Alternative]) -> bool:
     return not overfull(cluster, needed)
 
 
-def _route(name: str, plan: Plan, transfers: TransferType) -> Alternative:
+def _route(name: str, plan: Plan, transfers: TransferType, calibration: Calibration) -> Alternative:
     descriptions = all_descriptions(plan.graph)
     verify_plan(plan, descriptions)
     compiled = compile_plan(plan, descriptions, transfers)
     artifacts = export(compiled.optimized)
+    forecast = Forecast(compiled, descriptions, calibration=calibration)
     names = [node.name for node in plan.cluster.nodes]
     report = (
         report_of(compiled, 0.0)
-        | Forecast(compiled, descriptions).report()
+        | forecast.report()
         | {
             "memory_bytes": dict(zip(names, needed_bytes(compiled.optimized, artifacts), strict=True)),
             "weight_bytes": {node: device.weight_bytes for node, device in zip(names, artifacts.devices, strict=True)},
             "changed": [],
         }
     )
-    return Alternative(name, artifacts, report)
+    return Alternative(name, artifacts, report, forecast.segments)

@@ -10,16 +10,22 @@ by everyone who had a part in it; an agent loads one route of a deployment at a 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from bbgrap.auto.calibrate import Segments
 from bbgrap.cluster.types import COORDINATOR, Cluster
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import AUTO
+from bbgrap.program.memory import overfull
 from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import ModelFile, ModelPrepared, Progress
+from bbgrap.protocol.coordinator_calibrations import Calibrations, SegmentSeconds
+from bbgrap.protocol.coordinator_calls import offer_digest
 from bbgrap.protocol.coordinator_events import (
     HostDeploy,
     HostRelease,
@@ -42,21 +48,34 @@ from bbgrap.protocol.states import Role, Tracker
 Caller = tuple[Identity, int]
 """A client and the number of its call."""
 
+MAX_RECORDED = 11
+"""Recorded requests of a route whose median counts."""
+
 
 @dataclass(slots=True)
 class Plan:
-    """What a client asked to prepare; `epoch` is its current deployment, if it has one."""
+    """What a client asked to prepare; `epoch` is its current deployment, if it has one.
+
+    `answered` counts its requests; before `next_move` of them it is not planned anew because a node has slowed down.
+    """
 
     key: str
     files: tuple[ModelFile, ...]
     shapes: Mapping[str, tuple[int, ...]]
     options: PlanOptions
     epoch: int | None = None
+    answered: int = 0
+    next_move: int = 0
+
+    @property
+    def model(self) -> str:
+        """The digest of its model."""
+        return offer_digest(self.files)
 
 
 @dataclass(slots=True)
 class Route:
-    """One way to run a deployment's model.
+    """One way to run a deployment's model. Of its last `recorded` requests it is known what each segment took.
 
     Invariants: `pending` are agents that have been told (`begun`) and have not said `Deployed`; `weights` are kept until the route is
     `ready`, then the agents hold them.
@@ -70,6 +89,16 @@ class Route:
     nodes: tuple[Peer, ...]
     """The devices that take part."""
     weights: Mapping[str, Array]
+    segments: Segments = ()
+    recorded: deque[SegmentSeconds] = field(default_factory=lambda: deque(maxlen=MAX_RECORDED))
+    settled: SegmentSeconds = field(default_factory=dict)
+    """What its segments took when it was new, if that is known."""
+    asked: bool = False
+    """Whether it has been asked for that."""
+    records_due: int = 0
+    """So many of its next requests are recorded."""
+    drifted: bool = False
+    """Whether those tell if a node has slowed down."""
     pending: dict[Identity, float] = field(default_factory=dict)
     begun: bool = False
     ready: bool = False
@@ -78,6 +107,11 @@ class Route:
     def epoch(self) -> int:
         """The number that every message of the route bears."""
         return self.lane.epoch
+
+    @property
+    def devices(self) -> dict[Identity, int]:
+        """The agents that take part, and which devices they are."""
+        return {identity: part.schedule.device for identity, part in self.parts.items()}
 
 
 @dataclass(slots=True)
@@ -96,6 +130,8 @@ class Deployment:
     used: float
     policy: Policy
     routes: list[Route] = field(default_factory=list)
+    replaces: int | None = None
+    """The deployment whose place it takes once it is ready; meanwhile that one serves."""
     measuring: Measuring | None = None
     inputs: Inputs | None = None
     """Of made-up requests, as long as they are made."""
@@ -106,6 +142,16 @@ class Deployment:
     def running(self) -> list[int]:
         """The requests that are on their way, by any route."""
         return [number for route in self.routes for number in route.lane.running]
+
+    @property
+    def serving(self) -> Route | None:
+        """The route that takes the requests, if it is one."""
+        return next((route for route in self.routes if route.epoch == self.policy.serving), None)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether its predictions count: those of planner `auto`, for the latency of requests."""
+        return self.plan.options.planner == AUTO and not self.is_stream
 
     @property
     def is_stream(self) -> bool:
@@ -164,8 +210,9 @@ class Deployments:
     Invariants: `by_epoch` holds no ended deployment.
     """
 
-    def __init__(self, settings: Settings, members: Members) -> None:
+    def __init__(self, settings: Settings, members: Members, calibrations: Calibrations) -> None:
         """Start without plans."""
+        self.calibrations = calibrations
         self.settings = settings
         self.members = members
         self.plans: dict[str, Plan] = {}
@@ -194,18 +241,42 @@ class Deployments:
         """Start a deployment of a plan over all agents that live; there must be one."""
         done = self._make_room()
         old = self.current(plan)
+        deployment, start = self._new(plan, now)
+        plan.epoch = deployment.epoch
+        if old is not None:
+            done += self._move(old, deployment)
+        return deployment, [*done, start]
+
+    def begin_beside(self, old: Deployment, now: float) -> tuple[Deployment, list[Instruction]]:
+        """Start a deployment that takes the place of another one when it is ready."""
+        done = self._make_room()
+        deployment, start = self._new(old.plan, now)
+        deployment.replaces = old.epoch
+        return deployment, [*done, start]
+
+    def take_over(self, deployment: Deployment) -> list[Instruction]:
+        """Let a deployment take the place it was made for, or end it if that one has been replaced meanwhile."""
+        plan, replaced, deployment.replaces = deployment.plan, deployment.replaces, None
+        if plan.epoch != replaced:
+            return self.end(deployment, "released" if deployment.tracker.may("released") else "stop")
+        old, plan.epoch = self.current(plan), deployment.epoch
+        return [] if old is None else self._move(old, deployment)
+
+    def _move(self, old: Deployment, new: Deployment) -> list[Instruction]:
+        """Let whoever waits for a deployment wait for the one that replaces it."""
+        new.callers, old.callers = [*new.callers, *old.callers], []
+        new.waiting, old.waiting = [*new.waiting, *old.waiting], []
+        return self.retire(old)
+
+    def _new(self, plan: Plan, now: float) -> tuple[Deployment, StartPlanning]:
         members = self.members.alive()
         epoch = next(self._epochs)
         cluster = self.members.cluster(members)
         tracker = Tracker(Role.DEPLOYMENT, f"epoch {epoch}")
         deployment = Deployment(epoch, plan, members, cluster, tracker, now, Fastest([epoch]))
         self.by_epoch[epoch] = deployment
-        plan.epoch = epoch
-        if old is not None:
-            deployment.callers, old.callers = old.callers, []
-            deployment.waiting, old.waiting = old.waiting, []
-            done += self.retire(old)
-        return deployment, [*done, StartPlanning(epoch, plan.files, plan.shapes, cluster, plan.options)]
+        calibration = self.calibrations.of(plan.model, cluster)
+        return deployment, StartPlanning(epoch, plan.files, plan.shapes, cluster, plan.options, calibration)
 
     def retire(self, deployment: Deployment) -> list[Instruction]:
         """End a deployment that was replaced, once its last request is done."""
@@ -228,11 +299,19 @@ class Deployments:
         """Deploy what was planned to the agents that take part."""
         deployment = self.by_epoch[event.epoch]
         deployment.tracker.move("planned")
-        own = PlannedRoute(event.name or deployment.plan.options.planner, event.artifacts, event.report)
+        own = PlannedRoute(event.name or deployment.plan.options.planner, event.artifacts, event.report, event.segments)
         numbered = [(event.epoch, own), *((next(self._epochs), other) for other in event.alternatives)]
         deployment.routes = [self._route(deployment, epoch, planned) for epoch, planned in numbered]
         deployment.policy = Balanced() if deployment.is_stream else Fastest([epoch for epoch, _ in numbered])
-        return self.advance(deployment, now)
+        done = [] if deployment.replaces is None or self._have_room_for_both(deployment) else self.take_over(deployment)
+        return [*done, *self.advance(deployment, now)] if deployment.epoch in self.by_epoch else done
+
+    def _have_room_for_both(self, deployment: Deployment) -> bool:
+        """Whether the nodes have memory for a deployment beside the one it replaces."""
+        old = self.by_epoch.get(deployment.replaces or 0)
+        reports = [json.loads(route.report) for d in (deployment, old) if d is not None for route in d.routes]
+        nodes = [node.name for node in deployment.cluster.nodes]
+        return not overfull(deployment.cluster, tuple(sum(r.get("memory_bytes", {}).get(name, 0) for r in reports) for name in nodes))
 
     def _route(self, deployment: Deployment, epoch: int, planned: PlannedRoute) -> Route:
         devices = list(zip(deployment.members, planned.artifacts.devices, strict=True))
@@ -245,7 +324,7 @@ class Deployments:
         }
         lane = Lane(epoch, self.settings.in_flight_per_node * max(1, len(parts)))
         nodes = tuple(peer for peer in peers if peer.device in working)
-        return Route(planned.name, lane, planned.artifacts.host, planned.report, parts, nodes, planned.artifacts.weights)
+        return Route(planned.name, lane, planned.artifacts.host, planned.report, parts, nodes, planned.artifacts.weights, planned.segments)
 
     def advance(self, deployment: Deployment, now: float) -> list[Instruction]:
         """Become the host of routes that are loaded, deploy those whose agents load no other one, and tell who waits how far it is."""

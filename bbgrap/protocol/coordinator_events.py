@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bbgrap.auto.calibrate import MachineFactors, Segments
 from bbgrap.cluster.types import Cluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.artifacts import Artifacts
+from bbgrap.program.predict import NOT_CALIBRATED, Calibration
 from bbgrap.program.recording import Record
 from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
@@ -74,11 +76,12 @@ class ChunkWritten:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRoute:
-    """Another way to run the planned model; `report` is JSON."""
+    """Another way to run the planned model; `report` is JSON, `segments` what they are predicted to take."""
 
     name: str
     artifacts: Artifacts
     report: str
+    segments: Segments = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Planned:
     report: str
     name: str = ""
     alternatives: tuple[PlannedRoute, ...] = ()
+    segments: Segments = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +157,22 @@ class WriteChunk:
 
 @dataclass(frozen=True, slots=True)
 class StartPlanning:
-    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`."""
+    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`. `calibration` corrects the predictions."""
 
     epoch: int
     files: tuple[ModelFile, ...]
     shapes: Mapping[str, tuple[int, ...]]
     cluster: Cluster
     options: PlanOptions
+    calibration: Calibration = NOT_CALIBRATED
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCalibration:
+    """Store what was measured of a model, by machine, for the next coordinator; it replaces what was stored of that model."""
+
+    model: str
+    machines: Mapping[str, MachineFactors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,4 +228,16 @@ class Tell:
     text: str
 
 
-Instruction = ToAgent | ToClient | WriteChunk | StartPlanning | HostDeploy | HostRelease | HostPings | StartRequest | DropRequest | Tell
+Instruction = (
+    ToAgent
+    | ToClient
+    | WriteChunk
+    | StartPlanning
+    | KeepCalibration
+    | HostDeploy
+    | HostRelease
+    | HostPings
+    | StartRequest
+    | DropRequest
+    | Tell
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+from bbgrap.auto.calibrate import MachineFactors
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.client_messages import (
     Ask,
@@ -30,6 +31,7 @@ from bbgrap.protocol.client_messages import (
     SetProfile,
     StillWorking,
 )
+from bbgrap.protocol.coordinator_calibrations import Calibrations
 from bbgrap.protocol.coordinator_calls import Measurements, Uploads
 from bbgrap.protocol.coordinator_deployments import Caller, Deployment, Deployments, Plan, Route
 from bbgrap.protocol.coordinator_events import (
@@ -73,17 +75,27 @@ NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp:/
 class CoordinatorMachine:
     """The control side of the coordinator.
 
-    Invariants: after every event, no route that should serve is idle while a request waits for it.
+    Invariants: after every event, no route that should serve is idle while a request waits for it, unless its place is to be taken and the
+    new routes are timed.
     """
 
-    def __init__(self, settings: Settings, stored: Mapping[str, int] | None = None) -> None:
-        """Start without agents and clients; `stored` are the model files kept from earlier, with their sizes."""
+    def __init__(
+        self,
+        settings: Settings,
+        stored: Mapping[str, int] | None = None,
+        calibrations: Mapping[str, Mapping[str, MachineFactors]] | None = None,
+    ) -> None:
+        """Start without agents and clients.
+
+        `stored` are the model files kept from earlier, with their sizes, `calibrations` what was measured earlier, by model and machine.
+        """
         self.settings = settings
         self.members = Members(settings)
-        self.deployments = Deployments(settings, self.members)
+        self.calibrations = Calibrations(calibrations)
+        self.deployments = Deployments(settings, self.members, self.calibrations)
         self.uploads = Uploads(dict(stored or {}))
         self.measurements = Measurements(settings, self.members)
-        self.requests = Requests(settings, self.members, self.deployments)
+        self.requests = Requests(settings, self.members, self.deployments, self.calibrations)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take an event and return what is to be done, in order.
@@ -156,7 +168,7 @@ class CoordinatorMachine:
             case RequestFailed():
                 return self.requests.failed_on(member, message)
             case Recorded():
-                return self.requests.recorded(member, message)
+                return self.requests.recorded(member, message, now)
             case Measured():
                 return self.measurements.measured(member, message, now)
             case Leave():

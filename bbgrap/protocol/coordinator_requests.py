@@ -3,17 +3,18 @@
     RunModel -> waiting -> (a route has room) running -> answered
                    ^------- the route is lost --'   (a recorded one: running -> recording -> answered)
 
-Laws: every request is answered exactly once; after `go_on`, no route that should serve is idle while a request waits for it; a route is
-timed by requests that had the coordinator to themselves.
+Laws: every request is answered exactly once; after `go_on`, no route that should serve is idle while a request waits for it, except for one
+made-up request at a time of the deployment that is to replace its own; a route is timed by requests that had the coordinator to themselves.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from bbgrap.program.recording import Record
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
+from bbgrap.protocol.coordinator_calibrations import Calibrations
 from bbgrap.protocol.coordinator_deployments import Caller, Deployment, Deployments, Plan, Route
 from bbgrap.protocol.coordinator_events import (
     DropRequest,
@@ -27,9 +28,10 @@ from bbgrap.protocol.coordinator_events import (
     ToClient,
 )
 from bbgrap.protocol.coordinator_members import Member, Members
+from bbgrap.protocol.coordinator_observations import Observations
 from bbgrap.protocol.coordinator_records import Recordings
-from bbgrap.protocol.coordinator_routes import MEASURE_S, Measuring
-from bbgrap.protocol.data import made_up
+from bbgrap.protocol.coordinator_routes import MEASURE_BESIDE_S, MEASURE_S, Measuring
+from bbgrap.protocol.data import Inputs, made_up
 from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
 from bbgrap.protocol.states import Role, Tracker
 
@@ -54,11 +56,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A made-up request that times a route."""
+    """A made-up request that times a route, or (`recorded`) its segments."""
 
     deployment: Deployment
     epoch: int
     started: float
+    recorded: bool = False
+    ran: bool = False
 
 
 class Requests:
@@ -68,12 +72,13 @@ class Requests:
     nothing else ran, as long as nothing else has begun.
     """
 
-    def __init__(self, settings: Settings, members: Members, deployments: Deployments) -> None:
+    def __init__(self, settings: Settings, members: Members, deployments: Deployments, calibrations: Calibrations) -> None:
         """Start without requests."""
         self.settings = settings
         self.members = members
         self.deployments = deployments
         self.recordings = Recordings(settings.records_within_s)
+        self.observations = Observations(deployments, self.recordings, calibrations)
         self.open: dict[int, Request] = {}
         self.by_caller: dict[Caller, int] = {}
         self._probes: dict[int, _Probe] = {}
@@ -105,7 +110,7 @@ class Requests:
         if deployment.tracker.state == "ready":
             done += [ToClient(identity, deployment.prepared(call)) for identity, call in deployment.callers]
             deployment.callers = []
-        while deployment.tracker.state == "ready" and deployment.waiting:
+        while deployment.tracker.state == "ready" and deployment.waiting and not self._gives_way(deployment):
             lane = deployment.policy.choose([route.lane for route in deployment.routes], now)
             if lane is None:
                 break
@@ -113,25 +118,34 @@ class Requests:
             done.append(self._start(self.open[deployment.waiting.pop(0)], route, now))
         return done
 
+    def _gives_way(self, deployment: Deployment) -> bool:
+        """Whether a made-up request runs on the deployment that is to replace this one: for so long requests wait."""
+        probes = [probe for probe in self._probes.values() if probe.deployment.replaces == deployment.epoch and not probe.ran]
+        return any(self.deployments.find(probe.epoch) for probe in probes)
+
     def _start(self, request: Request, route: Route, now: float) -> Instruction:
         request.tracker.move("route free")
         others = self._probes or any(deployment.running for deployment in self.deployments.by_epoch.values())
         self._lonely = 0 if others else request.number
         request.epoch, message = route.epoch, request.message
         route.lane.running[request.number] = now
+        observed = not message.record and route.records_due > 0
         if message.record:
-            self.recordings.begin(request.number, {identity: part.schedule.device for identity, part in route.parts.items()})
-        return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record, request.caller[0])
+            self.recordings.begin(request.number, route.devices)
+        elif observed:
+            self.observations.begin(request.number, route)
+        return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record or observed, request.caller[0])
 
     # --- timing routes ----------------------------------------------------------------------------------------------------------
 
     def _begin_measuring(self, deployment: Deployment, now: float) -> list[Instruction]:
         deployment.tracker.move("all deployed")
-        if len(deployment.routes) == 1:
+        self.observations.ask(deployment, deployment.routes[0])
+        if len(deployment.routes) == 1 and not deployment.routes[0].records_due:
             return []
         deployment.inputs = made_up(deployment.routes[0].host)
         epochs = [route.epoch for route in deployment.routes] if deployment.inputs else []
-        deployment.measuring = Measuring(epochs, now + MEASURE_S)
+        deployment.measuring = Measuring(epochs, now + (MEASURE_S if deployment.replaces is None else MEASURE_BESIDE_S))
         return self.deployments.progress(deployment)
 
     def _measure(self, deployment: Deployment, now: float) -> list[Instruction]:
@@ -139,26 +153,47 @@ class Requests:
         self._probes = {number: probe for number, probe in self._probes.items() if self.deployments.find(probe.epoch)}
         if any(probe.deployment is deployment for probe in self._probes.values()):
             return []
-        epoch = None if deployment.measuring is None else deployment.measuring.next(now)
-        if epoch is not None and deployment.inputs is not None:
-            number = next(self._numbers)
-            self._probes[number] = _Probe(deployment, epoch, now)
-            self._lonely = 0
-            return [StartRequest(epoch, number, *deployment.inputs)]
+        measuring, inputs = deployment.measuring, deployment.inputs
+        old = self.deployments.by_epoch.get(deployment.replaces or 0)
+        if measuring is not None and old is not None and old.running and not measuring.is_late(now):
+            return []
+        if measuring is not None and inputs is not None:
+            epoch = measuring.next(now)
+            if epoch is not None:
+                return [self._probe(deployment, inputs, epoch, now)]
+            medians = measuring.medians()
+            for route in deployment.routes:
+                if medians and route.epoch == min(medians, key=medians.__getitem__):
+                    self.observations.ask(deployment, route)
+                if route.records_due and not (route.recorded and measuring.is_late(now)):
+                    return [self._probe(deployment, inputs, route.epoch, now, route)]
+        return self._serve(deployment)
+
+    def _probe(self, deployment: Deployment, inputs: Inputs, epoch: int, now: float, recorded: Route | None = None) -> Instruction:
+        number = next(self._numbers)
+        self._probes[number] = _Probe(deployment, epoch, now, recorded is not None)
+        self._lonely = 0
+        if recorded is not None:
+            self.observations.begin(number, recorded)
+        return StartRequest(epoch, number, *inputs, recorded is not None)
+
+    def _serve(self, deployment: Deployment) -> list[Instruction]:
+        """Let a deployment serve whose routes are timed."""
         deployment.tracker.move("measured")
         deployment.inputs = None
-        done: list[Instruction] = []
+        done = self.observations.settle(deployment)
         if deployment.measuring is not None:
             deployment.policy.begin(deployment.measuring.medians())
             done.append(Tell(deployment.measured_text()))
-        return done
+        return done if deployment.replaces is None else [*done, *self.deployments.take_over(deployment)]
 
     def _probe_failed(self, number: int) -> list[Instruction]:
-        """Stop timing routes by made-up requests: this model does not take them."""
+        """Stop timing routes, or their segments, by made-up requests: this model does not take them."""
         probe = self._probes.pop(number, None)
         if probe is None:
             return []
-        if probe.deployment.measuring is not None:
+        self.observations.give_up(number)
+        if probe.deployment.measuring is not None and not probe.recorded:
             probe.deployment.measuring.give_up()
         return self._abandon(probe.epoch, number)
 
@@ -166,30 +201,51 @@ class Requests:
 
     def done(self, event: RequestDone, now: float) -> list[Instruction]:
         """Answer a request, and learn from the time it took."""
-        probe = self._probes.pop(event.request, None)
-        if probe is not None and probe.deployment.measuring is not None:
-            probe.deployment.measuring.note(probe.epoch, now - probe.started)
+        probe = self._probes.get(event.request)
+        if probe is not None and not probe.recorded:
+            del self._probes[event.request]
+            if probe.deployment.measuring is not None:
+                probe.deployment.measuring.note(probe.epoch, now - probe.started)
         request = self.open.get(event.request)
+        if event.request in self.observations.epochs:
+            self.recordings.computed(event, now)
+            if probe is not None:
+                self._probes[event.request] = replace(probe, ran=True)
+            answered = [] if request is None else self._answer(request, event, (), now)
+            return [*answered, *self._observe(event.request, now)]
         if request is None:
             return []
         if request.message.record:
             request.tracker.move("computed")
             self.recordings.computed(event, now)
-            return self._answer_recorded(request)
+            return self._answer_recorded(request, now)
         return self._answer(request, event, (), now)
 
-    def recorded(self, member: Member, message: Recorded) -> list[Instruction]:
+    def _observe(self, number: int, now: float) -> list[Instruction]:
+        """Learn from a request that is recorded for the coordinator itself, if all is there."""
+        learnt = self.observations.complete(number, now)
+        if learnt is not None:
+            self._probes.pop(number, None)
+        return learnt or []
+
+    def recorded(self, member: Member, message: Recorded, now: float) -> list[Instruction]:
         """Take what an agent tells of when it did what for a request."""
+        if self.observations.epochs.get(message.request) == message.epoch:
+            self.recordings.take(message.request, member.identity, message.record)
+            return self._observe(message.request, now)
         request = self.open.get(message.request)
         if request is None or request.epoch != message.epoch:
             return []
         self.recordings.take(message.request, member.identity, message.record)
         request.tracker.move("Recorded")
-        return self._answer_recorded(request)
+        return self._answer_recorded(request, now)
 
-    def _answer_recorded(self, request: Request) -> list[Instruction]:
-        complete = self.recordings.complete(request.number)
-        return [] if complete is None else self._answer(request, *complete, None)
+    def _answer_recorded(self, request: Request, now: float) -> list[Instruction]:
+        complete, found = self.recordings.complete(request.number), self.deployments.find(request.epoch)
+        if complete is None:
+            return []
+        learnt = [] if found is None else self.observations.learn(*found, complete[1], now)
+        return [*self._answer(request, *complete, None), *learnt]
 
     def _answer(self, request: Request, event: RequestDone, records: tuple[Record, ...], now: float | None) -> list[Instruction]:
         """Answer a request; one that ended just `now` tells how fast its route is."""
@@ -202,6 +258,7 @@ class Requests:
             route.lane, route.lane.running[request.number], now, alone=self._lonely == request.number
         ):
             told.append(Tell(deployment.measured_text()))
+        self.observations.answered(deployment)
         answer = RunResult(request.caller[1], deployment.answer_epoch, event.outputs, event.payload, records)
         return [ToClient(request.caller[0], answer), *told, *self._close(request, "finished")]
 
@@ -238,6 +295,7 @@ class Requests:
             self.open[number].tracker.move("route lost")
             self.open[number].epoch = 0
             self.recordings.forget(number)
+            self.observations.forget(number)
         deployment.waiting[:0] = again
 
     def overdue(self, now: float) -> list[Instruction]:
@@ -249,7 +307,13 @@ class Requests:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.fail(request.number, "deadline", Fault.EXECUTION, reason)
+        for number in [n for n, epoch in self.observations.epochs.items() if self.deployments.find(epoch) is None]:
+            self.observations.forget(number)
         for number in self.recordings.overdue(now):
+            if number in self.observations.epochs:
+                self.observations.give_up(number)
+                self._probes.pop(number, None)
+                continue
             reason = f"request {number}: it was answered, but an agent has not told when it did what; trace again"
             done += self.fail(number, "failed", Fault.EXECUTION, reason)
         return done
@@ -258,7 +322,10 @@ class Requests:
         """Forget a request here, and everywhere it may still run."""
         request.tracker.move(event)
         del self.open[request.number], self.by_caller[request.caller]
-        self.recordings.forget(request.number)
+        if event != "finished":
+            self.observations.forget(request.number)
+        if request.number not in self.observations.epochs:
+            self.recordings.forget(request.number)
         found = self.deployments.find(request.epoch)
         if found is None:
             for other in self.deployments.by_epoch.values():

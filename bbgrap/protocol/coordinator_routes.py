@@ -18,6 +18,8 @@ ROUNDS = 5
 """Made-up requests per route that are."""
 MEASURE_S = 3.0
 """After this long every route is measured with what there is, but with one counted request at least."""
+MEASURE_BESIDE_S = 30.0
+"""The same for a deployment that is to replace one that serves: its made-up requests take turns with real ones, and nobody waits for it."""
 
 WINDOW = 11
 """Requests of the serving route whose median is watched."""
@@ -58,12 +60,16 @@ class Measuring:
         self.samples: dict[int, list[float]] = {epoch: [] for epoch in epochs}
         self._until = until
 
+    def is_late(self, now: float) -> bool:
+        """Whether it should be over by now."""
+        return now > self._until
+
     def next(self, now: float) -> int | None:
         """Return the route whose turn it is, or None if enough is known."""
         if not self.samples:
             return None
         epoch = min(self.samples, key=lambda epoch: len(self.samples[epoch]))
-        enough = 2 if now > self._until else WARM_UP + ROUNDS
+        enough = 2 if self.is_late(now) else WARM_UP + ROUNDS
         return epoch if len(self.samples[epoch]) < enough else None
 
     def note(self, epoch: int, seconds: float) -> None:
@@ -108,6 +114,9 @@ class Policy(Protocol):
     def done(self, lane: Lane, started: float, now: float, *, alone: bool) -> bool:
         """Note that a request ended well; `alone`: no other one was on its way meanwhile. Returns whether another route serves now."""
 
+    def drift(self) -> bool:
+        """Whether the route that serves has become slower or faster since this was asked."""
+
     def lost(self, epoch: int) -> None:
         """Forget a route."""
 
@@ -129,6 +138,7 @@ class Fastest:
         self._trial: dict[int, list[float]] | None = None
         self._share = TRIAL_SHARE
         self._turn = 0
+        self._drifted = False
 
     def begin(self, medians: Mapping[int, float]) -> None:
         """Let the fastest route serve; if nothing could be measured, compare with the first live requests, every second one."""
@@ -151,7 +161,7 @@ class Fastest:
 
     def done(self, lane: Lane, started: float, now: float, *, alone: bool) -> bool:
         """Take the time of a request that ran alone; others would tell of their company."""
-        if not alone or len(self._epochs) == 1:
+        if not alone:
             return False
         if self._trial is not None:
             self._trial.setdefault(lane.epoch, []).append(now - started)
@@ -161,6 +171,11 @@ class Fastest:
             self._since += 1
             self._watch()
         return False
+
+    def drift(self) -> bool:
+        """Whether the median that is watched has gone away from where it was."""
+        drifted, self._drifted = self._drifted, False
+        return drifted
 
     def lost(self, epoch: int) -> None:
         """Forget a route; if it served, the fastest of the others does."""
@@ -177,10 +192,16 @@ class Fastest:
         current = median(self._recent)
         if self._baseline is None:
             self._baseline = current
-        elif abs(current / self._baseline - 1) > DRIFT or self._since >= REMEASURE_EVERY:
+        elif abs(current - self._baseline) > DRIFT * self._baseline:
+            self._drifted = True
+            self._compare()
+        elif self._since >= REMEASURE_EVERY:
             self._compare()
 
     def _compare(self) -> None:
+        if len(self._epochs) == 1:
+            self._settle(self.medians, self.serving)
+            return
         self._trial = {}
         self._turn = 0
 
@@ -236,6 +257,10 @@ class Balanced:
         known = self.medians.get(lane.epoch, seconds)
         self.medians[lane.epoch] = known + SMOOTHING * (seconds - known)
         self._ended[lane.epoch] = now
+        return False
+
+    def drift(self) -> bool:
+        """Nothing is watched: every request tells how fast its route is."""
         return False
 
     def lost(self, epoch: int) -> None:

@@ -19,6 +19,7 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.engine.prepare import Prepared
 from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
 from bbgrap.planners.options import PlanOptions
+from bbgrap.program.predict import Calibration
 from bbgrap.protocol.client_messages import Failed, Fault, StillWorking
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.coordinator_events import (
@@ -29,6 +30,7 @@ from bbgrap.protocol.coordinator_events import (
     HostPings,
     HostRelease,
     Instruction,
+    KeepCalibration,
     PlanFailed,
     Planned,
     PlannedRoute,
@@ -45,10 +47,11 @@ from bbgrap.protocol.messages import Deploy, DeploymentFailed
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.mailbox import Mailbox
 from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap_coordinator.calibrations import CalibrationStore
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore
 
-Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions], Prepared]
+Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions, Calibration], Prepared]
 
 _TICK_S = 0.25
 _BATCH = 256
@@ -64,13 +67,20 @@ class Server:
     """
 
     def __init__(
-        self, control: ControlServer, plane: TcpDataPlane, machine: CoordinatorMachine, models: ModelStore, prepare: Prepare
+        self,
+        control: ControlServer,
+        plane: TcpDataPlane,
+        machine: CoordinatorMachine,
+        models: ModelStore,
+        calibrations: CalibrationStore,
+        prepare: Prepare,
     ) -> None:
         """Take over the connections; nothing is handled before `run`."""
         self._control = control
         self._plane = plane
         self._machine = machine
         self._models = models
+        self._calibrations = calibrations
         self._prepare = prepare
         self._host = Host(plane, control.shortcuts.memory)
         self._events: Mailbox[Event | None] = Mailbox()
@@ -163,6 +173,8 @@ class Server:
                 self._handle(self._models.write(instruction))
             case StartPlanning():
                 self._planner.submit(lambda: self._events.put(self._plan(instruction)))
+            case KeepCalibration():
+                self._calibrations.keep(instruction)
             case Tell(text):
                 _log.info(text)
 
@@ -188,9 +200,10 @@ class Server:
         """Plan, in the planner's thread."""
         try:
             with self._models.folder(job.files) as path:
-                prepared = self._prepare(path, job.shapes, job.cluster, job.options)
-            others = tuple(PlannedRoute(a.name, a.artifacts, json.dumps(a.report)) for a in prepared.alternatives)
-            return Planned(job.epoch, prepared.artifacts, json.dumps(prepared.report), prepared.name, others)
+                prepared = self._prepare(path, job.shapes, job.cluster, job.options, job.calibration)
+            others = tuple(PlannedRoute(a.name, a.artifacts, json.dumps(a.report), a.segments) for a in prepared.alternatives)
+            report = json.dumps(prepared.report)
+            return Planned(job.epoch, prepared.artifacts, report, prepared.name, others, prepared.segments)
         except BbgrapError as error:
             return PlanFailed(job.epoch, Fault.of(error), str(error))
         except Exception as error:

@@ -23,6 +23,7 @@ from bbgrap.graph.types import Array, DType, Graph, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.program.predict import Calibration
 from bbgrap.program.schedule import Box, BufferSpec, Join, Part, Receive, Run, Schedule, Send, Step
 
 OPSET = 17
@@ -190,8 +191,11 @@ def _zeros_segment() -> SegmentModel:
     return SegmentModel("zeros", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("out",), {})
 
 
-def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> Prepared:
-    """Stand in for `bbgrap.engine.prepare.prepare`: knows one model."""
+def prepare(
+    model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions, calibration: Calibration
+) -> Prepared:
+    """Stand in for `bbgrap.engine.prepare.prepare`: knows one model, and predicts nothing that could be corrected."""
+    del calibration
     rows = shapes["x"][0]
     if rows < len(cluster.nodes):
         raise PlanError(f"tiny: {rows} rows cannot be split over {len(cluster.nodes)} nodes")

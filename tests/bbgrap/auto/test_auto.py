@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bbgrap.auto.calibrate import calibrated
+from bbgrap.auto.calibrate import calibrated, completed
 from bbgrap.auto.evaluate import Evaluator
 from bbgrap.auto.explain import explain_forecast
 from bbgrap.auto.improve import shifted
@@ -23,6 +23,7 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, check_plan, whole_output
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.program.compile import compile_plan
+from bbgrap.program.predict import ANY_NODE, Calibration
 from bbgrap.program.trace import SegmentTime
 from bbgrap.zoo import build
 from benchmarks.planning import exhaustive_gap
@@ -154,9 +155,31 @@ def test_measured_segments_are_predicted_as_measured() -> None:
     forecast, _ = plan_graph(build("resnet50"), Cluster.even(2), PlanOptions())
     spans = [span for span in forecast.timeline.spans if span.segment is not None]
     times = [SegmentTime(s.device, s.segment or 0, s.label, 3 * (s.stop_s - s.start_s)) for s in spans]
-    again = replace(forecast, calibration=calibrated(forecast, times))
+    again = replace(forecast, calibration=calibrated([n.name for n in Cluster.even(2).nodes], forecast.segments, times))
     for before, after in zip(spans, (s for s in again.timeline.spans if s.segment is not None), strict=True):
         assert after.stop_s - after.start_s == pytest.approx(3 * (before.stop_s - before.start_s), rel=0.02, abs=1e-6)
+
+
+def test_planning_with_a_calibration_predicts_by_it_and_moves_rows() -> None:
+    """Agent b takes three times as long as its profile says: the plan is predicted so, and b gets less to do."""
+    graph, cluster = build("vgg16"), Cluster.even(2)
+    first, second = (node.name for node in cluster.nodes)
+    plain, _ = plan_graph(graph, cluster, BRIEF)
+    slow, _ = plan_graph(graph, cluster, BRIEF, Calibration({(first, ANY_NODE): 1.0, (second, ANY_NODE): 3.0}))
+    assert (plain.report()["calibrated"], slow.report()["calibrated"]) == (False, True)
+    kernels = [[sum(s.kernels_s for s in device) for device in forecast.segments] for forecast in (plain, slow)]
+    assert kernels[1][1] < 0.8 * kernels[0][1]
+    both = replace(slow, calibration=Calibration({(name, ANY_NODE): 2.0 for name in (first, second)}))
+    assert both.timeline.total_s > replace(slow, calibration=Calibration()).timeline.total_s
+
+
+def test_machines_nobody_measured_borrow_and_the_others_keep_what_they_have() -> None:
+    cluster = Cluster((NodeProfile("a"), NodeProfile("b"), NodeProfile("c")))
+    known = Calibration({("a", "n"): 2.0, ("a", ANY_NODE): 2.0, ("b", "n"): 4.0, ("b", ANY_NODE): 6.0})
+    full = completed(known, cluster)
+    assert {key: full.factors[key] for key in known.factors} == known.factors
+    assert (full.factor("c", "n"), full.factor("c", "elsewhere")) == (3.0, 4.0)
+    assert completed(Calibration(), cluster) == Calibration()
 
 
 @given(st.integers(2, 20), st.integers(1, 19), st.floats(-1, 1).filter(bool))
