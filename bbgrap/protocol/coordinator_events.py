@@ -23,7 +23,7 @@ Identity = bytes
 class Settings:
     """The choices of a coordinator; times in seconds.
 
-    `dead_after_s` is six heartbeats: five may be lost or late. `resend_s` is when an unanswered `Deploy` is said again. Of a route
+    `dead_after_s` is four heartbeats: three may be lost or late. `resend_s` is when an unanswered `Deploy` is said again. Of a route
     `in_flight_per_node` requests are on their way for each of its nodes: one that it works on, and the next one's input. What
     waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy.
     """
@@ -33,7 +33,7 @@ class Settings:
     shortcut: str = ""
     first_epoch: int = 1
     heartbeat_s: float = 0.5
-    dead_after_s: float = 3.0
+    dead_after_s: float = 2.0
     resend_s: float = 5.0
     deploy_within_s: float = 300.0
     measure_within_s: float = 120.0
