@@ -20,7 +20,7 @@ demo: $(VENV)/runtime.stamp ## coordinator and two agents on this machine, ResNe
 	@$(BIN)/bbgrap demo $(DEMO_ARGS)
 
 test: $(VENV)/test.stamp ## the default test suite
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python tools/run_tests.py $(PYTEST_ARGS)
 
 test-slow: $(VENV)/test.stamp ## long property runs, 2,000 examples each
 	@$(BIN)/python -m pytest -m slow --hypothesis-profile=thorough --timeout=1800 $(PYTEST_ARGS)

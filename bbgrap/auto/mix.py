@@ -19,13 +19,13 @@ from bbgrap.tdl.work import Work
 
 
 def mixtures(evaluator: Evaluator, ingredients: Sequence[Tiles]) -> Iterator[Tiles]:
-    """Yield mixtures of whole plans: the fastest, and where memory is limited, others in which weights have a price."""
+    """Yield mixtures of whole plans: the fastest, and where memory counts, others in which weights have a price."""
     graph = evaluator.pieces.graph
     tiles = {node.name: [of[node.name] for of in ingredients] for node in graph.nodes}
     choices = _TimedChoices(evaluator, tiles)
     best = choices.best()
     yield choices.plan_tiles(best)
-    if any(node.memory_bytes for node in evaluator.cluster.nodes):
+    if evaluator.objective == "memory" or any(node.memory_bytes for node in evaluator.cluster.nodes):
         weights = sum(weight.type.nbytes for weight in graph.weights.values()) or 1
         for times in PRICES:
             dear = _TimedChoices(evaluator, tiles, times * choices.total(best) / weights)
