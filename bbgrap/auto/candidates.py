@@ -31,11 +31,12 @@ FEW_SPLITS: tuple[Split, ...] = ("rows", "batch")
 """What is tried instead of every direction where plans are large, and where they are very large."""
 
 SLOW = (
-    {"tofu": LARGE, "icml18": LARGE}
+    {"tofu": LARGE, "icml18": LARGE, "fused-tiles": LARGE}
     | dict.fromkeys(("hypar", "soybean", "allrow-greedy", "spartan", "equal-chop"), 2 * LARGE)
     | dict.fromkeys(("model-parallel", "layerwise"), 4 * LARGE)
 )
-"""Planners that search for seconds, or in whose plans everyone sends to everyone, and up to how many layers times nodes they are asked."""
+"""Planners that search for seconds, in whose plans everyone sends to everyone, or that a better one stands for, and up to how many layers
+times nodes they are asked."""
 
 QUICK = ("pipeline", "one-weird-trick", "fused-tiles", "fewer-exchanges")
 """Planners that do not search: asked before sets of nodes are tried, since a memory limit may leave nothing else."""

@@ -21,7 +21,7 @@ from bbgrap.program.timeline import Timeline
 
 Tiles = Mapping[str, tuple[Tile, ...]]
 
-TILES_PER_SECOND = 3_000
+TILES_PER_SECOND = 2_500
 """Tiles that are looked at per second of the time that a search may take: a fifth of what one core manages, so that the budget ends first
 and the result does not depend on the machine."""
 
