@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.cluster import Cluster
+from bbgrap.cluster.types import Link
 from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.fused_tiles import grow_tiles
 from bbgrap.planners.options import SPLITS, PlanOptions, Split
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.planners.shares import grid_of
+from bbgrap.planners.single import plan_whole
 
 EVERY_SIZE = 8
 """Up to so many nodes, sets of every size are tried; beyond, halves of halves."""
@@ -47,9 +49,10 @@ OWN = frozenset({"bbgrap", "single", "widest"})
 
 @dataclass(frozen=True)
 class Candidate:
-    """A whole plan with a name for people, and what it is worth."""
+    """A whole plan with a name for people, its kind (the split it follows, `alone`, `planner` or `mixture`), and what it is worth."""
 
     name: str
+    kind: str
     tiles: Tiles
     score: Score
 
@@ -94,7 +97,7 @@ class Candidates:
             self._planners([name for name in PLANNERS if name not in QUICK])
         return sorted(self.found, key=lambda candidate: candidate.score)
 
-    def add(self, name: str, tiles: Tiles) -> Candidate | None:
+    def add(self, name: str, kind: str, tiles: Tiles) -> Candidate | None:
         """Score a plan; None if it was there before."""
         key = hash(tuple(tiles[node.name] for node in self.graph.nodes))
         if key in self._seen:
@@ -102,7 +105,7 @@ class Candidates:
         self._seen.add(key)
         if self._is_hopeless(tiles):
             return None
-        self.found.append(Candidate(name, tiles, self.evaluator.score(tiles)))
+        self.found.append(Candidate(name, kind, tiles, self.evaluator.score(tiles)))
         return self.found[-1]
 
     def _is_hopeless(self, tiles: Tiles) -> bool:
@@ -115,11 +118,12 @@ class Candidates:
 
     def _alone(self) -> None:
         names = [node.name for node in self.cluster.nodes]
-        different: dict[tuple[float, bool], int] = {}
+        different: dict[tuple[float, Link, int], int] = {}
         for device in self._by_speed():
-            different.setdefault((self.alone_s[device], names[device] == self.cluster.network.coordinator_on), device)
+            way = self.cluster.link(self.cluster.host, device)
+            different.setdefault((self.alone_s[device], way, self.cluster.nodes[device].memory_bytes), device)
         for device in list(different.values())[:EVERY_SIZE]:
-            self.add(f"'{names[device]}' alone", {n.name: (Tile(device, whole_output(self.graph, n)),) for n in self.graph.nodes})
+            self.add(f"'{names[device]}' alone", "alone", plan_whole(self.graph, self.cluster, device).tiles)
 
     def _by_speed(self) -> list[int]:
         """Return the devices, the fastest first; of equals, those on the coordinator's machine, then groups together."""
@@ -149,7 +153,7 @@ class Candidates:
         plan = plan_bbgrap(self.graph, Cluster(tuple(nodes)), PlanOptions(split=split), self.descriptions)
         tiles = {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
         over = "all nodes" if len(devices) == len(self.cluster.nodes) else f"{len(devices)} of {len(self.cluster.nodes)} nodes"
-        return self.add(f"{split} over {over}", tiles)
+        return self.add(f"{split} over {over}", split, tiles)
 
     def _sets(self) -> Iterator[list[int]]:
         """Yield sets of nodes to leave the others out: the fastest ones, and every group."""
@@ -168,7 +172,7 @@ class Candidates:
 
     def _subsets(self) -> None:
         for direction in self._best_spread():
-            split = next(s for s in SPLITS if direction.name.startswith(s))
+            split = next(split for split in SPLITS if split == direction.kind)
             for devices in self._sets():
                 if self._enough:
                     return
@@ -181,13 +185,13 @@ class Candidates:
                 if self._enough:
                     return
                 tiles = grow_tiles(self.graph, candidate.tiles, self.descriptions, overlap)
-                self.add(f"{candidate.name}, up to {overlap:.0%} computed twice", tiles)
+                self.add(f"{candidate.name}, up to {overlap:.0%} computed twice", candidate.kind, tiles)
 
     def _best_spread(self) -> list[Candidate]:
         """Return the two best candidates along one direction that really divide; of those that are worth the same, the first."""
         different: dict[Score, Candidate] = {}
         for candidate in self.found:
-            if " over " in candidate.name and any(len(tiles) > 1 for tiles in candidate.tiles.values()):
+            if candidate.kind in SPLITS and any(len(tiles) > 1 for tiles in candidate.tiles.values()):
                 different.setdefault(candidate.score, candidate)
         return [different[score] for score in sorted(different)[:2]]
 
@@ -199,4 +203,4 @@ class Candidates:
                 continue
             plan = PLANNERS[name](self.graph, self.cluster, PlanOptions(name), self.descriptions)
             self.evaluator.pay(plan.tiles)
-            self.add(f"planner '{name}'", plan.tiles)
+            self.add(f"planner '{name}'", "planner", plan.tiles)

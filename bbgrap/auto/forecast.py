@@ -12,7 +12,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, NodeProfile
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.single import plan_whole
 from bbgrap.program.compile import Compiled
 from bbgrap.program.direct import build_direct
 from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
@@ -60,8 +60,7 @@ class Forecast:
         pieces = Pieces(plan.graph, self.descriptions)
         seconds = []
         for device in range(len(plan.cluster.nodes)):
-            tiles = {node.name: (Tile(device, whole_output(plan.graph, node)),) for node in plan.graph.nodes}
-            program = build_direct(Plan("single", plan.graph, plan.cluster, tiles), pieces)
+            program = build_direct(plan_whole(plan.graph, plan.cluster, device), pieces)
             program = replace(program, transfers=self.compiled.optimized.transfers)
             seconds.append(self.predictor.timeline(program).total_s)
         return tuple(seconds)

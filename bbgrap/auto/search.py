@@ -67,7 +67,7 @@ def plan_auto(
     if len(cluster.nodes) > 1 and not evaluator.spent:
         large = len(graph.nodes) * len(cluster.nodes) > LARGE
         chosen = ingredients(candidates, LARGE_INGREDIENTS if large else INGREDIENTS)
-        mixed = [Candidate("a mixture", tiles, evaluator.score(tiles)) for tiles in mixtures(evaluator, chosen)]
+        mixed = [Candidate("a mixture", "mixture", tiles, evaluator.score(tiles)) for tiles in mixtures(evaluator, chosen)]
         starts = sorted([*mixed, *starts], key=lambda candidate: candidate.score)[:STARTS]
         ended = [(improve(evaluator, start.tiles, start.score, chosen), start) for start in starts]
         best, start = min(ended, key=lambda pair: pair[0].score)
@@ -90,7 +90,7 @@ def ingredients(candidates: list[Candidate], count: int) -> list[Tiles]:
     """Return the plans to mix: the best of every kind first, then the best of what is left."""
     kinds: dict[str, Candidate] = {}
     for candidate in candidates:
-        kinds.setdefault(candidate.name.split()[0] if "alone" not in candidate.name else "alone", candidate)
+        kinds.setdefault(candidate.kind, candidate)
     chosen = list(kinds.values())[:count]
     chosen += [candidate for candidate in candidates if candidate not in chosen][: count - len(chosen)]
     return [candidate.tiles for candidate in chosen]

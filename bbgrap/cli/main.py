@@ -28,7 +28,7 @@ class _Group(TyperGroup):
         """Run the command; an error becomes a line and an exit code."""
         try:
             return super().invoke(ctx)
-        except Exception as error:
+        except Exception as error:  # whatever it is, people get a line, and a traceback with --debug
             verdict = None if ctx.params["debug"] else _verdict(error)
             if verdict is None:
                 raise

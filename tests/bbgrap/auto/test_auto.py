@@ -13,7 +13,7 @@ from bbgrap.auto.explain import explain_forecast
 from bbgrap.auto.improve import shifted
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
-from bbgrap.cluster.types import Link, Network, NodeProfile
+from bbgrap.cluster.types import Link, LinkProfile, Network, NodeProfile
 from bbgrap.engine.prepare import fit, plan_graph
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
@@ -95,6 +95,18 @@ def test_on_a_network_too_slow_one_node_does_it_all() -> None:
     cluster = Cluster(Cluster.even(3).nodes, Network(Link(1e6, 1e-3), coordinator_on="node1"))
     found = plan_auto(graph, cluster, AUTO, all_descriptions(graph))
     assert found.plan.devices_used == (1,)
+
+
+def test_of_equal_nodes_the_one_with_the_better_link_or_the_memory_works_alone() -> None:
+    graph = build("mobilenet_v2")
+    slow, fast = (LinkProfile("coordinator", bandwidth, 1e-3) for bandwidth in (1e6, 1e8))
+    nodes = (NodeProfile("far", links=(slow,)), NodeProfile("near", links=(fast,)))
+    found = plan_auto(graph, Cluster(nodes, Network(Link(1e6, 1e-3))), BRIEF, all_descriptions(graph))
+    assert found.plan.devices_used == (1,)
+    small = (NodeProfile("small", memory_bytes=5_000_000), NodeProfile("roomy", memory_bytes=500_000_000))
+    found = plan_auto(graph, Cluster(small, Network(Link(1e6, 1e-3))), BRIEF, all_descriptions(graph))
+    assert found.plan.devices_used == (1,)
+    assert not found.score.excess
 
 
 def test_nodes_of_one_rack_are_kept_together() -> None:
