@@ -136,12 +136,28 @@ class IntervalSet:
 
     def intersect(self, other: IntervalSet) -> IntervalSet:
         """Return the integers in both sets."""
-        if self == other:
+        if self is other:
             return self
+        if len(self.ranges) == 1 and len(other.ranges) == 1:  # nearly always
+            mine, theirs = self.ranges[0], other.ranges[0]
+            start, stop = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
+            if start >= stop:
+                return _EMPTY
+            if start == mine.start and stop == mine.stop:
+                return self
+            if start == theirs.start and stop == theirs.stop:
+                return other
+            return IntervalSet((Interval(start, stop),))
         return IntervalSet.of(*(a.intersect(b) for a in self.ranges for b in other.ranges))
 
     def subtract(self, other: IntervalSet) -> IntervalSet:
         """Return the integers in this set and not in the other."""
+        if len(self.ranges) == 1 and len(other.ranges) == 1:  # nearly always
+            mine, hole = self.ranges[0], other.ranges[0]
+            if mine.start >= hole.start and mine.stop <= hole.stop:
+                return _EMPTY
+            if mine.stop <= hole.start or mine.start >= hole.stop:
+                return self
         kept = [(r.start, r.stop) for r in self.ranges]
         for hole in other.ranges:
             kept = [
@@ -154,6 +170,8 @@ class IntervalSet:
 
     def issuperset(self, other: IntervalSet) -> bool:
         """Tell whether every integer of the other set lies in this one."""
+        if len(self.ranges) == 1 and len(other.ranges) == 1:  # nearly always
+            return self.ranges[0].start <= other.ranges[0].start and other.ranges[0].stop <= self.ranges[0].stop
         return self == other or all(any(a.start <= b.start and b.stop <= a.stop for a in self.ranges) for b in other.ranges)
 
     def shift(self, offset: int) -> IntervalSet:
