@@ -4,8 +4,10 @@
     python benchmarks/prediction.py --models resnet50,vgg16 --splits rows,auto --runs 15 --json
 
 Two agents, a core each, and the coordinator run on this machine. Each is profiled first (`bbgrap profile`); from the profiles alone comes
-the first prediction. Then some requests are recorded, the measured times of the segments correct the model (one calibration pass), and
-the same plan is predicted again; that one is compared with requests measured after it.
+the first prediction. Then some requests are recorded, the measured times of segments and messages correct the model (one calibration
+pass), and the same plan is predicted again; that one is compared with other requests than those recorded. The two kinds take turns, since
+a machine's speed may change within seconds. Of planner `auto`, which keeps what is fastest of several routes, the one that serves is
+predicted. It comes first, since the coordinator plans with what it has measured of a model.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from bbgrap.auto.calibrate import calibrated
+from bbgrap.auto.calibrate import calibrated, message_factors
+from bbgrap.auto.forecast import Forecast
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.output import print_table, say
@@ -28,23 +31,31 @@ from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan
+from bbgrap.planners.registry import AUTO
+from bbgrap.planners.single import plan_whole
+from bbgrap.program.compile import compile_plan
 from bbgrap.program.predict import Predictor
+from bbgrap.program.statistics import statistics_of
+from bbgrap.program.trace import Trace
+from bbgrap.protocol.coordinator_calibrations import medians_of
 from bbgrap.session import InferenceSession
 from bbgrap.zoo import names
 
 BATCH = 4
 """Images for the split by batch."""
 
-RECORDED = 7
-"""Requests that are recorded for the calibration."""
-
 
 @dataclass(frozen=True)
 class Cell:
-    """One model under one split: milliseconds measured, predicted from profiles alone, and predicted after the calibration."""
+    """One model under one split: milliseconds measured, predicted from profiles alone, and predicted after the calibration.
+
+    `route` is what serves where the coordinator chooses between several.
+    """
 
     model: str
     split: str
+    route: str
     measured_ms: float
     uncalibrated_ms: float
     predicted_ms: float
@@ -70,23 +81,38 @@ def measure(cluster: LocalCluster, model: str, split: str, runs: int) -> Cell:
     options = PlanOptions("auto") if split == "auto" else PlanOptions(split=split)  # type: ignore[arg-type]
     session = InferenceSession(path, cluster=cluster, options=options)
     session.prepare({name: array.shape for name, array in feeds.items()})
-    forecast, _, report = fit(load_graph(path, shapes), seen_by_planners(cluster), options)
-    if report["optimized"] != session.plan.report["optimized"]:
+    planned = fit(load_graph(path, shapes), seen_by_planners(cluster), options)[0]
+    route = session.plan.report.get("measured", {"chosen": [""]})["chosen"][0] if split == AUTO else ""
+    forecast = serving(planned, route)
+    if statistics_of(forecast.compiled.optimized).bytes != session.plan.report["optimized"]["bytes"]:
         say(f"{model} by {split}: the plan here is not the one deployed")
     for _ in range(3):
         session.run(None, feeds)
-    trace = session.trace(feeds, RECORDED)
-    calibration = calibrated(
-        [node.name for node in forecast.compiled.plan.cluster.nodes], forecast.segments, trace.segments, forecast.calibration
-    )
-    predictor = Predictor(forecast.compiled.plan.cluster, calibration)
-    times = []
+    timelines, times = [], []
     for _ in range(runs):
+        timelines += session.trace(feeds, 1).timelines
         began = time.perf_counter()
         session.run(None, feeds)
         times.append(time.perf_counter() - began)
-    predicted = predictor.timeline(forecast.compiled.optimized).total_s
-    return Cell(model, split, 1e3 * statistics.median(times), 1e3 * forecast.timeline.total_s, 1e3 * predicted)
+    names = [node.name for node in forecast.compiled.plan.cluster.nodes]
+    messages = medians_of(message_factors(forecast.compiled.plan.cluster, timeline) for timeline in timelines)
+    calibration = calibrated(names, forecast.segments, Trace(tuple(timelines), 0.0).segments, messages)
+    predicted = Predictor(forecast.compiled.plan.cluster, calibration).timeline(forecast.compiled.optimized).total_s
+    return Cell(model, split, route, 1e3 * statistics.median(times), 1e3 * forecast.timeline.total_s, 1e3 * predicted)
+
+
+def serving(planned: Forecast, route: str) -> Forecast:
+    """Return the forecast of the route that serves: the plan itself, a node alone, or the next best candidate."""
+    plan = planned.compiled.plan
+    alone = {f"single on {node.name}": device for device, node in enumerate(plan.cluster.nodes)}
+    if route in {"", AUTO}:
+        return planned
+    if route in alone:
+        other = plan_whole(plan.graph, plan.cluster, alone[route])
+    else:
+        assert planned.found is not None, "only planner 'auto' has routes"
+        other = next(Plan(AUTO, plan.graph, plan.cluster, c.tiles) for c in planned.found.candidates if c.name == route)
+    return Forecast(compile_plan(other, planned.descriptions), planned.descriptions)
 
 
 def summary(cells: list[Cell]) -> dict[str, Any]:
@@ -104,8 +130,8 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
 
 def main(
     models: Annotated[str, typer.Option(help="Zoo models, separated by commas.")] = "",
-    splits: Annotated[str, typer.Option(help="Splits, and 'auto'.")] = "rows,channels,batch,auto",
-    runs: Annotated[int, typer.Option(min=3, help="Requests that are timed per cell.")] = 11,
+    splits: Annotated[str, typer.Option(help="Splits, and 'auto'.")] = "auto,rows,channels,batch",
+    runs: Annotated[int, typer.Option(min=3, help="Requests that are timed per cell, and as many that are recorded.")] = 11,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alone on stdout.")] = False,
 ) -> None:
     """Compare predictions with measurements."""
@@ -118,12 +144,14 @@ def main(
                 cells.append(measure(cluster, model, split, runs))
                 cell = cells[-1]
                 told = f"predicted {cell.uncalibrated_ms:.2f}, then {cell.predicted_ms:.2f}"
-                say(f"{model} by {split}: measured {cell.measured_ms:.2f} ms, {told}")
+                say(f"{model} by {split}{f' ({cell.route})' if cell.route else ''}: measured {cell.measured_ms:.2f} ms, {told}")
     found = summary(cells)
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    rows = [(c.model, c.split, c.measured_ms, c.uncalibrated_ms, c.predicted_ms, *(f"{e:+.1%}" for e in c.errors)) for c in cells]
+    rows = [
+        (c.model, c.route or c.split, c.measured_ms, c.uncalibrated_ms, c.predicted_ms, *(f"{e:+.1%}" for e in c.errors)) for c in cells
+    ]
     print_table(
         ("model", "split", "measured ms", "profiles alone", "calibrated", "error", "error calibrated"),
         rows,

@@ -1,4 +1,4 @@
-"""From measured segments to a cost model that agrees with them: one factor per machine and graph node.
+"""From measured requests to a cost model that agrees with them: a factor per machine and graph node, and one per machine for messages.
 
 What is needed of a plan for that, what its segments hold and were predicted to take, is a small value, so nobody has to keep graph and
 programs until the measurements are there.
@@ -13,8 +13,9 @@ from statistics import median
 from bbgrap.cluster.speeds import SHARED_WORK, TYPICAL, speeds_of
 from bbgrap.cluster.types import Cluster, NodeProfile
 from bbgrap.program.compile import Compiled
-from bbgrap.program.predict import ANY_NODE, NOT_CALIBRATED, Calibration, Predictor
+from bbgrap.program.predict import ANY_NODE, MESSAGES, NOT_CALIBRATED, Calibration, Predictor
 from bbgrap.program.steps import Apply, Compute
+from bbgrap.program.timeline import Lane, Span, Timeline
 from bbgrap.program.trace import SegmentTime
 
 LEAST, MOST = 0.05, 20.0
@@ -40,7 +41,7 @@ Segments = tuple[tuple[SegmentForecast, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class MachineFactors:
-    """What was measured of one model on one machine: factors by graph node, `ANY_NODE` among them.
+    """What was measured of one model on one machine: factors by graph node, `ANY_NODE` and perhaps `MESSAGES` among them.
 
     `typical_s` is what the machine was predicted to take for typical work then (`typical_seconds`).
     """
@@ -65,8 +66,42 @@ def segments_of(compiled: Compiled) -> Segments:
     return tuple(found)
 
 
-def calibrated(names: Sequence[str], segments: Segments, times: Iterable[SegmentTime], before: Calibration = NOT_CALIBRATED) -> Calibration:
+def message_factors(cluster: Cluster, timeline: Timeline) -> Mapping[int, float]:
+    """Return how long a measured request's nodes were busy with messages among each other, per predicted second, by device.
+
+    A sender is busy as long as it sends; a receiver from when it has asked for the message and the message is there.
+    """
+    plain = Predictor(cluster).wires
+    took: dict[int, float] = {}
+    expected: dict[int, float] = {}
+    sends, asked = _by_message(timeline, "send"), _by_message(timeline, "wait")
+    for message, received in _by_message(timeline, "receive").items():
+        sent = sends.get(message)
+        if sent is None or cluster.host in {sent.device, received.device}:
+            continue
+        link = plain.link(sent.device, received.device)
+        there_s = sent.stop_s + link.latency_s + received.bytes / link.bandwidth_bytes_per_s
+        begun_s = max(asked.get(message, received).start_s, there_s)
+        for device, seconds in ((sent.device, sent.stop_s - sent.start_s), (received.device, max(0.0, received.stop_s - begun_s))):
+            took[device] = took.get(device, 0.0) + seconds
+            expected[device] = expected.get(device, 0.0) + plain.handling(device, received.bytes)
+    return {device: _bounded(took[device] / expected[device]) for device in took}
+
+
+def _by_message(timeline: Timeline, lane: Lane) -> Mapping[int, Span]:
+    return {span.message: span for span in timeline.spans if span.lane == lane and span.message is not None}
+
+
+def calibrated(
+    names: Sequence[str],
+    segments: Segments,
+    times: Iterable[SegmentTime],
+    messages: Mapping[int, float],
+    before: Calibration = NOT_CALIBRATED,
+) -> Calibration:
     """Return corrections under which a plan's segments take the measured times; `names` are the machines of its devices.
+
+    `messages` are the factors of messages by device; one that has sent and received none keeps what was known.
 
     A segment's factor goes to all its nodes, in proportion to what was predicted of them; start-up and copies keep their times. Nodes of
     which a machine has measured nothing get the machine's median factor, so that other plans of the model profit, too. What was known
@@ -84,6 +119,7 @@ def calibrated(names: Sequence[str], segments: Segments, times: Iterable[Segment
         found.setdefault(name, []).append(factor)
         factors |= {(name, node): factor for node in segment.nodes}
     factors |= {(name, ANY_NODE): median(of) for name, of in found.items()}
+    factors |= {(names[device], MESSAGES): factor for device, factor in messages.items() if device < len(names)}
     return Calibration(factors)
 
 
@@ -94,13 +130,16 @@ def typical_seconds(node: NodeProfile) -> float:
 
 
 def measured_on(machines: Mapping[str, MachineFactors], cluster: Cluster) -> Calibration:
-    """Return what was measured on the machines that are there, as factors of what their profiles of today predict."""
+    """Return what was measured on the machines that are there, as factors of what their profiles of today predict.
+
+    What messages take hardly depends on a machine's speed at typical work.
+    """
     factors: dict[tuple[str, str], float] = {}
     for node in cluster.nodes:
         known = machines.get(node.name)
         change = typical_seconds(node) / known.typical_s if known and known.typical_s else 0.0
         if known and 1 / SAME_MACHINE <= change <= SAME_MACHINE:
-            factors |= {(node.name, of): _bounded(factor / change) for of, factor in known.factors.items()}
+            factors |= {(node.name, of): factor if of == MESSAGES else _bounded(factor / change) for of, factor in known.factors.items()}
     return Calibration(factors)
 
 

@@ -28,19 +28,22 @@ KEPT = 0.4
 LARGE = 1_500
 """Layers times nodes from which not every direction is tried."""
 
+ALL_PLANNERS = 2_500
+"""Layers times nodes up to which every other planner is asked, whatever the budget."""
+
 FIRST_SPLITS: tuple[Split, ...] = ("rows", "grid", "batch")
 FEW_SPLITS: tuple[Split, ...] = ("rows", "batch")
 """What is tried instead of every direction where plans are large, and where they are very large."""
 
 SLOW = (
-    {"tofu": LARGE, "icml18": LARGE, "fused-tiles": LARGE}
+    {"tofu": ALL_PLANNERS, "icml18": ALL_PLANNERS}
     | dict.fromkeys(("hypar", "soybean", "allrow-greedy", "spartan", "equal-chop"), 2 * LARGE)
     | dict.fromkeys(("model-parallel", "layerwise"), 4 * LARGE)
 )
 """Planners that search for seconds, in whose plans everyone sends to everyone, or that a better one stands for, and up to how many layers
 times nodes they are asked."""
 
-QUICK = ("pipeline", "one-weird-trick", "fused-tiles", "fewer-exchanges")
+QUICK = ("fewer-exchanges", "fused-tiles", "pipeline", "one-weird-trick")
 """Planners that do not search: asked before sets of nodes are tried, since a memory limit may leave nothing else."""
 
 OWN = frozenset({"bbgrap", "single", "widest"})
@@ -196,11 +199,10 @@ class Candidates:
         return [different[score] for score in sorted(different)[:2]]
 
     def _planners(self, names: Iterable[str]) -> None:
-        """Add the plans of the other planners: of all for models that are not large, whatever the budget, so that none is better."""
+        """Add the plans of the other planners, so that none is better; of large models as far as the budget allows."""
         size = len(self.graph.nodes) * len(self.cluster.nodes)
         for name in names:
-            if name in OWN or size > SLOW.get(name, size) or (self._enough if size > LARGE else self.evaluator.is_late):
+            if name in OWN or size > SLOW.get(name, size) or (self._enough if size > ALL_PLANNERS else self.evaluator.is_late):
                 continue
             plan = PLANNERS[name](self.graph, self.cluster, PlanOptions(name), self.descriptions)
-            self.evaluator.pay(plan.tiles)
             self.add(f"planner '{name}'", "planner", plan.tiles)

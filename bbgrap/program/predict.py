@@ -29,6 +29,9 @@ handles it is in the processor's caches (decision 8: 0.35 ms an exchange, of whi
 ANY_NODE = ""
 """Stands for the graph nodes of which a machine has measured nothing."""
 
+MESSAGES = "\0messages"
+"""Stands for either end of messages between nodes: how cold the caches are when one is handled depends on the model (decision 10)."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -40,6 +43,10 @@ class Calibration:
         """Return measured seconds per predicted second."""
         known = self.factors.get((machine, node))
         return self.factors.get((machine, ANY_NODE), 1.0) if known is None else known
+
+    def message_factor(self, machine: str) -> float:
+        """Return measured seconds per predicted second of handling a message."""
+        return self.factors.get((machine, MESSAGES), 1.0)
 
 
 NOT_CALIBRATED = Calibration()
@@ -60,7 +67,8 @@ class Predictor:
         self.wires = Wires(cache(cluster.link), self._handling, lambda device: machine_of(cluster, device))
 
     def _handling(self, device: int, size: int) -> float:
-        return COLD_MESSAGE_S + self._speeds[device]["message"].seconds(0, 0, size)
+        plain = COLD_MESSAGE_S + self._speeds[device]["message"].seconds(0, 0, size)
+        return self.calibration.message_factor(self._names[device]) * plain
 
     def seconds(self, device: int, amount: Amount) -> float:
         """Return what a piece of work takes on a device, without corrections."""

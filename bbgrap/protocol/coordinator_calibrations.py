@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
+from typing import TypeVar
 
 from bbgrap.auto.calibrate import MachineFactors, Segments, calibrated, completed, factors_of, measured_on
 from bbgrap.cluster.types import Cluster
@@ -24,6 +25,8 @@ MAX_MACHINES = 64
 SLOWER = 0.25
 """How much more than the others a node must have slowed down for its rows to be moved. Chosen: rows move in steps of a few per cent, and
 a redeployment costs a search."""
+
+Key = TypeVar("Key")
 
 SegmentSeconds = Mapping[tuple[int, int], float]
 """Seconds of segments, by device and number."""
@@ -43,12 +46,14 @@ class Calibrations:
         """Return what is known of a model on the machines of a cluster; nothing, or something about each of them."""
         return completed(measured_on(self._models.get(model, {}), cluster), cluster)
 
-    def take(self, model: str, cluster: Cluster, segments: Segments, times: SegmentSeconds) -> KeepCalibration:
-        """Correct what is known by what the segments of a plan took."""
+    def take(
+        self, model: str, cluster: Cluster, segments: Segments, times: SegmentSeconds, messages: Mapping[int, float]
+    ) -> KeepCalibration:
+        """Correct what is known by what the segments of a plan took, and by the factors of its messages, by device."""
         names = [node.name for node in cluster.nodes]
         measured = (SegmentTime(device, number, "", seconds) for (device, number), seconds in times.items())
         known = self._models.pop(model, {})
-        calibration = calibrated(names, segments, measured, measured_on(known, cluster))
+        calibration = calibrated(names, segments, measured, messages, measured_on(known, cluster))
         for name, factors in factors_of(calibration, cluster).items():
             known.pop(name, None)
             known[name] = factors
@@ -60,9 +65,9 @@ class Calibrations:
         return KeepCalibration(model, dict(known))
 
 
-def medians_of(recorded: Iterable[SegmentSeconds]) -> SegmentSeconds:
-    """Return the median time of each segment over some requests."""
-    times: dict[tuple[int, int], list[float]] = {}
+def medians_of(recorded: Iterable[Mapping[Key, float]]) -> Mapping[Key, float]:
+    """Return the medians over some requests, of what was measured of each."""
+    times: dict[Key, list[float]] = {}
     for request in recorded:
         for key, seconds in request.items():
             times.setdefault(key, []).append(seconds)

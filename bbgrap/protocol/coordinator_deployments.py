@@ -91,6 +91,8 @@ class Route:
     weights: Mapping[str, Array]
     segments: Segments = ()
     recorded: deque[SegmentSeconds] = field(default_factory=lambda: deque(maxlen=MAX_RECORDED))
+    messages: deque[Mapping[int, float]] = field(default_factory=lambda: deque(maxlen=MAX_RECORDED))
+    """Of the same requests, measured per predicted seconds of messages, by device."""
     settled: SegmentSeconds = field(default_factory=dict)
     """What its segments took when it was new, if that is known."""
     asked: bool = False

@@ -9,6 +9,7 @@ Laws: nobody waits for records that nobody asked for; for one plan there is one 
 
 from __future__ import annotations
 
+from bbgrap.auto.calibrate import message_factors
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.program.recording import Record
 from bbgrap.program.trace import HOST_NAME, segment_seconds, timeline_of
@@ -79,8 +80,11 @@ class Observations:
         inside = {(device, number) for device, segments in enumerate(route.segments) for number in range(len(segments))}
         seconds = {key: seconds for key, (_, seconds) in segment_seconds(timeline).items() if key in inside}
         route.recorded.append(seconds)
+        route.messages.append(message_factors(deployment.cluster, timeline))
         medians = medians_of(route.recorded)
-        done: list[Instruction] = [self._calibrations.take(deployment.plan.model, deployment.cluster, route.segments, medians)]
+        done: list[Instruction] = [
+            self._calibrations.take(deployment.plan.model, deployment.cluster, route.segments, medians, medians_of(route.messages))
+        ]
         if not route.records_due and route.epoch not in self.epochs.values():
             if route.drifted:
                 route.drifted = False
@@ -111,6 +115,7 @@ class Observations:
         self.ask(deployment, route)
         if drift and deployment.is_calibrated and route.settled and plan.answered >= plan.next_move:
             route.recorded.clear()
+            route.messages.clear()
             route.drifted, route.records_due = True, RECORDED
 
     def _judge(self, deployment: Deployment, route: Route, now: float) -> list[Instruction]:

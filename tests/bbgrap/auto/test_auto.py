@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bbgrap.auto.calibrate import calibrated, completed
+from bbgrap.auto.calibrate import calibrated, completed, message_factors
 from bbgrap.auto.evaluate import Evaluator
 from bbgrap.auto.explain import explain_forecast
 from bbgrap.auto.improve import shifted
@@ -23,7 +23,7 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, check_plan, whole_output
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.program.compile import compile_plan
-from bbgrap.program.predict import ANY_NODE, Calibration
+from bbgrap.program.predict import ANY_NODE, MESSAGES, Calibration
 from bbgrap.program.trace import SegmentTime
 from bbgrap.zoo import build
 from benchmarks.planning import exhaustive_gap
@@ -167,9 +167,21 @@ def test_measured_segments_are_predicted_as_measured() -> None:
     forecast, _ = plan_graph(build("resnet50"), Cluster.even(2), PlanOptions())
     spans = [span for span in forecast.timeline.spans if span.segment is not None]
     times = [SegmentTime(s.device, s.segment or 0, s.label, 3 * (s.stop_s - s.start_s)) for s in spans]
-    again = replace(forecast, calibration=calibrated([n.name for n in Cluster.even(2).nodes], forecast.segments, times))
+    again = replace(forecast, calibration=calibrated([n.name for n in Cluster.even(2).nodes], forecast.segments, times, {}))
     for before, after in zip(spans, (s for s in again.timeline.spans if s.segment is not None), strict=True):
         assert after.stop_s - after.start_s == pytest.approx(3 * (before.stop_s - before.start_s), rel=0.02, abs=1e-6)
+
+
+def test_messages_are_predicted_as_measured() -> None:
+    """Machines that take half and twice the time for a message than profiles say are found out, whoever waits for whom."""
+    cluster = Cluster.even(2)
+    first, second = (node.name for node in cluster.nodes)
+    true = Calibration({(first, MESSAGES): 0.5, (second, MESSAGES): 2.0})
+    forecast, _ = plan_graph(build("resnet50"), cluster, PlanOptions())
+    found = message_factors(cluster, replace(forecast, calibration=true).timeline)
+    assert found == pytest.approx({0: 0.5, 1: 2.0})
+    again = calibrated([first, second], forecast.segments, (), found)
+    assert replace(forecast, calibration=again).timeline.total_s == pytest.approx(replace(forecast, calibration=true).timeline.total_s)
 
 
 def test_planning_with_a_calibration_predicts_by_it_and_moves_rows() -> None:

@@ -286,11 +286,11 @@ ONE = ((SegmentForecast(("n",), 1.0, 0.0),),)
 def test_what_is_kept_is_bounded():
     calibrations = Calibrations()
     for number in range(MAX_MODELS + 5):
-        calibrations.take(f"{number}", Cluster.even(1), ONE, {(0, 0): 2.0})
+        calibrations.take(f"{number}", Cluster.even(1), ONE, {(0, 0): 2.0}, {})
     assert calibrations.of("4", Cluster.even(1)).factors == {}
     assert calibrations.of("5", Cluster.even(1)).factors
     for number in range(MAX_MACHINES + 5):
-        kept = calibrations.take("x", Cluster((NodeProfile(f"m{number}"),)), ONE, {(0, 0): 2.0})
+        kept = calibrations.take("x", Cluster((NodeProfile(f"m{number}"),)), ONE, {(0, 0): 2.0}, {})
     assert len(kept.machines) == MAX_MACHINES
     assert kept.machines["m9"] == MachineFactors(typical_seconds(NodeProfile("m9")), {"n": 2.0, ANY_NODE: 2.0})
 
