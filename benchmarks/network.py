@@ -37,7 +37,7 @@ LINKS = "loopback,10gbit,1gbit,100mbit"
 PLANNERS_MEASURED = "bbgrap:rows,bbgrap:channels"
 RUNS = 20
 QUICK_RUNS = 7
-KEY = ("model", "batch", "link", "planner", "split", "transfer_dtype")
+KEY = ("model", "batch", "link", "planner", "split", "objective", "transfer_dtype")
 """What makes two rows the same measurement."""
 
 
@@ -81,13 +81,14 @@ class Job:
 
 
 def parse_planner(text: str, transfer_dtype: TransferType = "exact") -> PlanOptions:
-    """Read `PLANNER` or `PLANNER:SPLIT`.
+    """Read `PLANNER`, `PLANNER:SPLIT` or `PLANNER/OBJECTIVE`.
 
     Raises:
-        UsageError: if there is no such planner or split.
+        UsageError: if there is no such planner, split or objective.
     """
-    name, _, split = text.strip().partition(":")
-    return plan_options(name, split or "rows", transfer_dtype=transfer_dtype)
+    rest, _, objective = text.strip().partition("/")
+    name, _, split = rest.partition(":")
+    return plan_options(name, split or "rows", objective=objective or "latency", transfer_dtype=transfer_dtype)
 
 
 def measure(coordinator: str, job: Job) -> dict[str, Any]:
@@ -132,6 +133,7 @@ def rows_of(report: Mapping[str, Any], job: Job, link: Mapping[str, Any], date: 
             "agents": len(report["agents"]),
             "planner": result["planner"],
             "split": result["split"],
+            "objective": options.objective,
             "transfer_dtype": options.transfer_dtype,
             "single_ms": alone["median_ms"],
             "distributed_ms": result["median_ms"],
@@ -163,7 +165,8 @@ def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list
 def series_of(row: Mapping[str, Any]) -> str:
     """Name the plan of a row."""
     exact = row["transfer_dtype"] == "exact"
-    return f"{row['planner']}:{row['split']}" + ("" if exact else f" {row['transfer_dtype']}")
+    plan = f"{row['planner']}/{row['objective']}" if row["objective"] != "latency" else f"{row['planner']}:{row['split']}"
+    return plan + ("" if exact else f" {row['transfer_dtype']}")
 
 
 def picture(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -241,7 +244,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS, help=f"zoo names or files, NAME@BATCH for a batch; default: {MODELS}")
     parser.add_argument("--links", default=LINKS, help=f"rates of the link, or loopback; default: {LINKS}")
-    parser.add_argument("--planners", default=PLANNERS_MEASURED, help=f"PLANNER or PLANNER:SPLIT; default: {PLANNERS_MEASURED}")
+    parser.add_argument(
+        "--planners", default=PLANNERS_MEASURED, help=f"PLANNER, PLANNER:SPLIT or PLANNER/OBJECTIVE; default: {PLANNERS_MEASURED}"
+    )
     parser.add_argument("--transfer-dtype", default="exact", choices=TRANSFER_TYPES, help="what floats become between agents")
     parser.add_argument("--runs", type=int, default=0, help=f"turns that are counted; default: {RUNS}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} turns")

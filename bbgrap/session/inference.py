@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
+from bbgrap.engine.images import image_seconds
+from bbgrap.engine.routes import serves_streams
 from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array
@@ -41,6 +43,7 @@ from bbgrap.protocol.data import decode_array, encode_array
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.session.connection import CallFailedError, Connection, OnProgress, connect
+from bbgrap.session.microbatches import Answers, microbatch_size, microbatches_of
 from bbgrap.session.signature import NodeArg, Signature
 
 PROVIDER = "BBGrapExecutionProvider"
@@ -49,6 +52,9 @@ _TRIES = 3
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 """Between two tries to submit a request to a coordinator whose queue is full: doubled each time, up to the longest."""
+
+IN_FLIGHT_PER_AGENT = 2
+"""Pieces of a batch on their way per agent: one that it works on, and the input of the next one."""
 
 _PLANS = 64
 """Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
@@ -106,7 +112,8 @@ class ModelMetadata:
 class InferenceSession:
     """A model on a cluster.
 
-    Invariants: `_plans` holds one plan per combination of input shapes that was run or prepared.
+    Invariants: `_plans` holds one plan per combination of input shapes that was run or prepared; `_sizes` tells of which batches are
+    run in micro-batches.
     """
 
     def __init__(
@@ -161,6 +168,8 @@ class InferenceSession:
         self._plans: dict[Shapes, PreparedPlan] = {}
         self._latest: PreparedPlan | None = None
         self._lock = threading.Lock()
+        self._sizes: dict[Shapes, int | None] = {}
+        self._sizes_lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
     # --- onnxruntime's surface ------------------------------------------------------------------------------------------------------
@@ -184,6 +193,8 @@ class InferenceSession:
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None) -> list[Array]:
         """Run the model once and return the outputs, all of them or those named.
 
+        With the objective `throughput` a batch is run in micro-batches, if the model computes every image by itself.
+
         Raises:
             InputError: if a name, dtype or shape does not fit the model.
             ExecutionError: if the request failed; running it again is harmless.
@@ -191,18 +202,58 @@ class InferenceSession:
         """
         del run_options  # onnxruntime's run options steer its own threads and logs
         chosen = self._signature.choose_outputs(output_names)
-        result = self._answer(input_feed)
+        feeds = self._signature.check_feed(input_feed)
+        size = self._microbatch_size(_shapes_of(feeds))
+        if size is not None:
+            outputs = self._answer_in_microbatches(feeds, size)
+            return [outputs[index] for index in chosen]
+        result = self._answer(feeds)
         return [_writable(result, index) for index in chosen]
 
-    def _answer(self, input_feed: Mapping[str, Any], *, record: bool = False) -> RunResult:
-        feeds = self._signature.check_feed(input_feed)
-        shapes = tuple(array.shape for array in feeds)
+    def _answer(self, feeds: Sequence[Array], *, record: bool = False) -> RunResult:
+        shapes = _shapes_of(feeds)
         headers = tuple(TensorHeader(arg.name, arg.dtype, array.shape) for arg, array in zip(self._signature.inputs, feeds, strict=True))
         contents = tuple(encode_array(array) for array in feeds)
         result = self._retrying(lambda: self._run(shapes, headers, contents, record=record))
         if len(result.outputs) != len(self._signature.outputs):
             raise InputError(f"model '{self._name}': expected {len(self._signature.outputs)} outputs, got {len(result.outputs)}")
         return result
+
+    def _answer_in_microbatches(self, feeds: Sequence[Array], size: int) -> list[Array]:
+        """Run a batch in micro-batches of so many images, a few of them on their way at once."""
+        answers = Answers(feeds[0].shape[0], size)
+
+        def run(microbatch: Sequence[Array]) -> list[Array]:
+            result = self._answer(microbatch)
+            return [
+                decode_array(header.dtype, header.shape, content) for header, content in zip(result.outputs, result.payload, strict=True)
+            ]
+
+        pool = ThreadPoolExecutor(IN_FLIGHT_PER_AGENT * len(self._connection.nodes()), "bbgrap-microbatch")
+        try:
+            for number, outputs in enumerate(pool.map(run, microbatches_of(feeds, size))):
+                answers.put(number, outputs)
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return answers.whole()
+
+    def _microbatch_size(self, shapes: Shapes) -> int | None:
+        """Return how many images a micro-batch of this batch has; None if it is to be run as a whole.
+
+        Only where throughput is asked for, and only if the model computes every image by itself: once per combination of shapes the model
+        is loaded to see that.
+        """
+        batches = {shape[0] if shape else 0 for shape in shapes}
+        if not serves_streams(self.options) or len(batches) != 1 or max(batches) < 2 or not self._signature.has_free_batch:
+            return None
+        with self._sizes_lock:
+            if shapes not in self._sizes:
+                image_s = image_seconds(self._path, {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)})
+                while len(self._sizes) >= _PLANS:
+                    self._sizes.pop(next(iter(self._sizes)))
+                agents = len(self._connection.nodes())
+                self._sizes[shapes] = None if image_s is None else microbatch_size(batches.pop(), image_s, agents)
+            return self._sizes[shapes]
 
     def run_async(
         self,
@@ -236,8 +287,9 @@ class InferenceSession:
         """
         if runs < 1:
             raise UsageError(f"trace: expected at least one run, got {runs}")
-        self._answer(input_feed)  # the first request after a pause finds caches and processors asleep
-        results = [self._answer(input_feed, record=True) for _ in range(runs)]
+        feeds = self._signature.check_feed(input_feed)
+        self._answer(feeds)  # the first request after a pause finds caches and processors asleep
+        results = [self._answer(feeds, record=True) for _ in range(runs)]
         plan = self.plan
         if any(result.epoch != plan.epoch for result in results):
             raise ExecutionError(f"model '{self._name}': it was planned anew while it was traced; trace again")
@@ -266,7 +318,9 @@ class InferenceSession:
         which takes some seconds each.
         """
         ordered = tuple(tuple(shapes[arg.name]) for arg in self._signature.inputs)
-        return self._retrying(lambda: self._prepared(ordered))
+        size = self._microbatch_size(ordered)
+        wanted = ordered if size is None else tuple((size, *shape[1:]) for shape in ordered)
+        return self._retrying(lambda: self._prepared(wanted))
 
     def _retrying(self, work: Callable[[], R]) -> R:
         for left in reversed(range(_TRIES)):
@@ -372,6 +426,10 @@ class InferenceSession:
                 chunk = ModelChunk(self._connection.number(), file.digest, offset, (stream.read(MAX_CHUNK_BYTES),))
                 answer = self._connection.try_call(chunk, ModelStored)
                 offset, complete = answer.received, answer.complete
+
+
+def _shapes_of(feeds: Sequence[Array]) -> Shapes:
+    return tuple(array.shape for array in feeds)
 
 
 def _connection(cluster: Connection | HasConnection | str) -> Connection:

@@ -51,6 +51,11 @@ class Signature:
         """Return the signature of a model."""
         return cls(tuple(map(NodeArg.of, model.inputs)), tuple(map(NodeArg.of, model.outputs)))
 
+    @property
+    def has_free_batch(self) -> bool:
+        """Whether the first axis of every input may have any extent."""
+        return all(arg.has_rank and arg.shape and not isinstance(arg.shape[0], int) for arg in self.inputs)
+
     def choose_outputs(self, names: Sequence[str] | None) -> list[int]:
         """Return the places of the named outputs; of all if there are no names.
 
