@@ -2,7 +2,8 @@
 
 The single node is onnxruntime at all optimisations on the unmodified file, in this process, its input at hand, bound to as many cores
 as it has threads (the first ones that this process may use). Then every planner's session has its turn; and so on. Warm-up is not
-counted. Whoever is not in turn sleeps: agents wait for messages, and this process waits for the answer without computing.
+counted. Whoever is not in turn sleeps: agents wait for messages, and this process waits for the answer without computing. Cores that have
+slept are slow at first, so everybody's counted run comes right after one that is not counted.
 
 Laws: times are medians and 95th percentiles; the speed-up is the median of the ratios *within* a turn, so that what slows the
 whole machine for a while slows both sides; every answer is compared, not only the first.
@@ -44,6 +45,9 @@ WARM_UP = 3
 
 SETTLE_S = 0.05
 """A pause between turns where there are helper threads: onnxruntime's spin for about 40 ms after a run, on cores that others need."""
+
+LEAD_S = 1.0
+"""Runs that take longer than this are not led in by one that is not counted: the first milliseconds are nothing to them."""
 
 BUSY_PERCENT = 10.0
 """Of this machine's processors, used by others: from here on times are not to be trusted. Chosen; a quiet machine is at 0-3."""
@@ -150,6 +154,7 @@ class Alone:
         self.threads = threads
         self.cores = cores
         self.times: list[float] = []
+        self.last_s = 0.0
         with bound_to(cores):
             self._reference = Reference(model, threads=threads)
 
@@ -162,6 +167,7 @@ class Alone:
             except ExecutionError as error:
                 raise ExecutionError(f"single node: {error}") from None
             took = time.perf_counter() - start
+        self.last_s = took
         if counted:
             self.times.append(took)
         return answer
@@ -183,6 +189,7 @@ class Contender:
         self.options = options
         self.session = InferenceSession(model, cluster=cluster, options=options, on_progress=on_progress)
         self.times: list[float] = []
+        self.last_s = 0.0
         self.comparison = replace(SAME, transfer_dtype=options.transfer_dtype)
 
     def turn(self, feeds: Mapping[str, Array], expected: Sequence[Array], *, counted: bool) -> None:
@@ -191,6 +198,7 @@ class Contender:
         answers = self.session.run(None, feeds)
         took = time.perf_counter() - start
         self.comparison = self.comparison.worse(compare(answers, expected, self.options.transfer_dtype))
+        self.last_s = took
         if counted:
             self.times.append(took)
 
@@ -265,16 +273,15 @@ def bench(
     pause = SETTLE_S if count > 1 or any(agent.threads > 1 for agent in agents) else 0.0
     watch = MachineWatch()
     for turn in range(-WARM_UP, runs):
-        for shared in whole:
-            shared.turn(feeds, counted=turn >= 0)
-            time.sleep(SETTLE_S)
-        time.sleep(pause)
-        single.turn(feeds, counted=turn >= 0)
+        for alone in (*whole, single):
+            for counted in _led(alone.last_s, turn):
+                alone.turn(feeds, counted=counted)
+            time.sleep(SETTLE_S if alone in whole else pause)
         for contender in sessions:
+            for counted in _led(contender.last_s, turn):
+                contender.turn(feeds, expected, counted=counted)
             time.sleep(pause)
-            contender.turn(feeds, expected, counted=turn >= 0)
         report(_standing(turn, runs, single.times, sessions))
-    time.sleep(pause)
     return {
         "schema": 1,
         "model": name or model.stem,
@@ -288,6 +295,16 @@ def bench(
         "machine": watch.machine(),
         "results": [contender.result(single.times, whole[0].times if whole else None) for contender in sessions],
     }
+
+
+def _led(last_s: float, turn: int) -> Iterator[bool]:
+    """Yield for every run of somebody's turn whether it is counted."""
+    if turn < 0:
+        yield False
+        return
+    if last_s <= LEAD_S:
+        yield False
+    yield True
 
 
 def _median_ratio(theirs: Sequence[float], mine: Sequence[float]) -> float:
