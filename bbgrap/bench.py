@@ -1,8 +1,8 @@
 """The honest measurement: plain onnxruntime on one node against the cluster, run by run in turns.
 
 The single node is onnxruntime at all optimisations on the unmodified file, in this process, its input at hand, bound to as many cores
-as it has threads (the first ones that this process may use). Then every planner's session has its turn; and so on. Warm-up is not
-counted. Whoever is not in turn sleeps: agents wait for messages, and this process waits for the answer without computing. Cores that have
+as it has threads (the first ones that this process may use). Then every planner's session has its turn, each turn another one first; and so
+on. Warm-up is not counted. Whoever is not in turn sleeps: agents wait for messages, and this process waits for the answer without computing. Cores that have
 slept are slow at first, so everybody's counted run comes right after one that is not counted.
 
 Laws: times are medians and 95th percentiles; the speed-up is the median of the ratios *within* a turn, so that what slows the
@@ -277,7 +277,8 @@ def bench(
             for counted in _led(alone.last_s, turn):
                 alone.turn(feeds, counted=counted)
             time.sleep(SETTLE_S if alone in whole else pause)
-        for contender in sessions:
+        first = turn % len(sessions) if sessions else 0
+        for contender in (*sessions[first:], *sessions[:first]):
             for counted in _led(contender.last_s, turn):
                 contender.turn(feeds, expected, counted=counted)
             time.sleep(pause)
