@@ -1,9 +1,9 @@
 """The honest measurement: plain onnxruntime on one node against the cluster, run by run in turns.
 
 The single node is onnxruntime at all optimisations on the unmodified file, in this process, its input at hand, bound to as many cores
-as it has threads (the first ones that this process may use). Then every planner's session has its turn, each turn another one first; and so
-on. Warm-up is not counted. Whoever is not in turn sleeps: agents wait for messages, and this process waits for the answer without computing. Cores that have
-slept are slow at first, so everybody's counted run comes right after one that is not counted.
+as it has threads (the first ones that this process may use). Then every planner's session has its turn, each time another one first; and
+so on. Warm-up is not counted. Whoever is not in turn sleeps: agents wait for messages, and this process waits for the answer without
+computing. Cores that have slept are slow at first, so everybody's counted run comes right after one that is not counted.
 
 Laws: times are medians and 95th percentiles; the speed-up is the median of the ratios *within* a turn, so that what slows the
 whole machine for a while slows both sides; every answer is compared, not only the first.

@@ -98,9 +98,10 @@ class Agent:
             for event in self._events.take():
                 self._handle(event)
             socket = self._control.socket
+            now = time.monotonic()  # what has arrived until then is handled before it is judged, however long the loader stops this thread
             self._receive()
-            if time.monotonic() >= due:
-                self._handle(events.Tick())
+            if now >= due:
+                self._handle(events.Tick(), now)
                 due = time.monotonic() + self._machine.next_tick_s
             if socket is not self._control.socket:
                 poller.unregister(socket)
@@ -113,8 +114,8 @@ class Agent:
             except RemoteProtocolError as error:
                 _log.warning("dropped a message of the coordinator: %s", error)
 
-    def _handle(self, event: events.Event) -> None:
-        for instruction in self._machine.handle(event, time.monotonic()):
+    def _handle(self, event: events.Event, now: float | None = None) -> None:
+        for instruction in self._machine.handle(event, time.monotonic() if now is None else now):
             self._carry_out(instruction)
 
     def _carry_out(self, instruction: events.Instruction) -> None:  # noqa: C901 - one branch per instruction

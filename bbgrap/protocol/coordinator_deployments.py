@@ -414,6 +414,11 @@ class Deployments:
             if deployment.tracker.state == "loading":
                 yield from ((deployment, route) for route in list(deployment.routes) if route.pending)
 
+    @property
+    def loading_agents(self) -> frozenset[Identity]:
+        """Who has been told to load a deployment and has not said that it has."""
+        return frozenset(identity for _, route in self._loading() for identity in route.pending)
+
     def overdue(self, now: float) -> tuple[list[tuple[Deployment, Route]], list[Instruction]]:
         """Return the routes that take too long to load, and say again what other agents have not answered."""
         slow, again = [], list[Instruction]()

@@ -23,9 +23,10 @@ Identity = bytes
 class Settings:
     """The choices of a coordinator; times in seconds.
 
-    `dead_after_s` is four heartbeats: three may be lost or late. `resend_s` is when an unanswered `Deploy` is said again. Of a route
-    `in_flight_per_node` requests are on their way for each of its nodes: one that it works on, and the next one's input. What
-    waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy.
+    `dead_after_s` is four heartbeats: three may be lost or late; an agent that loads a deployment may be silent for `dead_loading_after_s`,
+    since onnxruntime lets no other thread of its process run while it prepares a large segment. `resend_s` is when an unanswered
+    `Deploy` is said again. Of a route `in_flight_per_node` requests are on their way for each of its nodes: one that it works on, and the
+    next one's input. What waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy.
     """
 
     version: str
@@ -34,6 +35,7 @@ class Settings:
     first_epoch: int = 1
     heartbeat_s: float = 0.5
     dead_after_s: float = 2.0
+    dead_loading_after_s: float = 10.0
     resend_s: float = 5.0
     deploy_within_s: float = 300.0
     measure_within_s: float = 120.0

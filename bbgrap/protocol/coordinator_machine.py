@@ -348,7 +348,7 @@ class CoordinatorMachine:
 
     def _on_tick(self, now: float) -> list[Instruction]:
         done: list[Instruction] = []
-        for member in self.members.silent(now):
+        for member in self.members.silent(now, self.deployments.loading_agents):
             done += self._lose(member, "silence", "was lost", now)
         slow, again = self.deployments.overdue(now)
         done += again

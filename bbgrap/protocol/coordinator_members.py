@@ -1,11 +1,12 @@
 """The agents of a coordinator: who has joined, who lives, and what is on its way to each.
 
-Laws: a name belongs to one living agent; an agent that was silent for `dead_after_s` is gone and must join again.
+Laws: a name belongs to one living agent; an agent that was silent for `dead_after_s` is gone and must join again (while it loads a
+deployment, for `dead_loading_after_s`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
@@ -141,9 +142,10 @@ class Members:
         member.heard = now
         return member
 
-    def silent(self, now: float) -> list[Member]:
-        """The agents that were not heard for too long."""
-        return [member for member in self.alive() if now - member.heard > self.settings.dead_after_s]
+    def silent(self, now: float, loading: Collection[Identity]) -> list[Member]:
+        """The agents that were not heard for too long; those that load a deployment may be silent for longer."""
+        within = {True: self.settings.dead_loading_after_s, False: self.settings.dead_after_s}
+        return [member for member in self.alive() if now - member.heard > within[member.identity in loading]]
 
     def remove(self, member: Member, event: str) -> None:
         """Take an agent out."""

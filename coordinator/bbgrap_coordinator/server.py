@@ -1,7 +1,8 @@
 """The coordinator's loop: control messages, data messages and time go into the machine, its instructions are carried out.
 
-Planning takes long and runs in a thread of its own; everything else is done here, on one thread. Laws: every message that has arrived is
-handled before time is judged, so a busy coordinator does not take living agents for dead.
+Planning takes long and runs in a thread of its own; everything else is done here, on one thread. Laws: every message that had arrived at
+a moment is handled before that moment is judged, so a busy coordinator does not take living agents for dead. (Busy may be the planner's
+thread, too: while onnxruntime prepares a large model for it, no other thread of this process runs, wherever it stands.)
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ class Server:
                 for event in self._events.take():
                     if event is not None:
                         self._handle(event)
-            if not more and time.monotonic() >= due:
-                self._handle(Tick())
+            now = time.monotonic()
+            if not more and now >= due and not (more := self._take_control()):
+                self._handle(Tick(), now)
                 self._control.shortcuts.give_back()
                 due = time.monotonic() + _TICK_S
         self._planner.shutdown(wait=False, cancel_futures=True)
@@ -142,9 +144,9 @@ class Server:
                     _log.warning("dropping messages of %s: %s", identity.hex()[:12], error)
         return True
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event, now: float | None = None) -> None:
         try:
-            instructions = self._machine.handle(event, time.monotonic())
+            instructions = self._machine.handle(event, time.monotonic() if now is None else now)
         except RemoteProtocolError as error:
             _log.warning("dropped a message: %s", error)
             return

@@ -56,6 +56,15 @@ def test_a_killed_agent_fails_its_requests_and_the_next_one_works(fresh):
     assert again.plan.agents == ("agent0", "agent1")
 
 
+def test_a_planner_that_stops_its_whole_process_costs_no_agent(fresh):
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    x = rows(777)
+    (y,) = session.run(None, {"x": x})
+    np.testing.assert_array_equal(y, tiny.expected(x))
+    assert session.plan.agents == ("agent0", "agent1")
+    assert "was lost" not in fresh.log("coordinator", 1000)
+
+
 def test_without_agents_a_run_says_so(fresh):
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
     session.run(None, {"x": rows(8)})

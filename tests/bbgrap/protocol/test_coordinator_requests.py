@@ -255,7 +255,7 @@ def test_an_agent_is_lost_in_any_state_and_everybody_gets_an_answer(state, lost,
     deliver_calls(wire)
     wire.crash(next(agent for agent in wire.agents.values() if agent.name == lost))
     wire.plan = planner
-    for _ in range(10):
+    for _ in range(30 if state == "loading" else 10):  # an agent that loads may be silent for longer
         wire.pass_time(0.5)
         wire.settle()
     assert all(len(wire.answers[call]) == 1 for call in calls)
@@ -280,3 +280,16 @@ def deliver_calls(wire):
     for key in wire.pending():
         while wire.queues[key] and key[0] == CLIENT:
             wire.deliver(key)
+
+
+def test_an_agent_that_loads_may_be_silent_for_longer_than_one_that_does_not():
+    wire = joined_wire(*BOTH)
+    wire.prepare()
+    reach(wire, "loading")
+    b = next(agent for agent in wire.agents.values() if agent.name == "b")
+    settings = wire.coordinator.settings
+    wire.crash(b)
+    wire.pass_time(settings.dead_after_s + 1.0)
+    assert b.identity in wire.coordinator.members.by_identity
+    wire.pass_time(settings.dead_loading_after_s)
+    assert b.identity not in wire.coordinator.members.by_identity
