@@ -5,7 +5,7 @@ alone on one core (`benchmarks/device_times.py`), and a clock (`bbgrap.program.c
 the network interface of every machine, both ways, and are a latency on their way. Coordinator, client and input are on the first node's
 machine. What client and coordinator need besides is measured with an operator that computes nothing.
 
-The simulation is checked where it can be: with two nodes, against the real run over the same links (`--no-check` leaves it out).
+The simulation is checked where it can be: with two nodes, against the real run over the same links (`--check ""` leaves it out).
 Results are added to `benchmarks/results/scale-MODEL.json`, with a picture beside it.
 """
 

@@ -1,6 +1,7 @@
 """The client: a connection to a coordinator, and `InferenceSession` with onnxruntime's surface over it."""
 
 from bbgrap.session.connection import Connection, connect
-from bbgrap.session.inference import InferenceSession, PreparedPlan
+from bbgrap.session.inference import InferenceSession
+from bbgrap.session.prepared import PreparedPlan
 
 __all__ = ["Connection", "InferenceSession", "PreparedPlan", "connect"]

@@ -6,8 +6,6 @@ from then on. Laws: a feed that does not fit the model fails before anything is 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import shutil
 import tempfile
@@ -21,29 +19,24 @@ from typing import Any, Protocol, TypeVar, get_args
 
 from bbgrap.engine.images import image_seconds
 from bbgrap.engine.routes import serves_streams
-from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
+from bbgrap.errors import ExecutionError, InputError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.program.trace import HOST_NAME, Trace, clock_error_s, timeline_of
 from bbgrap.protocol.client_messages import (
     Fault,
-    ModelChunk,
-    ModelFile,
-    ModelMissing,
     ModelPrepared,
-    ModelStored,
-    OfferModel,
     PrepareModel,
     RunModel,
     RunResult,
 )
-from bbgrap.protocol.coordinator_calls import offer_digest
 from bbgrap.protocol.data import decode_array, encode_array
-from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.session.connection import CallFailedError, Connection, OnProgress, connect
 from bbgrap.session.microbatches import Answers, microbatch_size, microbatches_of
+from bbgrap.session.model_files import ModelFiles
+from bbgrap.session.prepared import ModelMetadata, PreparedPlan
 from bbgrap.session.signature import NodeArg, Signature
 
 PROVIDER = "BBGrapExecutionProvider"
@@ -71,42 +64,6 @@ class HasConnection(Protocol):
     @property
     def connection(self) -> Connection:
         """The connection; whoever has it closes it."""
-
-
-class PreparedPlan:
-    """What was planned for one combination of input shapes.
-
-    `report` is the object that `bbgrap plan --json` prints; `agents` are the names of its devices, in order.
-    """
-
-    def __init__(self, answer: ModelPrepared) -> None:
-        """Keep the coordinator's answer."""
-        self.key = answer.plan
-        self.epoch = answer.epoch
-        self.agents = answer.agents
-        self.report: Mapping[str, Any] = json.loads(answer.report)
-
-    def summary(self) -> str:
-        """Return a few lines for people."""
-        lines = [f"{self.report.get('planner', 'plan')} on {len(self.agents)} nodes: {', '.join(self.agents)}"]
-        times = {key: self.report.get(key) for key in ("predicted_ms", "predicted_single_node_ms")}
-        lines += [f"{key.removesuffix('_ms').replace('_', ' ')}: {ms:.2f} ms" for key, ms in times.items() if isinstance(ms, int | float)]
-        for stage in ("initial", "optimized"):
-            counts = self.report.get(stage)
-            if isinstance(counts, Mapping):
-                lines.append(f"{stage}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items() if isinstance(count, int)))
-        return "\n".join(lines)
-
-
-class ModelMetadata:
-    """The part of onnxruntime's model metadata that is known here."""
-
-    def __init__(self, graph_name: str) -> None:
-        """Fill in what onnxruntime has and a cluster does not."""
-        self.graph_name = graph_name
-        self.producer_name = self.description = self.domain = self.graph_description = ""
-        self.version = 0
-        self.custom_metadata_map: dict[str, str] = {}
 
 
 class InferenceSession:
@@ -157,14 +114,13 @@ class InferenceSession:
         self._path = self._locate(path_or_bytes)
         model = read_model(self._path)
         self._name = model.name
-        self._weight_files = model.files
+        self._files = ModelFiles(self._path, model.files)
         self._signature = Signature.of(model)
         self._connection = _connection(cluster)
         if isinstance(cluster, str):
             weakref.finalize(self, self._connection.close)
         self._deadline_s = deadline_s
         self._on_progress = on_progress
-        self._files: tuple[ModelFile, ...] = ()
         self._plans: dict[Shapes, PreparedPlan] = {}
         self._latest: PreparedPlan | None = None
         self._lock = threading.Lock()
@@ -344,7 +300,7 @@ class InferenceSession:
             if plan is None:
                 if self.options.planner == "auto":
                     self._measure()
-                model = self._bring()
+                model = self._files.bring(self._connection)
                 named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
                 message = PrepareModel(self._connection.number(), model, named, self.options)
                 plan = PreparedPlan(self._connection.try_call(message, ModelPrepared, self._on_progress))
@@ -392,8 +348,6 @@ class InferenceSession:
                 except (ExecutionError, UsageError) as error:  # it has gone, or it cannot: neither keeps the others from working
                     _log.warning("planning without a measurement of '%s': %s", node.name, error)
 
-    # --- the model --------------------------------------------------------------------------------------------------------------------
-
     def _locate(self, model: str | Path | bytes) -> Path:
         if isinstance(model, bytes):
             path = Path(tempfile.mkdtemp(prefix="bbgrap-model-")) / "model.onnx"
@@ -406,27 +360,6 @@ class InferenceSession:
             return materialize(str(model).removeprefix("zoo:"))
         return Path(model)
 
-    def _bring(self) -> str:
-        """Bring the model to the coordinator, unless it is there; return its digest."""
-        folder = self._path.parent
-        self._files = self._files or (_describe(folder, self._path.name), *(_describe(folder, name) for name in self._weight_files))
-        digest = offer_digest(self._files)
-        offer = OfferModel(self._connection.number(), digest, self._files)
-        missing = self._connection.try_call(offer, ModelMissing).digests
-        for file in self._files:
-            if file.digest in missing:
-                self._send(file)
-        return digest
-
-    def _send(self, file: ModelFile) -> None:
-        offset, complete = 0, False
-        with (self._path.parent / file.name).open("rb") as stream:
-            while not complete:
-                stream.seek(offset)
-                chunk = ModelChunk(self._connection.number(), file.digest, offset, (stream.read(MAX_CHUNK_BYTES),))
-                answer = self._connection.try_call(chunk, ModelStored)
-                offset, complete = answer.received, answer.complete
-
 
 def _shapes_of(feeds: Sequence[Array]) -> Shapes:
     return tuple(array.shape for array in feeds)
@@ -436,14 +369,6 @@ def _connection(cluster: Connection | HasConnection | str) -> Connection:
     if isinstance(cluster, str):
         return connect(cluster)
     return cluster if isinstance(cluster, Connection) else cluster.connection
-
-
-def _describe(folder: Path, name: str) -> ModelFile:
-    if Path(name).name != name:
-        raise ModelError(f"model: its weights are in '{name}'; a cluster takes weight files that lie beside the model, not in folders")
-    with (folder / name).open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return ModelFile(name, digest, (folder / name).stat().st_size)
 
 
 def _writable(result: RunResult, index: int) -> Array:

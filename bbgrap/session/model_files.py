@@ -1,0 +1,58 @@
+"""The files of a model, and bringing them to a coordinator: in chunks, and only what it lacks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from bbgrap.errors import ModelError
+from bbgrap.protocol.client_messages import ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel
+from bbgrap.protocol.coordinator_calls import offer_digest
+from bbgrap.protocol.limits import MAX_CHUNK_BYTES
+from bbgrap.session.connection import Connection
+
+
+class ModelFiles:
+    """A model's own file and those of its weights, beside each other.
+
+    Invariants: `_described` is empty until the model is brought for the first time, then it describes all files.
+    """
+
+    def __init__(self, path: Path, weight_files: Sequence[str]) -> None:
+        """Take the model's file, and the names of the others."""
+        self._folder = path.parent
+        self._names = (path.name, *weight_files)
+        self._described: tuple[ModelFile, ...] = ()
+
+    def bring(self, connection: Connection) -> str:
+        """Bring the model to the coordinator, unless it is there; return its digest.
+
+        Raises:
+            ModelError: if a weight file is not beside the model.
+            CallFailedError: if the coordinator does not take it.
+        """
+        self._described = self._described or tuple(self._describe(name) for name in self._names)
+        digest = offer_digest(self._described)
+        missing = connection.try_call(OfferModel(connection.number(), digest, self._described), ModelMissing).digests
+        for file in self._described:
+            if file.digest in missing:
+                self._send(connection, file)
+        return digest
+
+    def _send(self, connection: Connection, file: ModelFile) -> None:
+        offset, complete = 0, False
+        with (self._folder / file.name).open("rb") as stream:
+            while not complete:
+                stream.seek(offset)
+                chunk = ModelChunk(connection.number(), file.digest, offset, (stream.read(MAX_CHUNK_BYTES),))
+                answer = connection.try_call(chunk, ModelStored)
+                offset, complete = answer.received, answer.complete
+
+    def _describe(self, name: str) -> ModelFile:
+        if Path(name).name != name:
+            raise ModelError(f"model: its weights are in '{name}'; a cluster takes weight files that lie beside the model, not in folders")
+        path = self._folder / name
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return ModelFile(name, digest, path.stat().st_size)

@@ -1,0 +1,45 @@
+"""What a session tells of a model and its plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from bbgrap.protocol.client_messages import ModelPrepared
+
+
+class PreparedPlan:
+    """What was planned for one combination of input shapes.
+
+    `report` is the object that `bbgrap plan --json` prints; `agents` are the names of its devices, in order.
+    """
+
+    def __init__(self, answer: ModelPrepared) -> None:
+        """Keep the coordinator's answer."""
+        self.key = answer.plan
+        self.epoch = answer.epoch
+        self.agents = answer.agents
+        self.report: Mapping[str, Any] = json.loads(answer.report)
+
+    def summary(self) -> str:
+        """Return a few lines for people."""
+        lines = [f"{self.report.get('planner', 'plan')} on {len(self.agents)} nodes: {', '.join(self.agents)}"]
+        times = {key: self.report.get(key) for key in ("predicted_ms", "predicted_single_node_ms")}
+        lines += [f"{key.removesuffix('_ms').replace('_', ' ')}: {ms:.2f} ms" for key, ms in times.items() if isinstance(ms, int | float)]
+        for stage in ("initial", "optimized"):
+            counts = self.report.get(stage)
+            if isinstance(counts, Mapping):
+                lines.append(f"{stage}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items() if isinstance(count, int)))
+        return "\n".join(lines)
+
+
+class ModelMetadata:
+    """The part of onnxruntime's model metadata that is known here."""
+
+    def __init__(self, graph_name: str) -> None:
+        """Fill in what onnxruntime has and a cluster does not."""
+        self.graph_name = graph_name
+        self.producer_name = self.description = self.domain = self.graph_description = ""
+        self.version = 0
+        self.custom_metadata_map: dict[str, str] = {}
