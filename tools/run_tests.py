@@ -1,4 +1,4 @@
-"""The default test suite in two processes, one per core: most of the library's own tests, shown as they run, then all others.
+"""The default test suite in two processes, one per core: tests without a cluster, shown as they run, then the others.
 
 python tools/run_tests.py                          both halves
 python tools/run_tests.py -k shapemap -x           one pytest with these arguments
@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-FIRST = "tests/bbgrap"
+FIRST = ("tests/bbgrap", "tests/agents", "tests/benchmarks", "tests/coordinator")
 COMMANDS = "tests/bbgrap/cli"
-"""Of the first half's folder, what the second one takes: so both last about as long."""
+"""Of the first half's folders, what the second one takes: so both last about as long."""
 
 
 def main(arguments: list[str]) -> int:
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         others = [*pytest, "-p", "no:cacheprovider", COMMANDS, *map(str, others_there())]
         beside = subprocess.Popen(others, stdout=output, stderr=subprocess.STDOUT)
         try:
-            first = subprocess.call([*pytest, FIRST, f"--ignore={COMMANDS}"])
+            first = subprocess.call([*pytest, *FIRST, f"--ignore={COMMANDS}"])
             second = beside.wait()
         finally:
             beside.kill()
@@ -36,9 +36,9 @@ def main(arguments: list[str]) -> int:
 
 
 def others_there() -> list[Path]:
-    """Return all folders and files with tests but the library's own."""
+    """Return all folders and files with tests that the first half does not have."""
     there = sorted(path for path in Path("tests").iterdir() if path.is_dir() or path.name.startswith("test_"))
-    return [path for path in there if path != Path(FIRST) and (path.is_file() or any(path.rglob("test_*.py")))]
+    return [path for path in there if str(path) not in FIRST and (path.is_file() or any(path.rglob("test_*.py")))]
 
 
 if __name__ == "__main__":
