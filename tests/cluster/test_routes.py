@@ -48,7 +48,8 @@ def test_a_stream_over_two_agents_is_answered_rightly(shared):
 
 
 def test_a_stream_survives_the_loss_of_an_agent(fresh):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, options=STREAM)
+    options = PlanOptions(planner="single", objective="throughput")  # as `auto`, but nobody has to be measured first
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, options=options)
     session.prepare({"x": (8, 4)})
     killer = threading.Timer(0.3, lambda: fresh.kill("agent1"))
     killer.start()
