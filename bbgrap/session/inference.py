@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, get_args
 
 from bbgrap.engine.images import image_seconds
 from bbgrap.engine.routes import serves_streams
-from bbgrap.errors import ExecutionError, InputError, UsageError
+from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions, Split
@@ -204,7 +204,14 @@ class InferenceSession:
             return None
         with self._sizes_lock:
             if shapes not in self._sizes:
-                image_s = image_seconds(self._path, {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)})
+                named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
+                try:
+                    image_s = image_seconds(self._path, named)
+                except (
+                    ModelError,
+                    InputError,
+                ):  # some batches are not for it, or it is no model at all: the coordinator says what is wrong
+                    image_s = None
                 while len(self._sizes) >= _PLANS:
                     self._sizes.pop(next(iter(self._sizes)))
                 agents = len(self._connection.nodes())
