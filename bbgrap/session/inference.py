@@ -47,7 +47,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 """Between two tries to submit a request to a coordinator whose queue is full: doubled each time, up to the longest."""
 
 IN_FLIGHT_PER_AGENT = 2
-"""Pieces of a batch on their way per agent: one that it works on, and the input of the next one."""
+"""Micro-batches on their way per agent: one that it works on, and the input of the next one."""
 
 _PLANS = 64
 """Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
@@ -185,7 +185,7 @@ class InferenceSession:
                 decode_array(header.dtype, header.shape, content) for header, content in zip(result.outputs, result.payload, strict=True)
             ]
 
-        pool = ThreadPoolExecutor(IN_FLIGHT_PER_AGENT * len(self._connection.nodes()), "bbgrap-microbatch")
+        pool = ThreadPoolExecutor(IN_FLIGHT_PER_AGENT * max(1, len(self._connection.nodes())), "bbgrap-microbatch")
         try:
             for number, outputs in enumerate(pool.map(run, microbatches_of(feeds, size))):
                 answers.put(number, outputs)
@@ -204,17 +204,17 @@ class InferenceSession:
             return None
         with self._sizes_lock:
             if shapes not in self._sizes:
+                agents = len(self._connection.nodes())
+                if not agents:
+                    return None  # nobody to divide it for; that is told when it is planned
                 named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
                 try:
                     image_s = image_seconds(self._path, named)
-                except (
-                    ModelError,
-                    InputError,
-                ):  # some batches are not for it, or it is no model at all: the coordinator says what is wrong
+                except (ModelError, InputError):
+                    # Two images are no batch for this model, or it is broken: then the coordinator says what is wrong.
                     image_s = None
                 while len(self._sizes) >= _PLANS:
                     self._sizes.pop(next(iter(self._sizes)))
-                agents = len(self._connection.nodes())
                 self._sizes[shapes] = None if image_s is None else microbatch_size(batches.pop(), image_s, agents)
             return self._sizes[shapes]
 

@@ -1,5 +1,7 @@
 """A large batch on real processes: it goes through the cluster in micro-batches, and comes back whole."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -22,5 +24,12 @@ def test_a_large_batch_goes_through_the_cluster_in_microbatches():
         (answer,) = session.run(None, {"input": images})
         assert session.plan.epoch == prepared.epoch
         assert session.trace({"input": images[:1]}, 1).outputs[0].shape == (1, 1000)
+        for name in ("agent0", "agent1"):
+            cluster.kill(name)
+        deadline = time.monotonic() + 10
+        while cluster.connection.nodes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with pytest.raises(bbgrap.ClusterUnavailableError, match="no agent is there to work"):
+            session.run(None, {"input": images})
     (expected,) = make_session(materialize("mobilenet_v2").read_bytes()).run(None, {"input": images})
     np.testing.assert_allclose(answer, expected, atol=1e-5 * float(np.abs(expected).max()))
