@@ -33,7 +33,7 @@ from bbgrap.protocol.client_messages import (
 )
 from bbgrap.protocol.coordinator_calibrations import Calibrations
 from bbgrap.protocol.coordinator_calls import Measurements, Uploads
-from bbgrap.protocol.coordinator_deployments import Caller, Deployment, Deployments, Plan, Route
+from bbgrap.protocol.coordinator_deployments import Deployments
 from bbgrap.protocol.coordinator_events import (
     ChunkWritten,
     Event,
@@ -51,6 +51,7 @@ from bbgrap.protocol.coordinator_events import (
     ToClient,
 )
 from bbgrap.protocol.coordinator_members import Member, Members
+from bbgrap.protocol.coordinator_plans import Caller, Deployment, Plan, Route
 from bbgrap.protocol.coordinator_requests import Requests
 from bbgrap.protocol.messages import (
     PROTOCOL_VERSION,

@@ -14,8 +14,9 @@ from bbgrap.errors import RemoteProtocolError
 from bbgrap.program.recording import Record
 from bbgrap.program.trace import HOST_NAME, segment_seconds, timeline_of
 from bbgrap.protocol.coordinator_calibrations import Calibrations, medians_of, slowed
-from bbgrap.protocol.coordinator_deployments import Deployment, Deployments, Route
+from bbgrap.protocol.coordinator_deployments import Deployments
 from bbgrap.protocol.coordinator_events import Instruction, Tell
+from bbgrap.protocol.coordinator_plans import Deployment, Route
 from bbgrap.protocol.coordinator_records import Recordings
 
 RECORDED = 3

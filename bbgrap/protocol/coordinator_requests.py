@@ -15,7 +15,7 @@ from itertools import count
 from bbgrap.program.recording import Record
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
 from bbgrap.protocol.coordinator_calibrations import Calibrations
-from bbgrap.protocol.coordinator_deployments import Caller, Deployment, Deployments, Plan, Route
+from bbgrap.protocol.coordinator_deployments import Deployments
 from bbgrap.protocol.coordinator_events import (
     DropRequest,
     Instruction,
@@ -29,6 +29,7 @@ from bbgrap.protocol.coordinator_events import (
 )
 from bbgrap.protocol.coordinator_members import Member, Members
 from bbgrap.protocol.coordinator_observations import Observations
+from bbgrap.protocol.coordinator_plans import Caller, Deployment, Plan, Route
 from bbgrap.protocol.coordinator_records import Recordings
 from bbgrap.protocol.coordinator_routes import MEASURE_BESIDE_S, MEASURE_S, Measuring
 from bbgrap.protocol.data import Inputs, made_up
