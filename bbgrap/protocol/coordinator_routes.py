@@ -7,7 +7,7 @@ their way and how long others took. Laws: a policy never chooses a route that is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
@@ -15,7 +15,9 @@ from typing import Protocol
 WARM_UP = 2
 """Made-up requests per route that are not counted: connections, caches and memory pools settle in them."""
 ROUNDS = 5
-"""Made-up requests per route that are."""
+"""Made-up requests per route that are, at least."""
+CLOSE_ROUNDS = 15
+"""The same for routes that are too close to tell apart by fewer."""
 MEASURE_S = 3.0
 """After this long every route is measured with what there is, but with one counted request at least."""
 MEASURE_BESIDE_S = 30.0
@@ -25,8 +27,10 @@ WINDOW = 11
 """Requests of the serving route whose median is watched."""
 DRIFT = 0.2
 """How far that median may go before all routes are timed again. Chosen: above the noise of a shared network, below what a user feels."""
+REMEASURE_FIRST = 250
+"""Requests after which all routes are timed again for the first time: what disturbed the start is over by then."""
 REMEASURE_EVERY = 1_000
-"""Requests after which all routes are timed again, drift or not: the others may have become faster."""
+"""The same from then on, drift or not: the others may have become faster."""
 TRIAL_SHARE = 20
 """While routes are timed again, one request in so many takes another route than the one that serves."""
 TRIALS = 6
@@ -53,7 +57,11 @@ class Lane:
 
 
 class Measuring:
-    """Timing routes in turns, one request at a time."""
+    """Timing routes in turns, one request at a time.
+
+    Whatever disturbs a request makes it slower. So a route whose fastest time is above another's median is out after `ROUNDS` turns;
+    those that are left take more.
+    """
 
     def __init__(self, epochs: Sequence[int], until: float) -> None:
         """Measure these routes, best until that time."""
@@ -68,9 +76,18 @@ class Measuring:
         """Return the route whose turn it is, or None if enough is known."""
         if not self.samples:
             return None
-        epoch = min(self.samples, key=lambda epoch: len(self.samples[epoch]))
-        enough = 2 if self.is_late(now) else WARM_UP + ROUNDS
-        return epoch if len(self.samples[epoch]) < enough else None
+        epoch = self._least_timed(self.samples)
+        if len(self.samples[epoch]) < (2 if self.is_late(now) else WARM_UP + ROUNDS):
+            return epoch
+        best = min(self.medians().values())
+        close = [epoch for epoch, times in self.samples.items() if min(times[min(WARM_UP, len(times) - 1) :]) <= best]
+        if self.is_late(now) or len(close) == 1:
+            return None
+        epoch = self._least_timed(close)
+        return epoch if len(self.samples[epoch]) < WARM_UP + CLOSE_ROUNDS else None
+
+    def _least_timed(self, epochs: Iterable[int]) -> int:
+        return min(epochs, key=lambda epoch: len(self.samples[epoch]))
 
     def note(self, epoch: int, seconds: float) -> None:
         """Take a time."""
@@ -135,6 +152,7 @@ class Fastest:
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._baseline: float | None = None
         self._since = 0
+        self._due = REMEASURE_FIRST
         self._trial: dict[int, list[float]] | None = None
         self._share = TRIAL_SHARE
         self._turn = 0
@@ -195,7 +213,7 @@ class Fastest:
         elif abs(current - self._baseline) > DRIFT * self._baseline:
             self._drifted = True
             self._compare()
-        elif self._since >= REMEASURE_EVERY:
+        elif self._since >= self._due:
             self._compare()
 
     def _compare(self) -> None:
@@ -211,7 +229,7 @@ class Fastest:
             return False
         medians = {epoch: median(trial[epoch][1:]) for epoch in self._epochs}
         best = min(self._epochs, key=lambda epoch: medians[epoch])
-        before = self.serving
+        before, self._due = self.serving, REMEASURE_EVERY
         keep = medians[best] > (1 - GAIN) * medians[before]
         self._settle(medians, before if keep else best)
         return self.serving != before

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.protocol.coordinator_routes import (
+    CLOSE_ROUNDS,
     REMEASURE_EVERY,
+    REMEASURE_FIRST,
     ROUNDS,
     TRIAL_SHARE,
     WARM_UP,
@@ -45,6 +47,26 @@ def test_measuring_goes_in_turns_and_does_not_count_the_warm_up():
         measuring.note(epoch, 9.0 if len(order) <= 2 * WARM_UP else 1.0 * epoch)
     assert order == [PLAN, SINGLE] * (WARM_UP + ROUNDS)
     assert measuring.medians() == {PLAN: 1.0, SINGLE: 2.0}
+
+
+def test_a_burst_of_disturbance_does_not_decide():
+    """The plan is the fastest, but disturbed in its first turns; a third route is hopeless, and takes no more turns than it must."""
+    measuring, order = Measuring([PLAN, SINGLE, 3], until=100.0), []
+    while (epoch := measuring.next(0.0)) is not None:
+        order.append(epoch)
+        disturbed = epoch == PLAN and WARM_UP <= order.count(epoch) <= WARM_UP + 4
+        measuring.note(epoch, {PLAN: 1.75 if disturbed else 1.0, SINGLE: 1.4, 3: 3.0}[epoch])
+    assert WARM_UP + ROUNDS < order.count(PLAN) <= WARM_UP + CLOSE_ROUNDS
+    assert order.count(3) == WARM_UP + ROUNDS
+    medians = measuring.medians()
+    assert min(medians, key=medians.get) == PLAN
+
+
+def test_a_wrong_start_is_found_by_the_first_comparison():
+    policy = started({PLAN: 2.0, SINGLE: 1.5})
+    took, switches = feed(policy, {PLAN: 1.0, SINGLE: 1.5}, REMEASURE_FIRST + 200)
+    assert set(took[:REMEASURE_FIRST]) == {SINGLE}
+    assert (policy.serving, switches) == (PLAN, 1)
 
 
 def test_slow_models_are_measured_at_least_once_after_a_warm_up():
@@ -178,3 +200,11 @@ def test_a_route_that_becomes_slow_gets_less():
     assert policy.choose(lanes, 0.0) is lanes[1]
     lanes[1].running[1] = 0.0
     assert policy.choose(lanes, 0.0) is lanes[1]
+
+
+def test_routes_that_cannot_be_told_apart_are_timed_for_a_while_and_no_longer():
+    measuring, order = Measuring([PLAN, SINGLE], until=100.0), []
+    while (epoch := measuring.next(0.0)) is not None:
+        order.append(epoch)
+        measuring.note(epoch, 1.0)
+    assert order == [PLAN, SINGLE] * (WARM_UP + CLOSE_ROUNDS)
