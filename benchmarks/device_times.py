@@ -1,10 +1,11 @@
-"""What every step of a device's schedule takes, measured with that device alone on one core.
+"""What every step of a device's schedule takes, measured with that device alone on one core, or with company on another.
 
 Segments are compiled as agents compile them, and the walk is an agent's: a message that is sent is packed and given to a real connection,
 one that is received is read from one and unpacked. What the network does in between is left out: that is the clock's part.
 
 Times are measured in turns with the single node, as ratios to it, and the medians of the ratios count: what slows the machine for a while
-slows both. A device walks several times in a row, since its caches hold on its own machine what it needs again.
+slows both. A device walks several times in a row, since its caches hold on its own machine what it needs again. All walks are kept, too:
+devices that wait for each other in every layer wait for whichever is slower just then, so their request takes longer than medians tell.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +34,7 @@ from bbgrap.protocol.data import Frame, Kind, Letter, pack, unpack
 from bbgrap.protocol.messages import Deploy
 from bbgrap.transport.data import Arrival
 from bbgrap.transport.tcp import TcpDataPlane
+from benchmarks.company import Company
 
 TURNS = 7
 WALKS = 3
@@ -42,12 +45,18 @@ _HEADER = Frame(Kind.DATA, 0, 1, 1, 0).to_bytes()
 
 @dataclass(frozen=True)
 class Walk:
-    """A schedule with the seconds of its steps."""
+    """A schedule with the seconds of its steps: the medians of all walks that were measured, or those of one of them."""
 
     schedule: Schedule
     seconds: tuple[float, ...]
     names: tuple[str, ...] = ()
     """Of the segments."""
+    measured: tuple[tuple[float, ...], ...] = ()
+    """The seconds of the steps of every walk."""
+
+    def drawn(self, random: Random) -> Walk:
+        """Return one of the measured walks."""
+        return replace(self, seconds=random.choice(self.measured), measured=())
 
     def acts(self, sizes: Mapping[int, int]) -> Iterator[Act]:
         """Yield what the clock needs; `sizes` are the bytes of the messages."""
@@ -79,20 +88,19 @@ class Stopwatch:
     def __post_init__(self) -> None:
         """Know nothing yet."""
         self.singles: list[float] = []
-        self._known: dict[str, tuple[Schedule, tuple[float, ...], tuple[str, ...]]] = {}
+        self._known: dict[str, tuple[Schedule, tuple[tuple[float, ...], ...], tuple[str, ...]]] = {}
 
     @property
     def single_s(self) -> float:
         """Seconds of the single node."""
         return statistics.median(self.singles)
 
-    def device(self, device: DeviceArtifacts, weights: Mapping[str, Array]) -> Callable[[], Walk]:
-        """Measure a device; returns what tells its times in seconds, once all are measured."""
-        key = _digest(device)
+    def device(self, device: DeviceArtifacts, weights: Mapping[str, Array], company: Company | None = None) -> Callable[[], Walk]:
+        """Measure a device, alone or in company; returns what tells its times in seconds, once all are measured."""
+        key = f"{_digest(device)} {'alone' if company is None else id(company)}"
         if key not in self._known:
-            store = cast("WeightStore", weights)  # of a store, loading uses `get` only
-            deployment = load(Deploy(1, (), device.schedule, device.segments), store, 1, "127.0.0.1")
-            self._known[key] = (deployment.schedule, self._ratios(deployment, ()), deployment.names)
+            deployment = loaded(device, weights)
+            self._known[key] = (deployment.schedule, self._ratios(deployment, (), company), deployment.names)
         return lambda: self._walk(key)
 
     def host(self, schedule: Schedule, feeds: Sequence[Array]) -> Callable[[], Walk]:
@@ -100,30 +108,39 @@ class Stopwatch:
         deployment = Deployment(1, schedule, (), (), ())
         key = f"host {repr(schedule)!s}"
         if key not in self._known:
-            self._known[key] = (schedule, self._ratios(deployment, feeds), ())
+            self._known[key] = (schedule, self._ratios(deployment, feeds, None), ())
         return lambda: self._walk(key)
 
     def _walk(self, key: str) -> Walk:
         schedule, ratios, names = self._known[key]
-        return Walk(schedule, tuple(ratio * self.single_s for ratio in ratios), names)
+        measured = tuple(tuple(ratio * self.single_s for ratio in walk) for walk in ratios)
+        return Walk(schedule, tuple(map(statistics.median, zip(*measured, strict=True))), names, measured)
 
-    def _ratios(self, deployment: Deployment, feeds: Sequence[Array]) -> tuple[float, ...]:
-        turns: list[list[float]] = []
-        with closing(_Peers(deployment)) as peers:
+    def _ratios(self, deployment: Deployment, feeds: Sequence[Array], company: Company | None) -> tuple[tuple[float, ...], ...]:
+        turns: list[tuple[float, ...]] = []
+        with closing(Peers(deployment)) as peers:
             peers.walk(feeds)
             for _ in range(self.turns):
                 self.single()
                 single = self.single()
                 self.singles.append(single)
-                walks = [peers.walk(feeds) for _ in range(WALKS)][1:]
-                turns += [[seconds / single for seconds in walk] for walk in walks]
-        return tuple(map(statistics.median, zip(*turns, strict=True)))
+                with nullcontext() if company is None else company.at_work():
+                    walks = [peers.walk(feeds) for _ in range(WALKS)][1:]
+                turns += [tuple(seconds / single for seconds in walk) for walk in walks]
+        return tuple(turns)
 
 
-class _Peers:
+def loaded(device: DeviceArtifacts, weights: Mapping[str, Array]) -> Deployment:
+    """Compile a device's segments as an agent does."""
+    store = cast("WeightStore", weights)  # of a store, loading uses `get` only
+    return load(Deploy(1, (), device.schedule, device.segments), store, 1, "127.0.0.1")
+
+
+class Peers:
     """A device, and one peer that stands for all others: takes what it sends, and sends what it waits for."""
 
     def __init__(self, deployment: Deployment) -> None:
+        """Connect both over loopback."""
         self._deployment = deployment
         self._mine, self._theirs = (TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1") for _ in range(2))
         self._mine.connect(self._theirs.address)
@@ -132,6 +149,7 @@ class _Peers:
         self._payloads = {number: made_up(letter, random) for number, letter in deployment.received.items()}
 
     def close(self) -> None:
+        """End the connections."""
         self._mine.close()
         self._theirs.close()
 
