@@ -15,6 +15,7 @@ from bbgrap.planners.plan import Plan, Tile
 from bbgrap.planners.search import TileChoices
 from bbgrap.program.direct import build_direct
 from bbgrap.program.memory import program_bytes
+from bbgrap.program.passes import SlowestFirst
 from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
 from bbgrap.program.steps import Program
 from bbgrap.program.timeline import Timeline
@@ -120,7 +121,7 @@ class Evaluator:
     def program(self, tiles: Tiles) -> Program:
         """Return the program of a plan, to be timed."""
         direct = build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
-        return replace(direct, transfers=self.transfers)
+        return replace(SlowestFirst(self.cluster).run(direct), transfers=self.transfers)
 
     def _per_request_s(self, program: Program, timeline: Timeline) -> float:
         """Return the seconds between two answers when requests never stop: what the busiest node or way is busy with one of them."""

@@ -3,6 +3,7 @@
 from bbgrap.program.passes.crops import DropTrivialAssemblies, ForwardCrops
 from bbgrap.program.passes.dead import DropUnused
 from bbgrap.program.passes.fuse import FuseSegments
+from bbgrap.program.passes.order import SlowestFirst
 from bbgrap.program.passes.pipeline import DEFAULT_PASSES, Pass, optimize
 from bbgrap.program.passes.relay import RelayBroadcasts
 from bbgrap.program.passes.transfers import DropEmptyMessages, TailorTransfers
@@ -16,6 +17,7 @@ __all__ = [
     "FuseSegments",
     "Pass",
     "RelayBroadcasts",
+    "SlowestFirst",
     "TailorTransfers",
     "optimize",
 ]

@@ -1,0 +1,39 @@
+"""What is sent in a row goes over the slowest link first: it flies longest, and the sender's processor sends the rest meanwhile.
+
+Of the coordinator's inputs, those for other machines leave before those for the agent beside it, which would compete for its core with
+the sending. Messages to one device stay in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from bbgrap.cluster import Cluster
+from bbgrap.program.steps import DeviceProgram, Program, Send, Step
+
+
+@dataclass(frozen=True)
+class SlowestFirst:
+    """Order what every device sends in a row by the links of a cluster."""
+
+    cluster: Cluster
+
+    def run(self, program: Program) -> Program:
+        """Return a program with the same messages."""
+        return replace(program, devices=tuple(self._ordered(device) for device in program.devices))
+
+    def _ordered(self, device: DeviceProgram) -> DeviceProgram:
+        steps: list[Step] = []
+        for sending, steps_in_a_row in groupby(device.steps, lambda step: isinstance(step, Send)):
+            row = list(steps_in_a_row)
+            steps += self._by_link(device.device, row) if sending else row
+        return replace(device, steps=tuple(steps))
+
+    def _by_link(self, source: int, sends: Sequence[Step]) -> list[Step]:
+        def bytes_per_s(step: Step) -> float:
+            assert isinstance(step, Send)
+            return self.cluster.link(source, step.destination).bandwidth_bytes_per_s
+
+        return sorted(sends, key=bytes_per_s)
