@@ -9,6 +9,7 @@ from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link
 from bbgrap.planners.bbgrap import plan_bbgrap
+from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.fused_tiles import grow_tiles
 from bbgrap.planners.options import SPLITS, PlanOptions, Split
 from bbgrap.planners.plan import Tile, whole_output
@@ -95,6 +96,7 @@ class Candidates:
         if len(self.cluster.nodes) > 1:
             self._directions()
             self._planners(QUICK)
+            self._put_together()
             self._subsets()
             self._grown()
             self._planners([name for name in PLANNERS if name not in QUICK])
@@ -180,6 +182,20 @@ class Candidates:
                 if self._enough:
                     return
                 self.spread(split, devices)
+
+    def _put_together(self) -> None:
+        """Where nodes hold several ranges of a value, let the fastest node have all of it: over slow links less travels so."""
+        fastest = self._by_speed()[0]
+        for candidate in self._best_spread():
+            several = [
+                node for node in self.graph.nodes for tile in candidate.tiles[node.name] if any(len(a.ranges) > 1 for a in tile.region.axes)
+            ]
+            if several:
+                whole = {node.name: (Tile(fastest, whole_output(self.graph, node)),) for node in several}
+                tiles = {**candidate.tiles, **whole}
+                self.add(f"{candidate.name}, put together on one", candidate.kind, tiles)
+                joined = join_phases(self.evaluator.pieces, self.cluster, tiles)
+                self.add(f"{candidate.name}, put together on one, with fewer exchanges", candidate.kind, joined)
 
     def _grown(self) -> None:
         """Let the tiles of the best candidates overlap, so that they exchange less."""

@@ -106,7 +106,7 @@ def layers(evaluator: Evaluator) -> list[list[str]]:
 
 
 def shifted(tiles: tuple[Tile, ...], border: int, by: float) -> tuple[Tile, ...]:
-    """Move the border between two neighbouring tiles by a part of the axis, at least one row; tiles as they are if there is no such border.
+    """Move the border between two neighbouring tiles by a part of the axis, at least one row; else return them as they are.
 
     Args:
         tiles: cut along one axis.
@@ -117,6 +117,8 @@ def shifted(tiles: tuple[Tile, ...], border: int, by: float) -> tuple[Tile, ...]
     if len(cut) != 1 or border + 1 >= len(tiles) or any(tile.part is not None for tile in tiles):
         return tiles
     axis = cut.pop()
+    if any(len(tile.region.axes[axis].ranges) > 1 for tile in tiles):
+        return tiles
     order = sorted(range(len(tiles)), key=lambda number: tiles[number].region.axes[axis].hull.start)
     hulls = [tiles[number].region.axes[axis].hull for number in order]
     extent = max(hull.stop for hull in hulls)

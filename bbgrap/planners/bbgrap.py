@@ -1,7 +1,8 @@
 """The paper's planner: every layer is cut evenly (or by shares) over all nodes along one direction, and re-balanced layer by layer.
 
 The direction is an axis of the model's input (rows, columns, both as a grid, batch) that is followed through the layers as long as it
-survives: a convolution keeps rows, a reshape may rename them, a global pool ends them. For the direction `channels` it is the output
+survives: a convolution keeps rows, a reshape may rename them, a global pool ends them. Where a reshape joins them with an outer axis they
+are several ranges of the new one, and everyone goes on with what it holds. For the direction `channels` it is the output
 channels (features) of every layer with weights; for `inputs` its input channels, whose partial sums are added up by channels. What a
 direction does not reach is computed
     (a) by output features over all nodes, if it is a product whose weights are heavy: reading them is then the work;
@@ -21,9 +22,9 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import grid_of, split_by_shares
-from bbgrap.shapemap import IntervalSet, ShapeMap
-from bbgrap.tdl import Description, Part, describe, granularity, reducible, splittable_axes
-from bbgrap.tdl.language import All, Index, accesses_in, indices_in
+from bbgrap.shapemap import IntervalSet, ShapeMap, covers
+from bbgrap.tdl import Description, Part, computable, describe, granularity, is_elementwise, reducible, splittable_axes
+from bbgrap.tdl.language import All, Index, Remainder, accesses_in, indices_in
 
 HEAVY_WEIGHT_BYTES = 16 << 20
 """Weights from here on are worth an exchange: at about 20 GB/s, reading half of 16 MiB less saves 0.4 ms, an exchange costs 0.1-0.2 ms."""
@@ -39,6 +40,9 @@ WINDOWED = frozenset(
     {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv", "MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"}
 )
 """Operators that read [N, C, ...]: a model that has one over three axes has inputs [N, C, L], else they are sequences."""
+
+RENAMING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat"})
+"""Operators that, like those that work element by element, can make a region with gaps of what is held with gaps."""
 
 Axes = tuple[int | None, ...]
 """Per direction (one, or two for a grid) the axis of a value that it runs along, or None."""
@@ -108,8 +112,7 @@ class _Follower:
             cuts = self._usable(description, axes)
         self.axes |= self._axes_of_outputs(node, description, axes if cuts else (None,) * len(axes))
         if not cuts or description is None:
-            ended = [] if description is None else self._ended(node, description)
-            return tuple(Tile(device, whole, part) for device, part in ended) or (Tile(self.root, whole),)
+            return (() if description is None else self._without_cuts(node, description)) or (Tile(self.root, whole),)
         regions = self._regions(description, whole, cuts)
         return tuple(Tile(device, region) for device, region in enumerate(regions) if not region.is_empty)
 
@@ -120,6 +123,32 @@ class _Follower:
             return []
         pieces = split_by_shares(index.extent, self.shares)
         return [(device, Part(index.name, piece)) for device, piece in enumerate(pieces) if len(piece)]
+
+    def _without_cuts(self, node: Node, description: Description) -> tuple[Tile, ...]:
+        """Return tiles where no cut carries on: of what everyone holds, or of partial results; empty if there are none."""
+        whole = whole_output(self.graph, node)
+        return self._held(node, description) or tuple(Tile(device, whole, part) for device, part in self._ended(node, description))
+
+    def _held(self, node: Node, description: Description) -> tuple[Tile, ...]:
+        """Return what every device can compute from what it has just made, if that is all of the output, once, in several ranges."""
+        shapes = [self.graph.types[name].shape if name else None for name in node.inputs]
+        if node.op not in RENAMING and not is_elementwise(description):
+            return ()
+        divided = [name for name in dict.fromkeys(node.inputs) if len(self.made.get(name, ())) > 1]
+        if not divided or any(name in self.made and name not in divided for name in node.inputs):
+            return ()
+        tiles = []
+        for device in sorted({tile.device for name in divided for tile in self.made[name]}):
+            mine = {name: tile.region for name in divided for tile in self.made[name] if tile.device == device and tile.part is None}
+            if len(mine) < len(divided):
+                return ()
+            region = computable(description, [mine.get(name) for name in node.inputs], shapes)
+            if region is None or region.is_empty:
+                return ()
+            tiles.append(Tile(device, region))
+        whole = whole_output(self.graph, node)
+        once = sum(tile.region.size for tile in tiles) == whole.size and covers((tile.region for tile in tiles), whole)
+        return tuple(tiles) if once else ()
 
     def _ended(self, node: Node, description: Description) -> list[tuple[int, Part]]:
         """Return every device's own range of the direction that a node reduces; empty if it does not, or the map is hardly larger."""
@@ -193,10 +222,10 @@ class _Follower:
 
 
 def surviving_axis(description: Description, operand: int, axis: int) -> int | None:
-    """Return the output axis along which a cut of an operand's axis carries on, or None where it ends."""
+    """Return the output axis along which a cut of an operand's axis carries on in one range, or None where it does not."""
     names = [index.name for index in description.outputs]
     for access in accesses_in(description.body):
-        if access.operand != operand or isinstance(subscript := access.subscripts[axis], All):
+        if access.operand != operand or isinstance(subscript := access.subscripts[axis], All | Remainder):
             continue
         for index in indices_in(subscript):
             if index.name in names and names.index(index.name) in splittable_axes(description):

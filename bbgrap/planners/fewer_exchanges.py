@@ -200,4 +200,6 @@ def _with_need(tile: Tile, axis: int, need: ShapeMap | None) -> Tile:
     if need is None or tile.region.axes[axis].issuperset(need.axes[axis]):
         return tile
     held = tile.region.axes[axis].union(need.axes[axis])
-    return replace(tile, region=tile.region.replace(axis, IntervalSet.of(held.hull)))
+    if len(tile.region.axes[axis].ranges) == 1:  # gaps between several ranges are other machines'
+        held = IntervalSet.of(held.hull)
+    return replace(tile, region=tile.region.replace(axis, held))

@@ -65,7 +65,9 @@ def _grown(tiles: tuple[Tile, ...], axis: int, description: Description, needed:
     for tile in tiles:
         need = needed.get(tile.device)
         held = tile.region.axes[axis] if need is None else tile.region.axes[axis].union(need.axes[axis])
-        grown.append(Tile(tile.device, tile.region.replace(axis, IntervalSet.of(held.hull)), tile.part))
+        if len(tile.region.axes[axis].ranges) == 1:  # gaps between several ranges are other machines'
+            held = IntervalSet.of(held.hull)
+        grown.append(Tile(tile.device, tile.region.replace(axis, held), tile.part))
     total = sum(len(tile.region.axes[axis]) for tile in grown)
     return tuple(grown) if total <= (1 + overlap) * description.shape[axis] else tiles
 

@@ -15,7 +15,6 @@ from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.planners.words import SOMEWHERE, Along, Letter, Levels, Over, Word, tiles_of
 from bbgrap.tdl import Description, reducible, splittable_axes
-from bbgrap.tdl.language import All, Index, indices_in
 
 Descriptions = Mapping[str, Description | None]
 
@@ -144,11 +143,3 @@ def _handed_on(graph: Graph, node: Node, description: Description, word: Word) -
     layer = _layer(graph, node, description, None)
     instead = SOMEWHERE if layer is None or layer.features is None else Along(layer.features)
     return tuple(instead if isinstance(letter, Over) else letter for letter in word)
-
-
-def is_elementwise(description: Description) -> bool:
-    """Tell whether an output element depends on the elements at its own index only (Tofu, section 4.1; transposed counts, too)."""
-    names = {index.name for index in description.outputs}
-    subscripts = [s for access in description.accesses for s in access.subscripts]
-    plain = all(not isinstance(s, All) and (isinstance(s, Index) or not indices_in(s)) for s in subscripts)
-    return plain and all(of <= names for of in (set(name) for access in description.indices_of_accesses for name in access))

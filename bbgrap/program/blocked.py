@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from bbgrap.graph.types import Array
-from bbgrap.program.execution import Copies, Take
+from bbgrap.program.execution import Copies, Empty, Take
 from bbgrap.program.schedule import Box, Join, Part, Schedule, box_shape, extract
 
 _ALIGN = 64
@@ -68,10 +68,10 @@ class BlockedCopies(Copies):
 
         return take
 
-    def join(self, step: Join, arrays: Mapping[int, Array]) -> Array:
+    def join(self, step: Join, arrays: Mapping[int, Array], empty: Empty = np.empty) -> Array:
         """Return the array of a `Join`'s output, blocked if that is."""
         if step.output not in self.blocked:
-            return super().join(step, arrays)
+            return super().join(step, arrays, empty)
         shape = self.schedule.buffers[step.output].shape
         assert shape is not None, "blocked buffers have shapes"
         joined = aligned_empty(shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ Outbox = Callable[[int, int, Sequence[Array]], None]
 
 Take = Callable[[Array], Array]
 """Takes a region out of a buffer's array; it may return a view."""
+
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+"""Makes an array that is not filled yet."""
 
 
 class Copies:
@@ -55,15 +59,15 @@ class Copies:
         """Return a region of a buffer's array."""
         return extract(array, part.box)
 
-    def join(self, step: Join, arrays: Mapping[int, Array]) -> Array:
-        """Return the array of a `Join`'s output; `arrays` are those of the buffers, by number."""
+    def join(self, step: Join, arrays: Mapping[int, Array], empty: Empty = np.empty) -> Array:
+        """Return the array of a `Join`'s output; `arrays` are those of the buffers, by number, and `empty` makes a new one."""
         if len(step.pieces) == 1 and step.pieces[0][1] is None:
             part = step.pieces[0][0]
             return self.part(part, arrays[part.buffer])
         spec = self.schedule.buffers[step.output]
         if spec.shape is None:
             raise ExecutionError(f"device {self.schedule.device}: '{spec.name}' has no shape to join pieces in")
-        joined = np.empty(spec.shape, spec.dtype.numpy)
+        joined = empty(spec.shape, spec.dtype.numpy)
         for part, box in step.pieces:
             place(joined, box, self.part(part, arrays[part.buffer]))
         return joined
@@ -75,13 +79,17 @@ class Execution:
     Invariants: `position` only grows; a message is delivered at most once; after the last step `finished` is true.
     """
 
-    def __init__(self, schedule: Schedule, feeds: Sequence[Array] = (), copies: Copies | None = None) -> None:
-        """Start before the first step, with the feed buffers filled; `copies` of the schedule serve many requests."""
+    def __init__(self, schedule: Schedule, feeds: Sequence[Array] = (), copies: Copies | None = None, empty: Empty = np.empty) -> None:
+        """Start before the first step, with the feed buffers filled.
+
+        `copies` of the schedule serve many requests; `empty` makes the arrays in which pieces are joined.
+        """
         if len(feeds) != len(schedule.feeds):
             raise ExecutionError(f"device {schedule.device}: expected {len(schedule.feeds)} feeds, got {len(feeds)}")
         self.schedule = schedule
         self.position = 0
         self._copies = copies or Copies(schedule)
+        self._empty = empty
         self._buffers: dict[int, Array] = dict(zip(schedule.feeds, feeds, strict=True))
         self._mail: dict[int, Sequence[Array]] = {}
 
@@ -114,7 +122,7 @@ class Execution:
                 case Run():
                     self._fill(step.outputs, kernel(step.segment, [self._buffers[b] for b in step.inputs]))
                 case Join():
-                    self._buffers[step.output] = self._copies.join(step, self._buffers)
+                    self._buffers[step.output] = self._copies.join(step, self._buffers, self._empty)
                 case Send():
                     outbox(step.message, step.destination, self._copies.sent(step, self._buffers))
             for buffer in self._copies.freed[self.position]:

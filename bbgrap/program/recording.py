@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Literal
 
+import numpy as np
+
 from bbgrap.graph.types import Array, TensorType
-from bbgrap.program.execution import Copies, Execution, Kernel, Outbox
+from bbgrap.program.execution import Copies, Empty, Execution, Kernel, Outbox
 from bbgrap.program.schedule import BufferSpec, Join, Receive, Run, Schedule, Send, Step, part_shape
 
 Clock = Callable[[], int]
@@ -75,9 +77,11 @@ class RecordedExecution(Execution):
     Invariants: `times` has an entry for every step before `position`.
     """
 
-    def __init__(self, schedule: Schedule, clock: Clock, feeds: Sequence[Array] = (), copies: Copies | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule, clock: Clock, feeds: Sequence[Array] = (), copies: Copies | None = None, empty: Empty = np.empty
+    ) -> None:
         """Start before the first step, as an `Execution` does."""
-        super().__init__(schedule, feeds, copies)
+        super().__init__(schedule, feeds, copies, empty)
         self.times: list[tuple[int, int, int]] = []
         self._clock = clock
         self._reached: int | None = None

@@ -14,8 +14,10 @@ one `Receive` of another; what goes to the host stays exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, product
+from math import prod
 
 import numpy as np
 
@@ -27,6 +29,9 @@ Ranges = tuple[tuple[int, int], ...]
 
 Box = tuple[Ranges, ...]
 """A region of a local array: ranges per axis, axis 0 first."""
+
+_MANY_SLABS = 64
+"""From here on a region of several ranges is copied by the numbers of its elements: slow, but one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,17 +195,33 @@ def extract(array: Array, box: Box | None) -> Array:
         return array
     if all(len(ranges) == 1 for ranges in box):
         return array[tuple(slice(*ranges[0]) for ranges in box)]
-    return array[_indices(box)]
+    if prod(map(len, box)) > _MANY_SLABS:
+        return array[_indices(box)]
+    region = np.empty(box_shape(box), array.dtype)
+    for there, here in _slabs(box):
+        region[here] = array[there]
+    return region
 
 
 def place(array: Array, box: Box | None, piece: Array) -> None:
     """Copy a piece into a region of a local array, in place."""
     if box is None:
         array[...] = piece
-    elif all(len(ranges) == 1 for ranges in box):
-        array[tuple(slice(*ranges[0]) for ranges in box)] = piece
-    else:
+    elif prod(map(len, box)) > _MANY_SLABS:
         array[_indices(box)] = piece
+    else:
+        for there, here in _slabs(box):
+            array[there] = piece[here]
+
+
+def _slabs(box: Box) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Yield, for every choice of one range per axis, where it lies in a tensor and in the dense tensor that the box cuts out of it."""
+    axes = []
+    for ranges in box:
+        stops = accumulate(stop - start for start, stop in ranges)
+        axes.append([(slice(start, stop), slice(end - (stop - start), end)) for (start, stop), end in zip(ranges, stops, strict=True)])
+    for slab in product(*axes):
+        yield tuple(there for there, _ in slab), tuple(here for _, here in slab)
 
 
 def _indices(box: Box) -> tuple[Array, ...]:

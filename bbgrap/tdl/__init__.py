@@ -1,9 +1,10 @@
 """The tensor description language: what operators read, how they split, how a piece is computed."""
 
 from bbgrap.tdl import operators as _operators  # registers the rules
-from bbgrap.tdl.analysis import even_split, flops, granularity, input_regions, output_regions, splittable_axes, strategies
+from bbgrap.tdl.analysis import even_split, flops, granularity, input_regions, is_elementwise, output_regions, splittable_axes, strategies
 from bbgrap.tdl.language import Description
 from bbgrap.tdl.partial import Part, localize_part, reducer_of, reducible
+from bbgrap.tdl.reach import computable
 from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOp, Result, describe, described_operators, localize, site_of
 
 __all__ = [
@@ -14,12 +15,14 @@ __all__ = [
     "LocalOp",
     "Part",
     "Result",
+    "computable",
     "describe",
     "described_operators",
     "even_split",
     "flops",
     "granularity",
     "input_regions",
+    "is_elementwise",
     "localize",
     "localize_part",
     "output_regions",

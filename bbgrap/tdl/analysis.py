@@ -28,6 +28,7 @@ from bbgrap.tdl.language import (
     Quotient,
     Reduce,
     ReducerKind,
+    Remainder,
     Scaled,
     Subscript,
     Sum2,
@@ -107,6 +108,14 @@ def splittable_axes(description: Description) -> tuple[int, ...]:
     return description.splittable_axes
 
 
+def is_elementwise(description: Description) -> bool:
+    """Tell whether an output element depends on the elements at its own index only (Tofu, section 4.1; transposed counts, too)."""
+    names = {index.name for index in description.outputs}
+    subscripts = [s for access in description.accesses for s in access.subscripts]
+    plain = all(not isinstance(s, All) and (isinstance(s, Index) or not indices_in(s)) for s in subscripts)
+    return plain and all(of <= names for of in (set(name) for access in description.indices_of_accesses for name in access))
+
+
 def granularity(description: Description, axis: int) -> int:
     """Return the step at which cuts along an output axis are free of waste: a multiple of it never splits a unit of the input.
 
@@ -134,7 +143,7 @@ def _steps(expression: IndexExpression, name: str) -> Iterator[int]:
             yield from _steps(right, name)
         case Scaled(expression=inner):
             yield from _steps(inner, name)
-        case Quotient() | Index() | Constant():
+        case Quotient() | Remainder() | Index() | Constant():
             pass
 
 
@@ -146,7 +155,7 @@ def _factor_of(expression: IndexExpression, name: str) -> int:
             return _factor_of(left, name) + _factor_of(right, name)
         case Scaled(expression=inner, factor=factor):
             return abs(factor) * _factor_of(inner, name)
-        case Quotient() | Constant():
+        case Quotient() | Remainder() | Constant():
             return 0
 
 

@@ -49,6 +49,10 @@ class _IndexArithmetic:
         """Divide by a positive constant, rounding down."""
         return Quotient(cast("IndexExpression", self), divisor)
 
+    def __mod__(self, divisor: int) -> IndexExpression:
+        """Take what a division by a positive constant leaves, never negative."""
+        return Remainder(cast("IndexExpression", self), divisor)
+
 
 @dataclass(frozen=True, slots=True)
 class Index(_IndexArithmetic):
@@ -90,7 +94,15 @@ class Quotient(_IndexArithmetic):
     exact: bool = False
 
 
-IndexExpression = Index | Constant | Sum2 | Scaled | Quotient
+@dataclass(frozen=True, slots=True)
+class Remainder(_IndexArithmetic):
+    """`expression % divisor`, from 0 to below the divisor."""
+
+    expression: IndexExpression
+    divisor: int
+
+
+IndexExpression = Index | Constant | Sum2 | Scaled | Quotient | Remainder
 """An integer expression over iteration indices; the union is closed, so that every `match` over it is checked for completeness."""
 
 
@@ -101,7 +113,8 @@ def _expression(value: IndexExpression | int) -> IndexExpression:
 def bounds(expression: IndexExpression, of: Mapping[str, Bounds]) -> Bounds:
     """Return the smallest and largest value of an expression, given those of its indices (interval arithmetic).
 
-    Exact where each index occurs once. With an exact quotient the result may be empty: largest below smallest.
+    Exact where each index occurs once. With an exact quotient the result may be empty: largest below smallest. A remainder of values
+    that pass a multiple of its divisor may be anything.
     """
     match expression:
         case Index(name=name, extent=extent):
@@ -117,6 +130,9 @@ def bounds(expression: IndexExpression, of: Mapping[str, Bounds]) -> Bounds:
         case Quotient(expression=inner, divisor=divisor, exact=exact):
             low, high = bounds(inner, of)
             return -(-low // divisor) if exact else low // divisor, high // divisor
+        case Remainder(expression=inner, divisor=divisor):
+            low, high = bounds(inner, of)
+            return (low % divisor, high % divisor) if low // divisor == high // divisor else (0, divisor - 1)
 
 
 def indices_in(expression: IndexExpression) -> tuple[Index, ...]:
@@ -126,7 +142,7 @@ def indices_in(expression: IndexExpression) -> tuple[Index, ...]:
             return (expression,)
         case Sum2(left=left, right=right):
             return tuple(dict.fromkeys((*indices_in(left), *indices_in(right))))
-        case Scaled(expression=inner) | Quotient(expression=inner):
+        case Scaled(expression=inner) | Quotient(expression=inner) | Remainder(expression=inner):
             return indices_in(inner)
         case Constant():
             return ()

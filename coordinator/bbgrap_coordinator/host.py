@@ -10,10 +10,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
 
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
-from bbgrap.program.execution import Copies, Execution
+from bbgrap.program.execution import Copies, Empty, Execution
 from bbgrap.program.recording import RecordedExecution, labels_of
 from bbgrap.program.schedule import Join, Receive, Schedule
 from bbgrap.protocol.client_messages import Fault
@@ -25,6 +29,9 @@ from bbgrap.transport.pings import PingAnswers
 
 Memory = Callable[[bytes, int], memoryview | None]
 """Returns so many bytes that can be sent to a client without a copy, or None."""
+
+_SMALL_BYTES = 64 << 10
+"""Outputs below this are put together elsewhere: copying them once more is quicker than keeping account of a block."""
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -105,9 +112,11 @@ class Host:
         try:
             feeds = _feeds(schedule, start)
             if start.record:
-                execution: Execution = RecordedExecution(schedule, time.perf_counter_ns, feeds, deployment.copies)
+                execution: Execution = RecordedExecution(
+                    schedule, time.perf_counter_ns, feeds, deployment.copies, self._empty(start.client)
+                )
             else:
-                execution = Execution(schedule, feeds, deployment.copies)
+                execution = Execution(schedule, feeds, deployment.copies, self._empty(start.client))
         except BbgrapError as error:
             return RequestBroke(start.request, Fault.INPUT, str(error))
         running = self._running[start.request] = _Running(deployment, start.epoch, execution, start.client)
@@ -151,6 +160,16 @@ class Host:
         if running is None or letter is None or letter.peer != frame.source or not letter.admits(size):
             return False
         return (frame.message in running.deployment.whole and self._memory(running.client, size)) or True
+
+    def _empty(self, client: bytes) -> Empty:
+        """Return what makes the arrays in which a client's outputs are joined."""
+
+        def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+            nbytes = prod(shape) * dtype.itemsize
+            memory = None if dtype.hasobject or nbytes < _SMALL_BYTES else self._memory(client, nbytes)
+            return np.empty(shape, dtype) if memory is None else np.ndarray(shape, dtype, memory)
+
+        return empty
 
     def _advance(self, request: int, running: _Running) -> RequestDone | RequestBroke | None:
         deployment, schedule = running.deployment, running.deployment.schedule

@@ -1,8 +1,9 @@
 """Operators that only rename axes: Reshape, Flatten, Squeeze, Unsqueeze, Expand.
 
 Input and output axes are matched in groups of equal products. In a group the outermost axes survive: of `[C, H, W] -> [C*H*W]` a range
-of the output is a range of channels, of `[G*K] -> [G, K]` a range of groups is a range of G*K. The inner axes of a group cannot be
-split. A cut that falls inside a unit is computed from the whole unit and cropped.
+of the output is a range of channels, of `[G*K] -> [G, K]` a range of groups is a range of G*K. Inner axes that a group makes cannot be
+split. Inner axes that are joined can: of `[A, H, W] -> [A*H*W]` rows are A ranges of the output. Another cut that falls inside a unit is
+computed from the whole unit and cropped.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def describe_reshape(site: Site) -> Description | None:
         else:
             flat = first * unit_out + Index(f"r{outs[0]}", unit_out) if unit_out > 1 else first
             subscripts[ins[0]] = flat // unit_in if unit_in > 1 else flat
-        for axis in ins[1:]:
-            subscripts[axis] = ALL
+        for place, axis in enumerate(ins[1:], 2):
+            inner = prod(before[a] for a in ins[place:])
+            subscripts[axis] = (first // inner if inner > 1 else first) % before[axis] if unit_out == 1 else ALL
         fixed += [out[a] for a in outs[1:]]
     read = operand(0)[tuple(subscripts)]
     body: Expression = Opaque("reshape", (read,), tuple(fixed)) if fixed else Call("copy", (read,))

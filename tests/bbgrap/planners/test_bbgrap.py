@@ -12,6 +12,8 @@ from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import make_plan
 from bbgrap.planners.shares import grid_of, split_by_shares
+from bbgrap.program.compile import compile_plan
+from bbgrap.program.statistics import statistics_of
 from bbgrap.tdl import even_split
 from bbgrap.zoo import build
 
@@ -53,6 +55,18 @@ def test_rows_end_at_the_global_pool_and_heavy_products_split_by_features() -> N
     assert [len(tail.tiles[n.name]) for n in resnet.nodes if n.op in ("GlobalAveragePool", "Gemm")] == [2, 1]
     pool = next(node.name for node in resnet.nodes if node.op == "GlobalAveragePool")
     assert [(tile.device, str(tile.part)) for tile in tail.tiles[pool]] == [(0, "k0 0:4"), (1, "k0 4:7")]
+
+
+def test_rows_that_a_reshape_joins_with_anchors_stay_where_they_are() -> None:
+    graph = build("yolo")
+    plan = plan_bbgrap(graph, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(graph))
+    assert [str(tile.region) for tile in plan.tiles["head5.rows"]] == [
+        "[0:1, 0:200,400:600,800:1000, 0:85]",
+        "[0:1, 200:400,600:800,1000:1200, 0:85]",
+    ]
+    assert [tile.region.size for tile in plan.tiles["output"]] == [25_200 * 85 // 2] * 2
+    program = compile_plan(plan, all_descriptions(graph)).optimized
+    assert not {"Reshape", "Concat", "Transpose"} & statistics_of(program).bytes_by_operator.keys()
 
 
 @pytest.mark.parametrize(

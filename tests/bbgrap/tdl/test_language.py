@@ -24,6 +24,8 @@ def value(expression, at):
             return value(expression.expression, at) * expression.factor
         case "Quotient":
             return value(expression.expression, at) // expression.divisor
+        case "Remainder":
+            return value(expression.expression, at) % expression.divisor
 
 
 def expressions(leaves):
@@ -35,6 +37,7 @@ def expressions(leaves):
             st.builds(lambda a, k: a * k, inner, st.integers(-3, 3)),
             st.builds(lambda a, k: k * a, inner, st.integers(-3, 3)),
             st.builds(lambda a, k: a // k, inner, st.integers(1, 4)),
+            st.builds(lambda a, k: a % k, inner, st.integers(1, 4)),
         ),
         max_leaves=5,
     )
@@ -66,6 +69,15 @@ def test_bounds_are_exact_where_each_index_occurs_once(constant, factor, divisor
     expression = (X * factor - Y if subtract else X * factor + Y) // divisor + constant
     values = [value(expression, {"x": x, "y": y}) for x, y in product(range(2, 5), range(5))]
     assert bounds(expression, {"x": (2, 4)}) == (min(values), max(values))
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(-6, 6), st.integers(1, 7))
+def test_bounds_of_a_remainder_are_exact_between_two_multiples(start, more, offset, divisor):
+    stop = min(start + more, 5)
+    numbers = [x + offset for x in range(start, max(start, stop) + 1)]
+    found = sorted({number % divisor for number in numbers})
+    within = numbers[0] // divisor == numbers[-1] // divisor
+    assert bounds((X + offset) % divisor, {"x": (start, max(start, stop))}) == ((found[0], found[-1]) if within else (0, divisor - 1))
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(-6, 6), st.integers(1, 4))

@@ -13,6 +13,7 @@ from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.protocol.data import Frame, Kind, unpack_clock
 from bbgrap.protocol.messages import Peer, TensorHeader
+from bbgrap.transport.data import Arrival
 from bbgrap.transport.inproc import InprocNetwork
 
 X = np.arange(4, dtype=np.float32)
@@ -139,6 +140,25 @@ def test_parts_that_are_joined_with_others_need_no_such_place(network):
     host.install(HostDeploy(7, replace(SCHEDULE, steps=(*SCHEDULE.steps[:2], Join(2, halves))), PEERS))
     host.start(StartRequest(7, 5, (HEADER,), (X.data.cast("B"),), client=b"near"))
     assert plane.admit(Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), 16) is True
+
+
+@pytest.mark.parametrize(("client", "near"), [(b"near", True), (b"far", False)])
+def test_large_outputs_are_joined_where_they_are_on_their_way_to_the_client(network, client, near):
+    count = 1 << 16
+    room = memoryview(bytearray(4 * count))
+    spec = BufferSpec("y", DType.FLOAT, (count,))
+    pieces = tuple((Part(n, None), (((n * count // 2, (n + 1) * count // 2),),)) for n in range(2))
+    halves = tuple(replace(spec, shape=(count // 2,)) for _ in pieces)
+    steps = (Receive(1, 0, (0,)), Receive(2, 1, (1,)), Join(2, pieces))
+    plane = network.plane()
+    host = Host(plane, lambda asked, nbytes: room if asked == b"near" and nbytes == len(room) else None)
+    host.install(HostDeploy(7, Schedule(2, 2, (*halves, spec), steps, (), (2,)), PEERS))
+    host.start(StartRequest(7, 5, (), (), client=client))
+    half = np.arange(count // 2, dtype=np.float32)
+    assert host.accept(Arrival(Frame(Kind.DATA, 0, 7, 5, 1).to_bytes(), half.data.cast("B"), "")) is None
+    done = host.accept(Arrival(Frame(Kind.DATA, 1, 7, 5, 2).to_bytes(), (-half).data.cast("B"), ""))
+    assert np.frombuffer(done.payload[0], np.float32).tolist() == [*half.tolist(), *(-half).tolist()]
+    assert np.shares_memory(np.frombuffer(done.payload[0], np.uint8), np.frombuffer(room, np.uint8)) is near
 
 
 def test_a_recorded_request_is_begun_with_that_word_and_followed_by_the_clock(host, agents):
