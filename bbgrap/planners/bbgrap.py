@@ -131,9 +131,9 @@ class _Follower:
 
     def _held(self, node: Node, description: Description) -> tuple[Tile, ...]:
         """Return what every device can compute from what it has just made, if that is all of the output, once, in several ranges."""
-        shapes = [self.graph.types[name].shape if name else None for name in node.inputs]
         if node.op not in RENAMING and not is_elementwise(description):
             return ()
+        shapes = [self.graph.types[name].shape if name else None for name in node.inputs]
         divided = [name for name in dict.fromkeys(node.inputs) if len(self.made.get(name, ())) > 1]
         if not divided or any(name in self.made and name not in divided for name in node.inputs):
             return ()
