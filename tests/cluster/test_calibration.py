@@ -47,7 +47,8 @@ def test_a_deployment_teaches_the_next_one_and_the_next_coordinator(cluster, tmp
     assert first["calibrated"] is False
     (path,) = (cluster.logs / "state" / "calibrations").glob("*.json")
     kept = json.loads(path.read_text())["machines"]
-    assert set(kept) == {node for route in first["measured"]["routes"] for node in route["nodes"]}
+    timed = [set(route["nodes"]) for route in first["measured"]["routes"]]
+    assert timed[0] <= set(kept) <= set.union(*timed)
     assert all(len(machine["factors"]) > 1 for machine in kept.values())
     assert prepared(cluster, model, 1)["calibrated"] is False, "a calibration alone plans nothing anew"
     assert prepared(cluster, model, 2)["calibrated"] is True
