@@ -23,6 +23,13 @@ EVERY_SIZE = 8
 OVERLAPS = (0.1, 0.5, 2.0)
 """Parts of a layer that may be computed twice instead of sent; `fused-tiles` tries one."""
 
+LEANINGS = (0.5, 1.0)
+"""How much the way of a node's inputs and outputs counts beside its speed, when work is divided so that slow links carry less. More than
+once, since nobody computes meanwhile."""
+
+SLOW_WAY = 0.05
+"""Part of the time that a node takes for the model from which its way to the coordinator counts."""
+
 KEPT = 0.4
 """Part of the budget that candidates leave."""
 
@@ -75,6 +82,15 @@ class Candidates:
         self._budget = evaluator.budget
         self.alone_s = [self._alone_s(device) for device in range(len(self.cluster.nodes))]
         """Seconds of the whole model on every node, without its messages."""
+        self.ways_s = [self._way_s(device) for device in range(len(self.cluster.nodes))]
+        """Seconds that all inputs and outputs take between every node and the coordinator."""
+
+    def _way_s(self, device: int) -> float:
+        wires, host = self.evaluator.predictor.wires, self.cluster.host
+        if wires.machine(device) == wires.machine(host):
+            return 0.0
+        size = sum(self.graph.types[name].nbytes for name in (*self.graph.inputs, *self.graph.outputs))
+        return size / wires.link(host, device).bandwidth_bytes_per_s
 
     def _alone_s(self, device: int) -> float:
         pieces, predictor = self.evaluator.pieces, self.evaluator.predictor
@@ -96,6 +112,7 @@ class Candidates:
         if len(self.cluster.nodes) > 1:
             self._directions()
             self._planners(QUICK)
+            self._leaning()
             self._put_together()
             self._subsets()
             self._grown()
@@ -150,15 +167,16 @@ class Candidates:
         if min(candidate.score for candidate in self.found).excess:
             self.spread("channels", everyone)  # it divides the weights
 
-    def spread(self, split: Split, devices: Sequence[int]) -> Candidate | None:
-        """Add the plan of one direction over some nodes, by how fast each does this model."""
+    def spread(self, split: Split, devices: Sequence[int], leaning: float = 0.0) -> Candidate | None:
+        """Add the plan of one direction over some nodes, by how fast each does this model, and how slow its way to the coordinator is."""
         if split == "grid" and grid_of(len(devices))[1] == 1:
             return None
-        nodes = [replace(self.cluster.nodes[d], share=1 / max(self.alone_s[d], 1e-9), work=()) for d in devices]
+        took = [max(self.alone_s[d] + leaning * self.ways_s[d], 1e-9) for d in devices]
+        nodes = [replace(self.cluster.nodes[d], share=1 / seconds, work=()) for d, seconds in zip(devices, took, strict=True)]
         plan = plan_bbgrap(self.graph, Cluster(tuple(nodes)), PlanOptions(split=split), self.descriptions)
         tiles = {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
         over = "all nodes" if len(devices) == len(self.cluster.nodes) else f"{len(devices)} of {len(self.cluster.nodes)} nodes"
-        return self.add(f"{split} over {over}", split, tiles)
+        return self.add(f"{split} over {over}" + (f", leaning {leaning:g}" if leaning else ""), split, tiles)
 
     def _sets(self) -> Iterator[list[int]]:
         """Yield sets of nodes to leave the others out: the fastest ones, and every group."""
@@ -182,6 +200,20 @@ class Candidates:
                 if self._enough:
                     return
                 self.spread(split, devices)
+
+    def _leaning(self) -> None:
+        """Give nodes with a slow way to the coordinator less, since less of the inputs and outputs is theirs then."""
+        if all(way < SLOW_WAY * alone for way, alone in zip(self.ways_s, self.alone_s, strict=True)):
+            return
+        for direction in self._best_spread()[:1]:
+            split = next(split for split in SPLITS if split == direction.kind)
+            for leaning in LEANINGS:
+                if self._enough:
+                    return
+                found = self.spread(split, range(len(self.cluster.nodes)), leaning)
+                if found is not None:
+                    joined = join_phases(self.evaluator.pieces, self.cluster, found.tiles)
+                    self.add(f"{found.name}, with fewer exchanges", found.kind, joined)
 
     def _put_together(self) -> None:
         """Where nodes hold several ranges of a value, let the fastest node have all of it: over slow links less travels so."""

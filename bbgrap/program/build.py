@@ -2,7 +2,8 @@
 
 For every value that a node computes: each device that holds a tile sends it to all other devices; each device concatenates the whole
 value; before each use the needed region is cropped out of it. The model's inputs are sent whole to every device that reads them, its
-outputs go from the tiles to the host. Nothing is pruned here: `passes` do that, and `simulate` shows that they change no answer.
+outputs go from the tiles to the host, which does the concatenations that only make outputs. Nothing is pruned here: `passes` do that, and
+`simulate` shows that they change no answer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from bbgrap.graph import Graph, Node
-from bbgrap.planners.plan import Plan, Tile
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.program.joins import joined_by_host
 from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import Description, localize, localize_part, output_regions, reducer_of
@@ -62,12 +64,19 @@ class _Builder:
         self.devices = [_DeviceBuilder(d) for d in range(self.host + 1)]
         self.messages = count()
         self.counter = WorkCounter(plan.graph, descriptions)
+        self.joined = joined_by_host(plan.graph, descriptions)
+        joined = (plan.graph.node_by_name[name] for name in self.joined)
+        self.returned = {*plan.graph.outputs, *(name for node in joined for name in node.inputs)}
+        """What the host gets of agents."""
 
     def run(self) -> Program:
         host = self.devices[self.host]
         feeds = tuple(self._scatter(name) for name in self.graph.inputs)
         for node in self.graph.nodes:
-            self._layer(node)
+            if node.name in self.joined:
+                host.full[node.outputs[0]] = self._compute(node, Tile(self.host, whole_output(self.graph, node)), None)[0]
+            else:
+                self._layer(node)
         results = tuple(host.full[name] for name in self.graph.outputs)
         return Program(self.graph, tuple(d.finish(feeds, results) if d is host else d.finish() for d in self.devices))
 
@@ -105,7 +114,7 @@ class _Builder:
             if name in self.graph.consumers:
                 for device in range(self.host):
                     self._gather(name, own[name], device, kind)
-            if name in self.graph.outputs:
+            if name in self.returned:
                 self._return(name, own[name], kind)
 
     def _return(self, value: str, holders: list[_Held], kind: ReducerKind | None) -> None:

@@ -11,7 +11,8 @@ from itertools import count
 
 from bbgrap.graph import Node
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.plan import Plan, Tile
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.program.joins import joined_by_host
 from bbgrap.program.passes.fuse import FuseSegments
 from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
 from bbgrap.shapemap import ShapeMap, subtract_all
@@ -56,7 +57,13 @@ class _Builder:
 
     def run(self) -> Program:
         feeds = tuple(self._feed(name) for name in self.graph.inputs)
+        joined = joined_by_host(self.graph, self.pieces.descriptions)
         for node in self.graph.nodes:
+            if node.name in joined:
+                for name in node.inputs:
+                    self._result(name)
+                self._compute(node, Tile(self.host, whole_output(self.graph, node)))
+                continue
             for tile in self.plan.tiles[node.name]:
                 self._compute(node, tile)
         results = tuple(self._result(name) for name in self.graph.outputs)
@@ -173,9 +180,14 @@ class _Builder:
         if value not in self.parts:
             return self._gather(self.host, value, None, whole) if not whole.is_empty else self._empty(value)
         adder = self.holders[value, 0][0][0]
+        known = self.devices[self.host].summed.get(value)
+        if known is not None:
+            return known[0][0]
         summed = self._fetch(adder, value, whole)
         assert summed is not None, "a value with partial results is not empty"
-        return self._send(adder, Piece(summed, whole), self.host)
+        received = self._send(adder, Piece(summed, whole), self.host)
+        self.devices[self.host].summed[value] = [(received, whole)]
+        return received
 
     def _empty(self, value: str) -> BufferId:
         return self._assemble(self.host, value, None, self._whole(value), [])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+from bbgrap.errors import ProgramError
 from bbgrap.graph import Array, Graph
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.program.assembly import box_within
-from bbgrap.program.schedule import BufferSpec, Join, Part, Run, Schedule
+from bbgrap.program.joins import places_of, shifted
+from bbgrap.program.schedule import Box, BufferSpec, Join, Part, Run, Schedule
 from bbgrap.program.schedule import Receive as LocalReceive
 from bbgrap.program.schedule import Send as LocalSend
 from bbgrap.program.schedule import Step as LocalStep
 from bbgrap.program.segments import Segment, WeightCutter, buffer_names, build_segment, read_outside
-from bbgrap.program.steps import Assemble, BufferId, Compute, DeviceProgram, Piece, Program, Receive, Send
+from bbgrap.program.steps import Apply, Assemble, BufferId, Compute, DeviceProgram, Op, Piece, Program, Receive, Send, reads_of
 
 
 def segment_graphs(program: Program) -> tuple[tuple[Segment, ...], ...]:
@@ -58,6 +60,7 @@ def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment
     numbers = {buffer: n for n, buffer in enumerate(device.buffers)}
     steps: list[LocalStep] = []
     runs = iter(enumerate(segments))
+    joins = _HostJoins(program.graph, device, numbers)
     for step in device.steps:
         match step:
             case Receive():
@@ -68,7 +71,7 @@ def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment
                 parts = tuple(_part(device, numbers, p) for p in step.parts)
                 steps.append(LocalSend(step.message, step.destination, parts, program.wire_to(step.destination)))
             case Compute() if device.device == program.host:
-                steps += [_join(device, numbers, op) for op in step.ops if isinstance(op, Assemble)]
+                steps += [join for op in step.ops for join in joins.of(op)]
             case Compute():
                 number, segment = next(runs)
                 ins, outs = (tuple(numbers[b] for b in side) for side in (segment.inputs, segment.outputs))
@@ -93,7 +96,36 @@ def _part(device: DeviceProgram, numbers: Mapping[BufferId, int], piece: Piece) 
     return Part(numbers[piece.buffer], box_within(piece.region, device.buffers[piece.buffer].region))
 
 
-def _join(device: DeviceProgram, numbers: Mapping[BufferId, int], op: Assemble) -> Join:
-    target = device.buffers[op.output].region
-    pieces = tuple((_part(device, numbers, p), box_within(p.region, target)) for p in op.pieces)
-    return Join(numbers[op.output], pieces)
+class _HostJoins:
+    """What the host puts together; an operand of a concatenation goes to its place in one step, from wherever its pieces are."""
+
+    def __init__(self, graph: Graph, device: DeviceProgram, numbers: Mapping[BufferId, int]) -> None:
+        self.graph = graph
+        self.device = device
+        self.numbers = numbers
+        ops = [op for step in device.steps if isinstance(step, Compute) for op in step.ops]
+        assembled = {b for op in ops if not isinstance(op, Apply) for b in reads_of(op)}
+        self.passing = {b for op in ops if isinstance(op, Apply) for b in reads_of(op)} - {*device.results, *assembled}
+        """Buffers that are read for concatenations only."""
+        self.pieces: dict[BufferId, tuple[tuple[Part, Box | None], ...]] = {}
+
+    def of(self, op: Op) -> tuple[Join, ...]:
+        """Return the step that an operation becomes; none if the only reader of its output does it, too."""
+        match op:
+            case Assemble(output=output, pieces=pieces):
+                target = self.device.buffers[output].region
+                joined = tuple((_part(self.device, self.numbers, p), box_within(p.region, target)) for p in pieces)
+            case Apply(node=node, reads=reads, writes=(output,)):
+                places = places_of(self.graph, self.graph.node_by_name[node])
+                joined = tuple(
+                    (part, shifted(place, box))
+                    for buffer, place in zip(reads, places, strict=True)
+                    if buffer is not None
+                    for part, box in self.pieces.get(buffer, ((Part(self.numbers[buffer], None), None),))
+                )
+            case _:
+                raise ProgramError(f"host: it puts tensors together, but is to do {type(op).__name__}")
+        if output in self.passing:
+            self.pieces[output] = joined
+            return ()
+        return (Join(self.numbers[output], joined),)

@@ -65,6 +65,11 @@ class Reader:
         """The rest of the payload that is being received: bytes may be put there directly, and told to `filled`."""
         return None if self._payload is None else self._payload[self._filled :]
 
+    @property
+    def progress(self) -> int:
+        """Bytes of that payload that are there."""
+        return self._filled
+
     def filled(self, count: int) -> tuple[bytes, memoryview] | None:
         """Note that so many bytes were put into `room`; return the message if that was its end."""
         payload = self._payload

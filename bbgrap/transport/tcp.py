@@ -3,6 +3,8 @@
     Outbox ──► connections to others          the sender's thread, and a postman for what the network does not take at once
     connections of others ──► receive()       the receiver's thread
 
+Who is patient does not look at every piece of a large payload that a slow network brings: each look would take its core from a kernel.
+
 Laws: see `bbgrap.transport.data`; whoever sends other bytes than messages loses its connection, and takes no memory to speak of.
 """
 
@@ -28,6 +30,8 @@ MAX_CONNECTIONS = 512
 _CHUNK_BYTES = 64 << 10
 _MOST_REPEATS = 8
 """Times that one connection is read before all are looked at: chosen."""
+_GATHER_S = 1e-3
+"""How long who is patient lets a payload gather, while it takes at least twice as long until it is complete (decision 18)."""
 
 _log = logging.getLogger("bbgrap.transport")
 
@@ -39,16 +43,21 @@ class _Caller:
     socket: socket.socket
     host: str
     reader: Reader = field(default_factory=Reader)
+    begun_s: float = 0.0
+    """When the large payload that is being received began."""
 
 
 class TcpDataPlane:
     """The data plane over TCP.
 
-    Invariants: `_callers` are the open incoming connections, in the order they came; `_arrived` is empty whenever the network is read.
+    Invariants: `_callers` are the open incoming connections, in the order they came; `_arrived` is empty whenever the network is read;
+    the selector looks for all of them but those that are `_gathering`.
     """
 
-    def __init__(self, bind: str, advertise: str) -> None:
+    def __init__(self, bind: str, advertise: str, *, patient: bool = False) -> None:
         """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all); `advertise` is the host others use.
+
+        `patient` is for processes that share a core with kernels; whoever polls `fileno` then asks for `gathers_s`, too.
 
         Raises:
             UsageError: if the address cannot be listened on.
@@ -65,6 +74,9 @@ class TcpDataPlane:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
         self._callers: dict[_Caller, None] = {}
+        self._patient = patient
+        self._gathering: dict[_Caller, float] = {}
+        """Connections that are not looked at, and until when."""
         self._arrived: deque[Arrival] = deque()
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
         self._complained: set[str] = set()
@@ -75,6 +87,11 @@ class TcpDataPlane:
     def fileno(self) -> int:
         """A file descriptor that is readable when there is something to receive; for a poller."""
         return self._selector.fileno()
+
+    @property
+    def gathers_s(self) -> float | None:
+        """Seconds after which to call `receive` although `fileno` is not readable; None: that never is."""
+        return max(0.0, min(self._gathering.values()) - time.perf_counter()) if self._gathering else None
 
     def send(self, address: str, header: Buffer, *payload: Buffer) -> None:
         """See `DataPlane.send`."""
@@ -88,7 +105,8 @@ class TcpDataPlane:
         while True:
             elapsed = time.perf_counter() - began
             rest = None if timeout_s is None else max(0.0, timeout_s - elapsed)
-            ready = self._selector.select(0 if elapsed < spin_s else rest)
+            wait = min((seconds for seconds in (rest, self.gathers_s) if seconds is not None), default=None)
+            ready = self._selector.select(0 if elapsed < spin_s else wait)
             woken = self._read(ready)
             if self._arrived:
                 return self._arrived.popleft()
@@ -127,6 +145,8 @@ class TcpDataPlane:
     def _read(self, ready: list[tuple[selectors.SelectorKey, int]]) -> bool:
         """Read what is there; return whether somebody called `wake`."""
         woken = False
+        if self._gathering:
+            self._look_at_gathered()
         for key, _ in ready:
             if key.data is not None:
                 self._last = key.data
@@ -148,10 +168,13 @@ class TcpDataPlane:
                 self._hang_up(caller)
             elif room is None:
                 self._arrived.extend(Arrival(*message, caller.host) for message in reader.feed(self._chunk[:count], self.admit))
+                caller.begun_s = time.perf_counter() if self._patient else 0.0
             else:
                 message = reader.filled(count)
                 if message is not None:
                     self._arrived.append(Arrival(*message, caller.host))
+                elif self._patient and count < len(room):
+                    self._let_gather(caller, len(room) - count)
         except BlockingIOError:
             return
         except OSError:
@@ -159,6 +182,21 @@ class TcpDataPlane:
         except RemoteProtocolError as error:
             self._complain(caller.host, f"{error}; the connection is closed")
             self._hang_up(caller)
+
+    def _let_gather(self, caller: _Caller, missing: int) -> None:
+        """Do not look at a connection for a while, if so many bytes will not be there before long."""
+        now = time.perf_counter()
+        if missing * (now - caller.begun_s) > 2 * _GATHER_S * caller.reader.progress:
+            self._gathering[caller] = now + _GATHER_S
+            self._selector.unregister(caller.socket)
+            self._last = None if self._last is caller else self._last
+
+    def _look_at_gathered(self) -> None:
+        now = time.perf_counter()
+        for caller in [caller for caller, due_s in self._gathering.items() if due_s <= now]:
+            del self._gathering[caller]
+            self._selector.register(caller.socket, selectors.EVENT_READ, caller)
+            self._hear(caller)
 
     def _accept(self) -> None:
         try:
@@ -183,7 +221,8 @@ class TcpDataPlane:
         if caller in self._callers:
             del self._callers[caller]
             self._last = None if self._last is caller else self._last
-            self._selector.unregister(caller.socket)
+            if self._gathering.pop(caller, None) is None:
+                self._selector.unregister(caller.socket)
             caller.socket.close()
 
     def _complain(self, host: str, text: str) -> None:

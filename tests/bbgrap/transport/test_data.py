@@ -28,6 +28,48 @@ def test_tcp():
     check_transport(open_plane)
 
 
+def test_tcp_that_is_patient():
+    check_transport(lambda: TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1", patient=True))
+
+
+def test_a_patient_plane_lets_a_slow_payload_gather_and_looks_at_others_meanwhile(monkeypatch):
+    monkeypatch.setattr(tcp, "_GATHER_S", 0.5)
+    plane = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1", patient=True)
+    heard = []
+    monkeypatch.setattr(plane, "_hear", lambda caller, hear=plane._hear: (heard.append(caller), hear(caller)))
+    content = np.random.default_rng(0).bytes(1 << 20)
+    with call(plane) as slow, call(plane) as other:
+        slow.sendall(GREETING + frame_head(b"slow", len(content)))
+        sent = 0
+        while plane.gathers_s is None:  # at a few MB/s it would take longer than two of those half seconds
+            slow.sendall(content[sent : sent + 1000])
+            sent += 1000
+            assert plane.receive(0.01) is None
+        heard.clear()
+        slow.sendall(content[sent:])
+        other.sendall(GREETING + frame_head(b"quick", 3) + b"abc")
+        assert receive(plane).header == b"quick"
+        assert len(set(heard)) == 1
+        assert bytes(receive(plane).payload) == content
+    plane.close()
+
+
+def test_who_hangs_up_while_its_payload_gathers_is_gone(monkeypatch):
+    monkeypatch.setattr(tcp, "_GATHER_S", 0.05)
+    plane = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1", patient=True)
+    with call(plane) as slow:
+        slow.sendall(GREETING + frame_head(b"slow", 1 << 20))
+        while plane.gathers_s is None:
+            slow.sendall(bytes(1000))
+            assert plane.receive(0.01) is None
+    deadline = time.monotonic() + 5
+    while plane._callers and time.monotonic() < deadline:
+        assert plane.receive(0.01) is None
+    assert not plane._callers
+    assert plane.gathers_s is None
+    plane.close()
+
+
 def test_inproc():
     network = InprocNetwork()
     check_transport(network.plane)
