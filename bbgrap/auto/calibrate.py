@@ -21,6 +21,9 @@ from bbgrap.program.trace import SegmentTime
 LEAST, MOST = 0.05, 20.0
 """Bounds of a factor: what lies beyond was no measurement of that segment."""
 
+LONG_WAY = 2.0
+"""How many times longer than an end is busy with a message its bytes may be on their way, if the ends are to be measured with it: chosen."""
+
 SAME_MACHINE = 1.5
 """A machine whose new profile predicts more than so many times as much or as little is another one, or does other things besides: what was
 measured on it is forgotten. Within that, profiles differ by chance, and what was measured counts. Chosen."""
@@ -69,7 +72,9 @@ def segments_of(compiled: Compiled) -> Segments:
 def message_factors(cluster: Cluster, timeline: Timeline) -> Mapping[int, float]:
     """Return how long a measured request's nodes were busy with messages among each other, per predicted second, by device.
 
-    A sender is busy as long as it sends; a receiver from when it has asked for the message and the message is there.
+    A sender is busy as long as it sends; a receiver from when it has asked for the message and the message is there. When that is, only the
+    link's profile says. So messages that are long on their way do not count: an error in it would be taken for work, and a sender that waits
+    for its network interface is not busy with messages as such.
     """
     plain = Predictor(cluster).wires
     took: dict[int, float] = {}
@@ -80,8 +85,10 @@ def message_factors(cluster: Cluster, timeline: Timeline) -> Mapping[int, float]
         if sent is None or cluster.host in {sent.device, received.device}:
             continue
         link = plain.link(sent.device, received.device)
-        there_s = sent.stop_s + link.latency_s + received.bytes / link.bandwidth_bytes_per_s
-        begun_s = max(asked.get(message, received).start_s, there_s)
+        lasts_s = received.bytes / link.bandwidth_bytes_per_s
+        if lasts_s > LONG_WAY * plain.handling(received.device, received.bytes):
+            continue
+        begun_s = max(asked.get(message, received).start_s, sent.stop_s + link.latency_s + lasts_s)
         for device, seconds in ((sent.device, sent.stop_s - sent.start_s), (received.device, max(0.0, received.stop_s - begun_s))):
             took[device] = took.get(device, 0.0) + seconds
             expected[device] = expected.get(device, 0.0) + plain.handling(device, received.bytes)

@@ -184,6 +184,13 @@ def test_messages_are_predicted_as_measured() -> None:
     assert replace(forecast, calibration=again).timeline.total_s == pytest.approx(replace(forecast, calibration=true).timeline.total_s)
 
 
+def test_a_link_that_is_slower_than_its_profile_is_not_taken_for_busy_processors() -> None:
+    profiled, real = (Cluster(Cluster.even(2).nodes, Network(between=Link(rate, 1e-4))) for rate in (12e6, 4e6))
+    timeline = plan_graph(build("resnet50"), real, PlanOptions())[0].timeline
+    assert any(span.lane == "receive" and span.peer != real.host for span in timeline.spans)
+    assert message_factors(profiled, timeline) == {}
+
+
 def test_planning_with_a_calibration_predicts_by_it_and_moves_rows() -> None:
     """Agent b takes three times as long as its profile says: the plan is predicted so, and b gets less to do."""
     graph, cluster = build("vgg16"), Cluster.even(2)
