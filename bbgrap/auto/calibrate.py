@@ -22,7 +22,7 @@ LEAST, MOST = 0.05, 20.0
 """Bounds of a factor: what lies beyond was no measurement of that segment."""
 
 LONG_WAY = 2.0
-"""How many times longer than an end is busy with a message its bytes may be on their way, if the ends are to be measured with it: chosen."""
+"""How many times longer than an end is busy with a message its bytes may be on their way, if it is to tell how busy ends are: chosen."""
 
 SAME_MACHINE = 1.5
 """A machine whose new profile predicts more than so many times as much or as little is another one, or does other things besides: what was
@@ -73,8 +73,8 @@ def message_factors(cluster: Cluster, timeline: Timeline) -> Mapping[int, float]
     """Return how long a measured request's nodes were busy with messages among each other, per predicted second, by device.
 
     A sender is busy as long as it sends; a receiver from when it has asked for the message and the message is there. When that is, only the
-    link's profile says. So messages that are long on their way do not count: an error in it would be taken for work, and a sender that waits
-    for its network interface is not busy with messages as such.
+    link's profile says. So messages that are long on their way do not count: an error in it would be taken for work, and a sender that
+    waits for its network interface is not busy with messages as such.
     """
     plain = Predictor(cluster).wires
     took: dict[int, float] = {}

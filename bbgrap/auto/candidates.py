@@ -27,7 +27,7 @@ LEANINGS = (0.5, 1.0)
 """How much the way of a node's inputs and outputs counts beside its speed, when work is divided so that slow links carry less. More than
 once, since nobody computes meanwhile."""
 
-SLOW_WAY = 0.05
+SLOW_WAY = 0.02
 """Part of the time that a node takes for the model from which its way to the coordinator counts."""
 
 KEPT = 0.4
@@ -112,9 +112,9 @@ class Candidates:
         if len(self.cluster.nodes) > 1:
             self._directions()
             self._planners(QUICK)
-            self._leaning()
             self._put_together()
             self._subsets()
+            self._leaning()
             self._grown()
             self._planners([name for name in PLANNERS if name not in QUICK])
         return sorted(self.found, key=lambda candidate: candidate.score)
@@ -203,14 +203,15 @@ class Candidates:
 
     def _leaning(self) -> None:
         """Give nodes with a slow way to the coordinator less, since less of the inputs and outputs is theirs then."""
-        if all(way < SLOW_WAY * alone for way, alone in zip(self.ways_s, self.alone_s, strict=True)):
-            return
         for direction in self._best_spread()[:1]:
             split = next(split for split in SPLITS if split == direction.kind)
+            devices = sorted({tile.device for tiles in direction.tiles.values() for tile in tiles})
+            if all(self.ways_s[device] < SLOW_WAY * self.alone_s[device] for device in devices):
+                continue
             for leaning in LEANINGS:
                 if self._enough:
                     return
-                found = self.spread(split, range(len(self.cluster.nodes)), leaning)
+                found = self.spread(split, devices, leaning)
                 if found is not None:
                     joined = join_phases(self.evaluator.pieces, self.cluster, found.tiles)
                     self.add(f"{found.name}, with fewer exchanges", found.kind, joined)

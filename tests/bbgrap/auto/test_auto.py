@@ -118,6 +118,22 @@ def test_nodes_of_one_rack_are_kept_together() -> None:
     assert found.plan.devices_used == (1, 3)
 
 
+def test_a_node_with_a_slow_way_to_the_coordinator_gets_less() -> None:
+    graph = build("unet")
+    descriptions = all_descriptions(graph)
+    beside = Cluster(Cluster.even(2).nodes, Network(Link(1.25e8, 1e-4), coordinator_on="node0"))
+    found = plan_auto(graph, beside, AUTO, descriptions)
+    leaning = [c for c in found.candidates if "leaning" in c.name]
+    even = next(c for c in found.candidates if c.name == "rows over all nodes")
+    assert leaning
+    assert min(c.score for c in leaning) < even.score
+    for candidate in leaning:
+        near, far = (sum(t.region.size for tiles in candidate.tiles.values() for t in tiles if t.device == device) for device in (0, 1))
+        assert near > far
+    apart = Cluster(Cluster.even(2).nodes, Network(Link(1.25e8, 1e-4)))
+    assert not any("leaning" in c.name for c in plan_auto(graph, apart, AUTO, descriptions).candidates)
+
+
 def test_memory_is_a_hard_limit() -> None:
     graph = build("alexnet")
     roomy = Cluster(Cluster.even(4).nodes, Network(Link(1.25e8, 1e-4)))
