@@ -11,7 +11,7 @@ MAX_LINES := 500
 BENCH_ARGS ?= zoo:resnet50 --agents 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-network bench bench-network bench-planning bench-prediction bench-scale bench-unequal soak check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-network bench bench-network bench-planning bench-prediction bench-scale bench-streams bench-unequal soak check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -47,6 +47,9 @@ bench-scale: $(VENV)/runtime.stamp ## more machines than there are here, from me
 
 bench-unequal: $(VENV)/runtime.stamp ## one core and half a core (Linux, as root)
 	@$(BIN)/python benchmarks/unequal.py $(UNEQUAL_ARGS)
+
+bench-streams: $(VENV)/runtime.stamp ## single requests per second over links, and with half a core (Linux, as root)
+	@$(BIN)/python benchmarks/streams.py $(STREAMS_ARGS)
 
 soak: $(VENV)/runtime.stamp ## 20,000 requests, 32 in flight: none lost, no process grows
 	@$(BIN)/python benchmarks/soak.py $(SOAK_ARGS)

@@ -1,0 +1,132 @@
+"""How many single requests per second do two machines answer, against one core of plain onnxruntime?
+
+    python benchmarks/streams.py --models resnet50 --links loopback,1gbit --part 0.5 --json
+
+Two agents, a core each, joined by every link in turn; with `--part`, then on loopback with the second one held to a part of its core. Client
+and coordinator share the first machine's core. Several requests are on their way at once, answers are compared. Links and parts of a core
+need root on Linux. Rows are added to `benchmarks/results/streams.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bbgrap.cli.inputs import random_inputs
+from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.output import print_json, print_table, report_error, say
+from bbgrap.errors import BbgrapError
+from bbgrap.local import LocalCluster
+from bbgrap.planners.options import PlanOptions
+from bbgrap.session import Connection, connect
+from bbgrap.stream import measure_stream
+from benchmarks.testbed import CORES, Rate, at, can_limit, open_testbed
+from benchmarks.unequal import CGROUP, limited
+
+RESULTS = Path(__file__).parent / "results" / "streams.json"
+KEY = ("model", "link", "part_of_second_core")
+"""What makes two rows the same measurement."""
+
+
+def measure(connection: Connection, model: str, requests: int) -> dict[str, Any]:
+    """Measure a stream over a cluster, by planner `auto` for throughput."""
+    path = find_model(f"zoo:{model}")
+    declared = inputs_of(path)
+    feeds = random_inputs(declared, concrete_shapes(declared, (), None), 0)
+    options = PlanOptions("auto", objective="throughput")
+    return measure_stream(path, feeds, connection, [options], requests=requests, threads=1, name=model, report=say)
+
+
+def over_link(coordinator: str, model: str, requests: int) -> dict[str, Any]:
+    """Measure as a client of a test-bed's coordinator, on this process's core."""
+    with connect(coordinator) as connection:
+        return measure(connection, model, requests)
+
+
+def on_part(model: str, part: float, requests: int) -> dict[str, Any]:
+    """Measure with the second agent held to a part of its core, and profiled under that limit."""
+    with LocalCluster(agents=2) as cluster, limited(cluster.processes["agent1"].pid, part):
+        say("measuring the nodes")
+        cluster.connection.profile()
+        return measure(cluster.connection, model, requests)
+
+
+def row_of(report: Mapping[str, Any], link: str, part: float, date: str) -> dict[str, Any]:
+    """Return the row of one stream."""
+    result = report["results"][0]
+    return {
+        "model": report["model"],
+        "link": link,
+        "part_of_second_core": part,
+        "in_flight": report["in_flight"],
+        "requests": report["requests"],
+        "single_per_s": result["single_per_s"],
+        "throughput_per_s": result["throughput_per_s"],
+        "throughput_ratio": result["throughput_ratio"],
+        "per_s": result["per_s"],
+        "verified": result["verified"],
+        "facts": {"date": date, "onnxruntime": report["single_node"]["onnxruntime"], **report["machine"]},
+    }
+
+
+def keep(rows: Sequence[Mapping[str, Any]], path: Path = RESULTS) -> None:
+    """Add rows to the results; what was measured before for the same model, link and part of a core is replaced."""
+    old = json.loads(path.read_text()) if path.exists() else []
+    new = {tuple(row[key] for key in KEY) for row in rows}
+    kept = [row for row in old if tuple(row[key] for key in KEY) not in new]
+    path.write_text(json.dumps([*kept, *rows], indent=1) + "\n")
+
+
+def _work(given: argparse.Namespace) -> None:
+    rows = []
+    for model in given.models.split(","):
+        for rate in [Rate.parse(name) for name in given.links.split(",") if name]:
+            say(f"{model}, {rate.name}")
+            with open_testbed(rate) as bed:
+                report = at(bed.places[0], over_link, bed.coordinator, model, given.requests)
+            rows.append(row_of(report, rate.name, 1.0, datetime.now(UTC).isoformat(timespec="seconds")))
+        if given.part is not None:
+            say(f"{model}, one core and {given.part:g} of a core")
+            report = on_part(model, given.part, given.requests)
+            rows.append(row_of(report, "loopback", given.part, datetime.now(UTC).isoformat(timespec="seconds")))
+    if not given.no_results:
+        keep(rows)
+    if given.json:
+        print_json(rows)
+    else:
+        header = ("model", "link", "second core", "one core, per s", "cluster, per s", "ratio")
+        keys = ("part_of_second_core", "single_per_s", "throughput_per_s", "throughput_ratio")
+        cells = [(row["model"], row["link"], *(f"{row[key]:.3g}" for key in keys)) for row in rows]
+        print_table(header, cells, title="Streams of single requests")
+
+
+def main() -> int:
+    """Run the benchmark; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="resnet50", help="zoo names; default: %(default)s")
+    parser.add_argument("--links", default="loopback,1gbit" if can_limit() else "loopback", help="default: %(default)s")
+    parser.add_argument("--part", type=float, default=None, help="also measure with the second agent on this part of its core, like 0.5")
+    parser.add_argument("--requests", type=int, default=400, help="of every stream; default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--no-results", action="store_true", help="leave benchmarks/results as it is")
+    given = parser.parse_args()
+    if given.part is not None and (not can_limit() or not CGROUP.is_dir() or not 0 < given.part <= 1):
+        parser.error(f"part: expected a number up to 1, Linux with cgroups of version 1, and root; got {given.part} on {len(CORES)} cores")
+    try:
+        _work(given)
+    except BbgrapError as error:
+        report_error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("stopped")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
