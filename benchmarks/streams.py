@@ -2,7 +2,7 @@
 
     python benchmarks/streams.py --models resnet50 --links loopback,1gbit --part 0.5 --json
 
-Two agents, a core each, joined by every link in turn; with `--part`, then on loopback with the second one held to a part of its core. Client
+Two agents, a core each, joined by every link in turn; with `--part`, then on loopback with the second held to a part of its core. Client
 and coordinator share the first machine's core. Several requests are on their way at once, answers are compared. Links and parts of a core
 need root on Linux. Rows are added to `benchmarks/results/streams.json`.
 """

@@ -64,7 +64,7 @@ class _Builder:
         self.devices = [_DeviceBuilder(d) for d in range(self.host + 1)]
         self.messages = count()
         self.counter = WorkCounter(plan.graph, descriptions)
-        self.joined = joined_by_host(plan.graph, descriptions)
+        self.joined = joined_by_host(plan, descriptions)
         joined = (plan.graph.node_by_name[name] for name in self.joined)
         self.returned = {*plan.graph.outputs, *(name for node in joined for name in node.inputs)}
         """What the host gets of agents."""

@@ -57,7 +57,7 @@ class _Builder:
 
     def run(self) -> Program:
         feeds = tuple(self._feed(name) for name in self.graph.inputs)
-        joined = joined_by_host(self.graph, self.pieces.descriptions)
+        joined = joined_by_host(self.plan, self.pieces.descriptions)
         for node in self.graph.nodes:
             if node.name in joined:
                 for name in node.inputs:

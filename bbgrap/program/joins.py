@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from bbgrap.graph import Graph, Node
+from bbgrap.planners.plan import Plan
 from bbgrap.program.schedule import Box
 from bbgrap.tdl import Description
 
@@ -19,9 +20,14 @@ WORTH_JOINING_BYTES = 256 << 10
 """Smaller outputs stay whole: to copy them takes less than the messages that would be more, some 0.2 ms each (decision 8)."""
 
 
-def joined_by_host(graph: Graph, descriptions: Mapping[str, Description | None]) -> frozenset[str]:
-    """Return the names of the nodes that no agent computes, for the host joins their operands."""
-    found: set[str] = set()
+def joined_by_host(plan: Plan, descriptions: Mapping[str, Description | None]) -> frozenset[str]:
+    """Return the names of the nodes that no agent computes, for the host joins their operands.
+
+    None if there is only one agent: what it makes whole is received where the client finds it, without a copy.
+    """
+    graph, found = plan.graph, set[str]()
+    if len(plan.devices_used) < 2:
+        return frozenset()
     for node in reversed(graph.nodes):
         if node.op != "Concat" or node.domain or descriptions[node.name] is None:
             continue
