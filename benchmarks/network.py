@@ -24,12 +24,12 @@ from bbgrap.bench import bench
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.options import plan_options
-from bbgrap.cli.output import print_json, print_table, report_error, say, step
-from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.cli.output import print_json, print_table, say, step
+from bbgrap.errors import UsageError
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
 from bbgrap.session import connect
 from benchmarks.plots import grouped_bars
-from benchmarks.testbed import CORES, Rate, at, can_limit, open_testbed, probe
+from benchmarks.testbed import CORES, Rate, at, can_limit, exit_status, open_testbed, probe
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = "resnet50,vgg16"
@@ -252,14 +252,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} turns")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--no-results", action="store_true", help="leave benchmarks/results as it is")
-    try:
-        return _work(parser.parse_args())
-    except BbgrapError as error:
-        report_error(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        say("stopped")
-        return 130
+    return exit_status(lambda: _work(parser.parse_args()))
 
 
 if __name__ == "__main__":

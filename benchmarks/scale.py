@@ -34,12 +34,11 @@ from onnx import TensorProto, helper, numpy_helper
 from bbgrap.bench import processor_name
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
-from bbgrap.cli.output import print_json, print_table, report_error, say, step
+from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import LOCAL, Link, Network, NodeProfile
 from bbgrap.engine.prepare import prepare
 from bbgrap.engine.reference import Reference
-from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.clock import Wires, machine_of, run_clock
@@ -50,7 +49,7 @@ from benchmarks.company import Work, company
 from benchmarks.device_times import TURNS, Peers, Stopwatch, Walk, loaded
 from benchmarks.network import Job, ModelAt, measure, parse_planner
 from benchmarks.plots import lines
-from benchmarks.testbed import CORES, Place, Rate, at, can_limit, open_testbed, probe
+from benchmarks.testbed import CORES, Place, Rate, at, can_limit, exit_status, open_testbed, probe
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = "resnet50,vgg16"
@@ -370,14 +369,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=TURNS, help=f"in which every device is measured; default: {TURNS}")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--no-results", action="store_true", help="leave benchmarks/results as it is")
-    try:
-        return _work(parser.parse_args())
-    except BbgrapError as error:
-        report_error(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        say("stopped")
-        return 130
+    return exit_status(lambda: _work(parser.parse_args()))
 
 
 if __name__ == "__main__":

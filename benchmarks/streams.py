@@ -19,13 +19,12 @@ from typing import Any
 
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
-from bbgrap.cli.output import print_json, print_table, report_error, say
-from bbgrap.errors import BbgrapError
+from bbgrap.cli.output import print_json, print_table, say
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, connect
 from bbgrap.stream import measure_stream
-from benchmarks.testbed import CORES, Rate, at, can_limit, open_testbed
+from benchmarks.testbed import CORES, Rate, at, can_limit, exit_status, open_testbed
 from benchmarks.unequal import CGROUP, limited
 
 RESULTS = Path(__file__).parent / "results" / "streams.json"
@@ -82,7 +81,7 @@ def keep(rows: Sequence[Mapping[str, Any]], path: Path = RESULTS) -> None:
     path.write_text(json.dumps([*kept, *rows], indent=1) + "\n")
 
 
-def _work(given: argparse.Namespace) -> None:
+def _work(given: argparse.Namespace) -> int:
     rows = []
     for model in given.models.split(","):
         for rate in [Rate.parse(name) for name in given.links.split(",") if name]:
@@ -103,6 +102,7 @@ def _work(given: argparse.Namespace) -> None:
         keys = ("part_of_second_core", "single_per_s", "throughput_per_s", "throughput_ratio")
         cells = [(row["model"], row["link"], *(f"{row[key]:.3g}" for key in keys)) for row in rows]
         print_table(header, cells, title="Streams of single requests")
+    return 0
 
 
 def main() -> int:
@@ -117,15 +117,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.part is not None and (not can_limit() or not CGROUP.is_dir() or not 0 < given.part <= 1):
         parser.error(f"part: expected a number up to 1, Linux with cgroups of version 1, and root; got {given.part} on {len(CORES)} cores")
-    try:
-        _work(given)
-    except BbgrapError as error:
-        report_error(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        say("stopped")
-        return 130
-    return 0
+    return exit_status(lambda: _work(given))
 
 
 if __name__ == "__main__":

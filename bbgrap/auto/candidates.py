@@ -24,8 +24,8 @@ OVERLAPS = (0.1, 0.5, 2.0)
 """Parts of a layer that may be computed twice instead of sent; `fused-tiles` tries one."""
 
 LEANINGS = (0.5, 1.0)
-"""How much the way of a node's inputs and outputs counts beside its speed, when work is divided so that slow links carry less. More than
-once, since nobody computes meanwhile."""
+"""How much the way of a node's inputs and outputs counts beside its speed, when work is divided so that slow links carry less. Twice was
+predicted to be faster still, and was not (decision 18)."""
 
 SLOW_WAY = 0.02
 """Part of the time that a node takes for the model from which its way to the coordinator counts."""
