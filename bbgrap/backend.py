@@ -86,7 +86,7 @@ class BbgrapBackend(Backend):
     """`onnx.backend.base.Backend` over N in-process devices."""
 
     @classmethod
-    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:  # noqa: ANN401
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:  # noqa: ANN401 - the interface's own
         """Tell whether the model can be run: whether onnxruntime can load it."""
         try:
             make_session(model.SerializeToString(), threads=1)
@@ -95,7 +95,7 @@ class BbgrapBackend(Backend):
         return cls.supports_device(device)
 
     @classmethod
-    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BbgrapBackendRep:  # noqa: ANN401
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BbgrapBackendRep:  # noqa: ANN401 - its own
         """Prepare a model.
 
         Raises:
@@ -110,7 +110,13 @@ class BbgrapBackend(Backend):
         return BbgrapBackendRep(data, names, tuple(value.name for value in model.graph.output), devices, planner)
 
     @classmethod
-    def run_model(cls, model: onnx.ModelProto, inputs: Inputs, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    def run_model(
+        cls,
+        model: onnx.ModelProto,
+        inputs: Inputs,
+        device: str = "CPU",
+        **kwargs: Any,  # noqa: ANN401 - the interface's own
+    ) -> tuple[Any, ...]:
         """Prepare and run once."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 

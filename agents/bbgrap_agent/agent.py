@@ -82,8 +82,7 @@ class Agent:
     def _execute(self) -> None:
         try:
             self._executor.run()
-        except Exception:
-            # Without its executor an agent is of no use; the operator's supervisor starts it again.
+        except Exception:  # without its executor an agent is of no use; the operator's supervisor starts it again
             _log.exception("the executor failed")
             self._fault = "the executor failed"
             self._events.put(events.Stop("the executor failed"))
@@ -158,8 +157,7 @@ class Agent:
                 self._events.put(work())
             except (BbgrapError, MemoryError) as error:
                 self._events.put(failed(str(error) or "out of memory"))
-            except Exception as error:
-                # A bug or a broken disk must end this work with a reason, not leave the coordinator waiting for it.
+            except Exception as error:  # a bug or a broken disk ends this work with a reason: the coordinator waits for it
                 _log.exception("the loader failed")
                 self._events.put(failed(f"{type(error).__name__}: {error}"))
 

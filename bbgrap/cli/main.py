@@ -24,7 +24,7 @@ class _Group(TyperGroup):
         rest = [arg for arg in args if arg != "--debug"]
         return super().parse_args(ctx, args if rest == args else ["--debug", *rest])
 
-    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # typer's own name for the type
         """Run the command; an error becomes a line and an exit code."""
         try:
             return super().invoke(ctx)
