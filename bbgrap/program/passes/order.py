@@ -1,4 +1,4 @@
-"""What is sent in a row goes over the slowest link first: it flies longest, and the sender's processor sends the rest meanwhile.
+"""Of what is sent in a row, halos leave before outputs, and over the slowest link first: they fly longest, and the rest is sent meanwhile.
 
 Of the coordinator's inputs, those for other machines leave before those for the agent beside it, which would compete for its core with
 the sending. What the coordinator gets is large and not urgent: halos leave before it. Messages to one device stay in order.
@@ -22,18 +22,18 @@ class SlowestFirst:
 
     def run(self, program: Program) -> Program:
         """Return a program with the same messages."""
-        return replace(program, devices=tuple(self._ordered(device, program.host) for device in program.devices))
+        return replace(program, devices=tuple(self._ordered(device) for device in program.devices))
 
-    def _ordered(self, device: DeviceProgram, host: int) -> DeviceProgram:
+    def _ordered(self, device: DeviceProgram) -> DeviceProgram:
         steps: list[Step] = []
         for sending, steps_in_a_row in groupby(device.steps, lambda step: isinstance(step, Send)):
             row = list(steps_in_a_row)
-            steps += self._by_link(device.device, host, row) if sending else row
+            steps += self._by_urgency(device.device, row) if sending else row
         return replace(device, steps=tuple(steps))
 
-    def _by_link(self, source: int, host: int, sends: Sequence[Step]) -> list[Step]:
+    def _by_urgency(self, source: int, sends: Sequence[Step]) -> list[Step]:
         def urgency(step: Step) -> tuple[bool, float]:
             assert isinstance(step, Send)
-            return step.destination == host, self.cluster.link(source, step.destination).bandwidth_bytes_per_s
+            return step.destination == self.cluster.host, self.cluster.link(source, step.destination).bandwidth_bytes_per_s
 
         return sorted(sends, key=urgency)
