@@ -28,8 +28,9 @@ from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
 from bbgrap.session import connect
+from benchmarks.exits import exit_status
 from benchmarks.plots import grouped_bars
-from benchmarks.testbed import CORES, Rate, at, can_limit, exit_status, open_testbed, probe
+from benchmarks.testbed import CORES, Rate, at, can_limit, open_testbed, probe
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = "resnet50,vgg16"

@@ -47,9 +47,10 @@ from bbgrap.protocol.data import letters_sent
 from bbgrap.session import InferenceSession, connect
 from benchmarks.company import Work, company
 from benchmarks.device_times import TURNS, Peers, Stopwatch, Walk, loaded
+from benchmarks.exits import exit_status
 from benchmarks.network import Job, ModelAt, measure, parse_planner
 from benchmarks.plots import lines
-from benchmarks.testbed import CORES, Place, Rate, at, can_limit, exit_status, open_testbed, probe
+from benchmarks.testbed import CORES, Place, Rate, at, can_limit, open_testbed, probe
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = "resnet50,vgg16"

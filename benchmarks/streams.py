@@ -24,7 +24,8 @@ from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, connect
 from bbgrap.stream import measure_stream
-from benchmarks.testbed import CORES, Rate, at, can_limit, exit_status, open_testbed
+from benchmarks.exits import exit_status
+from benchmarks.testbed import Rate, at, can_limit, open_testbed
 from benchmarks.unequal import CGROUP, limited
 
 RESULTS = Path(__file__).parent / "results" / "streams.json"
@@ -116,7 +117,7 @@ def main() -> int:
     parser.add_argument("--no-results", action="store_true", help="leave benchmarks/results as it is")
     given = parser.parse_args()
     if given.part is not None and (not can_limit() or not CGROUP.is_dir() or not 0 < given.part <= 1):
-        parser.error(f"part: expected a number up to 1, Linux with cgroups of version 1, and root; got {given.part} on {len(CORES)} cores")
+        parser.error(f"part: expected a number up to 1, Linux with cgroups of version 1, and root, got {given.part}")
     return exit_status(lambda: _work(given))
 
 

@@ -32,8 +32,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bbgrap.bench import bound_to
-from bbgrap.cli.output import report_error, say
-from bbgrap.errors import BbgrapError, ClusterUnavailableError, UsageError
+from bbgrap.errors import ClusterUnavailableError, UsageError
 
 CORES = (0, 1)
 """Of the two machines."""
@@ -325,15 +324,3 @@ def _system(*command: str) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise UsageError(f"test-bed: '{' '.join(command)}' failed: {done.stderr.strip()}")
-
-
-def exit_status(work: Callable[[], int]) -> int:
-    """Do a benchmark's work and return its exit status; errors become a line."""
-    try:
-        return work()
-    except BbgrapError as error:
-        report_error(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        say("stopped")
-        return 130
