@@ -41,10 +41,20 @@ def test_what_is_no_rate(text):
         Rate.parse(text)
 
 
-def test_a_link_may_run_ahead_by_two_frames_or_64_microseconds():
-    assert Rate.parse("100mbit").burst_bytes == 3072
-    assert Rate.parse("1gbit").burst_bytes == 8000
-    assert Rate.parse("10gbit").burst_bytes == 80000
+@pytest.mark.parametrize(
+    ("text", "burst", "packet"),
+    [("100mbit", 3072, 1514), ("1gbit", 20000, 16384), ("2.5gbit", 50000, 32768), ("10gbit", 80000, 65536), ("loopback", 3072, 1514)],
+)
+def test_a_link_may_run_ahead_by_160_microseconds_and_takes_packets_whole(text, burst, packet):
+    assert Rate.parse(text).burst_bytes == burst
+    assert Rate.parse(text).packet_bytes == packet
+
+
+@pytest.mark.parametrize("number", [*range(64, 2000, 37), 2500, 10_000, 40_000])
+def test_packets_fit_into_the_bucket_with_the_heads_of_their_frames(number):
+    rate = Rate.parse(f"{number}mbit")
+    frames = -(-rate.packet_bytes // 1448)
+    assert rate.packet_bytes == 1514 or rate.packet_bytes + 66 * frames <= rate.burst_bytes
 
 
 def test_models():
