@@ -60,12 +60,16 @@ OWN = frozenset({"bbgrap", "single", "widest"})
 
 @dataclass(frozen=True)
 class Candidate:
-    """A whole plan with a name for people, its kind (the split it follows, `alone`, `planner` or `mixture`), and what it is worth."""
+    """A whole plan with a name for people, its kind (the split it follows, `alone`, `planner` or `mixture`), and what it is worth.
+
+    `is_plain`: one of the other planners makes it, too.
+    """
 
     name: str
     kind: str
     tiles: Tiles
     score: Score
+    is_plain: bool = False
 
 
 class Candidates:
@@ -119,7 +123,7 @@ class Candidates:
             self._planners([name for name in PLANNERS if name not in QUICK])
         return sorted(self.found, key=lambda candidate: candidate.score)
 
-    def add(self, name: str, kind: str, tiles: Tiles) -> Candidate | None:
+    def add(self, name: str, kind: str, tiles: Tiles, *, is_plain: bool = False) -> Candidate | None:
         """Score a plan; None if it was there before."""
         key = hash(tuple(tiles[node.name] for node in self.graph.nodes))
         if key in self._seen:
@@ -127,7 +131,7 @@ class Candidates:
         self._seen.add(key)
         if self._is_hopeless(tiles):
             return None
-        self.found.append(Candidate(name, kind, tiles, self.evaluator.score(tiles)))
+        self.found.append(Candidate(name, kind, tiles, self.evaluator.score(tiles), is_plain))
         return self.found[-1]
 
     def _is_hopeless(self, tiles: Tiles) -> bool:
@@ -145,7 +149,7 @@ class Candidates:
             way = self.cluster.link(self.cluster.host, device)
             different.setdefault((self.alone_s[device], way, self.cluster.nodes[device].memory_bytes), device)
         for device in list(different.values())[:EVERY_SIZE]:
-            self.add(f"'{names[device]}' alone", "alone", plan_whole(self.graph, self.cluster, device).tiles)
+            self.add(f"'{names[device]}' alone", "alone", plan_whole(self.graph, self.cluster, device).tiles, is_plain=True)
 
     def _by_speed(self) -> list[int]:
         """Return the devices, the fastest first; of equals, those on the coordinator's machine, then groups together."""
@@ -175,8 +179,10 @@ class Candidates:
         nodes = [replace(self.cluster.nodes[d], share=1 / seconds, work=()) for d, seconds in zip(devices, took, strict=True)]
         plan = plan_bbgrap(self.graph, Cluster(tuple(nodes)), PlanOptions(split=split), self.descriptions)
         tiles = {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
-        over = "all nodes" if len(devices) == len(self.cluster.nodes) else f"{len(devices)} of {len(self.cluster.nodes)} nodes"
-        return self.add(f"{split} over {over}" + (f", leaning {leaning:g}" if leaning else ""), split, tiles)
+        everyone = len(devices) == len(self.cluster.nodes)
+        over = "all nodes" if everyone else f"{len(devices)} of {len(self.cluster.nodes)} nodes"
+        name = f"{split} over {over}" + (f", leaning {leaning:g}" if leaning else "")
+        return self.add(name, split, tiles, is_plain=everyone and not leaning)
 
     def _sets(self) -> Iterator[list[int]]:
         """Yield sets of nodes to leave the others out: the fastest ones, and every group."""
@@ -254,4 +260,4 @@ class Candidates:
             if name in OWN or size > SLOW.get(name, size) or (self._enough if size > ALL_PLANNERS else self.evaluator.is_late):
                 continue
             plan = PLANNERS[name](self.graph, self.cluster, PlanOptions(name), self.descriptions)
-            self.add(f"planner '{name}'", "planner", plan.tiles)
+            self.add(f"planner '{name}'", "planner", plan.tiles, is_plain=True)

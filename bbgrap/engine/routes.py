@@ -1,4 +1,4 @@
-"""Other ways to run a planned model: the best single node and the next best plan beside a plan, or the whole model on every node.
+"""Other ways to run a planned model: the best single node and the next best plans beside a plan, or the whole model on every node.
 
 Only planner `auto` (and, for streams, `single`) gets others than its own plan. Law: the nodes have memory for all routes together.
 """
@@ -51,7 +51,7 @@ def is_guarded(options: PlanOptions) -> bool:
 
 
 def beside(forecast: Forecast, artifacts: Artifacts, report: Mapping[str, Any]) -> tuple[Alternative, ...]:
-    """Return other routes beside a plan: the best single node, then the next best plan, as far as the nodes have room for them."""
+    """Return other routes beside a plan: the best single node, then the next best plans, as far as the nodes have room for them."""
     routes = [Alternative(AUTO, artifacts, report)]
     cluster = forecast.compiled.plan.cluster
     for name, plan in _others(forecast):
@@ -62,15 +62,18 @@ def beside(forecast: Forecast, artifacts: Artifacts, report: Mapping[str, Any]) 
 
 
 def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
-    plan, single_s = forecast.compiled.plan, forecast.single_s
+    """Yield the best single node, the next best plan, and the best one of another planner: plans that grew from one candidate err alike."""
+    plan, single_s, tried = forecast.compiled.plan, forecast.single_s, False
     best = min(range(len(single_s)), key=lambda device: (single_s[device], device))
     if plan.devices_used != (best,):
         yield f"single on {plan.cluster.nodes[best].name}", plan_whole(plan.graph, plan.cluster, best)
     for candidate in forecast.found.candidates if forecast.found else ():
         other = Plan(AUTO, plan.graph, plan.cluster, candidate.tiles)
-        if len(other.devices_used) > 1 and other.tiles != plan.tiles:
+        if len(other.devices_used) > 1 and other.tiles != plan.tiles and (candidate.is_plain or not tried):
+            tried = True
             yield candidate.name, other
-            return
+            if candidate.is_plain:
+                return
 
 
 def whole_on_each(

@@ -16,6 +16,11 @@ WARM_UP = 2
 """Made-up requests per route that are not counted: connections, caches and memory pools settle in them."""
 ROUNDS = 5
 """Made-up requests per route that are, at least."""
+HOPELESS_ROUNDS = 2
+"""The same for routes that are out of the question."""
+HOPELESS = 1.3
+"""How many times as long as another route's median the fastest time of such a route is. Chosen: a busy neighbour makes two cores 1.75 times
+as slow for half a second at a time (decision 16), but all routes that take turns."""
 CLOSE_ROUNDS = 15
 """The same for routes that are too close to tell apart by fewer."""
 MEASURE_S = 3.0
@@ -59,8 +64,8 @@ class Lane:
 class Measuring:
     """Timing routes in turns, one request at a time.
 
-    Whatever disturbs a request makes it slower. So a route whose fastest time is above another's median is out after `ROUNDS` turns;
-    those that are left take more.
+    Whatever disturbs a request makes it slower. So a route whose fastest time is above another's median is out after `ROUNDS` turns, or
+    earlier if it is far above; those that are left take more.
     """
 
     def __init__(self, epochs: Sequence[int], until: float) -> None:
@@ -76,18 +81,31 @@ class Measuring:
         """Return the route whose turn it is, or None if enough is known."""
         if not self.samples:
             return None
-        epoch = self._least_timed(self.samples)
-        if len(self.samples[epoch]) < (2 if self.is_late(now) else WARM_UP + ROUNDS):
+        if self.is_late(now):
+            epoch = self._least_timed(self.samples)
+            return epoch if len(self.samples[epoch]) < 2 else None
+        best = min(self.medians().values(), default=0.0)
+        likely = [
+            epoch
+            for epoch, times in self.samples.items()
+            if len(times) < WARM_UP + HOPELESS_ROUNDS or self._fastest(epoch) <= HOPELESS * best
+        ]
+        epoch = self._least_timed(likely)
+        if len(self.samples[epoch]) < WARM_UP + ROUNDS:
             return epoch
-        best = min(self.medians().values())
-        close = [epoch for epoch, times in self.samples.items() if min(times[min(WARM_UP, len(times) - 1) :]) <= best]
-        if self.is_late(now) or len(close) == 1:
-            return None
+        close = [epoch for epoch in likely if self._fastest(epoch) <= best]
         epoch = self._least_timed(close)
-        return epoch if len(self.samples[epoch]) < WARM_UP + CLOSE_ROUNDS else None
+        return epoch if len(close) > 1 and len(self.samples[epoch]) < WARM_UP + CLOSE_ROUNDS else None
 
     def _least_timed(self, epochs: Iterable[int]) -> int:
         return min(epochs, key=lambda epoch: len(self.samples[epoch]))
+
+    def _fastest(self, epoch: int) -> float:
+        return min(self._counted(epoch))
+
+    def _counted(self, epoch: int) -> Sequence[float]:
+        times = self.samples[epoch]
+        return times[min(WARM_UP, len(times) - 1) :]
 
     def note(self, epoch: int, seconds: float) -> None:
         """Take a time."""
@@ -104,7 +122,7 @@ class Measuring:
 
     def medians(self) -> dict[int, float]:
         """Return the median time of each route that was timed, in seconds."""
-        return {epoch: median(times[min(WARM_UP, len(times) - 1) :]) for epoch, times in self.samples.items() if times}
+        return {epoch: median(self._counted(epoch)) for epoch, times in self.samples.items() if times}
 
 
 class Policy(Protocol):

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from bbgrap.protocol.coordinator_routes import (
     CLOSE_ROUNDS,
+    HOPELESS,
+    HOPELESS_ROUNDS,
     REMEASURE_EVERY,
     REMEASURE_FIRST,
     ROUNDS,
@@ -45,8 +47,24 @@ def test_measuring_goes_in_turns_and_does_not_count_the_warm_up():
     while (epoch := measuring.next(0.0)) is not None:
         order.append(epoch)
         measuring.note(epoch, 9.0 if len(order) <= 2 * WARM_UP else 1.0 * epoch)
-    assert order == [PLAN, SINGLE] * (WARM_UP + ROUNDS)
+    assert order == [PLAN, SINGLE] * (WARM_UP + HOPELESS_ROUNDS) + [PLAN] * (ROUNDS - HOPELESS_ROUNDS)
     assert measuring.medians() == {PLAN: 1.0, SINGLE: 2.0}
+
+
+def test_measuring_leaves_out_only_what_is_far_slower():
+    measuring, order = Measuring([PLAN, SINGLE], until=100.0), []
+    while (epoch := measuring.next(0.0)) is not None:
+        order.append(epoch)
+        measuring.note(epoch, {PLAN: 1.0, SINGLE: 0.99 * HOPELESS}[epoch])
+    assert order == [PLAN, SINGLE] * (WARM_UP + ROUNDS)
+
+
+def test_a_route_is_not_left_out_because_another_one_was_lucky_once():
+    measuring, count = Measuring([PLAN, SINGLE], until=100.0), 0
+    while (epoch := measuring.next(0.0)) is not None:
+        count += epoch == SINGLE
+        measuring.note(epoch, 0.6 if epoch == PLAN and len(measuring.samples[PLAN]) == WARM_UP else 1.0)
+    assert count > WARM_UP + HOPELESS_ROUNDS
 
 
 def test_a_burst_of_disturbance_does_not_decide():
@@ -57,7 +75,7 @@ def test_a_burst_of_disturbance_does_not_decide():
         disturbed = epoch == PLAN and WARM_UP <= order.count(epoch) <= WARM_UP + 4
         measuring.note(epoch, {PLAN: 1.75 if disturbed else 1.0, SINGLE: 1.4, 3: 3.0}[epoch])
     assert WARM_UP + ROUNDS < order.count(PLAN) <= WARM_UP + CLOSE_ROUNDS
-    assert order.count(3) == WARM_UP + ROUNDS
+    assert order.count(3) == WARM_UP + HOPELESS_ROUNDS
     medians = measuring.medians()
     assert min(medians, key=medians.get) == PLAN
 
