@@ -4,8 +4,8 @@
     [coordinator, agent0, client] ══link══ [agent1]
 
 Only the second machine's share of a request crosses the link. A link is a veth pair whose two ends send through a token bucket (`tc tbf`)
-that may run ahead by `BURST_S`: with a larger bucket small messages would cross at the speed of memory. Namespaces need root on Linux;
-`loopback` needs nothing.
+that may run ahead by little: with a larger bucket small messages would cross at the speed of memory. Where a packet of several frames fits,
+it passes whole, as through a network card that cuts packets itself. Namespaces need root on Linux; `loopback` needs nothing.
 
 Laws: whatever was made is gone when a context ends, Ctrl-C and SIGTERM included; names carry the process number, so two runs do not meet.
 """
@@ -38,8 +38,8 @@ CORES = (0, 1)
 """Of the two machines."""
 
 BURST_S = 64e-6
-"""How far a link may run ahead, if that is enough for a packet. Measured with `tbf` at 0.1, 1 and 10 Gbit/s: below, the kernel's timers cost up
-to half of the rate; with 64 KB at 100 Mbit/s, a row of halo crosses in a third of the time that it would take on a real link."""
+"""How far a link may run ahead, if that is enough for a packet. Measured with `tbf` at 0.1, 1 and 10 Gbit/s: below, timers cost up to
+half of the rate; with 64 KB at 100 Mbit/s, a row of halo crosses in a third of the time that it would take on a real link."""
 
 _PACKET_BURST_S = 160e-6
 """How far it may run ahead to take packets whole: else the kernel cuts them into frames and takes a core for 1 Gbit/s (decision 19)."""
