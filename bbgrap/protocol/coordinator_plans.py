@@ -82,6 +82,8 @@ class Route:
     """Whether it has been asked for that."""
     records_due: int = 0
     """So many of its next requests are recorded."""
+    disregarded: int = 0
+    """So many were, and taught nothing, since they took too long."""
     drifted: bool = False
     """Whether those tell if a node has slowed down."""
     pending: dict[Identity, float] = field(default_factory=dict)

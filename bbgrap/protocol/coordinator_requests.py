@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import count
+from math import inf
 
 from bbgrap.program.recording import Record
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
@@ -203,10 +204,16 @@ class Requests:
     def done(self, event: RequestDone, now: float) -> list[Instruction]:
         """Answer a request, and learn from the time it took."""
         probe = self._probes.get(event.request)
+        measuring = None if probe is None else probe.deployment.measuring
         if probe is not None and not probe.recorded:
             del self._probes[event.request]
-            if probe.deployment.measuring is not None:
-                probe.deployment.measuring.note(probe.epoch, now - probe.started)
+            if measuring is not None:
+                measuring.note(probe.epoch, now - probe.started)
+        elif probe is not None and measuring is not None and not measuring.is_late(now):
+            usual_s = measuring.medians().get(probe.epoch, inf)
+            if self.observations.take_another(event.request, now - probe.started, usual_s):
+                del self._probes[event.request]
+                return []
         request = self.open.get(event.request)
         if event.request in self.observations.epochs:
             self.recordings.computed(event, now)

@@ -126,6 +126,33 @@ def test_a_machine_that_is_much_faster_or_slower_than_it_was_is_one_that_nobody_
     assert wire.kept[MODEL]["a"].factors["conv"] == pytest.approx(2)
 
 
+def disturb(wire, requests):
+    """Let everything take 1.75 times as long in the first so many requests that are recorded."""
+    disturbed, finish = [], wire.finish_requests
+
+    def finish_requests():
+        recorded = any(start.record for start in wire.started.values())
+        disturbed.append(recorded)
+        factor = 1.75 if recorded and sum(disturbed) <= requests else 1.0
+        wire.seconds[BOTH] = 0.1 * factor
+        wire.kernels |= {"a": factor * SEGMENT_S, "b": factor * SEGMENT_S}
+        return finish()
+
+    wire.finish_requests = finish_requests
+    return disturbed
+
+
+@pytest.mark.parametrize(("requests", "expected"), [(0, 1.0), (RECORDED, 1.0), (20, 1.75)])
+def test_a_burst_of_disturbance_teaches_nothing_but_what_is_always_slow_does(requests, expected):
+    wire = joined_wire("a", "b", options=AUTO, seconds={BOTH: 0.1, ALONE: 0.3})
+    recorded = disturb(wire, requests)
+    call = wire.prepare()
+    wire.settle()
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert sum(recorded) == RECORDED + min(requests, RECORDED)
+    assert prepare_other(wire)["a", "conv"] == pytest.approx(expected)
+
+
 def test_records_that_never_come_hold_nobody_up():
     wire = joined_wire("a", "b", options=AUTO)
     deliver = wire.to_agent
