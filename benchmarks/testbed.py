@@ -92,13 +92,13 @@ class Rate:
         return round(max(_LEAST_BURST_BYTES, per_s * BURST_S, min(per_s * _PACKET_BURST_S, _LARGEST_BURST_BYTES)))
 
     @property
-    def packet_bytes(self) -> int:
-        """The largest packet that the kernel hands to the link in one piece, as to a network card that cuts it into frames itself.
+    def packet_bytes(self) -> int | None:
+        """The largest packet that passes whole, a power of two that fits into the bucket; network cards cut packets into frames themselves.
 
-        A power of two that fits into the bucket: what does not is cut up on the sender's core, which no card of today asks for.
+        None if none of several frames fits: then the kernel cuts them, on the sender's core.
         """
         fits = self.burst_bytes * 7 // 8
-        return min(1 << fits.bit_length() - 1, _PACKET_BYTES) if fits >= 2 * _FRAME_BYTES else _FRAME_BYTES
+        return min(1 << fits.bit_length() - 1, _PACKET_BYTES) if fits >= 2 * _FRAME_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,8 @@ def linked(rate: Rate) -> Iterator[tuple[tuple[Place, Place], tuple[str, str]]]:
                 _system("ip", "-n", name, "link", "set", device, "up")
             limit = ["rate", f"{rate.bits_per_s:.0f}bit", "burst", str(rate.burst_bytes), "latency", "50ms"]
             _system("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
-            _system("ip", "-n", name, "link", "set", "eth0", "gso_max_size", str(rate.packet_bytes))
+            if rate.packet_bytes is not None:
+                _system("ip", "-n", name, "link", "set", "eth0", "gso_max_size", str(rate.packet_bytes))
         yield (Place(names[0], CORES[0]), Place(names[1], CORES[1])), _ADDRESSES
     finally:
         for name in names:
