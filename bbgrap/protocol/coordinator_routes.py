@@ -23,7 +23,7 @@ HOPELESS = 1.3
 as slow for half a second at a time (decision 16), but all routes that take turns."""
 CLOSE_ROUNDS = 15
 """The same for routes that are too close to tell apart by fewer."""
-MEASURE_S = 3.0
+MEASURE_S = 4.0
 """After this long every route is measured with what there is, but with one counted request at least."""
 MEASURE_BESIDE_S = 30.0
 """The same for a deployment that is to replace one that serves: its made-up requests take turns with real ones, and nobody waits for it."""
