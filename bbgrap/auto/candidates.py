@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.cluster import Cluster
@@ -26,6 +27,10 @@ OVERLAPS = (0.1, 0.5, 2.0)
 LEANINGS = (0.5, 1.0)
 """How much the way of a node's inputs and outputs counts beside its speed, when work is divided so that slow links carry less. Twice was
 predicted to be faster still, and was not (decision 18)."""
+
+BOWS = ((1.0, 0.25, 0.2), (1.0, 0.5, 0.2), (1.5, 0.25, 0.3))
+"""How much that way counts at both ends of the model, how much in between, and which part of the work either end is. Who is slow to get its
+input and to deliver its output can do more of the work between (decision 20)."""
 
 SLOW_WAY = 0.02
 """Part of the time that a node takes for the model from which its way to the coordinator counts."""
@@ -84,7 +89,7 @@ class Candidates:
         self.found: list[Candidate] = []
         self._seen: set[int] = set()
         self._budget = evaluator.budget
-        self.alone_s = [self._alone_s(device) for device in range(len(self.cluster.nodes))]
+        self.alone_s = [sum(self._seconds(device)) for device in range(len(self.cluster.nodes))]
         """Seconds of the whole model on every node, without its messages."""
         self.ways_s = [self._way_s(device) for device in range(len(self.cluster.nodes))]
         """Seconds that all inputs and outputs take between every node and the coordinator."""
@@ -96,14 +101,15 @@ class Candidates:
         size = sum(self.graph.types[name].nbytes for name in (*self.graph.inputs, *self.graph.outputs))
         return size / wires.link(host, device).bandwidth_bytes_per_s
 
-    def _alone_s(self, device: int) -> float:
+    def _seconds(self, device: int) -> list[float]:
+        """Return what every graph node takes on a device."""
         pieces, predictor = self.evaluator.pieces, self.evaluator.predictor
         name = self.cluster.nodes[device].name
-        return sum(
+        return [
             predictor.seconds(device, pieces.work(node, Tile(0, whole_output(self.graph, node))))
             * predictor.calibration.factor(name, node.name)
             for node in self.graph.nodes
-        )
+        ]
 
     @property
     def _enough(self) -> bool:
@@ -171,18 +177,23 @@ class Candidates:
         if min(candidate.score for candidate in self.found).excess:
             self.spread("channels", everyone)  # it divides the weights
 
-    def spread(self, split: Split, devices: Sequence[int], leaning: float = 0.0) -> Candidate | None:
-        """Add the plan of one direction over some nodes, by how fast each does this model, and how slow its way to the coordinator is."""
+    def spread(self, split: Split, devices: Sequence[int]) -> None:
+        """Add the plan of one direction over some nodes, by how fast each does this model."""
         if split == "grid" and grid_of(len(devices))[1] == 1:
-            return None
+            return
+        everyone = len(devices) == len(self.cluster.nodes)
+        self.add(f"{split} over {self._over(devices)}", split, self._along(split, devices), is_plain=everyone)
+
+    def _over(self, devices: Sequence[int]) -> str:
+        count = len(self.cluster.nodes)
+        return "all nodes" if len(devices) == count else f"{len(devices)} of {count} nodes"
+
+    def _along(self, split: Split, devices: Sequence[int], leaning: float = 0.0) -> Tiles:
+        """Return tiles along one direction, by the nodes' speeds and, as far as the plan leans, their ways to the coordinator."""
         took = [max(self.alone_s[d] + leaning * self.ways_s[d], 1e-9) for d in devices]
         nodes = [replace(self.cluster.nodes[d], share=1 / seconds, work=()) for d, seconds in zip(devices, took, strict=True)]
         plan = plan_bbgrap(self.graph, Cluster(tuple(nodes)), PlanOptions(split=split), self.descriptions)
-        tiles = {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
-        everyone = len(devices) == len(self.cluster.nodes)
-        over = "all nodes" if everyone else f"{len(devices)} of {len(self.cluster.nodes)} nodes"
-        name = f"{split} over {over}" + (f", leaning {leaning:g}" if leaning else "")
-        return self.add(name, split, tiles, is_plain=everyone and not leaning)
+        return {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
 
     def _sets(self) -> Iterator[list[int]]:
         """Yield sets of nodes to leave the others out: the fastest ones, and every group."""
@@ -208,19 +219,49 @@ class Candidates:
                 self.spread(split, devices)
 
     def _leaning(self) -> None:
-        """Give nodes with a slow way to the coordinator less, since less of the inputs and outputs is theirs then."""
-        for direction in self._best_spread()[:1]:
+        """Give nodes with a slow way to the coordinator less, since less of the inputs and outputs is theirs then.
+
+        Along both of the best directions: they are often predicted to be worth the same, and lean differently well.
+        """
+        best: dict[str, Candidate] = {}
+        for candidate in self._spreads():
+            best.setdefault(candidate.kind, candidate)
+        found: list[tuple[Candidate, Split, list[int]]] = []
+        for direction in list(best.values())[:2]:
             split = next(split for split in SPLITS if split == direction.kind)
             devices = sorted({tile.device for tiles in direction.tiles.values() for tile in tiles})
-            if all(self.ways_s[device] < SLOW_WAY * self.alone_s[device] for device in devices):
+            quick = all(self.ways_s[device] < SLOW_WAY * self.alone_s[device] for device in devices)
+            if quick or self._along(split, devices, LEANINGS[0]) == self._along(split, devices):
                 continue
             for leaning in LEANINGS:
                 if self._enough:
                     return
-                found = self.spread(split, devices, leaning)
-                if found is not None:
-                    joined = join_phases(self.evaluator.pieces, self.cluster, found.tiles)
-                    self.add(f"{found.name}, with fewer exchanges", found.kind, joined)
+                name = f"{split} over {self._over(devices)}, leaning {leaning:g}, with fewer exchanges"
+                added = self.add(name, split, self._joined(split, devices, leaning))
+                found += [] if added is None else [(added, split, devices)]
+        if found:
+            _, split, devices = min(found, key=lambda each: each[0].score)
+            self._bowed(split, devices)
+
+    def _bowed(self, split: Split, devices: Sequence[int]) -> None:
+        """Give them less at both ends of the model only."""
+        for ends, between, part in BOWS:
+            if self._enough:
+                return
+            inner, outside, inside = self._middle(devices[0], part), *(self._joined(split, devices, by) for by in (ends, between))
+            tiles = {node.name: (inside if node.name in inner else outside)[node.name] for node in self.graph.nodes}
+            words = f"leaning {ends:g} in the first and last {part:.0%}, else {between:g}"
+            self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles)
+
+    def _joined(self, split: Split, devices: Sequence[int], leaning: float) -> Tiles:
+        return join_phases(self.evaluator.pieces, self.cluster, self._along(split, devices, leaning))
+
+    def _middle(self, device: int, part: float) -> frozenset[str]:
+        """Return the graph nodes between the first and the last part of a device's work, in the graph's order."""
+        seconds = self._seconds(device)
+        total_s = max(sum(seconds), 1e-9)
+        begins = [before / total_s for before in accumulate(seconds, initial=0.0)]
+        return frozenset(node.name for node, begin in zip(self.graph.nodes, begins, strict=False) if part <= begin < 1 - part)
 
     def _put_together(self) -> None:
         """Where nodes hold several ranges of a value, let the fastest node have all of it: over slow links less travels so."""
@@ -246,12 +287,16 @@ class Candidates:
                 self.add(f"{candidate.name}, up to {overlap:.0%} computed twice", candidate.kind, tiles)
 
     def _best_spread(self) -> list[Candidate]:
-        """Return the two best candidates along one direction that really divide; of those that are worth the same, the first."""
+        """Return the two best candidates along one direction."""
+        return self._spreads()[:2]
+
+    def _spreads(self) -> list[Candidate]:
+        """Return the candidates along one direction that really divide, the best first; of those that are worth the same, the first."""
         different: dict[Score, Candidate] = {}
         for candidate in self.found:
             if candidate.kind in SPLITS and any(len(tiles) > 1 for tiles in candidate.tiles.values()):
                 different.setdefault(candidate.score, candidate)
-        return [different[score] for score in sorted(different)[:2]]
+        return [different[score] for score in sorted(different)]
 
     def _planners(self, names: Iterable[str]) -> None:
         """Add the plans of the other planners, so that none is better; of large models as far as the budget allows."""

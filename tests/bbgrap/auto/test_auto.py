@@ -1,6 +1,7 @@
 """Planner auto: legal, deterministic, never predicted to be slower than any other planner or the best node, within memory."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -130,8 +131,20 @@ def test_a_node_with_a_slow_way_to_the_coordinator_gets_less() -> None:
     for candidate in leaning:
         near, far = (sum(t.region.size for tiles in candidate.tiles.values() for t in tiles if t.device == device) for device in (0, 1))
         assert near > far
+    bowed = [c for c in leaning if " in the first and last " in c.name]
+    assert bowed
+    for candidate in bowed:
+        parts = [_part_of(1, candidate.tiles[node.name]) for node in graph.nodes]
+        ends, between = max(parts[0], parts[-1]), max(parts)
+        assert ends < between <= 0.5
+    assert len({c.kind for c in leaning}) == 2, "another direction may lean better"
     apart = Cluster(Cluster.even(2).nodes, Network(Link(1.25e8, 1e-4)))
     assert not any("leaning" in c.name for c in plan_auto(graph, apart, AUTO, descriptions).candidates)
+
+
+def _part_of(device: int, tiles: Sequence[Tile]) -> float:
+    """Return which part of the elements is a device's."""
+    return sum(tile.region.size for tile in tiles if tile.device == device) / sum(tile.region.size for tile in tiles)
 
 
 def test_memory_is_a_hard_limit() -> None:
