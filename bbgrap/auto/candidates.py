@@ -89,6 +89,8 @@ class Candidates:
         self.found: list[Candidate] = []
         self._seen: set[int] = set()
         self._budget = evaluator.budget
+        self._leant: dict[tuple[Split, tuple[int, ...], float], Tiles] = {}
+        """Leaning plans with fewer exchanges: bows are made of the same few."""
         self.alone_s = [sum(self._seconds(device)) for device in range(len(self.cluster.nodes))]
         """Seconds of the whole model on every node, without its messages."""
         self.ways_s = [self._way_s(device) for device in range(len(self.cluster.nodes))]
@@ -254,7 +256,10 @@ class Candidates:
             self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles)
 
     def _joined(self, split: Split, devices: Sequence[int], leaning: float) -> Tiles:
-        return join_phases(self.evaluator.pieces, self.cluster, self._along(split, devices, leaning))
+        key = (split, tuple(devices), leaning)
+        if key not in self._leant:
+            self._leant[key] = join_phases(self.evaluator.pieces, self.cluster, self._along(split, devices, leaning))
+        return self._leant[key]
 
     def _middle(self, device: int, part: float) -> frozenset[str]:
         """Return the graph nodes between the first and the last part of a device's work, in the graph's order."""
