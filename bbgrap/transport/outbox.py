@@ -4,9 +4,9 @@
                └── no ──► backlog ── postman's thread ──► network
 
 Whoever sends writes into the connection itself, so the usual message costs one system call and no change of threads. What the network
-does not take at once, the postman sends; it also opens connections and opens broken ones anew. Nothing is copied: whoever sends does not
-change what was sent. Laws: messages to one address leave in order; a message that was sent in part when its connection broke is sent
-again from its beginning.
+does not take at once, the postman sends; it also opens connections and opens broken ones anew. Nothing is copied, except onto shelves of
+this machine's processes (`bbgrap.transport.shelf`): whoever sends does not change what was sent. Laws: messages to one address leave in
+order; a message that was sent in part when its connection broke is sent again from its beginning.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bbgrap.protocol.messages import Buffer
-from bbgrap.transport.framing import GREETING, frame_head
+from bbgrap.transport.framing import GREETING, SMALL_BYTES, frame_head, shelf_frame
 from bbgrap.transport.mailbox import Mailbox
+from bbgrap.transport.shelf import Shelf, offer_shelf
 
 _LINGER_S = 0.2
 _FIRST_RETRY_S = 0.05
@@ -34,8 +35,8 @@ _MOST_PIECES = 512
 class _Peer:
     """Another data plane.
 
-    Invariants: `ready` means that `socket` is connected; `offset` bytes of the first message in `backlog` have been sent; `watched` are
-    the events of the socket that the selector looks for.
+    Invariants: `ready` means that `socket` is connected; `shelf` belongs to this connection, and nothing in `backlog` is on it; `offset`
+    bytes of the first message in `backlog` have been sent; `watched` are the events of the socket that the selector looks for.
     """
 
     address: str
@@ -43,6 +44,7 @@ class _Peer:
     socket: socket.socket | None = None
     ready: bool = False
     broken: bool = False
+    shelf: Shelf | None = None
     backlog: deque[Sequence[Buffer]] = field(default_factory=deque)
     offset: int = 0
     due: float = 0.0
@@ -57,8 +59,9 @@ class Outbox:
     selector.
     """
 
-    def __init__(self) -> None:
-        """Start without connections."""
+    def __init__(self, *, shelves: bool = False) -> None:
+        """Start without connections; with `shelves` large payloads for processes of this machine are laid on shelves, if they have some."""
+        self._shelves = shelves
         self._peers: dict[str, _Peer] = {}
         self._gone: list[_Peer] = []
         self._lock = threading.Lock()
@@ -105,6 +108,8 @@ class Outbox:
         with self._lock:
             sent = 0
             if peer.ready and not peer.backlog:
+                if total > SMALL_BYTES and _lay_down(peer, header, payload, total):
+                    return
                 sent = _write(peer, pieces)
                 if sent == len(pieces[0]) + total:
                     return
@@ -121,6 +126,8 @@ class Outbox:
         for peer in (*self._peers.values(), *self._gone):
             if peer.socket is not None:
                 peer.socket.close()
+            if peer.shelf is not None:
+                peer.shelf.close()
         self._peers = {}
         self._selector.close()
         self._calls.close()
@@ -200,6 +207,7 @@ class Outbox:
             if not peer.ready:
                 peer.ready, peer.retry_s = True, _FIRST_RETRY_S
                 peer.backlog.appendleft([GREETING])
+                peer.shelf = offer_shelf(peer.socket) if self._shelves else None
             while peer.backlog:
                 rest = _rest(peer.backlog[0], peer.offset)
                 sent = _write(peer, rest)
@@ -214,12 +222,15 @@ class Outbox:
             if peer.watched:
                 self._selector.unregister(peer.socket)
             peer.socket.close()
+        if peer.shelf is not None:
+            peer.shelf.close()
+        peer.shelf = None
         peer.socket, peer.ready, peer.broken, peer.watched, peer.offset = None, False, False, 0, 0
 
 
 def _write(peer: _Peer, pieces: Sequence[Buffer]) -> int:
     """Write what the network takes at once; a broken connection takes nothing."""
-    if peer.socket is None:
+    if peer.socket is None or peer.broken:
         return 0
     try:
         return peer.socket.sendmsg(pieces[:_MOST_PIECES])
@@ -228,6 +239,21 @@ def _write(peer: _Peer, pieces: Sequence[Buffer]) -> int:
     except OSError:
         peer.broken, peer.ready = True, False
         return 0
+
+
+def _lay_down(peer: _Peer, header: Buffer, payload: Sequence[Buffer], total: int) -> bool:
+    """Send a message by the receiver's shelf; False if it must go another way, or has to be sent again."""
+    place = None if peer.shelf is None else peer.shelf.put(payload, total)
+    if peer.shelf is None or place is None:
+        return False
+    frame = shelf_frame(header, total, peer.shelf.token, place)
+    sent = _write(peer, [frame])
+    if sent == len(frame):
+        return True
+    peer.shelf.take_back(place)
+    if sent:  # nothing else may follow a part of a frame
+        peer.broken, peer.ready = True, False
+    return False
 
 
 def _rest(pieces: Sequence[Buffer], offset: int) -> list[Buffer]:

@@ -3,9 +3,8 @@
     client ── packet: small frames, places of large ones ──► coordinator        the same the other way
        └── writes ──► first half │ second half ◄── writes ──┘                   of one piece of memory
 
-The client makes the memory, sealed so that nobody can make it smaller under the other's feet, and passes it over a local socket to the
-name that the coordinator's greeting tells; the coordinator answers with a welcome. Nothing of it has a name in a file system, so nothing is
-left behind however a process ends. Laws: both sides are processes of one user; a place is inside the sender's half or the connection
+The client makes the memory (`bbgrap.transport.sealed`) and passes it over a local socket to the name that the coordinator's greeting tells;
+the coordinator answers with a welcome. Laws: both sides are processes of one user; a place is inside the sender's half or the connection
 ends; a block is written again only when the receiver has given it back; what does not fit is for the connection over ZeroMQ.
 
     packet: number of frames 2 | of places given back 2 | per frame: place 8, length 8 | per place given back: 8 | small frames
@@ -13,10 +12,7 @@ ends; a block is written again only when the receiver has given it back; what do
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import mmap
-import os
 import secrets
 import socket
 import struct
@@ -29,18 +25,17 @@ import numpy as np
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Buffer
 from bbgrap.transport.arena import Arena
+from bbgrap.transport.sealed import WELCOME, accept_memory, listen_at, offer_memory
 
 HALF_BYTES = 64 << 20
 """What one side may have on its way. Chosen: inputs of 4096 x 4096 pixels; memory is taken only as it is used."""
 SMALL_BYTES = 16 << 10
 """Frames below this travel in the packet. Chosen: two copies of so little cost less than keeping account of a block."""
-IDENTITY_BYTES = 16
 _PACKET_BYTES = 60 << 10
 _MOST_FRAMES = 1100
 _INLINE = 2**64 - 1
 _HEAD = struct.Struct("<HH")
 _FRAME = struct.Struct("<QQ")
-_WELCOME = b"welcome"
 
 
 class Shortcut:
@@ -116,7 +111,7 @@ class Shortcut:
         if flags & socket.MSG_TRUNC:
             raise RemoteProtocolError(f"shortcut: expected packets of at most {_PACKET_BYTES} bytes")
         if not self.ready:
-            if self._packet[:count] != _WELCOME:
+            if self._packet[:count] != WELCOME:
                 raise RemoteProtocolError("shortcut: expected a welcome")
             self.ready = True
             return None
@@ -208,33 +203,10 @@ class Shortcut:
 # --- opening ----------------------------------------------------------------------------------------------------------------------
 
 
-def is_possible() -> bool:
-    """Whether this system has what shortcuts need."""
-    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS") and hasattr(socket, "SO_PEERCRED")
-
-
 def open_shortcut(name: str, identity: bytes) -> Shortcut | None:
     """Offer memory to the coordinator with that name on this machine; None if there is none, or not of this user."""
-    if not name or not is_possible():
-        return None
-    with contextlib.ExitStack() as stack:
-        try:
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            connection.setblocking(False)
-            connection.connect(f"\0{name}".encode())
-            if not is_same_user(connection):
-                return None
-            descriptor = os.memfd_create("bbgrap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            stack.callback(os.close, descriptor)
-            os.ftruncate(descriptor, 2 * HALF_BYTES)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            memory = mmap.mmap(descriptor, 2 * HALF_BYTES)
-            socket.send_fds(connection, [identity], [descriptor])
-        except (OSError, ValueError):  # another machine or container, no memory: everything works without
-            return None
-        stack.pop_all().pop_all()
-        os.close(descriptor)
-        return Shortcut(connection, memory, client=True)
+    offered = offer_memory(name, identity, 2 * HALF_BYTES, "shortcut")
+    return None if offered is None else Shortcut(*offered, client=True)
 
 
 def accept_shortcut(connection: socket.socket) -> tuple[bytes, Shortcut]:
@@ -244,45 +216,12 @@ def accept_shortcut(connection: socket.socket) -> tuple[bytes, Shortcut]:
         RemoteProtocolError: if it is nothing that can be used safely.
         BlockingIOError: if nothing is there.
     """
-    try:
-        identity, descriptors, _, _ = socket.recv_fds(connection, IDENTITY_BYTES + 1, 2)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        raise RemoteProtocolError(f"shortcut: {error.strerror}") from error
-    try:
-        if len(identity) != IDENTITY_BYTES or len(descriptors) != 1:
-            raise RemoteProtocolError(f"shortcut: expected an identity and memory, got {len(identity)} bytes and {len(descriptors)} files")
-        seals = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS)
-        if not seals & fcntl.F_SEAL_SHRINK or os.fstat(descriptors[0]).st_size != 2 * HALF_BYTES:
-            raise RemoteProtocolError(f"shortcut: expected sealed memory of {2 * HALF_BYTES} bytes")
-        memory = mmap.mmap(descriptors[0], 2 * HALF_BYTES)
-        connection.send(_WELCOME)
-    except (OSError, ValueError) as error:
-        raise RemoteProtocolError(f"shortcut: expected sealed memory: {error}") from error
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    identity, memory = accept_memory(connection, 2 * HALF_BYTES)
     return identity, Shortcut(connection, memory, client=False)
 
 
 def listen_for_shortcuts() -> tuple[str, socket.socket] | None:
     """Return a name on this machine and the socket that listens there; None if the system has no such thing."""
-    if not is_possible():
-        return None
     name = f"bbgrap-{secrets.token_hex(16)}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.bind(f"\0{name}".encode())
-        listener.listen()
-    except OSError:
-        listener.close()
-        return None
-    listener.setblocking(False)
-    return name, listener
-
-
-def is_same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a local connection belongs to the user of this one."""
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return bool(user == os.geteuid())
+    listener = listen_at(name)
+    return None if listener is None else (name, listener)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Buffer
-from bbgrap.transport.shortcut import Shortcut, accept_shortcut, is_same_user, listen_for_shortcuts
+from bbgrap.transport.sealed import is_same_user
+from bbgrap.transport.shortcut import Shortcut, accept_shortcut, listen_for_shortcuts
 
 MAX_SHORTCUTS = 16
 """Chosen: each may take 128 MiB; further clients use ZeroMQ."""

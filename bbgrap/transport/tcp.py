@@ -3,6 +3,8 @@
     Outbox ──► connections to others          the sender's thread, and a postman for what the network does not take at once
     connections of others ──► receive()       the receiver's thread
 
+Large payloads between two processes of one machine are laid on shelves (`bbgrap.transport.shelf`), if both want that.
+
 Who is patient does not look at every piece of a large payload that a slow network brings: each look would take its core from a kernel.
 
 Laws: see `bbgrap.transport.data`; whoever sends other bytes than messages loses its connection, and takes no memory to speak of.
@@ -16,7 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.messages import Buffer
@@ -24,9 +26,11 @@ from bbgrap.transport.data import Admit, Arrival
 from bbgrap.transport.framing import Reader
 from bbgrap.transport.mailbox import Mailbox
 from bbgrap.transport.outbox import Outbox, detect_silence
+from bbgrap.transport.shelf import Shelves
 
 MAX_CONNECTIONS = 512
 """Incoming connections. Chosen: one per device of the largest clusters we know, several times over."""
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 _CHUNK_BYTES = 64 << 10
 _MOST_REPEATS = 8
 """Times that one connection is read before all are looked at: chosen."""
@@ -42,7 +46,7 @@ class _Caller:
 
     socket: socket.socket
     host: str
-    reader: Reader = field(default_factory=Reader)
+    reader: Reader
     begun_s: float = 0.0
     """When the large payload that is being received began."""
 
@@ -54,8 +58,10 @@ class TcpDataPlane:
     the selector looks for all of them but those that are `_gathering`.
     """
 
-    def __init__(self, bind: str, advertise: str, *, patient: bool = False) -> None:
+    def __init__(self, bind: str, advertise: str, *, patient: bool = False, shelves: bool = False) -> None:
         """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all); `advertise` is the host others use.
+
+        With `shelves` large payloads from and to this machine's processes do not go through the network's buffers.
 
         `patient` is for processes that share a core with kernels; whoever polls `fileno` then asks for `gathers_s`, too.
 
@@ -63,9 +69,10 @@ class TcpDataPlane:
             UsageError: if the address cannot be listened on.
         """
         self._listener = _listen(bind)
-        self.address = f"tcp://{advertise}:{self._listener.getsockname()[1]}"
+        listens_at, port = self._listener.getsockname()[:2]
+        self.address = f"tcp://{advertise}:{port}"
         self.admit: Admit = lambda header, size: True
-        self._outbox = Outbox()
+        self._outbox = Outbox(shelves=shelves)
         self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
         self._calls: Mailbox[None] = Mailbox()
         self._wake_lock = threading.Lock()
@@ -73,6 +80,9 @@ class TcpDataPlane:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
+        self._shelves = Shelves("" if listens_at in _EVERYWHERE else listens_at, port) if shelves else None
+        if self._shelves is not None:
+            self._selector.register(self._shelves, selectors.EVENT_READ)
         self._callers: dict[_Caller, None] = {}
         self._patient = patient
         self._gathering: dict[_Caller, float] = {}
@@ -127,6 +137,8 @@ class TcpDataPlane:
         for caller in self._callers:
             caller.socket.close()
         self._listener.close()
+        if self._shelves is not None:
+            self._shelves.close()
         self._selector.close()
         self._calls.close()
 
@@ -153,6 +165,8 @@ class TcpDataPlane:
                 self._hear(key.data)
             elif key.fileobj is self._listener:
                 self._accept()
+            elif self._shelves is not None and key.fileobj is self._shelves:
+                self._shelves.attend()
             else:
                 self._calls.take()
                 woken = True
@@ -213,7 +227,8 @@ class TcpDataPlane:
             self._hang_up(stranger)
         connection.setblocking(False)
         detect_silence(connection)
-        caller = _Caller(connection, str(address[0]))
+        reader = Reader(None if self._shelves is None else self._shelves.payload)
+        caller = _Caller(connection, str(address[0]), reader)
         self._callers[caller] = None
         self._selector.register(connection, selectors.EVENT_READ, caller)
 

@@ -15,7 +15,7 @@ import pytest
 import bbgrap
 from bbgrap.protocol.client_messages import Greeting, Hello
 from bbgrap.protocol.messages import PROTOCOL_VERSION
-from bbgrap.transport.shortcut import is_possible
+from bbgrap.transport.sealed import is_possible
 from tests.cluster import tiny
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")]
@@ -39,8 +39,8 @@ threading.Event().wait()
 """
 
 
-def mappings(cluster):
-    return Path(f"/proc/{cluster.processes['coordinator'].pid}/maps").read_text().count("memfd:bbgrap")
+def mappings(cluster, purpose="shortcut"):
+    return Path(f"/proc/{cluster.processes['coordinator'].pid}/maps").read_text().count(f"memfd:bbgrap-{purpose}")
 
 
 def wait(what, value):
@@ -85,6 +85,14 @@ def test_a_client_killed_while_its_requests_run_leaves_nothing(fresh):
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
     wait(lambda: mappings(fresh), 1)
     assert all(process.poll() is None for process in fresh.processes.values())
+
+
+def test_the_shelves_of_an_agent_that_is_killed_go_with_it(fresh):
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    session.run(None, {"x": x_and_answer()[0]})
+    wait(lambda: mappings(fresh, "shelf"), 4)  # to and from two agents
+    os.kill(fresh.processes["agent0"].pid, signal.SIGKILL)
+    wait(lambda: mappings(fresh, "shelf"), 2)
 
 
 def test_without_it_everything_works_as_well(fresh):

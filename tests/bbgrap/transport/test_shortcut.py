@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.transport import shortcut as module
+from bbgrap.transport import sealed as module
+from bbgrap.transport.sealed import TOKEN_BYTES, is_possible
 from bbgrap.transport.shortcut import (
     HALF_BYTES,
-    IDENTITY_BYTES,
     SMALL_BYTES,
     accept_shortcut,
-    is_possible,
     listen_for_shortcuts,
     open_shortcut,
 )
@@ -29,7 +28,7 @@ from bbgrap.transport.shortcuts import MAX_SHORTCUTS, Shortcuts
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")
 
-ME = bytes(range(IDENTITY_BYTES))
+ME = bytes(range(TOKEN_BYTES))
 INLINE = 2**64 - 1
 FRAME = st.one_of(st.integers(0, 300), st.sampled_from([SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, 70_001]))
 
@@ -244,7 +243,7 @@ def test_memory_that_can_be_cut_off_is_refused(tmp_path):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             socket.send_fds(ours, [identity], descriptors)
-            with pytest.raises(RemoteProtocolError, match="shortcut: expected"):
+            with pytest.raises(RemoteProtocolError, match="shared memory: expected"):
                 accept_shortcut(theirs)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -300,7 +299,7 @@ def stranger_of(many, close_later):
 
 
 def test_every_client_has_its_own(many, client_of):
-    clients = {bytes([n]) * IDENTITY_BYTES: client_of(bytes([n]) * IDENTITY_BYTES) for n in range(3)}
+    clients = {bytes([n]) * TOKEN_BYTES: client_of(bytes([n]) * TOKEN_BYTES) for n in range(3)}
     assert many.receive() is None
     for identity, client in clients.items():
         assert client.receive() is None
@@ -345,7 +344,7 @@ def test_strangers_keep_nobody_out(many, client_of, stranger_of):
 
 
 def test_the_last_place_is_the_last(many, client_of):
-    clients = [client_of(bytes([n]) * IDENTITY_BYTES) for n in range(MAX_SHORTCUTS + 1)]
+    clients = [client_of(bytes([n]) * TOKEN_BYTES) for n in range(MAX_SHORTCUTS + 1)]
     assert many.receive() is None
     ready = []
     for client in clients:
@@ -366,7 +365,7 @@ def test_the_last_place_is_the_last(many, client_of):
 
 def test_memory_goes_with_both_ends():
     def mapped():
-        return Path("/proc/self/maps").read_text().count("memfd:bbgrap")
+        return Path("/proc/self/maps").read_text().count("memfd:bbgrap-shortcut")
 
     gc.collect()
     before = mapped()
