@@ -115,7 +115,7 @@ class Shelves:
     def __init__(self, host: str, port: int) -> None:
         """Listen for those who send to this address, if this system can."""
         self._selector = selectors.DefaultSelector()
-        self._open: dict[bytes, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
+        self._open: dict[bytes, mmap.mmap] = {}
         self._listener = listen_at(shelf_name(host, port))
         if self._listener is not None:
             self._selector.register(self._listener, selectors.EVENT_READ)
@@ -146,7 +146,8 @@ class Shelves:
         shelf = self._open.get(token)
         if shelf is None or place % ALIGN or not _FIRST <= place <= SHELF_BYTES - nbytes:
             raise RemoteProtocolError(f"data plane: {nbytes} bytes at place {place} of a shelf that has not so many, or is not known")
-        content = shelf[place : place + nbytes].view()
+        # Views of a view of an array refer to that array only; to what refers to a memory they do, and hold it.
+        content = np.ndarray(nbytes, np.uint8, shelf, place)
         content.flags.writeable = False
         weakref.finalize(content, shelf.__setitem__, place // ALIGN, 1).atexit = False
         return content.data
@@ -182,7 +183,7 @@ class Shelves:
         if token in self._open:
             self._forget(connection)
             return
-        self._open[token] = np.frombuffer(memory, np.uint8)
+        self._open[token] = memory
         self._selector.modify(connection, selectors.EVENT_READ, token)
 
     def _forget(self, connection: socket.socket) -> None:

@@ -1,0 +1,29 @@
+"""Payloads on shelves between real processes: what several messages of one request brought stays until all of it is joined."""
+
+import numpy as np
+import pytest
+
+import bbgrap
+from bbgrap.engine.sessions import make_session
+from bbgrap.graph.onnx_write import write_graph
+from bbgrap.local import LocalCluster
+from bbgrap.planners.options import PlanOptions
+from bbgrap.zoo.builder import Builder
+
+pytestmark = pytest.mark.cluster
+
+SHAPE = (1, 8, 128, 128)
+
+
+@pytest.mark.parametrize("split", ["rows", "channels"])
+def test_several_large_outputs_of_one_request_stay_apart(split):
+    net = Builder("outputs", SHAPE)
+    names = [net.act(kind, "input", kind.lower()) for kind in ("Relu", "Sigmoid", "Tanh", "Neg")]
+    model = write_graph(net.graph(*names), weights="inline").data
+    reference = make_session(model)
+    with LocalCluster(2) as cluster:
+        session = bbgrap.InferenceSession(model, cluster=cluster, options=PlanOptions("bbgrap", split))
+        for seed in range(5):
+            x = np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
+            for name, got, expected in zip(names, session.run(names, {"input": x}), reference.run(names, {"input": x}), strict=True):
+                np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=name)
