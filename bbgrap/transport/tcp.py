@@ -161,16 +161,23 @@ class TcpDataPlane:
             self._look_at_gathered()
         for key, _ in ready:
             if key.data is not None:
-                self._last = key.data
+                self._last = key.data if key.data in self._callers else None
                 self._hear(key.data)
             elif key.fileobj is self._listener:
                 self._accept()
-            elif self._shelves is not None and key.fileobj is self._shelves:
-                self._shelves.attend()
+            elif key.fileobj is self._shelves:
+                self._attend_shelves()
             else:
                 self._calls.take()
                 woken = True
         return woken
+
+    def _attend_shelves(self) -> None:
+        """Look after the shelves, but first hear everybody: who has ended may have laid something down before."""
+        for caller in [caller for caller in self._callers if caller not in self._gathering]:
+            self._hear(caller)
+        if self._shelves is not None:
+            self._shelves.attend()
 
     def _hear(self, caller: _Caller) -> None:
         """Read a chunk, or as much of a large payload as is there."""

@@ -120,6 +120,23 @@ def test_what_is_still_read_stays_as_it_is_and_places_are_used_again(view):
         assert len(list(shelf_of(sender, receiver)._arena)) == 1
 
 
+@pytest.mark.parametrize("shelves_first", [False, True])
+def test_what_was_laid_down_before_the_end_arrives(monkeypatch, shelves_first):
+    with pair() as (_, receiver):
+        last = open_plane()
+        last.connect(receiver.address)
+        await_shelf(last, receiver)
+        for part in range(5):
+            last.send(receiver.address, b"%d" % part, bytes([part]) * LARGE)
+        last.close()
+        select = receiver._selector.select
+        order = -1 if shelves_first else 1
+        monkeypatch.setattr(receiver._selector, "select", lambda wait: sorted(select(wait), key=lambda r: order * (r[0].data is None)))
+        receiver._last = None
+        arrivals = [receive(receiver) for _ in range(5)]
+        assert [(bytes(a.header), bytes(a.payload)) for a in arrivals] == [(b"%d" % n, bytes([n]) * LARGE) for n in range(5)]
+
+
 def test_what_does_not_fit_goes_the_other_way_in_order():
     with pair() as (sender, receiver):
         content = bytes(range(250)) * 100_000  # 25 MB: two of them fit
