@@ -122,6 +122,11 @@ class Cluster:
         return len(self.nodes)
 
     @property
+    def beside_host(self) -> int | None:
+        """The device that the coordinator shares a machine with, if it is one."""
+        return next((device for device, node in enumerate(self.nodes) if node.name == self.network.coordinator_on), None)
+
+    @property
     def shares(self) -> tuple[float, ...]:
         """Relative parts of the work, in device order: declared, or measured."""
         return shares_of(self.nodes)
@@ -137,9 +142,8 @@ class Cluster:
                     return Link(link.bandwidth_bytes_per_s, link.round_trip_s / 2)
         if self.host in (source, destination):
             # the coordinator stands where its machine's node stands
-            names = [node.name for node in self.nodes]
-            if self.network.coordinator_on in names:
-                at = names.index(self.network.coordinator_on)
+            at = self.beside_host
+            if at is not None:
                 return self.link(at if source == self.host else source, at if destination == self.host else destination)
             return self.network.between
         groups = {self.nodes[source].group, self.nodes[destination].group}

@@ -63,9 +63,8 @@ class Wires:
 
 def machine_of(cluster: Cluster, device: int) -> int:
     """Return the machine of a device: its own number, and for the host that of the node it shares a machine with, if there is one."""
-    names = [node.name for node in cluster.nodes]
-    on = cluster.network.coordinator_on
-    return names.index(on) if device == cluster.host and on in names else device
+    beside = cluster.beside_host
+    return beside if device == cluster.host and beside is not None else device
 
 
 def run_clock(names: Sequence[str], acts: Sequence[Sequence[Act]], wires: Wires) -> Timeline:

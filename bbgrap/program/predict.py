@@ -60,7 +60,7 @@ class Predictor:
         self.cluster = cluster
         self.calibration = calibration
         hosts = NodeProfile("coordinator")
-        profiles = [*cluster.nodes, next((n for n in cluster.nodes if n.name == cluster.network.coordinator_on), hosts)]
+        profiles = [*cluster.nodes, hosts if cluster.beside_host is None else cluster.nodes[cluster.beside_host]]
         self._speeds: list[Mapping[str, Speed]] = [speeds_of(profile) for profile in profiles]
         self._names = [*(node.name for node in cluster.nodes), hosts.name]
         self._seconds: dict[tuple[int, Amount], float] = {}

@@ -1,7 +1,7 @@
 """Of what is sent in a row, halos leave before outputs, and over the slowest link first: they fly longest, and the rest is sent meanwhile.
 
-Of the coordinator's inputs, those for other machines leave before those for the agent beside it, which would compete for its core with
-the sending. What the coordinator gets is large and not urgent: halos leave before it. Messages to one device stay in order.
+Of the coordinator's inputs, those for others leave before those for the agent beside it, which would compete for its core with the
+sending, however fast the ways are: on one machine this is the difference between one agent waiting and none. What the coordinator gets is large and not urgent: halos leave before it. Messages to one device stay in order.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ class SlowestFirst:
         return replace(device, steps=tuple(steps))
 
     def _by_urgency(self, source: int, sends: Sequence[Step]) -> list[Step]:
-        def urgency(step: Step) -> tuple[bool, float]:
+        host, beside = self.cluster.host, self.cluster.beside_host
+
+        def urgency(step: Step) -> tuple[bool, bool, float]:
             assert isinstance(step, Send)
-            return step.destination == self.cluster.host, self.cluster.link(source, step.destination).bandwidth_bytes_per_s
+            link = self.cluster.link(source, step.destination)
+            return step.destination == host, source == host and step.destination == beside, link.bandwidth_bytes_per_s
 
         return sorted(sends, key=urgency)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import groupby, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,9 +58,10 @@ def test_the_same_messages_leave_and_slow_ones_first(graph, options, cluster):
                 assert [s for s in row if s.destination == peer] == [s for s in ordered if s.destination == peer]
 
 
-def test_the_input_leaves_for_the_other_machine_before_the_agent_beside_the_coordinator_gets_its_own():
+@pytest.mark.parametrize("between", [SLOW, LOCAL, Link(10 * LOCAL.bandwidth_bytes_per_s, LOCAL.latency_s)])
+def test_the_input_leaves_for_the_others_before_the_agent_beside_the_coordinator_gets_its_own(between):
     graph = build("tiny")
-    cluster = replace(Cluster.even(3), network=Network(between=SLOW, coordinator_on=Cluster.even(3).nodes[0].name))
+    cluster = replace(Cluster.even(3), network=Network(between=between, coordinator_on=Cluster.even(3).nodes[0].name))
     assert cluster.link(cluster.host, 0) == LOCAL
     descriptions = all_descriptions(graph)
     compiled = compile_plan(make_plan(graph, cluster, PlanOptions("bbgrap"), descriptions), descriptions)
