@@ -28,9 +28,10 @@ LEANINGS = (0.5, 1.0)
 """How much the way of a node's inputs and outputs counts beside its speed, when work is divided so that slow links carry less. Twice was
 predicted to be faster still, and was not (decision 18)."""
 
-BOWS = ((1.0, 0.25, 0.2), (1.0, 0.5, 0.2), (1.5, 0.25, 0.3))
-"""How much that way counts at both ends of the model, how much in between, and which part of the work either end is. Who is slow to get its
-input and to deliver its output can do more of the work between (decision 20)."""
+BOWS = ((0.25, 0.25, 1.5, 0.2), (0.5, 0.25, 1.0, 0.2), (0.5, 0.5, 1.5, 0.3), (1.0, 0.25, 1.0, 0.2))
+"""How much that way counts at the beginning of the model, between and at the end, and which part of the work beginning and end are each.
+Who is slow to get its input and to deliver its output can do more of the work between (decision 20), and at the beginning, if its input
+comes in instalments (decision 22)."""
 
 SLOW_WAY = 0.02
 """Part of the time that a node takes for the model from which its way to the coordinator counts."""
@@ -246,13 +247,15 @@ class Candidates:
             self._bowed(split, devices)
 
     def _bowed(self, split: Split, devices: Sequence[int]) -> None:
-        """Give them less at both ends of the model only."""
-        for ends, between, part in BOWS:
+        """Give them less at the ends of the model only."""
+        for first, between, last, part in BOWS:
             if self._enough:
                 return
-            inner, outside, inside = self._middle(devices[0], part), *(self._joined(split, devices, by) for by in (ends, between))
-            tiles = {node.name: (inside if node.name in inner else outside)[node.name] for node in self.graph.nodes}
-            words = f"leaning {ends:g} in the first and last {part:.0%}, else {between:g}"
+            tiles: dict[str, tuple[Tile, ...]] = {}
+            for names, leaning in zip(self._stretches(devices[0], part), (first, between, last), strict=True):
+                leant = self._joined(split, devices, leaning)
+                tiles |= {name: leant[name] for name in names}
+            words = f"leaning {first:g} in the first and {last:g} in the last {part:.0%}, else {between:g}"
             self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles)
 
     def _joined(self, split: Split, devices: Sequence[int], leaning: float) -> Tiles:
@@ -261,12 +264,15 @@ class Candidates:
             self._leant[key] = join_phases(self.evaluator.pieces, self.cluster, self._along(split, devices, leaning))
         return self._leant[key]
 
-    def _middle(self, device: int, part: float) -> frozenset[str]:
-        """Return the graph nodes between the first and the last part of a device's work, in the graph's order."""
+    def _stretches(self, device: int, part: float) -> tuple[list[str], list[str], list[str]]:
+        """Return the graph nodes of the first part of a device's work, of what is between, and of the last, in the order of the graph."""
         seconds = self._seconds(device)
         total_s = max(sum(seconds), 1e-9)
-        begins = [before / total_s for before in accumulate(seconds, initial=0.0)]
-        return frozenset(node.name for node, begin in zip(self.graph.nodes, begins, strict=False) if part <= begin < 1 - part)
+        found: tuple[list[str], list[str], list[str]] = ([], [], [])
+        for node, before in zip(self.graph.nodes, accumulate(seconds, initial=0.0), strict=False):
+            begin = before / total_s
+            found[0 if begin < part else 1 if begin < 1 - part else 2].append(node.name)
+        return found
 
     def _put_together(self) -> None:
         """Where nodes hold several ranges of a value, let the fastest node have all of it: over slow links less travels so."""

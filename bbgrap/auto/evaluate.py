@@ -15,10 +15,14 @@ from bbgrap.planners.plan import Plan, Tile
 from bbgrap.planners.search import TileChoices
 from bbgrap.program.direct import build_direct
 from bbgrap.program.memory import program_bytes
-from bbgrap.program.passes import SlowestFirst
+from bbgrap.program.passes import InInstalments, SlowestFirst
+from bbgrap.program.passes.derived import can_be_cut
 from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
-from bbgrap.program.steps import Program
+from bbgrap.program.steps import Apply, Program
 from bbgrap.program.timeline import Timeline
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl import LocalOp
+from bbgrap.tdl.work import Work
 
 Tiles = Mapping[str, tuple[Tile, ...]]
 
@@ -66,6 +70,8 @@ class Evaluator:
         self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
         self.plans = 0
         self._time_is_up = time_is_up
+        self._parts: dict[ShapeMap, Tile] = {}
+        """One tile for every region that an operation was narrowed to: pieces are looked up by object."""
 
     @property
     def spent(self) -> bool:
@@ -120,8 +126,15 @@ class Evaluator:
 
     def program(self, tiles: Tiles) -> Program:
         """Return the program of a plan, to be timed."""
-        direct = build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
-        return replace(SlowestFirst(self.cluster).run(direct), transfers=self.transfers)
+        direct = replace(build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces), transfers=self.transfers)
+        return SlowestFirst(self.cluster).run(InInstalments(self.predictor, self._narrow).run(direct))
+
+    def _narrow(self, op: Apply, region: ShapeMap) -> tuple[LocalOp, Work] | None:
+        """Return what an operation reads and costs for a region of its output; how it would run is not asked."""
+        if not can_be_cut(self.pieces.descriptions[op.node], region):
+            return None
+        node, tile = self.pieces.graph.node_by_name[op.node], self._parts.setdefault(region, Tile(0, region))
+        return LocalOp(self.pieces.piece(node, tile)[0], ()), self.pieces.work(node, tile)
 
     def _per_request_s(self, program: Program, timeline: Timeline) -> float:
         """Return the seconds between two answers when requests never stop: what the busiest node or way is busy with one of them."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from bbgrap.planners.options import TransferType
 from bbgrap.planners.plan import Plan
 from bbgrap.program.build import build_initial
-from bbgrap.program.passes import DEFAULT_PASSES, RelayBroadcasts, SlowestFirst, optimize
+from bbgrap.program.passes import DEFAULT_PASSES, InInstalments, RelayBroadcasts, SlowestFirst, optimize
+from bbgrap.program.passes.derived import narrower
+from bbgrap.program.predict import Predictor
 from bbgrap.program.steps import Program
 from bbgrap.tdl import Description
 
@@ -34,5 +36,6 @@ def compile_plan(
         verify: Check every law between passes.
     """
     initial = replace(build_initial(plan, descriptions), transfers=transfers)
-    passes = (*DEFAULT_PASSES, RelayBroadcasts(plan.cluster), SlowestFirst(plan.cluster))
+    early = InInstalments(Predictor(plan.cluster), narrower(plan.graph, descriptions))
+    passes = (*DEFAULT_PASSES, RelayBroadcasts(plan.cluster), early, SlowestFirst(plan.cluster))
     return Compiled(plan, initial, optimize(initial, passes, verify=verify))

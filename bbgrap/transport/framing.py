@@ -81,9 +81,9 @@ class Reader:
         return None if self._payload is None else self._payload[self._filled :]
 
     @property
-    def progress(self) -> int:
-        """Bytes of that payload that are there."""
-        return self._filled
+    def missing(self) -> int:
+        """Bytes of that payload that are not there yet; 0 if there is none."""
+        return 0 if self._payload is None else len(self._payload) - self._filled
 
     def filled(self, count: int) -> tuple[bytes, memoryview] | None:
         """Note that so many bytes were put into `room`; return the message if that was its end."""

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 
 import zmq
@@ -104,10 +104,8 @@ class Server:
         poller.register(self._events.fileno(), zmq.POLLIN)
         due, more = time.monotonic() + _TICK_S, False
         while not self._stopped:
-            gathers_s = self._plane.gathers_s
-            wait_s = min(due - time.monotonic(), inf if gathers_s is None else gathers_s)
-            ready = dict(poller.poll(0 if more else max(0, ceil(wait_s * 1000))))
-            more = (more or gathers_s is not None or self._plane.fileno() in ready) and self._take_data()
+            ready = dict(poller.poll(0 if more else max(0, ceil((due - time.monotonic()) * 1000))))
+            more = (more or self._plane.fileno() in ready) and self._take_data()
             told = self._control.socket in ready or self._control.shortcuts.fileno() in ready
             more = (told and self._take_control()) or more
             if self._events.fileno() in ready:

@@ -45,7 +45,7 @@ def serve(
         # Listening everywhere, no single address is right for all: agents put in the one they joined by.
         everywhere = host in {"*", "0.0.0.0", "[::]"}  # noqa: S104 - compared, not bound
         try:
-            plane = TcpDataPlane(f"tcp://{host}:{data_port}", advertise or ("*" if everywhere else host), patient=True, shelves=True)
+            plane = TcpDataPlane(f"tcp://{host}:{data_port}", advertise or ("*" if everywhere else host), shelves=True)
         except BaseException:
             control.close()
             raise

@@ -3,6 +3,7 @@
 from bbgrap.program.passes.crops import DropTrivialAssemblies, ForwardCrops
 from bbgrap.program.passes.dead import DropUnused
 from bbgrap.program.passes.fuse import FuseSegments
+from bbgrap.program.passes.instalments import InInstalments
 from bbgrap.program.passes.order import SlowestFirst
 from bbgrap.program.passes.pipeline import DEFAULT_PASSES, Pass, optimize
 from bbgrap.program.passes.relay import RelayBroadcasts
@@ -15,6 +16,7 @@ __all__ = [
     "DropUnused",
     "ForwardCrops",
     "FuseSegments",
+    "InInstalments",
     "Pass",
     "RelayBroadcasts",
     "SlowestFirst",

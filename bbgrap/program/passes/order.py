@@ -1,7 +1,8 @@
 """Of what is sent in a row, halos leave before outputs, and over the slowest link first: they fly longest, and the rest is sent meanwhile.
 
 Of the coordinator's inputs, those for others leave before those for the agent beside it, which would compete for its core with the
-sending, however fast the ways are: on one machine this is the difference between one agent waiting and none. What the coordinator gets is large and not urgent: halos leave before it. Messages to one device stay in order.
+sending, however fast the ways are: on one machine this is the difference between one agent waiting and none. What the coordinator gets
+is large and not urgent: halos leave before it. Messages to one device stay in order.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
+from bbgrap.cluster.types import LOCAL, Network
 from bbgrap.engine.kernels import load_segment
 from bbgrap.engine.layout import block_size
 from bbgrap.engine.prepare import compile_graph
@@ -130,7 +131,8 @@ def test_without_the_layout_all_stays_as_shipped(monkeypatch):
 @pytest.mark.parametrize("broken", ["wrong", "raises"])
 def test_a_segment_that_compiles_badly_stays_portable(broken, caplog):
     graph = build("resnet50")
-    artifacts = export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)
+    cluster = replace(Cluster.even(2), network=Network(LOCAL))  # inputs come at once
+    artifacts = export(compile_graph(graph, cluster, PlanOptions(split="rows"))[0].optimized)
     device, good = artifacts.devices[0], loader_of(artifacts)
     victim = device.segments[4].name
 

@@ -131,12 +131,11 @@ def test_a_node_with_a_slow_way_to_the_coordinator_gets_less() -> None:
     for candidate in leaning:
         near, far = (sum(t.region.size for tiles in candidate.tiles.values() for t in tiles if t.device == device) for device in (0, 1))
         assert near > far
-    bowed = [c for c in leaning if " in the first and last " in c.name]
+    bowed = [c for c in leaning if " in the first and " in c.name]
     assert bowed
     for candidate in bowed:
         parts = [_part_of(1, candidate.tiles[node.name]) for node in graph.nodes]
-        ends, between = max(parts[0], parts[-1]), max(parts)
-        assert ends < between <= 0.5
+        assert parts[-1] < max(parts) <= 0.5
     assert len({c.kind for c in leaning}) == 2, "another direction may lean better"
     apart = Cluster(Cluster.even(2).nodes, Network(Link(1.25e8, 1e-4)))
     assert not any("leaning" in c.name for c in plan_auto(graph, apart, AUTO, descriptions).candidates)
@@ -198,7 +197,9 @@ def test_measured_segments_are_predicted_as_measured() -> None:
     times = [SegmentTime(s.device, s.segment or 0, s.label, 3 * (s.stop_s - s.start_s)) for s in spans]
     again = replace(forecast, calibration=calibrated([n.name for n in Cluster.even(2).nodes], forecast.segments, times, {}))
     for before, after in zip(spans, (s for s in again.timeline.spans if s.segment is not None), strict=True):
-        assert after.stop_s - after.start_s == pytest.approx(3 * (before.stop_s - before.start_s), rel=0.02, abs=1e-6)
+        # what only copies has no kernels to be corrected
+        factor = 3 if forecast.segments[before.device][before.segment or 0].nodes else 1
+        assert after.stop_s - after.start_s == pytest.approx(factor * (before.stop_s - before.start_s), rel=0.02, abs=1e-6)
 
 
 def test_messages_are_predicted_as_measured() -> None:
