@@ -9,6 +9,7 @@ from itertools import accumulate
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link
+from bbgrap.graph import Node
 from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.fused_tiles import grow_tiles
@@ -32,6 +33,13 @@ BOWS = ((0.25, 0.25, 1.5, 0.2), (0.5, 0.25, 1.0, 0.2), (0.5, 0.5, 1.5, 0.3), (1.
 """How much that way counts at the beginning of the model, between and at the end, and which part of the work beginning and end are each.
 Who is slow to get its input and to deliver its output can do more of the work between (decision 20), and at the beginning, if its input
 comes in instalments (decision 22)."""
+
+EXITS = ((0.25, 6.0), (0.0, 6.0), (0.5, 4.0))
+"""How much that way counts in the model, and in its exits: what is cut there is what is sent, and it takes little to compute
+(decision 24)."""
+
+EXITS_PART = 0.15
+"""Part of the model's work that exits may be, to be called so."""
 
 SLOW_WAY = 0.02
 """Part of the time that a node takes for the model from which its way to the coordinator counts."""
@@ -244,6 +252,7 @@ class Candidates:
                 found += [] if added is None else [(added, split, devices)]
         if found:
             _, split, devices = min(found, key=lambda each: each[0].score)
+            self._light_at_exits(split, devices)
             self._bowed(split, devices)
 
     def _bowed(self, split: Split, devices: Sequence[int]) -> None:
@@ -257,6 +266,40 @@ class Candidates:
                 tiles |= {name: leant[name] for name in names}
             words = f"leaning {first:g} in the first and {last:g} in the last {part:.0%}, else {between:g}"
             self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles)
+
+    def _light_at_exits(self, split: Split, devices: Sequence[int]) -> None:
+        """Give them next to nothing of the exits, where outputs grow large that were small before."""
+        exits = self._exits(devices[0])
+        for leaning, at_exits in EXITS if exits else ():
+            if self._enough:
+                return
+            tiles = {**self._joined(split, devices, leaning)}
+            lighter = self._joined(split, devices, at_exits)
+            tiles |= {name: lighter[name] for name in exits}
+            words = f"leaning {leaning:g}, at exits {at_exits:g}"
+            self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles)
+
+    def _exits(self, device: int) -> frozenset[str]:
+        """Return the graph nodes, after the last windows, from where outputs grow; none if there is little else in the model."""
+        windows = {"conv", "conv3x3", "depthwise", "pool"}
+        behind: set[str] = set()
+        for node in reversed(self.graph.nodes):
+            readers = [reader.name for output in node.outputs for reader in self.graph.consumers.get(output, ())]
+            work = self.evaluator.pieces.work(node, Tile(0, whole_output(self.graph, node)))
+            if work.kind not in windows and behind.issuperset(readers):
+                behind.add(node.name)
+        exits: set[str] = set()
+        for node in self.graph.nodes:
+            producers = {producer.name for name in node.inputs if (producer := self.graph.producers.get(name)) is not None}
+            if node.name in behind and (producers & exits or self._grows(node)):
+                exits.add(node.name)
+        seconds = dict(zip((node.name for node in self.graph.nodes), self._seconds(device), strict=True))
+        return frozenset(exits) if sum(seconds[name] for name in exits) < EXITS_PART * sum(seconds.values()) else frozenset()
+
+    def _grows(self, node: Node) -> bool:
+        """Whether a node makes more bytes than it reads."""
+        read = sum(self.graph.types[name].nbytes for name in node.inputs if name in self.graph.producers or name in self.graph.inputs)
+        return sum(self.graph.types[name].nbytes for name in node.outputs if name) > read
 
     def _joined(self, split: Split, devices: Sequence[int], leaning: float) -> Tiles:
         key = (split, tuple(devices), leaning)

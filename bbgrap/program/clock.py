@@ -53,12 +53,14 @@ class Wires:
     """What messages cost.
 
     `link` is the way from one device to another, `handling` the seconds that a device's processor spends on a message of so many bytes
-    (at each end), `machine` the machine that a device runs on.
+    (at each end), `machine` the machine that a device runs on. `taken` is what a message of so many bytes, between a device and another
+    machine, takes of the processor of yet another device on its own: which one, and the seconds; None if there is none.
     """
 
     link: Callable[[int, int], Link]
     handling: Callable[[int, int], float]
     machine: Callable[[int], int]
+    taken: Callable[[int, int], tuple[int, float] | None] = lambda device, size: None
 
 
 def machine_of(cluster: Cluster, device: int) -> int:
@@ -87,6 +89,8 @@ class _Clock:
         self.arrivals: dict[int, float] = {}
         self.way_out: dict[int, float] = {}
         self.way_in: dict[int, float] = {}
+        self.taken = [0.0] * len(acts)
+        """Seconds that others have taken of a device's processor, and that its work has not become longer by yet."""
         self.spans: list[Span] = []
 
     def run(self, names: tuple[str, ...]) -> Timeline:
@@ -115,21 +119,29 @@ class _Clock:
         self.position[device] += 1
         now = self.now[device]
         match act:
-            case Work(seconds=seconds, label=label, segment=segment):
+            case Work(seconds=kernels, label=label, segment=segment):
+                seconds, self.taken[device] = kernels + self.taken[device], 0.0
                 self.now[device] = now + seconds
                 self.spans.append(Span(device, "compute", label, now, now + seconds, segment=segment))
             case Post(message=message, destination=to, bytes=size):
                 packed = now + self.wires.handling(device, size)
+                self._take(device, to, size)
                 self.now[device] = packed
                 self.arrivals[message] = self._arrival(device, to, size, packed)
                 self.spans.append(Span(device, "send", f"to {to}", now, packed, message, to, size))
             case Await(message=message, source=source, bytes=size):
                 there = self.arrivals[message]
+                self._take(device, source, size)
                 if there > now:
+                    self.taken[device] = max(0.0, self.taken[device] - (there - now))  # it was idle meanwhile
                     self.spans.append(Span(device, "wait", f"for {source}", now, there, message, source))
                 begun = max(now, there)
                 self.now[device] = begun + self.wires.handling(device, size)
                 self.spans.append(Span(device, "receive", f"from {source}", begun, self.now[device], message, source, size))
+
+    def _take(self, device: int, peer: int, size: int) -> None:
+        if self.wires.machine(device) != self.wires.machine(peer) and (taken := self.wires.taken(device, size)) is not None:
+            self.taken[taken[0]] += taken[1]
 
     def _arrival(self, source: int, destination: int, size: int, packed: float) -> float:
         link = self.wires.link(source, destination)

@@ -26,6 +26,10 @@ COLD_MESSAGE_S = 80e-6
 """What a message costs at either end beyond one of many in a row, which profiles measure: right after a kernel nothing of the code that
 handles it is in the processor's caches (decision 8: 0.35 ms an exchange, of which sending is 0.12 to 0.2 and receiving 0.11)."""
 
+NETWORK_S_PER_BYTE = 2e-9
+"""What a byte to or from another machine takes of a core, beyond its handling: packets, interrupts. Measured with emulated links: 2.2e-9 to
+2.8e-9 (decision 24)."""
+
 ANY_NODE = ""
 """Stands for the graph nodes of which a machine has measured nothing."""
 
@@ -64,11 +68,21 @@ class Predictor:
         self._speeds: list[Mapping[str, Speed]] = [speeds_of(profile) for profile in profiles]
         self._names = [*(node.name for node in cluster.nodes), hosts.name]
         self._seconds: dict[tuple[int, Amount], float] = {}
-        self.wires = Wires(cache(cluster.link), self._handling, lambda device: machine_of(cluster, device))
+        self.wires = Wires(cache(cluster.link), self._handling, lambda device: machine_of(cluster, device), self._taken)
 
     def _handling(self, device: int, size: int) -> float:
         plain = COLD_MESSAGE_S + self._speeds[device]["message"].seconds(0, 0, size)
         return self.calibration.message_factor(self._names[device]) * plain
+
+    def _taken(self, device: int, size: int) -> tuple[int, float] | None:
+        """Return what the coordinator's messages take of the node beside it, if that computes with all of its cores."""
+        beside = self.cluster.beside_host
+        if device != self.cluster.host or beside is None:
+            return None
+        node = self.cluster.nodes[beside]
+        if node.threads < node.cores:
+            return None
+        return beside, (self._handling(device, size) + NETWORK_S_PER_BYTE * size) / max(1, node.threads)
 
     def seconds(self, device: int, amount: Amount) -> float:
         """Return what a piece of work takes on a device, without corrections."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bbgrap.program.steps import Apply, BufferId, Compute, DeviceProgram, Op, Program, Receive, Send, Step, reads_of, writes_of
@@ -16,6 +16,10 @@ WORTH_A_CUT_FLOPS = 20_000_000
 """Work that is worth a segment of its own while messages fly: about 0.3 ms of one core, a few times what a cut costs (measured)."""
 
 
+WORTH_A_MESSAGE_BYTES = 64 << 10
+"""What is worth a message of its own, if it is read later than the rest: 0.5 ms at 1 Gbit/s, where a message costs 0.2 (measured)."""
+
+
 @dataclass(frozen=True, slots=True)
 class FuseSegments:
     """Give every layer a phase, the number of exchanges that must come before it, and fuse by phase.
@@ -26,7 +30,9 @@ class FuseSegments:
     2. What must be sent at the end of a phase is computed first. The rest of the phase follows while the messages fly, as a segment of
        its own if its work is worth a cut, else together with what reads it.
     3. All operations of a device and half phase become one segment. Before it come the messages it reads, after it those made from
-       it, one per destination. Segments with nothing between them become one.
+       it, one per destination; a large part that is read later than the others is a message of its own. Segments with nothing between
+       them become one.
+    4. Nobody waits for what only the host reads: it is made, and sent, while messages fly, and as soon as the device has all for it.
     """
 
     def run(self, program: Program) -> Program:
@@ -34,8 +40,9 @@ class FuseSegments:
         layers = layer_phases(program)
         early = [_earliest(program, device, layers) for device in program.devices]
         sent = _sent_phases(program, early)
-        slots = [_slots(device, early[device.device], sent) for device in program.devices]
-        return _regrouped(program, slots, sent)
+        slots = [_slots(program, device, early[device.device], sent) for device in program.devices]
+        leaves = {message: 2 * phase + (program.senders[message][1].destination == program.host) for message, phase in sent.items()}
+        return _regrouped(program, slots, leaves)
 
 
 def layer_phases(program: Program) -> dict[str, Phase]:
@@ -61,6 +68,21 @@ def _fetches(program: Program, device: DeviceProgram) -> Iterator[tuple[str, str
                 yield from ((op.node, device.buffers[b].value) for b in reads_of(op) if b in foreign)
 
 
+def _exits(program: Program, device: DeviceProgram) -> set[BufferId]:
+    """Return the buffers of an agent that only the host reads, at the end."""
+    exits, others = set[BufferId](), set[BufferId]()
+    for step in reversed(device.steps):
+        match step:
+            case Send():
+                (exits if step.destination == program.host else others).update(reads_of(step))
+            case Compute():
+                for op in reversed(step.ops):
+                    (others if not others.isdisjoint(writes_of(op)) else exits).update(reads_of(op))
+            case Receive():
+                pass
+    return exits - others
+
+
 def _sent_phases(program: Program, early: list[dict[BufferId, Phase]]) -> dict[int, Phase]:
     """Return the phase at whose end each message is sent."""
     return {
@@ -74,6 +96,7 @@ def _sent_phases(program: Program, early: list[dict[BufferId, Phase]]) -> dict[i
 def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase]) -> dict[BufferId, Phase]:
     """Return the first phase in which each buffer of a device can be there."""
     early = dict.fromkeys(device.feeds, 0)
+    exits = _exits(program, device)
     for step in device.steps:
         match step:
             case Receive():
@@ -81,7 +104,7 @@ def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase])
                 early |= {b: 0 if step.source == program.host else layers[device.buffers[b].value] + 1 for b in step.buffers}
             case Compute():
                 for op in step.ops:
-                    if not isinstance(op, Apply) or device.device == program.host:
+                    if not isinstance(op, Apply) or device.device == program.host or exits.issuperset(op.writes):
                         early |= dict.fromkeys(writes_of(op), max((early[b] for b in reads_of(op)), default=0))
                     else:
                         early |= {b: layers[device.buffers[b].value] for b in op.writes}
@@ -90,10 +113,11 @@ def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase])
     return early
 
 
-def _slots(device: DeviceProgram, early: dict[BufferId, Phase], sent: dict[int, Phase]) -> dict[BufferId, Slot]:
-    """Return when each buffer is made: 2p before the messages of phase p leave, 2p + 1 after."""
-    urgent = _urgent(device, early, sent)
-    sending = {sent[step.message] for step in device.steps if isinstance(step, Send)}
+def _slots(program: Program, device: DeviceProgram, early: dict[BufferId, Phase], sent: dict[int, Phase]) -> dict[BufferId, Slot]:
+    """Return when each buffer is made: 2p before the messages of phase p to other agents leave, 2p + 1 after."""
+    sends = [step for step in device.steps if isinstance(step, Send) and step.destination != program.host]
+    urgent = _urgent(device, sends, early, sent)
+    sending = {sent[send.message] for send in sends}
     rest: dict[Phase, int] = defaultdict(int)
     ops = [op for step in device.steps if isinstance(step, Compute) for op in step.ops]
     for op in ops:
@@ -102,6 +126,10 @@ def _slots(device: DeviceProgram, early: dict[BufferId, Phase], sent: dict[int, 
             rest[phase] += op.work.flops if isinstance(op, Apply) else 0
     slots: dict[BufferId, Slot] = {}
     read: dict[BufferId, Slot] = {}
+    for step in device.steps:
+        if isinstance(step, Send) and step.destination == program.host:
+            leaves = 2 * sent[step.message] + 1
+            read |= {part.buffer: min(read.get(part.buffer, leaves), leaves) for part in step.parts}
     for op in reversed(ops):
         phase = _phase_of(op, early)
         slot = 2 * phase
@@ -118,9 +146,9 @@ def _phase_of(op: Op, early: dict[BufferId, Phase]) -> Phase:
     return max(early[b] for b in writes_of(op))
 
 
-def _urgent(device: DeviceProgram, early: dict[BufferId, Phase], sent: dict[int, Phase]) -> set[BufferId]:
+def _urgent(device: DeviceProgram, sends: Sequence[Send], early: dict[BufferId, Phase], sent: dict[int, Phase]) -> set[BufferId]:
     """Return the buffers from which something is sent at the end of their own phase, and what those depend on within it."""
-    urgent = {p.buffer for step in device.steps if isinstance(step, Send) for p in step.parts if early[p.buffer] == sent[step.message]}
+    urgent = {p.buffer for send in sends for p in send.parts if early[p.buffer] == sent[send.message]}
     for step in reversed(device.steps):
         for op in reversed(step.ops) if isinstance(step, Compute) else ():
             if not urgent.isdisjoint(writes_of(op)):
@@ -131,7 +159,7 @@ def _urgent(device: DeviceProgram, early: dict[BufferId, Phase], sent: dict[int,
 
 @dataclass(frozen=True, slots=True)
 class _Merge:
-    """Which messages become one: all of one sender and phase to one destination."""
+    """Which messages become one: all that leave one sender in one slot for one destination, but for what is large and read later."""
 
     number: dict[int, int]
     """Old message to new."""
@@ -139,25 +167,36 @@ class _Merge:
     """New message to the old ones, in the sender's order."""
 
 
-def _merge(program: Program, sent: dict[int, Phase]) -> _Merge:
-    keys: dict[tuple[int, int, Phase], int] = {}
+def _merge(program: Program, slots: list[dict[BufferId, Slot]], leaves: dict[int, Slot]) -> _Merge:
+    read = {
+        step.message: min(slots[device.device][b] for b in step.buffers)
+        for device in program.devices
+        for step in device.steps
+        if isinstance(step, Receive)
+    }
+    sends = [(device.device, step) for device in program.devices for step in device.steps if isinstance(step, Send)]
+    first: dict[tuple[int, int, Slot], Slot] = {}
+    for sender, send in sends:
+        exchange = (sender, send.destination, leaves[send.message])
+        first[exchange] = min(first.get(exchange, read[send.message]), read[send.message])
+    keys: dict[tuple[int, int, Slot, Slot], int] = {}
     merge = _Merge({}, defaultdict(list))
-    for device in program.devices:
-        for step in device.steps:
-            if isinstance(step, Send):
-                number = keys.setdefault((device.device, step.destination, sent[step.message]), len(keys))
-                merge.number[step.message] = number
-                merge.members[number].append(step)
+    for sender, send in sorted(sends, key=lambda pair: read[pair[1].message]):
+        exchange = (sender, send.destination, leaves[send.message])
+        own = sum(program.part_bytes(sender, send)) >= WORTH_A_MESSAGE_BYTES and send.destination != program.host
+        number = keys.setdefault((*exchange, read[send.message] if own else first[exchange]), len(keys))
+        merge.number[send.message] = number
+        merge.members[number].append(send)
     return merge
 
 
-def _regrouped(program: Program, slots: list[dict[BufferId, Slot]], sent: dict[int, Phase]) -> Program:
-    """Rebuild every device from its phases; messages between two devices in one phase of the sender become one."""
-    merge = _merge(program, sent)
-    return replace(program, devices=tuple(_device(device, slots[device.device], sent, merge) for device in program.devices))
+def _regrouped(program: Program, slots: list[dict[BufferId, Slot]], leaves: dict[int, Slot]) -> Program:
+    """Rebuild every device from its slots; messages between two devices become one."""
+    merge = _merge(program, slots, leaves)
+    return replace(program, devices=tuple(_device(device, slots[device.device], leaves, merge) for device in program.devices))
 
 
-def _device(device: DeviceProgram, slots: dict[BufferId, Slot], sent: dict[int, Phase], merge: _Merge) -> DeviceProgram:
+def _device(device: DeviceProgram, slots: dict[BufferId, Slot], leaves: dict[int, Slot], merge: _Merge) -> DeviceProgram:
     ops: dict[Slot, list[Op]] = defaultdict(list)
     sends: dict[Slot, dict[int, Send]] = defaultdict(dict)
     arrived: dict[int, Receive] = {}
@@ -169,7 +208,7 @@ def _device(device: DeviceProgram, slots: dict[BufferId, Slot], sent: dict[int, 
             case Send():
                 number = merge.number[step.message]
                 parts = tuple(part for member in merge.members[number] for part in member.parts)
-                sends[2 * sent[step.message]][number] = Send(number, step.destination, parts)
+                sends[leaves[step.message]][number] = Send(number, step.destination, parts)
             case Receive():
                 arrived[step.message] = step
     receives: dict[Slot, list[Receive]] = defaultdict(list)

@@ -27,6 +27,7 @@ from bbgrap.program.compile import compile_plan
 from bbgrap.program.predict import ANY_NODE, MESSAGES, Calibration
 from bbgrap.program.trace import SegmentTime
 from bbgrap.zoo import build
+from bbgrap.zoo.builder import Builder
 from benchmarks.planning import exhaustive_gap
 from tests.partition import all_values, assert_close, run_checked
 from tests.random_models import networks, random_feeds
@@ -139,6 +140,21 @@ def test_a_node_with_a_slow_way_to_the_coordinator_gets_less() -> None:
     assert len({c.kind for c in leaning}) == 2, "another direction may lean better"
     apart = Cluster(Cluster.even(2).nodes, Network(Link(1.25e8, 1e-4)))
     assert not any("leaning" in c.name for c in plan_auto(graph, apart, AUTO, descriptions).candidates)
+
+
+def test_of_an_output_that_grows_at_the_end_a_node_with_a_slow_way_makes_little() -> None:
+    b = Builder("grows", (1, 16, 64, 64))
+    x = "input"
+    for number in range(4):
+        x = b.conv(x, f"body{number}", 32, 3, pad=1)
+    graph = b.graph(b.act("Sigmoid", b.conv(x, "head", 128, 1), "output"))
+    descriptions = all_descriptions(graph)
+    beside = Cluster(Cluster.even(2).nodes, Network(Link(1.25e8, 1e-4), coordinator_on="node0"))
+    light = [c for c in plan_auto(graph, beside, AUTO, descriptions).candidates if ", at exits " in c.name]
+    assert light
+    for candidate in light:
+        body, head, output = (_part_of(1, candidate.tiles[name]) for name in ("body3", "head", "output"))
+        assert output == head < 0.5 * body
 
 
 def _part_of(device: int, tiles: Sequence[Tile]) -> float:

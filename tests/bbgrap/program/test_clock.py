@@ -49,6 +49,34 @@ def test_handling_costs_both_ends() -> None:
     assert ends([[Post(0, 1, 1000)], [Await(0, 0, 1000)]], wires) == [0.25, 2.0]
 
 
+def test_what_another_device_sends_through_the_network_makes_work_longer_unless_there_is_time_for_it() -> None:
+    # device 2 is on the machine of device 0, and its messages take of that one's processor
+    wires = Wires(
+        lambda a, b: Link(1000.0, 0.5),
+        lambda device, size: 0.0,
+        lambda device: device % 2,
+        lambda device, size: (0, size / 10_000) if device == 2 else None,
+    )
+    busy: list[list[Act]] = [[Work(0.0, "begins"), Work(3.0, "a"), Work(1.0, "b")], [Await(0, 2, 1000)], [Post(0, 1, 1000)]]
+    assert ends(busy, wires)[0] == pytest.approx(4.1)
+    idle: list[list[Act]] = [[Await(1, 1, 1000), Work(3.0, "a")], [Await(0, 2, 1000), Post(1, 0, 1000)], [Post(0, 1, 1000)]]
+    assert ends(idle, wires)[0] == pytest.approx(6.0)
+    near: list[list[Act]] = [[Await(0, 2, 1000), Work(3.0, "a")], [], [Post(0, 0, 1000)]]
+    assert ends(near, wires)[0] == pytest.approx(4.5), "what stays on the machine is no packet"
+
+
+def test_the_coordinator_takes_of_the_agent_beside_it_that_has_no_core_to_spare() -> None:
+    def taken(cores: int, threads: int, on: str = "a") -> float:
+        cluster = Cluster((NodeProfile("a", cores=cores, threads=threads), NodeProfile("b")), Network(coordinator_on=on))
+        found = Predictor(cluster).wires.taken(2, 1_000_000)
+        return 0.0 if found is None else found[1]
+
+    assert taken(1, 1) > 1e-3
+    assert taken(4, 4) == pytest.approx(taken(1, 1) / 4)
+    assert taken(4, 3) == 0.0
+    assert taken(1, 1, on="") == 0.0
+
+
 def test_who_waits_for_each_other_is_told() -> None:
     with pytest.raises(ProgramError, match=r"\[0, 1\] wait for each other"):
         run_clock(["a", "b"], [[Await(0, 1, 1), Post(1, 1, 1)], [Await(1, 0, 1), Post(0, 0, 1)]], SLOW)

@@ -1,5 +1,7 @@
 """Every pass keeps the answer and adds no byte; together they leave what `needed - held` says and nothing more."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,13 +9,15 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import Plan, Tile, check_plan
+from bbgrap.planners.plan import Plan, Tile, check_plan, whole_output
+from bbgrap.planners.registry import make_plan
 from bbgrap.program.compile import compile_plan
-from bbgrap.program.passes import DEFAULT_PASSES
+from bbgrap.program.passes import DEFAULT_PASSES, optimize
 from bbgrap.program.statistics import statistics_of, traffic_bytes
-from bbgrap.program.steps import Receive, Send, check_program
+from bbgrap.program.steps import Program, Receive, Send, check_program
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.zoo import build
+from bbgrap.zoo.builder import Builder
 from tests.partition import all_values, assert_close, compiled, run_checked
 from tests.random_models import clusters, networks, plan_options, plans, random_feeds
 
@@ -93,6 +97,44 @@ def test_messages_are_one_per_neighbour_and_exchange() -> None:
                 run.append(step.destination)
             else:
                 run = []
+
+
+def two_outputs() -> Program:
+    """Build a network whose first output needs much from the other device, on two devices by rows: device 0 makes all of that output."""
+    b = Builder("two", (1, 8, 64, 64))
+    body = b.conv("input", "body", 64, 3, pad=1)
+    first = b.conv(b.act("Relu", body, "relu"), "first", 64, 1)
+    second = b.conv(b.conv(body, "further", 64, 3, pad=1), "second", 8, 3, pad=1)
+    graph = b.graph(first, second)
+    descriptions = all_descriptions(graph)
+    plan = make_plan(graph, Cluster.even(2), PlanOptions(split="rows"), descriptions)
+    whole = whole_output(graph, graph.node_by_name["first"])
+    return optimize(compile_plan(replace(plan, tiles={**plan.tiles, "first": (Tile(0, whole),)}), descriptions).initial)
+
+
+def test_nobody_waits_for_what_only_the_host_reads_nor_for_what_is_large_and_read_later() -> None:
+    program = two_outputs()
+    near = program.devices[0].steps
+    place = {(type(step).__name__, label): n for n, step in enumerate(near) for label in labels(program, 0, step)}
+    assert place["Receive", "body halo"] < place["Send", "further halo"] < place["Receive", "relu large"] < place["Send", "first"]
+    run_checked(program, random_feeds(program.graph), all_values(program.graph, random_feeds(program.graph)))
+
+
+def labels(program: Program, device: int, step: object) -> list[str]:
+    """Name what a step of the program above carries."""
+    if not isinstance(step, Send | Receive):
+        return []
+    held = program.devices[device].buffers
+    parts = (
+        [(held[p.buffer].value, p.region) for p in step.parts]
+        if isinstance(step, Send)
+        else [(held[b].value, held[b].region) for b in step.buffers]
+    )
+    names = []
+    for value, region in parts:
+        rows = region.shape[2]
+        names.append(value if value in program.graph.outputs else f"{value} {'halo' if rows <= 2 else 'large'}")
+    return names
 
 
 @given(st.data())
