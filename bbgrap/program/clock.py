@@ -53,14 +53,14 @@ class Wires:
     """What messages cost.
 
     `link` is the way from one device to another, `handling` the seconds that a device's processor spends on a message of so many bytes
-    (at each end), `machine` the machine that a device runs on. `taken` is what a message of so many bytes, between a device and another
-    machine, takes of the processor of yet another device on its own: which one, and the seconds; None if there is none.
+    (at each end), `machine` the machine that a device runs on. `taken` is what a message of so many bytes, between a device and a
+    peer on another machine, takes of the processor of yet another device on its own: which one, and the seconds; None if there is none.
     """
 
     link: Callable[[int, int], Link]
     handling: Callable[[int, int], float]
     machine: Callable[[int], int]
-    taken: Callable[[int, int], tuple[int, float] | None] = lambda device, size: None
+    taken: Callable[[int, int, int], tuple[int, float] | None] = lambda device, peer, size: None
 
 
 def machine_of(cluster: Cluster, device: int) -> int:
@@ -140,7 +140,7 @@ class _Clock:
                 self.spans.append(Span(device, "receive", f"from {source}", begun, self.now[device], message, source, size))
 
     def _take(self, device: int, peer: int, size: int) -> None:
-        if self.wires.machine(device) != self.wires.machine(peer) and (taken := self.wires.taken(device, size)) is not None:
+        if self.wires.machine(device) != self.wires.machine(peer) and (taken := self.wires.taken(device, peer, size)) is not None:
             self.taken[taken[0]] += taken[1]
 
     def _arrival(self, source: int, destination: int, size: int, packed: float) -> float:

@@ -26,9 +26,12 @@ COLD_MESSAGE_S = 80e-6
 """What a message costs at either end beyond one of many in a row, which profiles measure: right after a kernel nothing of the code that
 handles it is in the processor's caches (decision 8: 0.35 ms an exchange, of which sending is 0.12 to 0.2 and receiving 0.11)."""
 
-NETWORK_S_PER_BYTE = 2e-9
-"""What a byte to or from another machine takes of a core, beyond its handling: packets, interrupts. Measured with emulated links: 2.2e-9 to
-2.8e-9 (decision 24)."""
+MEMORY_BYTES_PER_S = 2e9
+"""Links from here on are memory of one machine, half of what was measured there."""
+
+PACKETS_S_PER_BYTE = ((300e6, 2e-9), (MEMORY_BYTES_PER_S, 0.5e-9))
+"""What a byte takes of a core beyond its handling, by packets and interrupts, over links of up to so many bytes per second. Measured with
+emulated links: 2.2e-9 to 2.8e-9 at 1 Gbit/s, 0.3e-9 to 0.6e-9 at 10 Gbit/s, where packets are larger (decision 24)."""
 
 ANY_NODE = ""
 """Stands for the graph nodes of which a machine has measured nothing."""
@@ -74,15 +77,16 @@ class Predictor:
         plain = COLD_MESSAGE_S + self._speeds[device]["message"].seconds(0, 0, size)
         return self.calibration.message_factor(self._names[device]) * plain
 
-    def _taken(self, device: int, size: int) -> tuple[int, float] | None:
+    def _taken(self, device: int, peer: int, size: int) -> tuple[int, float] | None:
         """Return what the coordinator's messages take of the node beside it, if that computes with all of its cores."""
         beside = self.cluster.beside_host
         if device != self.cluster.host or beside is None:
             return None
-        node = self.cluster.nodes[beside]
-        if node.threads < node.cores:
+        node, bandwidth = self.cluster.nodes[beside], self.wires.link(device, peer).bandwidth_bytes_per_s
+        packets = next((seconds for most, seconds in PACKETS_S_PER_BYTE if bandwidth <= most), None)
+        if packets is None or node.threads < node.cores:
             return None
-        return beside, (self._handling(device, size) + NETWORK_S_PER_BYTE * size) / max(1, node.threads)
+        return beside, (self._handling(device, size) + packets * size) / max(1, node.threads)
 
     def seconds(self, device: int, amount: Amount) -> float:
         """Return what a piece of work takes on a device, without corrections."""

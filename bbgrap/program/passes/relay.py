@@ -20,7 +20,7 @@ from itertools import pairwise, permutations
 
 from bbgrap.cluster import Cluster
 from bbgrap.program.passes.relayed import Broadcast, Target, rewrite
-from bbgrap.program.predict import Predictor
+from bbgrap.program.predict import MEMORY_BYTES_PER_S, Predictor
 from bbgrap.program.steps import Program, Receive, Send
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 
@@ -29,9 +29,6 @@ WORTH = 0.9
 
 MESSAGE_S = 60e-6
 """What a message costs both its ends' processors, whatever its size: twice the overhead of kind `message` of a generic core."""
-
-MEMORY_BYTES_PER_S = 2e9
-"""Links from here on are memory of one machine, half of what was measured there: relaying moves as many bytes through it as before."""
 
 GRAIN = 16
 """Pieces begin at multiples of this, preferably: compiled segments keep channels in blocks of 8 or 16."""

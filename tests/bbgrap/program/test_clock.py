@@ -55,7 +55,7 @@ def test_what_another_device_sends_through_the_network_makes_work_longer_unless_
         lambda a, b: Link(1000.0, 0.5),
         lambda device, size: 0.0,
         lambda device: device % 2,
-        lambda device, size: (0, size / 10_000) if device == 2 else None,
+        lambda device, peer, size: (0, size / 10_000) if device == 2 else None,
     )
     busy: list[list[Act]] = [[Work(0.0, "begins"), Work(3.0, "a"), Work(1.0, "b")], [Await(0, 2, 1000)], [Post(0, 1, 1000)]]
     assert ends(busy, wires)[0] == pytest.approx(4.1)
@@ -66,15 +66,15 @@ def test_what_another_device_sends_through_the_network_makes_work_longer_unless_
 
 
 def test_the_coordinator_takes_of_the_agent_beside_it_that_has_no_core_to_spare() -> None:
-    def taken(cores: int, threads: int, on: str = "a") -> float:
-        cluster = Cluster((NodeProfile("a", cores=cores, threads=threads), NodeProfile("b")), Network(coordinator_on=on))
-        found = Predictor(cluster).wires.taken(2, 1_000_000)
+    def taken(cores: int, threads: int, on: str = "a", rate: float = 125e6) -> float:
+        network = Network(Link(rate, 1e-4), coordinator_on=on)
+        cluster = Cluster((NodeProfile("a", cores=cores, threads=threads), NodeProfile("b")), network)
+        found = Predictor(cluster).wires.taken(2, 1, 1_000_000)
         return 0.0 if found is None else found[1]
 
-    assert taken(1, 1) > 1e-3
+    assert taken(1, 1) > taken(1, 1, rate=1.2e9) > 0
     assert taken(4, 4) == pytest.approx(taken(1, 1) / 4)
-    assert taken(4, 3) == 0.0
-    assert taken(1, 1, on="") == 0.0
+    assert taken(4, 3) == taken(1, 1, on="") == taken(1, 1, rate=3e9) == 0
 
 
 def test_who_waits_for_each_other_is_told() -> None:
