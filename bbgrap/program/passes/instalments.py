@@ -33,6 +33,9 @@ LONG_ENOUGH = 4.0
 WORTH = 0.9
 """What of the time until the first layers are done must be left, at most, as links are not known better than that. Chosen."""
 
+UNREAD_BYTES = 3 << 20
+"""That a system takes in for a receiver who computes: half of what Linux gives a connection at most, usually (decision 23)."""
+
 REPEATED_BYTES = 16 << 20
 """Of weights that more than one instalment uses, a session each has its own copy: so many bytes of them at most. Chosen."""
 
@@ -160,6 +163,16 @@ class _Line:
 
 
 @dataclass(frozen=True, slots=True)
+class _Progress:
+    """Positions that are done, the bytes they needed, and when that was; the way is late by what it had to wait for its receiver."""
+
+    come: int = 0
+    read: float = 0.0
+    late_s: float = 0.0
+    done_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class _Stretch:
     """What instalments of a stretch cost by their positions along an axis: the bytes that must have come, and seconds of operations."""
 
@@ -170,11 +183,18 @@ class _Stretch:
 
     def seconds(self, sizes: Sequence[int]) -> float:
         """Return when the last of these instalments is done."""
-        come, done = 0, 0.0
+        progress = _Progress()
         for size in sizes:
-            come += size
-            done = max(done, self._there_s(come)) + self.way.each_s + self.work.at(size)
-        return done
+            progress = self._after(progress, size)
+        return progress.done_s
+
+    def _after(self, before: _Progress, size: int) -> _Progress:
+        """Return where things stand once another instalment is done; while one is computed, the system takes in some of the next ones."""
+        rate = self.way.size / self.way.seconds
+        late_s = max(before.late_s, before.done_s - (before.read + UNREAD_BYTES) / rate)
+        read = min(self.bytes.at(before.come + size), self.way.size)
+        there_s = max(before.done_s, read / rate + late_s)
+        return _Progress(before.come + size, read, late_s, there_s + self.way.each_s + self.work.at(size))
 
     def divisions(self, least: int, most: int) -> Iterator[tuple[int, ...]]:
         """Yield divisions of the axis: equal parts, and a small first part with as much after it as has come meanwhile."""
@@ -187,17 +207,13 @@ class _Stretch:
                 yield tuple(sizes)
 
     def _growing(self, first: int) -> Iterator[int]:
-        come, size, done = 0, first, 0.0
-        while come < self.extent:
-            size = min(size, self.extent - come)
-            come += size
+        progress, size = _Progress(), first
+        while progress.come < self.extent:
+            size = min(size, self.extent - progress.come)
             yield size
-            done = max(done, self._there_s(come)) + self.way.each_s + self.work.at(size)
-            ahead = (done / self.way.seconds * self.way.size - self.bytes.fixed) / self.bytes.each - come if self.bytes.each > 0 else 0
-            size = max(first, int(ahead))
-
-    def _there_s(self, come: int) -> float:
-        return self.way.seconds * min(1.0, self.bytes.at(come) / self.way.size)
+            progress = self._after(progress, size)
+            here = min(progress.done_s / self.way.seconds * self.way.size, progress.read + UNREAD_BYTES)
+            size = max(first, int((here - self.bytes.fixed) / self.bytes.each) - progress.come if self.bytes.each > 0 else first)
 
 
 def _axes(region: ShapeMap) -> Iterator[tuple[int, int]]:
