@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from bbgrap.program.memory import weight_bytes
 from bbgrap.program.passes.derived import Derived, Head, Narrow, derive, heads_of, made_in_parts
 from bbgrap.program.predict import Predictor
-from bbgrap.program.steps import Apply, Assemble, Compute, DeviceProgram, Program, Receive
+from bbgrap.program.steps import Assemble, Compute, DeviceProgram, Program, Receive
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 
 LEAST_S = 2e-3
@@ -93,7 +94,7 @@ class InInstalments:
             whole = device.buffers[head.target].region
             all_at_once = Derived(head.ops, {b: device.buffers[b].region for b in head.receive.buffers})
             join_s = self.predictor.op_seconds(program, device, Assemble(head.target, ()))
-            weights = _weight_bytes(program, head)
+            weights = weight_bytes(program.graph, head.ops)
             most = min(MOST, 1 + REPEATED_BYTES // weights if weights else MOST)
             for axis, extent in _axes(whole):
                 least = -(-extent // MOST)
@@ -230,15 +231,3 @@ def _part(region: ShapeMap, axis: int, start: int, stop: int) -> ShapeMap:
     """Return the positions `[start, stop)` of a region along an axis of one range."""
     first = region.axes[axis].hull.start
     return region.replace(axis, IntervalSet.of(Interval(first + start, first + stop)))
-
-
-def _weight_bytes(program: Program, head: Head) -> int:
-    graph = program.graph
-    slices = {
-        (name, region)
-        for op in head.ops
-        if isinstance(op, Apply)
-        for name, region in zip(graph.node_by_name[op.node].inputs, op.local.reads, strict=False)
-        if name in graph.weights and region is not None
-    }
-    return sum(region.size * graph.weights[name].type.dtype.itemsize for name, region in slices)
