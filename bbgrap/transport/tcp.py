@@ -137,7 +137,7 @@ class TcpDataPlane:
     def _wait(self, timeout_s: float | None, spin_s: float) -> None:
         """Wait for a message, a wake-up, or the timeout."""
         for caller in self._bring_much:
-            _tell_at(caller, min(caller.reader.missing, _PIECE_BYTES) or 1)
+            _tell_of_pieces(caller)
         began = time.perf_counter()
         while not self._arrived:
             elapsed = time.perf_counter() - began
@@ -196,7 +196,7 @@ class TcpDataPlane:
             if reader.missing:
                 self._bring_much[caller] = None
             if caller in self._bring_much:
-                _tell_at(caller, min(reader.missing, _PIECE_BYTES) or 1)
+                _tell_of_pieces(caller)
         except BlockingIOError:
             return
         except OSError:
@@ -243,8 +243,13 @@ def _tell_at(caller: _Caller, least: int) -> None:
     """Have the system say that a connection can be read when so many bytes are there, or its end."""
     if caller.least != least:
         caller.least = least
-        with suppress(OSError):  # a system without: it tells of every byte
+        with suppress(OSError, AttributeError):  # a system without: it tells of every byte
             caller.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+
+
+def _tell_of_pieces(caller: _Caller) -> None:
+    """Have it say so when a good piece of a large payload is there, or anything at all where none is on its way."""
+    _tell_at(caller, min(caller.reader.missing, _PIECE_BYTES) or 1)
 
 
 def _listen(bind: str) -> socket.socket:

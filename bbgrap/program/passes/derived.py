@@ -72,7 +72,10 @@ class Derived:
 
 
 def derive(device: DeviceProgram, head: Head, region: ShapeMap, narrow: Narrow) -> Derived | None:
-    """Return what a region of a head's target takes; None if that cannot be told."""
+    """Return what a region of a head's target takes; None if that cannot be told, or if a partial result is on the way.
+
+    A partial result is of a range of what its operation sums over, and narrowing knows regions only.
+    """
     wanted = {head.target: region}
     done: list[Op] = []
     for op in reversed(head.ops):
@@ -83,7 +86,7 @@ def derive(device: DeviceProgram, head: Head, region: ShapeMap, narrow: Narrow) 
                 done.append(Assemble(output, parts))
                 reads = [(part.buffer, part.region) for part in parts]
             case Apply(reads=operands, writes=(output,)) if output in wanted:
-                found = narrow(op, wanted[output])
+                found = narrow(op, wanted[output]) if device.buffers[output].part is None else None
                 if found is None or len(found[0].reads) != len(operands):
                     return None
                 done.append(replace(op, local=found[0], work=found[1]))

@@ -15,7 +15,6 @@ Slot = int
 WORTH_A_CUT_FLOPS = 20_000_000
 """Work that is worth a segment of its own while messages fly: about 0.3 ms of one core, a few times what a cut costs (measured)."""
 
-
 WORTH_A_MESSAGE_BYTES = 64 << 10
 """What is worth a message of its own, if it is read later than the rest: 0.5 ms at 1 Gbit/s, where a message costs 0.2 (measured)."""
 

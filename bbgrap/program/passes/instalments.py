@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 from bbgrap.program.memory import weight_bytes
 from bbgrap.program.passes.derived import Derived, Head, Narrow, derive, heads_of, made_in_parts
@@ -105,10 +105,10 @@ class InInstalments:
                 stretch = _Stretch(
                     way, extent, _Line.through((least, some_bytes), (extent, all_bytes)), _Line.through((least, some_s), (extent, all_s))
                 )
-                sizes = min(stretch.divisions(least, most), key=stretch.seconds, default=())
-                seconds = stretch.seconds(sizes) + join_s if sizes else way.seconds
-                if sizes and seconds < WORTH * stretch.seconds((extent,)):
-                    yield _Choice(head, axis, tuple(sizes), seconds - all_s)
+                for sizes in stretch.divisions(least, most):
+                    seconds = stretch.seconds(sizes) + join_s
+                    if seconds < WORTH * stretch.seconds((extent,)):
+                        yield _Choice(head, axis, sizes, seconds - all_s)
 
     def _heads(self, program: Program, device: DeviceProgram, way: _Way) -> Iterator[Head]:
         """Yield the stretches that a device's first segment begins with, as long as they are long enough and not too long."""
@@ -203,9 +203,9 @@ class _Stretch:
             bounds = [self.extent * number // count for number in range(count + 1)]
             yield tuple(b - a for a, b in pairwise(bounds))
         for first in sorted({1, least}):
-            sizes = list(self._growing(first))
+            sizes = tuple(islice(self._growing(first), most + 1))
             if 1 < len(sizes) <= most:
-                yield tuple(sizes)
+                yield sizes
 
     def _growing(self, first: int) -> Iterator[int]:
         progress, size = _Progress(), first

@@ -17,7 +17,7 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.compile import compile_plan
 from bbgrap.program.passes import DEFAULT_PASSES, InInstalments, optimize
-from bbgrap.program.passes.derived import heads_of, made_in_parts, narrower
+from bbgrap.program.passes.derived import Head, derive, heads_of, made_in_parts, narrower
 from bbgrap.program.predict import Predictor
 from bbgrap.program.statistics import traffic_bytes
 from bbgrap.program.steps import Apply, Compute, Program, Receive, Send, check_program
@@ -68,6 +68,24 @@ def test_any_head_of_any_legal_plan_in_any_parts(data):
     graph = data.draw(networks())
     plan = data.draw(plans(graph, data.draw(st.integers(2, 3))))
     check_any_head(data, optimize(compile_plan(plan, all_descriptions(graph)).initial), graph)
+
+
+def test_partial_results_are_made_at_once():
+    graph = stack(1)
+    descriptions = all_descriptions(graph)
+    plan = make_plan(graph, Cluster.even(2), PlanOptions("bbgrap", split="inputs"), descriptions)
+    program = optimize(compile_plan(plan, descriptions).initial)
+    tried = 0
+    for device in program.devices[: program.host]:
+        receive = next(step for step in device.steps if isinstance(step, Receive))
+        send = program.senders[receive.message][1]
+        for op in (op for step in device.steps if isinstance(step, Compute) for op in step.ops if isinstance(op, Apply)):
+            target = device.buffers[op.writes[0]]
+            if target.part is not None:
+                tried += 1
+                head = Head(send, receive, (op,), (), op.writes[0])
+                assert derive(device, head, target.region, lambda op, region: (op.local, op.work)) is None
+    assert tried
 
 
 # --- when it pays -----------------------------------------------------------------------------------------------------------------
