@@ -14,8 +14,8 @@ Laws: tiles only grow; with no work to spare (an infinitely slow machine) the pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 from bbgrap.cluster import Cluster
@@ -27,7 +27,6 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile
 from bbgrap.shapemap import IntervalSet, ShapeMap
-from bbgrap.tdl.work import Work
 
 Tiles = Mapping[str, tuple[Tile, ...]]
 
@@ -43,46 +42,38 @@ def plan_fewer_exchanges(graph: Graph, cluster: Cluster, options: PlanOptions, d
 
 def join_phases(pieces: Pieces, cluster: Cluster, tiles: Tiles) -> dict[str, tuple[Tile, ...]]:
     """Return tiles that overlap where computing twice takes less time than exchanging; those of a plan without exchanges are its own."""
-    joiner = _Joiner(pieces, cluster, tiles)
-    last = len(joiner.phases)
-    best: list[tuple[float, int]] = [(0.0, 0)]
-    """Per number of phases: their least cost, and where their last group begins."""
-    for stop in range(1, last + 1):
-        best.append(_cheapest_end(joiner, best, stop))
+    phases = _Phases(pieces, cluster, tiles)
+    best: list[tuple[float, int, Tiles]] = [(0.0, 0, {})]
+    """Per number of phases: their least cost, where their last group begins, and the tiles of its nodes, and perhaps of others."""
+    for stop in range(1, len(phases.nodes) + 1):
+        best.append(_cheapest_end(phases, best, stop))
     grown = dict(tiles)
-    stop = last
+    stop = len(phases.nodes)
     while stop:
-        start = best[stop][1]
-        grown |= joiner.group(start, stop).tiles
+        _, start, found = best[stop]
+        grown |= {node.name: found[node.name] for phase in phases.nodes[start:stop] for node in phase}
         stop = start
     return grown
 
 
-def _cheapest_end(joiner: _Joiner, best: list[tuple[float, int]], stop: int) -> tuple[float, int]:
-    """Return the least cost of the phases before `stop`, and where the last group of them begins; of equals the longest group."""
+def _cheapest_end(phases: _Phases, best: list[tuple[float, int, Tiles]], stop: int) -> tuple[float, int, Tiles]:
+    """Return the least cost of the phases before `stop`, where the last group of them begins, its tiles; of equals the longest."""
     first = max(0, stop - LONGEST)
     least = (inf, stop - 1)
+    group = _Group(phases, stop)
     for start in range(stop - 1, first - 1, -1):
-        group = joiner.group(start, stop)
+        group.extend()
         least = min(least, (best[start][0] + group.seconds, start))
         if group.extra_s + best[first][0] > least[0]:
             break  # a longer group has at least this much extra work
-    return least
+    return *least, group.tiles
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Joined phases: the tiles of their nodes, and what they cost beyond the work of the given tiles: extra work, and an exchange."""
+class _Phases:
+    """The phases of one plan, and what its nodes fetch.
 
-    tiles: Tiles
-    extra_s: float
-    seconds: float
-
-
-class _Joiner:
-    """Groups of phases of one plan.
-
-    Invariants: `phases` are the nodes by how many exchanges come before them, in topological order; no phase is empty.
+    Invariants: `nodes` are the nodes by how many exchanges come before them, in topological order; no phase is empty. `missing` has, for
+    every operand that a node makes, the elements that each tile of its reader fetches.
     """
 
     def __init__(self, pieces: Pieces, cluster: Cluster, tiles: Tiles) -> None:
@@ -90,14 +81,15 @@ class _Joiner:
         self.cluster = cluster
         self.tiles = tiles
         self.graph = pieces.graph
-        self.speeds = [speeds_of(node) for node in cluster.nodes]
-        self.phase_of: dict[str, int] = {}
+        self.missing: dict[tuple[str, int], tuple[int, ...]] = {}
+        self.of: dict[str, int] = {}
         for node in self.graph.nodes:
-            self.phase_of[node.name] = self._phase(node)
-        self.phases: list[list[Node]] = [[] for _ in range(max(self.phase_of.values(), default=-1) + 1)]
+            self.of[node.name] = self._phase(node)
+        self.nodes: list[list[Node]] = [[] for _ in range(max(self.of.values(), default=-1) + 1)]
         for node in self.graph.nodes:
-            self.phases[self.phase_of[node.name]].append(node)
-        self._groups: dict[tuple[int, int], _Group] = {}
+            self.nodes[self.of[node.name]].append(node)
+        self.axes = {name: _cut_axis(of) for name, of in tiles.items()}
+        self._speeds = [speeds_of(node) for node in cluster.nodes]
 
     def _phase(self, node: Node) -> int:
         """Return the number of exchanges before a node: one more than before what any machine fetches for it."""
@@ -105,12 +97,13 @@ class _Joiner:
         for number, value in enumerate(node.inputs):
             producer = self.graph.producers.get(value)
             if producer is not None:
-                fetched = any(self._missing(node, tile, number, self.tiles[producer.name]) for tile in self.tiles[node.name])
-                found = max(found, self.phase_of[producer.name] + fetched)
+                held = self.tiles[producer.name]
+                fetched = self.missing[node.name, number] = tuple(self.fetched(node, t, number, held) for t in self.tiles[node.name])
+                found = max(found, self.of[producer.name] + any(fetched))
         captured = [self.graph.producers[value] for value in node.captured if value in self.graph.producers]
-        return max([found, *(self.phase_of[producer.name] + 1 for producer in captured)])
+        return max([found, *(self.of[producer.name] + 1 for producer in captured)])
 
-    def _missing(self, node: Node, tile: Tile, operand: int, held: tuple[Tile, ...]) -> int:
+    def fetched(self, node: Node, tile: Tile, operand: int, held: tuple[Tile, ...]) -> int:
         """Return how many elements of an operand a tile reads that its machine does not hold."""
         read = self.pieces.piece(node, tile)[0][operand]
         if read is None or read.is_empty:
@@ -121,72 +114,104 @@ class _Joiner:
         if mine is None:
             return read.size
         outputs = [name for name in producer.outputs if name]
-        return read.size - read.intersect(self.pieces.piece(producer, mine)[1][outputs.index(value)]).size
+        region = self.pieces.piece(producer, mine)[1][outputs.index(value)]
+        return 0 if region.issuperset(read) else read.size - read.intersect(region).size
 
-    def group(self, start: int, stop: int) -> _Group:
-        """Return the phases from `start` to `stop` as one; infinitely expensive if they exchange whatever the tiles."""
-        known = self._groups.get((start, stop))
-        if known is None:
-            known = self._groups[start, stop] = self._join(start, stop)
-        return known
+    def seconds(self, node: Node, tile: Tile) -> float:
+        """Return what a tile takes."""
+        work = self.pieces.work(node, tile)
+        return self._speeds[tile.device][work.kind].seconds_of(work) if work.flops or work.map_bytes or work.weight_bytes else 0.0
 
-    def _join(self, start: int, stop: int) -> _Group:
-        nodes = [node for phase in self.phases[start:stop] for node in phase]
-        members = {node.name for node in nodes}
-        tiles = self._grown(nodes) if stop - start > 1 else {node.name: self.tiles[node.name] for node in nodes}
-        fetched = [0] * len(self.cluster.nodes)
-        joined = 0
-        for node in nodes:
-            for number, value in enumerate(node.inputs):
-                producer = self.graph.producers.get(value)
-                if producer is None:
-                    continue
-                itemsize = self.graph.types[value].dtype.itemsize
-                for tile in tiles[node.name]:
-                    missing = self._missing(node, tile, number, tiles.get(producer.name, self.tiles[producer.name]))
-                    if missing and producer.name in members:
-                        return _Group(tiles, inf, inf)
-                    fetched[tile.device] += missing * itemsize
-                    if missing:
-                        read = self.pieces.piece(node, tile)[0][number]
-                        joined = max(joined, 0 if read is None else read.size * itemsize)
-        extra = [self._seconds(device, nodes, tiles) - self._seconds(device, nodes, self.tiles) for device in range(len(fetched))]
-        return _Group(tiles, max(extra), max(extra) + self._exchange_seconds(fetched, joined))
-
-    def _grown(self, nodes: list[Node]) -> Tiles:
-        """Let the tiles of some nodes, back to front, hold all that their machines read of them within these nodes."""
-        needs: dict[tuple[str, int], ShapeMap] = {}
-        grown: dict[str, tuple[Tile, ...]] = {}
-        for node in reversed(nodes):
-            value = next(name for name in node.outputs if name)
-            own = self.tiles[node.name]
-            axis = _cut_axis(own)
-            made = own if axis is None else tuple(_with_need(tile, axis, needs.get((value, tile.device))) for tile in own)
-            grown[node.name] = made
-            for tile in made:
-                for name, read in zip(node.inputs, self.pieces.piece(node, tile)[0], strict=True):
-                    if name and read is not None and not read.is_empty:
-                        before = needs.get((name, tile.device))
-                        needs[name, tile.device] = read if before is None else before.hull(read)
-        return grown
-
-    def _seconds(self, device: int, nodes: list[Node], tiles: Tiles) -> float:
-        works = (self.pieces.work(node, tile) for node in nodes for tile in tiles[node.name] if tile.device == device)
-        return sum(self._seconds_of(device, work) for work in works if work.flops or work.map_bytes or work.weight_bytes)
-
-    def _seconds_of(self, device: int, work: Work) -> float:
-        return self.speeds[device][work.kind].seconds_of(work)
-
-    def _exchange_seconds(self, fetched: list[int], joined: int) -> float:
+    def exchange_seconds(self, fetched: Sequence[int], joined: int) -> float:
         """Return what it takes until every machine has what it fetches, and has put the largest map together."""
         if not any(fetched):
             return 0.0
         devices = range(len(fetched))
         links = [self.cluster.link(a, b) for a in devices for b in devices if a != b]
-        ends = max(2 * speed["message"].seconds(0, 0, max(fetched)) for speed in self.speeds)
-        copies = max(speed["segment"].seconds(0, 0, joined) for speed in self.speeds)
+        ends = max(2 * speed["message"].seconds(0, 0, max(fetched)) for speed in self._speeds)
+        copies = max(speed["segment"].seconds(0, 0, joined) for speed in self._speeds)
         way = max((link.latency_s + max(fetched) / link.bandwidth_bytes_per_s for link in links), default=0.0)
         return ends + copies + way
+
+
+class _Group:
+    """Phases joined to one, from the last one to the front: tiles depend on what is read of them behind, not on what is before.
+
+    Invariants: every tile of `tiles` is its own rows and all that its machine reads of it in the group; `_before` are the operands that
+    come from before the group, by the phase that makes them.
+    """
+
+    def __init__(self, phases: _Phases, stop: int) -> None:
+        """Begin with none, before `stop`."""
+        self.phases = phases
+        self.start = stop
+        self.tiles: dict[str, tuple[Tile, ...]] = {}
+        self._extra = [0.0] * len(phases.cluster.nodes)
+        self._needs: dict[tuple[str, int], ShapeMap] = {}
+        self._before: dict[int, list[tuple[Node, int]]] = {}
+        self._is_whole = True
+        """Whether nothing is exchanged within the group."""
+
+    @property
+    def extra_s(self) -> float:
+        """What the group costs beyond the work of the given tiles; infinite if it exchanges whatever the tiles."""
+        return max(self._extra) if self._is_whole else inf
+
+    @property
+    def seconds(self) -> float:
+        """The same with the exchange before it."""
+        return self.extra_s + self._exchange_seconds() if self._is_whole else inf
+
+    def extend(self) -> None:
+        """Take in the phase before it."""
+        self.start -= 1
+        nodes = self.phases.nodes[self.start]
+        for node in reversed(nodes):
+            self._grow(node)
+        for node in nodes:
+            for number, value in enumerate(node.inputs):
+                producer = self.phases.graph.producers.get(value)
+                if producer is not None:
+                    self._before.setdefault(self.phases.of[producer.name], []).append((node, number))
+        self._is_whole &= not any(any(self._fetched(*operand)) for operand in self._before.pop(self.start, ()))
+
+    def _grow(self, node: Node) -> None:
+        """Let the tiles of a node hold all that their machines read of them."""
+        phases = self.phases
+        value, axis = next(name for name in node.outputs if name), phases.axes[node.name]
+        made = own = phases.tiles[node.name]
+        if axis is not None:
+            made = tuple(_with_need(tile, axis, self._needs.get((value, tile.device))) for tile in own)
+        self.tiles[node.name] = made
+        for before, tile in zip(own, made, strict=True):
+            if tile is not before:
+                self._extra[tile.device] += phases.seconds(node, tile) - phases.seconds(node, before)
+            for name, read in zip(node.inputs, phases.pieces.piece(node, tile)[0], strict=True):
+                if name and read is not None and not read.is_empty:
+                    known = self._needs.get((name, tile.device))
+                    self._needs[name, tile.device] = read if known is None else known.hull(read)
+
+    def _fetched(self, node: Node, operand: int) -> Sequence[int]:
+        """Return how many elements of an operand every tile of a node fetches."""
+        phases = self.phases
+        producer = phases.graph.producers[node.inputs[operand]]
+        own, tiles = phases.tiles[node.name], self.tiles[node.name]
+        held = self.tiles.get(producer.name) or phases.tiles[producer.name]
+        known = phases.missing[node.name, operand] if held == phases.tiles[producer.name] else ()
+        pairs = enumerate(zip(own, tiles, strict=True))
+        return [known[n] if known and now is before else phases.fetched(node, now, operand, held) for n, (before, now) in pairs]
+
+    def _exchange_seconds(self) -> float:
+        phases = self.phases
+        fetched, joined = [0] * len(self._extra), 0
+        for node, operand in (each for operands in self._before.values() for each in operands):
+            itemsize = phases.graph.types[node.inputs[operand]].dtype.itemsize
+            for tile, missing in zip(self.tiles[node.name], self._fetched(node, operand), strict=True):
+                if missing:
+                    fetched[tile.device] += missing * itemsize
+                    read = phases.pieces.piece(node, tile)[0][operand]
+                    joined = max(joined, 0 if read is None else read.size * itemsize)
+        return phases.exchange_seconds(fetched, joined)
 
 
 def _cut_axis(tiles: tuple[Tile, ...]) -> int | None:

@@ -34,7 +34,8 @@ class Pieces:
             shapes = self._shapes[node.name] = tuple(graph.types[name].shape if name else None for name in node.inputs)
             made = self._made[node.name] = tuple(graph.types[name].shape for name in node.outputs if name)
             self._alike[node.name] = alike.setdefault(repr((descriptions[node.name], shapes, made)), len(alike))
-        self._pieces: dict[tuple[int, ShapeMap, Part | None], Piece] = {}
+        self._pieces: dict[tuple[int, ShapeMap, Part | None], tuple[Piece, dict[str, Work]]] = {}
+        """By what nodes are alike in; and the works of those that were asked for, which need not be alike."""
         self._works: dict[tuple[int, int], tuple[Tile, Piece, Work]] = {}
         """By node and tile object, which is kept alive: looking at a region is slower than at an object."""
 
@@ -51,10 +52,13 @@ class Pieces:
         known = self._works.get(key)
         if known is None:
             place = (self._alike[node.name], tile.region, tile.part)
-            piece = self._pieces.get(place)
-            if piece is None:
-                piece = self._pieces[place] = self._look(node, tile)
-            known = self._works[key] = (tile, piece, self.counter.work(node, *piece, reduction_of(tile)))
+            found = self._pieces.get(place)
+            if found is None:
+                found = self._pieces[place] = (self._look(node, tile), {})
+            piece, works = found
+            if node.name not in works:
+                works[node.name] = self.counter.work(node, *piece, reduction_of(tile))
+            known = self._works[key] = (tile, piece, works[node.name])
         return known
 
     def _look(self, node: Node, tile: Tile) -> Piece:
