@@ -21,6 +21,13 @@ from bbgrap.program.trace import SegmentTime
 LEAST, MOST = 0.05, 20.0
 """Bounds of a factor: what lies beyond was no measurement of that segment."""
 
+PROMINENT = 0.1
+"""Part of a machine's kernels from which a segment tells of its nodes whatever it took."""
+
+APART = 2.0
+"""How many times the machine's median factor that of a smaller segment may be, or the reverse: what is further away is a message that was
+sent meanwhile, or memory that was touched for the first time, and would not grow with the piece. Chosen (decision 10)."""
+
 LONG_WAY = 2.0
 """How many times longer than an end is busy with a message its bytes may be on their way, if it is to tell how busy ends are: chosen."""
 
@@ -31,7 +38,10 @@ measured on it is forgotten. Within that, profiles differ by chance, and what wa
 
 @dataclass(frozen=True, slots=True)
 class SegmentForecast:
-    """The graph nodes of a segment, and what was predicted of it without corrections: its kernels, and start-up and copies."""
+    """The graph nodes of a segment, and what was predicted of it without corrections: its kernels, and all else.
+
+    All else are start-up, copies, and what others' messages take of the machine's core meanwhile.
+    """
 
     nodes: tuple[str, ...]
     kernels_s: float
@@ -56,15 +66,16 @@ class MachineFactors:
 def segments_of(compiled: Compiled) -> Segments:
     """Return what a plan's segments hold and are predicted to take."""
     plain, program = Predictor(compiled.plan.cluster), compiled.optimized
+    lasts = {(s.device, s.segment): s.stop_s - s.start_s for s in plain.timeline(program).spans if s.segment is not None}
     found = []
     for device in program.devices[: program.host]:
-        segments = []
+        segments: list[SegmentForecast] = []
         for step in device.steps:
             if isinstance(step, Compute):
                 applied = [op for op in step.ops if isinstance(op, Apply)]
                 kernels = sum(plain.op_seconds(program, device, op) for op in applied)
                 nodes = tuple(dict.fromkeys(op.node for op in applied))
-                segments.append(SegmentForecast(nodes, kernels, plain.segment_seconds(program, device, step) - kernels))
+                segments.append(SegmentForecast(nodes, kernels, lasts[device.device, len(segments)] - kernels))
         found.append(tuple(segments))
     return tuple(found)
 
@@ -110,24 +121,37 @@ def calibrated(
 
     `messages` are the factors of messages by device; one that has sent and received none keeps what was known.
 
-    A segment's factor goes to all its nodes, in proportion to what was predicted of them; start-up and copies keep their times. Nodes of
-    which a machine has measured nothing get the machine's median factor, so that other plans of the model profit, too. What was known
-    `before` and not measured again stays.
+    A segment's factor goes to all its nodes, in proportion to what was predicted of them; of a node that is in several (instalments)
+    all count together. Start-up and copies keep their times. Nodes of which a machine has measured nothing get the machine's median
+    factor, so that other plans of the model profit, too. What was known `before` and not measured again stays.
     """
     factors = dict(before.factors)
-    found: dict[str, list[float]] = {}
+    found: dict[int, list[tuple[SegmentForecast, float]]] = {}
+    """By device: segments, and what their kernels took."""
     for time in times:
-        if time.device >= len(segments) or time.segment >= len(segments[time.device]):
-            continue
-        name, segment = names[time.device], segments[time.device][time.segment]
-        if not segment.kernels_s:
-            continue
-        factor = _bounded((time.median_s - segment.rest_s) / segment.kernels_s)
-        found.setdefault(name, []).append(factor)
-        factors |= {(name, node): factor for node in segment.nodes}
-    factors |= {(name, ANY_NODE): median(of) for name, of in found.items()}
+        if time.device < len(segments) and time.segment < len(segments[time.device]):
+            segment = segments[time.device][time.segment]
+            if segment.kernels_s:
+                found.setdefault(time.device, []).append((segment, max(0.0, time.median_s - segment.rest_s)))
+    for device, measured in found.items():
+        factors |= {(names[device], node): factor for node, factor in _factors(measured).items()}
     factors |= {(names[device], MESSAGES): factor for device, factor in messages.items() if device < len(names)}
     return Calibration(factors)
+
+
+def _factors(measured: Sequence[tuple[SegmentForecast, float]]) -> dict[str, float]:
+    """Return the factors of one machine, by node; `ANY_NODE` is their median over segments."""
+    usual = median(_bounded(took / segment.kernels_s) for segment, took in measured)
+    prominent_s = PROMINENT * sum(took for _, took in measured)
+    took_s: dict[str, float] = {}
+    predicted_s: dict[str, float] = {}
+    for segment, took in measured:
+        for node in segment.nodes:
+            took_s[node] = took_s.get(node, 0.0) + took
+            predicted_s[node] = predicted_s.get(node, 0.0) + segment.kernels_s
+    found = {node: _bounded(took / predicted_s[node]) for node, took in took_s.items()}
+    near = {node: f if took_s[node] > prominent_s else min(APART * usual, max(usual / APART, f)) for node, f in found.items()}
+    return {**near, ANY_NODE: usual}
 
 
 def typical_seconds(node: NodeProfile) -> float:

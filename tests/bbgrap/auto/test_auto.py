@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bbgrap.auto.calibrate import calibrated, completed, message_factors
+from bbgrap.auto.calibrate import SegmentForecast, calibrated, completed, message_factors
 from bbgrap.auto.evaluate import Evaluator
 from bbgrap.auto.explain import explain_forecast
 from bbgrap.auto.improve import shifted
@@ -24,7 +24,7 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, check_plan, whole_output
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.program.compile import compile_plan
-from bbgrap.program.predict import ANY_NODE, MESSAGES, Calibration
+from bbgrap.program.predict import ANY_NODE, MESSAGES, Calibration, Predictor
 from bbgrap.program.trace import SegmentTime
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
@@ -216,6 +216,40 @@ def test_measured_segments_are_predicted_as_measured() -> None:
         # what only copies has no kernels to be corrected
         factor = 3 if forecast.segments[before.device][before.segment or 0].nodes else 1
         assert after.stop_s - after.start_s == pytest.approx(factor * (before.stop_s - before.start_s), rel=0.02, abs=1e-6)
+
+
+def test_what_messages_take_of_a_core_is_not_taken_for_slow_kernels() -> None:
+    """The coordinator's messages make the segments longer of the node beside it: predicted once, not corrected for once more."""
+    cluster = Cluster(Cluster.even(2).nodes, Network(Link(1e8, 1e-4), coordinator_on="node0"))
+    forecast, _ = plan_graph(build("yolo"), cluster, PlanOptions())
+    alone = Predictor(cluster)
+    alone.wires = replace(alone.wires, taken=lambda device, peer, size: None)
+    assert forecast.timeline.busy_s(0, "compute") > 1.01 * alone.timeline(forecast.compiled.optimized).busy_s(0, "compute")
+    times = [SegmentTime(s.device, s.segment, s.label, s.stop_s - s.start_s) for s in forecast.timeline.spans if s.segment is not None]
+    found = calibrated([node.name for node in cluster.nodes], forecast.segments, times, {})
+    assert found.factors
+    assert found.factors == pytest.approx(dict.fromkeys(found.factors, 1.0))
+
+
+def test_what_a_small_segment_took_beyond_all_others_is_not_a_node_that_is_as_much_slower() -> None:
+    segments = (tuple(SegmentForecast((f"node{n}",), 1e-3, 1e-4) for n in range(60)),)
+    took = [SegmentTime(0, n, "", 1e-4 + (5e-3 if n == 3 else 1.1e-3)) for n in range(60)]
+    factors = calibrated(["a"], segments, took, {}).factors
+    assert {node: factor for (_, node), factor in factors.items()} == pytest.approx(
+        {f"node{n}": 2.2 if n == 3 else 1.1 for n in range(60)} | {ANY_NODE: 1.1}
+    )
+
+
+def test_what_takes_much_of_the_time_is_as_slow_as_it_was_measured() -> None:
+    segments = (tuple(SegmentForecast((f"node{n}",), 1e-3, 0.0) for n in range(10)),)
+    took = [SegmentTime(0, n, "", 8e-3 if n == 3 else 1e-3) for n in range(10)]
+    assert calibrated(["a"], segments, took, {}).factor("a", "node3") == pytest.approx(8.0)
+
+
+def test_instalments_of_one_node_count_together() -> None:
+    segments = (tuple(SegmentForecast(("conv",), 1e-3, 0.0) for _ in range(4)),)
+    took = [SegmentTime(0, n, "", seconds) for n, seconds in enumerate((2e-3, 1e-3, 1e-3, 2e-3))]
+    assert calibrated(["a"], segments, took, {}).factor("a", "conv") == pytest.approx(1.5)
 
 
 def test_messages_are_predicted_as_measured() -> None:
