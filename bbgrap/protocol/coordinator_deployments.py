@@ -119,14 +119,24 @@ class Deployments:
         return self.end(deployment, "released" if deployment.tracker.may("released") else "stop")
 
     def _make_room(self) -> list[Instruction]:
-        """Release the least recently used deployments that are idle, as long as there are too many."""
+        """Release what is idle, the least recently used first, as long as there is too much: routes that do not serve, then deployments.
+
+        A deployment without its other routes still serves; one that is gone takes a search when it is asked for again.
+        """
         done: list[Instruction] = []
         while sum(d.load for d in self.by_epoch.values()) >= self.settings.max_deployments:
             idle = [d for d in self.by_epoch.values() if d.tracker.state == "ready" and not d.running and not d.waiting]
             if not idle:
                 break
-            done += self.end(min(idle, key=lambda d: d.used), "released")
+            idle.sort(key=lambda d: d.used)
+            lavish = next((d for d in idle if d.serving is not None and len(d.routes) > 1), None)
+            done += self.end(idle[0], "released") if lavish is None else self._keep_serving_only(lavish)
         return done
+
+    def _keep_serving_only(self, deployment: Deployment) -> list[Instruction]:
+        spare = [route for route in deployment.routes if route is not deployment.serving]
+        told = Tell(f"deployment {deployment.epoch}: {', '.join(route.name for route in spare)} released, to make room")
+        return [told, *(instruction for route in spare for instruction in self.drop(deployment, route))]
 
     def planned(self, event: Planned, now: float) -> list[Instruction]:
         """Deploy what was planned to the agents that take part."""

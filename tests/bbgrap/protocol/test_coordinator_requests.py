@@ -81,6 +81,24 @@ def test_a_slow_plan_is_replaced_and_the_client_learns_of_it():
     assert wire.answer(call).epoch == again.epoch != first.epoch
 
 
+def test_routes_that_do_not_serve_make_room_before_a_plan_goes():
+    wire = timed_wire(0.1, 0.2)
+    first, _ = prepared(wire)
+    limit = wire.settings.max_deployments
+    model = next(iter(wire.coordinator.uploads._offers))
+    for width in range(3, 3 + limit - 1):
+        wire.now += 1
+        call = wire.call(lambda n, width=width: c.PrepareModel(n, model, {"x": (width,)}, AUTO))
+        wire.settle()
+        assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert len(wire.coordinator.deployments.by_epoch) == limit
+    again, report = prepared(wire)
+    assert again.epoch == first.epoch
+    assert report["measured"]["chosen"] == ["auto"]
+    assert served(wire, 300) == [BOTH] * 300
+    assert sum(len(agent.loaded) for agent in wire.agents.values()) == 2 * limit + 1
+
+
 def test_a_model_that_does_not_take_made_up_inputs_is_prepared_all_the_same():
     wire = joined_wire(*BOTH, options=AUTO)
     call = wire.prepare()
