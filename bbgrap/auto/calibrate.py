@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from bbgrap.cluster.speeds import SHARED_WORK, TYPICAL, speeds_of
-from bbgrap.cluster.types import Cluster, NodeProfile
+from bbgrap.cluster import Cluster
+from bbgrap.cluster.speeds import speeds_together, typical_seconds
 from bbgrap.program.compile import Compiled
 from bbgrap.program.predict import ANY_NODE, MESSAGES, NOT_CALIBRATED, Calibration, Predictor
 from bbgrap.program.steps import Apply, Compute
@@ -56,7 +56,7 @@ Segments = tuple[tuple[SegmentForecast, ...], ...]
 class MachineFactors:
     """What was measured of one model on one machine: factors by graph node, `ANY_NODE` and perhaps `MESSAGES` among them.
 
-    `typical_s` is what the machine was predicted to take for typical work then (`typical_seconds`).
+    `typical_s` is what the machine was predicted to take for typical work then (`bbgrap.cluster.speeds.typical_seconds`).
     """
 
     typical_s: float
@@ -154,21 +154,15 @@ def _factors(measured: Sequence[tuple[SegmentForecast, float]]) -> dict[str, flo
     return {**near, ANY_NODE: usual}
 
 
-def typical_seconds(node: NodeProfile) -> float:
-    """Return what a machine is predicted to take for typical work: all of its predictions together go up and down with it."""
-    speeds = speeds_of(node)
-    return sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items())
-
-
 def measured_on(machines: Mapping[str, MachineFactors], cluster: Cluster) -> Calibration:
     """Return what was measured on the machines that are there, as factors of what their profiles of today predict.
 
     What messages take hardly depends on a machine's speed at typical work.
     """
     factors: dict[tuple[str, str], float] = {}
-    for node in cluster.nodes:
+    for node, speeds in zip(cluster.nodes, speeds_together(cluster.nodes), strict=True):
         known = machines.get(node.name)
-        change = typical_seconds(node) / known.typical_s if known and known.typical_s else 0.0
+        change = typical_seconds(speeds) / known.typical_s if known and known.typical_s else 0.0
         if known and 1 / SAME_MACHINE <= change <= SAME_MACHINE:
             factors |= {(node.name, of): factor if of == MESSAGES else _bounded(factor / change) for of, factor in known.factors.items()}
     return Calibration(factors)
@@ -192,7 +186,12 @@ def factors_of(calibration: Calibration, cluster: Cluster) -> dict[str, MachineF
     by_machine: dict[str, dict[str, float]] = {}
     for (name, node), factor in calibration.factors.items():
         by_machine.setdefault(name, {})[node] = factor
-    return {n.name: MachineFactors(typical_seconds(n), by_machine[n.name]) for n in cluster.nodes if n.name in by_machine}
+    speeds = speeds_together(cluster.nodes)
+    return {
+        node.name: MachineFactors(typical_seconds(of), by_machine[node.name])
+        for node, of in zip(cluster.nodes, speeds, strict=True)
+        if node.name in by_machine
+    }
 
 
 def _bounded(factor: float) -> float:

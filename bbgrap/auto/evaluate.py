@@ -13,6 +13,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile
 from bbgrap.planners.search import TileChoices
+from bbgrap.program.clock import Post, Work
 from bbgrap.program.direct import build_direct
 from bbgrap.program.memory import program_bytes
 from bbgrap.program.passes import InInstalments, SlowestFirst
@@ -22,7 +23,7 @@ from bbgrap.program.steps import Apply, Program
 from bbgrap.program.timeline import Timeline
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import LocalOp
-from bbgrap.tdl.work import Work
+from bbgrap.tdl.work import Work as Amount
 
 Tiles = Mapping[str, tuple[Tile, ...]]
 
@@ -100,7 +101,7 @@ class Evaluator:
             case "latency":
                 return timeline.total_s
             case "throughput":
-                return self._per_request_s(program, timeline)
+                return self._per_request_s(program)
             case "memory":
                 return float(max(needed))
 
@@ -129,21 +130,32 @@ class Evaluator:
         direct = replace(build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces), transfers=self.transfers)
         return SlowestFirst(self.cluster).run(InInstalments(self.predictor, self._narrow).run(direct))
 
-    def _narrow(self, op: Apply, region: ShapeMap) -> tuple[LocalOp, Work] | None:
+    def _narrow(self, op: Apply, region: ShapeMap) -> tuple[LocalOp, Amount] | None:
         """Return what an operation reads and costs for a region of its output; how it would run is not asked."""
         if not can_be_cut(self.pieces.descriptions[op.node], region):
             return None
         node, tile = self.pieces.graph.node_by_name[op.node], self._parts.setdefault(region, Tile(0, region))
         return LocalOp(self.pieces.piece(node, tile)[0], ()), self.pieces.work(node, tile)
 
-    def _per_request_s(self, program: Program, timeline: Timeline) -> float:
-        """Return the seconds between two answers when requests never stop: what the busiest node or way is busy with one of them."""
-        busy = [sum(timeline.busy_s(device, lane) for lane in ("compute", "send", "receive")) for device in range(len(program.devices))]
-        ways: defaultdict[tuple[str, int], float] = defaultdict(float)
+    def _per_request_s(self, program: Program) -> float:
+        """Return the seconds between two answers when requests never stop: what the busiest node or way is busy with one of them.
+
+        Nobody is idle then, so all that messages take of a processor counts.
+        """
         wires = self.predictor.wires
-        for span in timeline.spans:
-            if span.lane == "send" and span.peer is not None and wires.machine(span.device) != wires.machine(span.peer):
-                lasts = span.bytes / wires.link(span.device, span.peer).bandwidth_bytes_per_s
-                ways["out", wires.machine(span.device)] += lasts
-                ways["in", wires.machine(span.peer)] += lasts
-        return max([*busy, *ways.values()])
+        busy: defaultdict[int, float] = defaultdict(float)
+        ways: defaultdict[tuple[str, int], float] = defaultdict(float)
+        for device, acts in enumerate(self.predictor.acts(program)):
+            for act in acts:
+                if isinstance(act, Work):
+                    busy[device] += act.seconds
+                    continue
+                source, destination = (device, act.destination) if isinstance(act, Post) else (act.source, device)
+                busy[device] += wires.handling(device, act.bytes)
+                if (besides := wires.besides(device, source, destination, act.bytes)) is not None:
+                    busy[besides[0]] += besides[1]
+                if isinstance(act, Post) and wires.machine(source) != wires.machine(destination):
+                    lasts = act.bytes / wires.link(source, destination).bandwidth_bytes_per_s
+                    ways["out", wires.machine(source)] += lasts
+                    ways["in", wires.machine(destination)] += lasts
+        return max([*busy.values(), *ways.values()])

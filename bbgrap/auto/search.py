@@ -77,8 +77,9 @@ def plan_auto(
     plan = Plan("auto", graph, cluster, tiles)
     verify_plan(plan, descriptions)
     found = Found(plan, score, tuple(candidates), origin, evaluator.plans)
-    if options.objective == "memory":
-        # moves change one stretch at a time, and the fullest node's memory seldom answers to one: the fastest plan may hold less
+    if options.objective != "latency":
+        # moves change one stretch at a time, and the fullest node's memory seldom answers to one: the fastest plan may hold less,
+        # or keep its busiest node less busy
         fastest = replace(options, objective="latency")
         other = plan_auto(graph, cluster, fastest, descriptions, calibration=calibration, time_is_up=time_is_up)
         theirs = evaluator.score(other.plan.tiles)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from math import inf
 
 from bbgrap.cluster import Cluster
-from bbgrap.cluster.speeds import speeds_of
+from bbgrap.cluster.speeds import speeds_together
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.layers import Descriptions
@@ -89,7 +89,7 @@ class _Phases:
         for node in self.graph.nodes:
             self.nodes[self.of[node.name]].append(node)
         self.axes = {name: _cut_axis(of) for name, of in tiles.items()}
-        self._speeds = [speeds_of(node) for node in cluster.nodes]
+        self._speeds = speeds_together(cluster.nodes)
 
     def _phase(self, node: Node) -> int:
         """Return the number of exchanges before a node: one more than before what any machine fetches for it."""

@@ -53,14 +53,19 @@ class Wires:
     """What messages cost.
 
     `link` is the way from one device to another, `handling` the seconds that a device's processor spends on a message of so many bytes
-    (at each end), `machine` the machine that a device runs on. `taken` is what a message of so many bytes, between a device and a
-    peer on another machine, takes of the processor of yet another device on its own: which one, and the seconds; None if there is none.
+    (at each end), `machine` the machine that a device runs on. `taken` is what a message between machines takes of a processor besides,
+    later: by the device that handles it, its source, its destination and its bytes, whose work it is that gets longer, and the
+    seconds; None if there is none.
     """
 
     link: Callable[[int, int], Link]
     handling: Callable[[int, int], float]
     machine: Callable[[int], int]
-    taken: Callable[[int, int, int], tuple[int, float] | None] = lambda device, peer, size: None
+    taken: Callable[[int, int, int, int], tuple[int, float] | None] = lambda device, source, destination, size: None
+
+    def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
+        """Return what a message that a device handles takes besides, and of whom; nothing if it stays on one machine."""
+        return None if self.machine(source) == self.machine(destination) else self.taken(device, source, destination, size)
 
 
 def machine_of(cluster: Cluster, device: int) -> int:
@@ -125,13 +130,13 @@ class _Clock:
                 self.spans.append(Span(device, "compute", label, now, now + seconds, segment=segment))
             case Post(message=message, destination=to, bytes=size):
                 packed = now + self.wires.handling(device, size)
-                self._take(device, to, size)
+                self._take(device, device, to, size)
                 self.now[device] = packed
                 self.arrivals[message] = self._arrival(device, to, size, packed)
                 self.spans.append(Span(device, "send", f"to {to}", now, packed, message, to, size))
             case Await(message=message, source=source, bytes=size):
                 there = self.arrivals[message]
-                self._take(device, source, size)
+                self._take(device, source, device, size)
                 if there > now:
                     self.taken[device] = max(0.0, self.taken[device] - (there - now))  # it was idle meanwhile
                     self.spans.append(Span(device, "wait", f"for {source}", now, there, message, source))
@@ -139,9 +144,10 @@ class _Clock:
                 self.now[device] = begun + self.wires.handling(device, size)
                 self.spans.append(Span(device, "receive", f"from {source}", begun, self.now[device], message, source, size))
 
-    def _take(self, device: int, peer: int, size: int) -> None:
-        if self.wires.machine(device) != self.wires.machine(peer) and (taken := self.wires.taken(device, peer, size)) is not None:
-            self.taken[taken[0]] += taken[1]
+    def _take(self, device: int, source: int, destination: int, size: int) -> None:
+        besides = self.wires.besides(device, source, destination, size)
+        if besides is not None:
+            self.taken[besides[0]] += besides[1]
 
     def _arrival(self, source: int, destination: int, size: int, packed: float) -> float:
         link = self.wires.link(source, destination)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from bbgrap.cluster import Cluster
-from bbgrap.cluster.speeds import speeds_of
+from bbgrap.cluster.speeds import speeds_of, speeds_together
 from bbgrap.cluster.types import NodeProfile, Speed
 from bbgrap.program.clock import Act, Await, Post, Wires, Work, machine_of, run_clock
 from bbgrap.program.steps import Apply, Assemble, Combine, Compute, DeviceProgram, Op, Program, Receive, Send
@@ -32,6 +32,9 @@ MEMORY_BYTES_PER_S = 2e9
 PACKETS_S_PER_BYTE = ((300e6, 2e-9), (MEMORY_BYTES_PER_S, 0.5e-9))
 """What a byte takes of a core beyond its handling, by packets and interrupts, over links of up to so many bytes per second. Measured with
 emulated links: 2.2e-9 to 2.8e-9 at 1 Gbit/s, 0.3e-9 to 0.6e-9 at 10 Gbit/s, where packets are larger (decision 24)."""
+
+AT_ONCE_BYTES = 64 << 10
+"""Of a message that leave within the call that sends it, and are part of its handling: one packet at most. Chosen."""
 
 ANY_NODE = ""
 """Stands for the graph nodes of which a machine has measured nothing."""
@@ -66,10 +69,9 @@ class Predictor:
         """Predict for these nodes; the host computes nothing."""
         self.cluster = cluster
         self.calibration = calibration
-        hosts = NodeProfile("coordinator")
-        profiles = [*cluster.nodes, hosts if cluster.beside_host is None else cluster.nodes[cluster.beside_host]]
-        self._speeds: list[Mapping[str, Speed]] = [speeds_of(profile) for profile in profiles]
-        self._names = [*(node.name for node in cluster.nodes), hosts.name]
+        host, nodes = NodeProfile("coordinator"), speeds_together(cluster.nodes)
+        self._speeds: list[Mapping[str, Speed]] = [*nodes, speeds_of(host) if cluster.beside_host is None else nodes[cluster.beside_host]]
+        self._names = [*(node.name for node in cluster.nodes), host.name]
         self._seconds: dict[tuple[int, Amount], float] = {}
         self.wires = Wires(cache(cluster.link), self._handling, lambda device: machine_of(cluster, device), self._taken)
 
@@ -77,16 +79,22 @@ class Predictor:
         plain = COLD_MESSAGE_S + self._speeds[device]["message"].seconds(0, 0, size)
         return self.calibration.message_factor(self._names[device]) * plain
 
-    def _taken(self, device: int, peer: int, size: int) -> tuple[int, float] | None:
-        """Return what the coordinator's messages take of the node beside it, if that computes with all of its cores."""
-        beside = self.cluster.beside_host
-        if device != self.cluster.host or beside is None:
+    def _taken(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
+        """Return what messages take of a node that computes with all of its cores: the coordinator's beside it, and what it sends itself.
+
+        What a node receives takes next to nothing but its handling: on the links that were measured the sender pays.
+        """
+        host, beside = self.cluster.host, self.cluster.beside_host
+        whose = beside if device == host else device if device == source else None
+        if whose is None or self.cluster.nodes[whose].threads < self.cluster.nodes[whose].cores:
             return None
-        node, bandwidth = self.cluster.nodes[beside], self.wires.link(device, peer).bandwidth_bytes_per_s
+        bandwidth = self.wires.link(source, destination).bandwidth_bytes_per_s
         packets = next((seconds for most, seconds in PACKETS_S_PER_BYTE if bandwidth <= most), None)
-        if packets is None or node.threads < node.cores:
+        if packets is None:
             return None
-        return beside, (self._handling(device, size) + packets * size) / max(1, node.threads)
+        own = packets * max(0, size - AT_ONCE_BYTES)
+        seconds = self._handling(device, size) + packets * size if device == host else own
+        return whose, seconds / max(1, self.cluster.nodes[whose].threads)
 
     def seconds(self, device: int, amount: Amount) -> float:
         """Return what a piece of work takes on a device, without corrections."""

@@ -223,7 +223,7 @@ def test_what_messages_take_of_a_core_is_not_taken_for_slow_kernels() -> None:
     cluster = Cluster(Cluster.even(2).nodes, Network(Link(1e8, 1e-4), coordinator_on="node0"))
     forecast, _ = plan_graph(build("yolo"), cluster, PlanOptions())
     alone = Predictor(cluster)
-    alone.wires = replace(alone.wires, taken=lambda device, peer, size: None)
+    alone.wires = replace(alone.wires, taken=lambda device, source, destination, size: None)
     assert forecast.timeline.busy_s(0, "compute") > 1.01 * alone.timeline(forecast.compiled.optimized).busy_s(0, "compute")
     times = [SegmentTime(s.device, s.segment, s.label, s.stop_s - s.start_s) for s in forecast.timeline.spans if s.segment is not None]
     found = calibrated([node.name for node in cluster.nodes], forecast.segments, times, {})

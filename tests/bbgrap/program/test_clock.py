@@ -11,7 +11,7 @@ from bbgrap.errors import ProgramError
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.clock import Act, Await, Post, Wires, Work, machine_of, run_clock
-from bbgrap.program.predict import Calibration, Predictor
+from bbgrap.program.predict import AT_ONCE_BYTES, Calibration, Predictor
 from tests.partition import compiled
 from tests.random_models import clusters, networks, plan_options
 
@@ -55,7 +55,7 @@ def test_what_another_device_sends_through_the_network_makes_work_longer_unless_
         lambda a, b: Link(1000.0, 0.5),
         lambda device, size: 0.0,
         lambda device: device % 2,
-        lambda device, peer, size: (0, size / 10_000) if device == 2 else None,
+        lambda device, source, destination, size: (0, size / 10_000) if device == 2 else None,
     )
     busy: list[list[Act]] = [[Work(0.0, "begins"), Work(3.0, "a"), Work(1.0, "b")], [Await(0, 2, 1000)], [Post(0, 1, 1000)]]
     assert ends(busy, wires)[0] == pytest.approx(4.1)
@@ -69,12 +69,24 @@ def test_the_coordinator_takes_of_the_agent_beside_it_that_has_no_core_to_spare(
     def taken(cores: int, threads: int, on: str = "a", rate: float = 125e6) -> float:
         network = Network(Link(rate, 1e-4), coordinator_on=on)
         cluster = Cluster((NodeProfile("a", cores=cores, threads=threads), NodeProfile("b")), network)
-        found = Predictor(cluster).wires.taken(2, 1, 1_000_000)
+        found = Predictor(cluster).wires.besides(2, 2, 1, 1_000_000)
+        assert found is None or found[0] == 0
         return 0.0 if found is None else found[1]
 
     assert taken(1, 1) > taken(1, 1, rate=1.2e9) > 0
     assert taken(4, 4) == pytest.approx(taken(1, 1) / 4)
     assert taken(4, 3) == taken(1, 1, on="") == taken(1, 1, rate=3e9) == 0
+
+
+def test_what_an_agent_sends_takes_of_it_beyond_what_leaves_at_once() -> None:
+    cluster = Cluster((NodeProfile("a"), NodeProfile("b"), NodeProfile("c", cores=2, threads=1)), Network(coordinator_on="a"))
+    wires = Predictor(cluster).wires
+    assert wires.besides(1, 1, 0, AT_ONCE_BYTES) == (1, 0.0)
+    device, seconds = wires.besides(1, 1, 0, AT_ONCE_BYTES + 1_000_000) or (None, 0.0)
+    assert (device, seconds) == (1, pytest.approx(2e-3))
+    assert wires.besides(1, 1, 3, 2_000_000), "to the coordinator, too"
+    assert wires.besides(0, 1, 0, 2_000_000) is None, "the sender pays"
+    assert wires.besides(2, 2, 0, 2_000_000) is None, "a core is to spare"
 
 
 def test_who_waits_for_each_other_is_told() -> None:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.auto.calibrate import MachineFactors, SegmentForecast, typical_seconds
+from bbgrap.auto.calibrate import MachineFactors, SegmentForecast
 from bbgrap.cluster import Cluster
+from bbgrap.cluster.speeds import speeds_of, typical_seconds
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.predict import ANY_NODE
@@ -319,7 +320,7 @@ def test_what_is_kept_is_bounded():
     for number in range(MAX_MACHINES + 5):
         kept = calibrations.take("x", Cluster((NodeProfile(f"m{number}"),)), ONE, {(0, 0): 2.0}, {})
     assert len(kept.machines) == MAX_MACHINES
-    assert kept.machines["m9"] == MachineFactors(typical_seconds(NodeProfile("m9")), {"n": 2.0, ANY_NODE: 2.0})
+    assert kept.machines["m9"] == MachineFactors(typical_seconds(speeds_of(NodeProfile("m9"))), {"n": 2.0, ANY_NODE: 2.0})
 
 
 seconds = st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 3)), st.floats(1e-6, 1e3), max_size=16)
