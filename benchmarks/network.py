@@ -38,7 +38,7 @@ LINKS = "loopback,10gbit,1gbit,100mbit"
 PLANNERS_MEASURED = "bbgrap:rows,bbgrap:channels"
 RUNS = 20
 QUICK_RUNS = 7
-KEY = ("model", "batch", "link", "planner", "split", "objective", "transfer_dtype")
+KEY = ("model", "batch", "link", "planner", "split", "objective", "transfer_dtype", "inputs")
 """What makes two rows the same measurement."""
 
 
@@ -79,6 +79,7 @@ class Job:
     model: ModelAt
     contenders: tuple[PlanOptions, ...]
     runs: int
+    pictures: bool = False
 
 
 def parse_planner(text: str, transfer_dtype: TransferType = "exact") -> PlanOptions:
@@ -96,7 +97,7 @@ def measure(coordinator: str, job: Job) -> dict[str, Any]:
     """Measure one model from inside the first machine; the object of `bbgrap bench --json`."""
     path = find_model(job.model.source)
     declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, None, job.model.batch), seed=0)
+    feeds = random_inputs(declared, concrete_shapes(declared, None, job.model.batch), seed=0, pictures=job.pictures)
     with connect(coordinator) as connection, step("measuring") as progress:
         if any(options.planner == "auto" for options in job.contenders):
             progress.update("profiling nodes and link")
@@ -136,6 +137,7 @@ def rows_of(report: Mapping[str, Any], job: Job, link: Mapping[str, Any], date: 
             "split": result["split"],
             "objective": options.objective,
             "transfer_dtype": options.transfer_dtype,
+            "inputs": "pictures" if job.pictures else "floats",
             "single_ms": alone["median_ms"],
             "distributed_ms": result["median_ms"],
             "distributed_p95_ms": result["p95_ms"],
@@ -167,7 +169,7 @@ def series_of(row: Mapping[str, Any]) -> str:
     """Name the plan of a row."""
     exact = row["transfer_dtype"] == "exact"
     plan = f"{row['planner']}/{row['objective']}" if row["objective"] != "latency" else f"{row['planner']}:{row['split']}"
-    return plan + ("" if exact else f" {row['transfer_dtype']}")
+    return plan + ("" if exact else f" {row['transfer_dtype']}") + (" pictures" if row["inputs"] == "pictures" else "")
 
 
 def picture(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -220,7 +222,7 @@ def measure_link(rate: Rate, jobs: Sequence[Job]) -> list[dict[str, Any]]:
 def _work(given: argparse.Namespace) -> int:
     contenders = tuple(parse_planner(text, given.transfer_dtype) for text in given.planners.split(","))
     runs = given.runs or (QUICK_RUNS if given.quick else RUNS)
-    jobs = [Job(ModelAt.parse(text), contenders, runs) for text in given.models.split(",")]
+    jobs = [Job(ModelAt.parse(text), contenders, runs, given.pictures) for text in given.models.split(",")]
     rates = [Rate.parse(text) for text in given.links.split(",")]
     if not can_limit() and any(rate.bits_per_s for rate in rates):
         say("no root here: links cannot be emulated, measuring loopback only")
@@ -249,6 +251,7 @@ def main() -> int:
         "--planners", default=PLANNERS_MEASURED, help=f"PLANNER, PLANNER:SPLIT or PLANNER/OBJECTIVE; default: {PLANNERS_MEASURED}"
     )
     parser.add_argument("--transfer-dtype", default="exact", choices=TRANSFER_TYPES, help="what floats become between agents")
+    parser.add_argument("--pictures", action="store_true", help="inputs with the values of pictures of 8 bits a colour, not any floats")
     parser.add_argument("--runs", type=int, default=0, help=f"turns that are counted; default: {RUNS}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} turns")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -16,6 +16,7 @@ from bbgrap.planners.search import TileChoices
 from bbgrap.program.clock import Post, Work
 from bbgrap.program.direct import build_direct
 from bbgrap.program.memory import program_bytes
+from bbgrap.program.palettes import ways_of_palettes
 from bbgrap.program.passes import InInstalments, SlowestFirst
 from bbgrap.program.passes.derived import can_be_cut
 from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
@@ -67,6 +68,7 @@ class Evaluator:
         self.cluster = cluster
         self.objective = options.objective
         self.transfers = options.transfer_dtype
+        self.palettes = ways_of_palettes(cluster, options.input_values)
         self.predictor = Predictor(cluster, calibration)
         self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
         self.plans = 0
@@ -127,7 +129,8 @@ class Evaluator:
 
     def program(self, tiles: Tiles) -> Program:
         """Return the program of a plan, to be timed."""
-        direct = replace(build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces), transfers=self.transfers)
+        program = build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
+        direct = replace(program, transfers=self.transfers, palettes=self.palettes)
         return SlowestFirst(self.cluster).run(InInstalments(self.predictor, self._narrow).run(direct))
 
     def _narrow(self, op: Apply, region: ShapeMap) -> tuple[LocalOp, Amount] | None:

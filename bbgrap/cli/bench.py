@@ -44,6 +44,13 @@ def bench(
     ] = None,
     shapes: InputShapes = None,
     seed: Seed = 0,
+    pictures: Annotated[
+        bool,
+        typer.Option(
+            "--pictures",
+            help="Draw inputs with the values of pictures of 8 bits a colour: over slow networks they travel in fewer bytes, exactly.",
+        ),
+    ] = False,
     agents: LocalAgents = None,
     threads: Annotated[
         int | None,
@@ -80,7 +87,7 @@ def bench(
     ]
     path = find_model(model)
     declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed)
+    feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed, pictures=pictures)
     with open_cluster(coordinator, agents, threads or 1) as cluster, step("measuring") as progress:
         if stream is None:
             report = measure(path, feeds, cluster, contenders, runs=runs, threads=threads, name=model, report=progress.update)

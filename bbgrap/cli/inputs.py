@@ -81,23 +81,29 @@ def check_tensor(item: ModelInput, array: Array) -> None:
         raise InputError(f"input '{item.name}': expected shape {_shape_text(item.shape)}, got {_shape_text(array.shape)}")
 
 
-def random_inputs(inputs: Sequence[ModelInput], shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Array]:
+def random_inputs(
+    inputs: Sequence[ModelInput], shapes: Mapping[str, tuple[int, ...]], seed: int = 0, *, pictures: bool = False
+) -> dict[str, Array]:
     """Draw a tensor for every input: normal floats, integers 0 or 1 (safe as indices and flags), bytes 0..255.
+
+    With `pictures` floats are bytes divided by 255, as of pictures of 8 bits a colour.
 
     Raises:
         InputError: for element types that cannot be drawn.
     """
     generator = np.random.default_rng(seed)
-    return {item.name: _drawn(item, shapes[item.name], generator) for item in inputs}
+    return {item.name: _drawn(item, shapes[item.name], generator, pictures=pictures) for item in inputs}
 
 
-def _drawn(item: ModelInput, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+def _drawn(item: ModelInput, shape: tuple[int, ...], generator: np.random.Generator, *, pictures: bool) -> Array:
     if item.dtype in (DType.STRING, DType.OTHER, DType.BFLOAT16):
         raise InputError(
             f"input '{item.name}': tensors of {item.dtype.name.lower()} cannot be drawn at random; give --input {item.name}=FILE"
         )
     dtype = item.dtype.numpy
     match dtype.kind:
+        case "f" if pictures:
+            return np.asarray(generator.integers(0, 256, shape) / np.float32(255), dtype)
         case "f" | "c":
             return np.asarray(generator.standard_normal(shape), dtype)
         case "u" if dtype.itemsize == 1:

@@ -24,6 +24,7 @@ from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.compile import Compiled, compile_plan
 from bbgrap.program.export import export
 from bbgrap.program.memory import needed_bytes, overfull
+from bbgrap.program.palettes import ways_of_palettes
 from bbgrap.program.predict import NOT_CALIBRATED, Calibration
 from bbgrap.program.report import report_of
 
@@ -144,7 +145,7 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions, calibration
             plan = found.plan
         else:
             found, plan = None, make_plan(graph, cluster, options, descriptions)
-        compiled = compile_plan(plan, descriptions, options.transfer_dtype)
+        compiled = compile_plan(plan, descriptions, options.transfer_dtype, ways_of_palettes(cluster, options.input_values))
     finally:
         if collecting:
             gc.enable()

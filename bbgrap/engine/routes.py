@@ -22,6 +22,7 @@ from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.compile import compile_plan
 from bbgrap.program.export import export
 from bbgrap.program.memory import needed_bytes, overfull
+from bbgrap.program.palettes import ways_of_palettes
 from bbgrap.program.predict import NOT_CALIBRATED, Calibration
 from bbgrap.program.report import report_of
 
@@ -53,9 +54,9 @@ def is_guarded(options: PlanOptions) -> bool:
 def beside(forecast: Forecast, artifacts: Artifacts, report: Mapping[str, Any]) -> tuple[Alternative, ...]:
     """Return other routes beside a plan: the best single node, then the next best plans, as far as the nodes have room for them."""
     routes = [Alternative(AUTO, artifacts, report)]
-    cluster = forecast.compiled.plan.cluster
+    cluster, program = forecast.compiled.plan.cluster, forecast.compiled.optimized
     for name, plan in _others(forecast):
-        route = _route(name, plan, forecast.compiled.optimized.transfers, forecast.calibration)
+        route = _route(name, plan, program.transfers, program.palettes, forecast.calibration)
         if fits(cluster, (*routes, route)):
             routes.append(route)
     return tuple(routes[1:])
@@ -82,7 +83,10 @@ def whole_on_each(
     """Return a route per node that has room for the whole model, the largest share first; for `auto` none if they are too small a part."""
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
     names = [f"single on {node.name}" for node in cluster.nodes]
-    routes = {device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype, calibration) for device in order}
+    palettes = ways_of_palettes(cluster, options.input_values)
+    routes = {
+        device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype, palettes, calibration) for device in order
+    }
     able = [device for device in order if fits(cluster, (routes[device],))]
     if options.planner == AUTO and sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
         return ()
@@ -95,10 +99,10 @@ def fits(cluster: Cluster, routes: Sequence[Alternative]) -> bool:
     return not overfull(cluster, needed)
 
 
-def _route(name: str, plan: Plan, transfers: TransferType, calibration: Calibration) -> Alternative:
+def _route(name: str, plan: Plan, transfers: TransferType, palettes: frozenset[int], calibration: Calibration) -> Alternative:
     descriptions = all_descriptions(plan.graph)
     verify_plan(plan, descriptions)
-    compiled = compile_plan(plan, descriptions, transfers)
+    compiled = compile_plan(plan, descriptions, transfers, palettes)
     artifacts = export(compiled.optimized)
     forecast = Forecast(compiled, descriptions, calibration=calibration)
     names = [node.name for node in plan.cluster.nodes]

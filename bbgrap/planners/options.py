@@ -16,6 +16,9 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 TransferType = Literal["exact", "float16", "int8"]
 TRANSFER_TYPES: tuple[TransferType, ...] = get_args(TransferType)
 
+InputValues = Literal["any", "few"]
+INPUT_VALUES: tuple[InputValues, ...] = get_args(InputValues)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
@@ -28,7 +31,8 @@ class PlanOptions:
 
     `objective` is what the planner `auto` minimises (predicted time of a request, time per request of a stream, memory of the fullest
     node); for `throughput` a deployment by `auto` or `single` has the whole model on every node with room for it. `search_seconds` is how
-    long it may look. `transfer_dtype` is what 32-bit floats become on their way to an agent.
+    long it may look. `transfer_dtype` is what 32-bit floats become on their way to an agent. `input_values` are `few` if the model's inputs
+    have as few values as pictures: over slow ways they travel in fewer bytes then, and stay exact (`bbgrap.program.palettes`).
     """
 
     planner: str = "bbgrap"
@@ -37,6 +41,7 @@ class PlanOptions:
     objective: Objective = "latency"
     search_seconds: float = 10.0
     transfer_dtype: TransferType = "exact"
+    input_values: InputValues = "any"
 
     def __post_init__(self) -> None:
         """Reject what does not exist."""
@@ -44,6 +49,7 @@ class PlanOptions:
             ("split", self.split, SPLITS),
             ("objective", self.objective, OBJECTIVES),
             ("transfer dtype", self.transfer_dtype, TRANSFER_TYPES),
+            ("input values", self.input_values, INPUT_VALUES),
         ):
             if value not in known:
                 raise UsageError(f"{name}: expected one of {', '.join(known)}, got '{value}'")

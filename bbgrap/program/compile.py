@@ -25,7 +25,12 @@ class Compiled:
 
 
 def compile_plan(
-    plan: Plan, descriptions: Mapping[str, Description | None], transfers: TransferType = "exact", *, verify: bool = False
+    plan: Plan,
+    descriptions: Mapping[str, Description | None],
+    transfers: TransferType = "exact",
+    palettes: frozenset[int] = frozenset(),
+    *,
+    verify: bool = False,
 ) -> Compiled:
     """Build and optimise the program of a plan.
 
@@ -33,9 +38,10 @@ def compile_plan(
         plan: What the devices compute.
         descriptions: Of its nodes, by name.
         transfers: What 32-bit floats become on their way to an agent.
+        palettes: The devices that get the model's inputs with palettes.
         verify: Check every law between passes.
     """
-    initial = replace(build_initial(plan, descriptions), transfers=transfers)
+    initial = replace(build_initial(plan, descriptions), transfers=transfers, palettes=palettes)
     early = InInstalments(Predictor(plan.cluster), narrower(plan.graph, descriptions))
     passes = (*DEFAULT_PASSES, RelayBroadcasts(plan.cluster), early, SlowestFirst(plan.cluster))
     return Compiled(plan, initial, optimize(initial, passes, verify=verify))

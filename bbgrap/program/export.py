@@ -64,12 +64,11 @@ def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment
     for step in device.steps:
         match step:
             case Receive():
-                steps.append(
-                    LocalReceive(step.message, step.source, tuple(numbers[b] for b in step.buffers), program.wire_to(device.device))
-                )
+                wire = program.wire(step.source, device.device)
+                steps.append(LocalReceive(step.message, step.source, tuple(numbers[b] for b in step.buffers), wire))
             case Send():
                 parts = tuple(_part(device, numbers, p) for p in step.parts)
-                steps.append(LocalSend(step.message, step.destination, parts, program.wire_to(step.destination)))
+                steps.append(LocalSend(step.message, step.destination, parts, program.wire(device.device, step.destination)))
             case Compute() if device.device == program.host:
                 steps += [join for op in step.ops for join in joins.of(op)]
             case Compute():

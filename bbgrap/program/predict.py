@@ -14,6 +14,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.cluster.speeds import speeds_of, speeds_together
 from bbgrap.cluster.types import NodeProfile, Speed
 from bbgrap.program.clock import Act, Await, Post, Wires, Work, machine_of, run_clock
+from bbgrap.program.palettes import DECODED_PER_S, ENCODED_PER_S
 from bbgrap.program.steps import Apply, Assemble, Combine, Compute, DeviceProgram, Op, Program, Receive, Send
 from bbgrap.program.timeline import Timeline
 from bbgrap.tdl.work import Work as Amount
@@ -144,7 +145,11 @@ class Predictor:
             match step:
                 case Receive():
                     yield Await(step.message, step.source, sizes[step.message])
+                    if program.wire(step.source, device.device) == "palette":
+                        yield Work(sizes[step.message] / DECODED_PER_S, "palettes")
                 case Send():
+                    if program.wire(device.device, step.destination) == "palette":
+                        yield Work(sizes[step.message] / ENCODED_PER_S, "palettes")
                     yield Post(step.message, step.destination, sizes[step.message])
                 case Compute() if device.device == program.host:
                     yield Work(sum(self.op_seconds(program, device, op) for op in step.ops), "join")

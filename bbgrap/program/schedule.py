@@ -22,7 +22,7 @@ from math import prod
 import numpy as np
 
 from bbgrap.graph.types import Array, DType
-from bbgrap.planners.options import TransferType
+from bbgrap.program.wire import WireType
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open local ranges along one axis, ascending."""
@@ -58,7 +58,7 @@ class Receive:
     message: int
     source: int
     buffers: tuple[int, ...]
-    wire: TransferType = "exact"
+    wire: WireType = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Send:
     message: int
     destination: int
     parts: tuple[Part, ...]
-    wire: TransferType = "exact"
+    wire: WireType = "exact"
 
 
 Step = Receive | Run | Join | Send

@@ -23,7 +23,7 @@ from functools import cached_property
 
 from bbgrap.graph import Graph
 from bbgrap.planners.options import TransferType
-from bbgrap.program.wire import wire_bytes, wire_of
+from bbgrap.program.wire import WireType, wire_bytes, wire_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import LocalOp
 from bbgrap.tdl.language import ReducerKind
@@ -130,12 +130,14 @@ class DeviceProgram:
 class Program:
     """One program per device; the last is the host's.
 
-    `transfers` is what 32-bit floats become on their way to an agent. What goes to the host, the model's outputs, stays exact.
+    `transfers` is what 32-bit floats become on their way to an agent. What goes to the host, the model's outputs, stays exact. The
+    devices in `palettes` get the model's inputs with palettes, if all stays exact.
     """
 
     graph: Graph = field(repr=False)
     devices: tuple[DeviceProgram, ...]
     transfers: TransferType = "exact"
+    palettes: frozenset[int] = frozenset()
 
     @property
     def host(self) -> int:
@@ -147,16 +149,18 @@ class Program:
         """Message number to its sending device and step."""
         return {s.message: (d.device, s) for d in self.devices for s in d.steps if isinstance(s, Send)}
 
-    def wire_to(self, destination: int) -> TransferType:
-        """What 32-bit floats become on their way to a device."""
-        return "exact" if destination == self.host else self.transfers
+    def wire(self, source: int, destination: int) -> WireType:
+        """What 32-bit floats become on their way between two devices."""
+        if destination == self.host:
+            return "exact"
+        return "palette" if source == self.host and destination in self.palettes and self.transfers == "exact" else self.transfers
 
     def part_bytes(self, device: int, send: Send) -> list[int]:
         """Bytes that every part of a device's message takes on the wire."""
-        wire = self.wire_to(send.destination)
+        wire = self.wire(device, send.destination)
         return [self.region_bytes(self.devices[device].buffers[part.buffer].value, part.region, wire) for part in send.parts]
 
-    def region_bytes(self, value: str, region: ShapeMap, wire: TransferType) -> int:
+    def region_bytes(self, value: str, region: ShapeMap, wire: WireType) -> int:
         """Bytes of a region of a value on the wire; 0 where the shape is only known at run time."""
         kind = self.graph.types[value]
         if kind.shape is None:

@@ -4,9 +4,11 @@
     float16   2 bytes: rounded to the nearest; what is too large becomes 65504, the largest
     int8      1 byte and a 16th: blocks of 64 numbers in C order, the last one shorter, share a scale, the largest magnitude / 127.
               First all scales as 32-bit floats, then the numbers as multiples of their scale
+    palette   exact, and 1 byte where there are few values, as in pictures (`bbgrap.program.palettes`); for inputs
 
-Laws: the size of what is sent follows from the number of elements; infinities and NaN stay what they are; a float16 number is off by
-at most half a unit in its last place (2^-11 of it, or 2^-25), an int8 number by half its scale. int8 takes magnitudes below 1.5e-36 for 0.
+Laws: the size of what is sent follows from the number of elements, but for palettes; infinities and NaN stay what they are; a float16
+number is off by at most half a unit in its last place (2^-11 of it, or 2^-25), an int8 number by half its scale. int8 takes magnitudes
+below 1.5e-36 for 0.
 
 A block with infinities or NaN has its scale negative: the codes 127, -127 and -128 are then inf, -inf and NaN, and the finite numbers
 have codes from -126 to 126.
@@ -15,12 +17,17 @@ have codes from -126 to 126.
 from __future__ import annotations
 
 from math import prod
+from typing import Literal
 
 import numpy as np
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import TransferType
+from bbgrap.program.palettes import decode_with_palettes, encode_with_palettes
+
+WireType = Literal[TransferType, "palette"]
+"""How 32-bit floats travel in one message: as was asked for, or what became of `exact`."""
 
 BLOCK = 64
 """Numbers that share a scale. Chosen: a scale costs 1/16 of them, and a row of a feature map has 7 to 224."""
@@ -35,13 +42,13 @@ _LEVELS_BESIDE_SPECIALS = 126
 _LEAST_SCALE = float(np.finfo(np.float32).tiny)
 
 
-def wire_of(dtype: DType, asked: TransferType) -> TransferType:
+def wire_of(dtype: DType, asked: WireType) -> WireType:
     """Return how a tensor travels: only 32-bit floats are converted."""
     return asked if dtype is DType.FLOAT else "exact"
 
 
-def wire_bytes(count: int, wire: TransferType) -> int:
-    """Return the bytes that so many 32-bit floats take."""
+def wire_bytes(count: int, wire: WireType) -> int:
+    """Return the bytes that so many 32-bit floats take; with palettes where they are of use, and without these themselves."""
     match wire:
         case "exact":
             return 4 * count
@@ -49,6 +56,8 @@ def wire_bytes(count: int, wire: TransferType) -> int:
             return 2 * count
         case "int8":
             return 4 * _blocks(count) + count
+        case "palette":
+            return count
 
 
 def encode_floats(array: Array, wire: TransferType) -> Array:
@@ -82,10 +91,13 @@ def decode_floats(content: bytes | memoryview | Array, shape: tuple[int, ...], w
             return _from_int8(raw, count).reshape(shape)
 
 
-def carried(array: Array, wire: TransferType) -> Array:
+def carried(array: Array, wire: WireType) -> Array:
     """Return a copy of a tensor as its receiver sees it."""
     if wire == "exact" or array.dtype != np.float32:
         return array.copy()
+    if wire == "palette":
+        encoded = encode_with_palettes(array)
+        return array.copy() if encoded is None else decode_with_palettes(encoded, array.shape)
     return decode_floats(encode_floats(array, wire), array.shape, wire)
 
 

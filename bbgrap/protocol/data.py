@@ -23,9 +23,9 @@ import numpy as np
 
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
-from bbgrap.planners.options import TransferType
+from bbgrap.program.palettes import EXACT, decode_with_palettes, encode_with_palettes
 from bbgrap.program.schedule import Part, Receive, Schedule, Send, part_shape
-from bbgrap.program.wire import decode_floats, encode_floats, wire_bytes, wire_of
+from bbgrap.program.wire import WireType, decode_floats, encode_floats, wire_bytes, wire_of
 from bbgrap.protocol.limits import MAX_INTEGER, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import Buffer, TensorHeader
 
@@ -39,6 +39,8 @@ a piece more in a system call."""
 _FLOAT = np.dtype(np.float32)
 _FIXED = STORABLE - {DType.STRING}
 _MAX_RANK = 64
+_MOST_BESIDES = 8 * (2 + _MAX_RANK) + 16
+"""Bytes that a part takes besides its numbers, where its size is told: palettes are taken where they save more than they take."""
 
 
 Inputs = tuple[tuple[TensorHeader, ...], tuple[Buffer, ...]]
@@ -132,26 +134,30 @@ class _Field:
     padding: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    wire: TransferType
+    wire: WireType
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
     """What a `Send` sends or a `Receive` expects: the other device, the types of the parts, and what 32-bit floats become on the way.
 
-    Invariants: `fields` has an entry per part, or is None if the run tells a size; `nbytes` is then the size of the payload. Both are
-    computed once, because a letter is packed or unpacked in every request.
+    Invariants: `fields` has an entry per part and `nbytes` is the size of the payload; if the run tells a size, `fields` is None and
+    `nbytes` the most there may be, or None. They are computed once, because a letter is packed or unpacked in every request.
     """
 
     peer: int
     types: tuple[TensorType, ...]
-    wire: TransferType = "exact"
+    wire: WireType = "exact"
     fields: tuple[_Field, ...] | None = field(init=False)
-    nbytes: int = field(init=False)
+    nbytes: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Compute the layout."""
         known = all(map(_fixed, self.types))
+        if self.wire == "palette":
+            object.__setattr__(self, "fields", None)
+            object.__setattr__(self, "nbytes", sum(kind.nbytes + _MOST_BESIDES for kind in self.types) if known else None)
+            return
         fields, position = [], 0
         for kind in self.types if known else ():
             wire = wire_of(kind.dtype, self.wire)
@@ -160,11 +166,13 @@ class Letter:
             fields.append(_Field(position, nbytes, padding, kind.dtype.numpy, kind.known_shape, wire))
             position += nbytes + padding
         object.__setattr__(self, "fields", tuple(fields) if known else None)
-        object.__setattr__(self, "nbytes", position)
+        object.__setattr__(self, "nbytes", position if known else None)
 
     def admits(self, size: int) -> bool:
         """Whether a payload of so many bytes may be this."""
-        return self.fields is None or size == self.nbytes
+        if self.fields is None:
+            return self.nbytes is None or size <= self.nbytes
+        return size == self.nbytes
 
 
 def letters_sent(schedule: Schedule) -> Mapping[int, Letter]:
@@ -202,11 +210,9 @@ def pack(letter: Letter, parts: Sequence[Array]) -> list[Buffer]:
             if part.shape != place.shape or part.dtype != place.dtype:
                 raise _not_planned(letter, parts)
             if place.wire != "exact":
-                pieces.append(encode_floats(part, place.wire).data)
-            elif part.flags.c_contiguous:
-                pieces.append(_bytes_of(part))
+                pieces += _content(part, place.wire)
             else:
-                pieces += _blocks(part)
+                pieces += _dense_pieces(part)
             if place.padding:
                 pieces.append(bytes(place.padding))
         return pieces
@@ -214,10 +220,31 @@ def pack(letter: Letter, parts: Sequence[Array]) -> list[Buffer]:
         if (kind.shape is not None and part.shape != kind.shape) or not _fits(kind.dtype, part):
             raise _not_planned(letter, parts)
         wire = wire_of(kind.dtype, letter.wire)
-        content = encode_array(part) if wire == "exact" else encode_floats(part, wire).data
-        head = b"" if _fixed(kind) else struct.pack(f"<{2 + part.ndim}Q", part.ndim, len(content), *part.shape)
-        pieces += [head, content, bytes(-(len(head) + len(content)) % _ALIGN)]
+        content = _content(part, wire)
+        length = sum(map(len, content))
+        head = struct.pack(f"<{2 + part.ndim}Q", part.ndim, length, *part.shape) if _is_told(kind, wire) else b""
+        pieces += [head, *content, bytes(-(len(head) + length) % _ALIGN)]
     return pieces
+
+
+def _content(part: Array, wire: WireType) -> list[Buffer]:
+    match wire:
+        case "exact":
+            return [encode_array(part)]
+        case "palette":
+            encoded = encode_with_palettes(part)
+            return [EXACT, *_dense_pieces(part)] if encoded is None else [encoded.data]
+        case "float16" | "int8":
+            return [encode_floats(part, wire).data]
+
+
+def _is_told(kind: TensorType, wire: WireType) -> bool:
+    """Whether only the run tells how many bytes a part has; they are sent with it then."""
+    return wire == "palette" or not _fixed(kind)
+
+
+def _dense_pieces(part: Array) -> list[Buffer]:
+    return [_bytes_of(part)] if part.flags.c_contiguous else _blocks(part)
 
 
 def _bytes_of(dense: Array) -> Buffer:
@@ -278,7 +305,7 @@ def unpack(letter: Letter, payload: Buffer) -> list[Array]:
 def _part_at(place: _Field, payload: Buffer) -> Array:
     if place.wire == "exact":
         return _array(place.dtype, place.shape, payload, place.start, place.nbytes)
-    return decode_floats(memoryview(payload)[place.start : place.start + place.nbytes], place.shape, place.wire)
+    return _decoded(DType.FLOAT, place.shape, memoryview(payload)[place.start : place.start + place.nbytes], place.wire)
 
 
 def _array(dtype: np.dtype[Any], shape: tuple[int, ...], content: Buffer, start: int, nbytes: int) -> Array:
@@ -287,8 +314,8 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...], content: Buffer, start:
     return array if array.flags.aligned else array.copy()
 
 
-def _unpack_one(kind: TensorType, payload: memoryview, wire: TransferType) -> tuple[Array, int]:
-    if _fixed(kind):
+def _unpack_one(kind: TensorType, payload: memoryview, wire: WireType) -> tuple[Array, int]:
+    if not _is_told(kind, wire):
         nbytes = kind.nbytes if wire == "exact" else wire_bytes(prod(kind.known_shape), wire)
         return _decoded(kind.dtype, kind.known_shape, payload[:nbytes], wire), nbytes
     rank, length = struct.unpack_from("<2Q", payload)
@@ -301,8 +328,15 @@ def _unpack_one(kind: TensorType, payload: memoryview, wire: TransferType) -> tu
     return _decoded(kind.dtype, shape, payload[start : start + length], wire), start + length
 
 
-def _decoded(dtype: DType, shape: tuple[int, ...], content: Buffer, wire: TransferType) -> Array:
-    return decode_array(dtype, shape, content) if wire == "exact" else decode_floats(content, shape, wire)
+def _decoded(dtype: DType, shape: tuple[int, ...], content: memoryview, wire: WireType) -> Array:
+    match wire:
+        case "exact":
+            return decode_array(dtype, shape, content)
+        case "palette":
+            decoded = decode_with_palettes(content, shape)
+            return decoded if decoded.flags.aligned else decoded.copy()
+        case "float16" | "int8":
+            return decode_floats(content, shape, wire)
 
 
 def made_up(host: Schedule) -> Inputs | None:

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
@@ -22,7 +23,8 @@ from bbgrap.engine.routes import serves_streams
 from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array
-from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.planners.options import InputValues, PlanOptions, Split
+from bbgrap.program.palettes import has_few_values
 from bbgrap.program.trace import HOST_NAME, Trace, clock_error_s, timeline_of
 from bbgrap.protocol.client_messages import (
     Fault,
@@ -69,8 +71,8 @@ class HasConnection(Protocol):
 class InferenceSession:
     """A model on a cluster.
 
-    Invariants: `_plans` holds one plan per combination of input shapes that was run or prepared; `_sizes` tells of which batches are
-    run in micro-batches.
+    Invariants: `_plans` holds one plan per combination of input shapes that was run or prepared; `_values` has the values of the
+    inputs that a plan is made for, before it is made; `_sizes` tells of which batches are run in micro-batches.
     """
 
     def __init__(
@@ -124,6 +126,8 @@ class InferenceSession:
         self._plans: dict[Shapes, PreparedPlan] = {}
         self._latest: PreparedPlan | None = None
         self._lock = threading.Lock()
+        self._values: dict[Shapes, InputValues] = {}
+        self._values_lock = threading.Lock()
         self._sizes: dict[Shapes, int | None] = {}
         self._sizes_lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
@@ -170,6 +174,9 @@ class InferenceSession:
         shapes = _shapes_of(feeds)
         headers = tuple(TensorHeader(arg.name, arg.dtype, array.shape) for arg, array in zip(self._signature.inputs, feeds, strict=True))
         contents = tuple(encode_array(array) for array in feeds)
+        if shapes not in self._values:
+            few = any(has_few_values(array) for array in feeds)
+            self._plan_for(shapes, "few" if few else self.options.input_values)
         result = self._retrying(lambda: self._run(shapes, headers, contents, record=record))
         if len(result.outputs) != len(self._signature.outputs):
             raise InputError(f"model '{self._name}': expected {len(self._signature.outputs)} outputs, got {len(result.outputs)}")
@@ -283,6 +290,7 @@ class InferenceSession:
         ordered = tuple(tuple(shapes[arg.name]) for arg in self._signature.inputs)
         size = self._microbatch_size(ordered)
         wanted = ordered if size is None else tuple((size, *shape[1:]) for shape in ordered)
+        self._plan_for(wanted, self.options.input_values)
         return self._retrying(lambda: self._prepared(wanted))
 
     def _retrying(self, work: Callable[[], R]) -> R:
@@ -309,13 +317,21 @@ class InferenceSession:
                     self._measure()
                 model = self._files.bring(self._connection)
                 named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
-                message = PrepareModel(self._connection.number(), model, named, self.options)
+                options = replace(self.options, input_values=self._values.get(shapes, self.options.input_values))
+                message = PrepareModel(self._connection.number(), model, named, options)
                 plan = PreparedPlan(self._connection.try_call(message, ModelPrepared, self._on_progress))
                 while len(self._plans) >= _PLANS:
                     self._plans.pop(next(iter(self._plans)))
                 self._plans[shapes] = plan
             self._latest = plan
             return plan
+
+    def _plan_for(self, shapes: Shapes, values: InputValues) -> None:
+        """Decide what inputs of these shapes are planned to be like, if nobody has: whoever is first speaks for those that follow."""
+        with self._values_lock:
+            while len(self._values) >= _PLANS and shapes not in self._values:
+                self._values.pop(next(iter(self._values)))
+            self._values.setdefault(shapes, values)
 
     def _run(
         self, shapes: Shapes, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...], *, record: bool

@@ -124,7 +124,7 @@ class InInstalments:
     def _costs(self, program: Program, device: DeviceProgram, head: Head, of: Derived) -> tuple[float, float]:
         """Return the bytes that a part of the target needs of the input, and the seconds that its operations take."""
         values = ((device.buffers[b].value, of.regions[b]) for b in head.receive.buffers if b in of.regions)
-        size = sum(program.region_bytes(value, region, program.wire_to(device.device)) for value, region in values)
+        size = sum(program.region_bytes(value, region, program.wire(program.host, device.device)) for value, region in values)
         return size, sum(self.predictor.op_seconds(program, device, op) for op in of.ops)
 
 

@@ -53,6 +53,28 @@ def test_round_trip_in_fewer_bits(given_parts, wire):
         np.testing.assert_array_equal(back, carried(array, wire))
 
 
+@given(st.lists(parts(), max_size=4), st.booleans())
+def test_round_trip_with_palettes(given_parts, with_picture):
+    if with_picture:
+        picture = (np.arange(60_000).reshape(1, 3, 100, 200) % 256 / np.float32(255)).astype(np.float32)
+        given_parts = [*given_parts, (TensorType(DType.FLOAT, picture.shape), picture[:, :, ::-1])]
+    types, arrays = [kind for kind, _ in given_parts], [array for _, array in given_parts]
+    letter = Letter(1, tuple(types), "palette")
+    payload = b"".join(pack(letter, arrays))
+    assert letter.admits(len(payload))
+    for array, back in zip(arrays, unpack(letter, memoryview(payload)), strict=True):
+        assert back.flags.aligned
+        assert back.shape == array.shape
+        np.testing.assert_array_equal(back, array)
+
+
+def test_a_payload_with_palettes_has_a_most():
+    letter = Letter(1, (TensorType(DType.FLOAT, (1, 3, 100, 100)),), "palette")
+    assert letter.admits(30_000)
+    assert not letter.admits(121_000)
+    assert Letter(1, (TensorType(DType.FLOAT, None),), "palette").admits(1 << 40)
+
+
 def test_sizes_in_fewer_bits():
     types = (TensorType(DType.FLOAT, (1, 3, 10, 10)), TensorType(DType.INT64, (2,)), TensorType(DType.FLOAT, (5,)))
     assert [Letter(1, types, wire).nbytes for wire in ("exact", "float16", "int8")] == [1200 + 16 + 24, 600 + 16 + 16, 320 + 16 + 16]
@@ -72,7 +94,7 @@ def test_a_scale_that_is_no_number_is_refused(shape, scale):
         unpack(letter, payload)
 
 
-@given(st.lists(parts(), max_size=3), st.binary(max_size=200), st.sampled_from(["exact", "float16", "int8"]))
+@given(st.lists(parts(), max_size=3), st.binary(max_size=200), st.sampled_from(["exact", "float16", "int8", "palette"]))
 def test_arbitrary_payload(given_parts, payload, wire):
     types = [kind for kind, _ in given_parts]
     try:
