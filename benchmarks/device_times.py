@@ -30,7 +30,8 @@ from bbgrap.program.artifacts import DeviceArtifacts
 from bbgrap.program.clock import Act, Await, Post, Work
 from bbgrap.program.execution import Execution
 from bbgrap.program.schedule import Receive, Run, Schedule, Send
-from bbgrap.protocol.data import Frame, Kind, Letter, pack, unpack
+from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.letters import Letter, pack, unpack
 from bbgrap.protocol.messages import Deploy
 from bbgrap.transport.data import Arrival
 from bbgrap.transport.tcp import TcpDataPlane

@@ -43,7 +43,7 @@ from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.clock import Wires, machine_of, run_clock
 from bbgrap.program.timeline import Timeline
-from bbgrap.protocol.data import letters_sent
+from bbgrap.protocol.letters import letters_sent
 from bbgrap.session import InferenceSession, connect
 from benchmarks.company import Work, company
 from benchmarks.device_times import TURNS, Peers, Stopwatch, Walk, loaded

@@ -21,7 +21,8 @@ from bbgrap.graph.types import Array
 from bbgrap.program.execution import Copies, Execution, Outbox
 from bbgrap.program.recording import Clock
 from bbgrap.program.schedule import Schedule
-from bbgrap.protocol.data import Frame, Headers, Kind, Letter, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.data import Frame, Headers, Kind
+from bbgrap.protocol.letters import Letter, letters_received, letters_sent, pack, unpack
 from bbgrap.protocol.messages import Buffer, Peer
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers

@@ -23,7 +23,8 @@ from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.program.blocked import aligned_empty
-from bbgrap.protocol.data import Frame, Kind, Letter, pack, unpack
+from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.letters import Letter, pack, unpack
 from bbgrap.tdl.work import Work
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.zoo.builder import Builder

@@ -18,9 +18,9 @@ import numpy as np
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
-from bbgrap.protocol.data import decode_array
 from bbgrap.protocol.limits import is_digest
 from bbgrap.protocol.messages import WeightChunk
+from bbgrap.protocol.tensors import decode_array
 
 DEFAULT_DISK_BYTES = 8 << 30
 """Chosen: a dozen large convolutional networks."""

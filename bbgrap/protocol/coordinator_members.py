@@ -13,10 +13,10 @@ from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network,
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.coordinator_events import Identity, Instruction, Settings, Tell, ToAgent
-from bbgrap.protocol.data import encode_array
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 from bbgrap.protocol.messages import PROTOCOL_VERSION, Buffer, Join, Refused, Rejoin, WeightChunk, Welcome
 from bbgrap.protocol.states import Role, Tracker
+from bbgrap.protocol.tensors import encode_array
 
 WINDOW_BYTES = 16 << 20
 """Weights on their way to one agent that it has not acknowledged: four chunks, enough to keep a 10 Gb/s link busy over 10 ms."""

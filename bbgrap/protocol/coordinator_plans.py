@@ -24,9 +24,9 @@ from bbgrap.protocol.coordinator_calls import offer_digest
 from bbgrap.protocol.coordinator_events import Identity
 from bbgrap.protocol.coordinator_members import Member
 from bbgrap.protocol.coordinator_routes import Lane, Measuring, Policy
-from bbgrap.protocol.data import Inputs
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.protocol.states import Tracker
+from bbgrap.protocol.tensors import Inputs
 
 Caller = tuple[Identity, int]
 """A client and the number of its call."""

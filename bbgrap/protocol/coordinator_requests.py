@@ -33,9 +33,9 @@ from bbgrap.protocol.coordinator_observations import Observations
 from bbgrap.protocol.coordinator_plans import Caller, Deployment, Plan, Route
 from bbgrap.protocol.coordinator_records import Recordings
 from bbgrap.protocol.coordinator_routes import MEASURE_BESIDE_S, MEASURE_S, Measuring
-from bbgrap.protocol.data import Inputs, made_up
 from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
 from bbgrap.protocol.states import Role, Tracker
+from bbgrap.protocol.tensors import Inputs, made_up
 
 
 @dataclass(slots=True)

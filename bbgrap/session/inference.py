@@ -33,8 +33,8 @@ from bbgrap.protocol.client_messages import (
     RunModel,
     RunResult,
 )
-from bbgrap.protocol.data import decode_array, encode_array
 from bbgrap.protocol.messages import TensorHeader
+from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.session.connection import CallFailedError, Connection, OnProgress, connect
 from bbgrap.session.microbatches import Answers, microbatch_size, microbatches_of
 from bbgrap.session.model_files import ModelFiles

@@ -22,8 +22,10 @@ from bbgrap.program.recording import RecordedExecution, labels_of
 from bbgrap.program.schedule import Join, Receive, Schedule
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
-from bbgrap.protocol.data import Frame, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, pack_clock, unpack
+from bbgrap.protocol.data import Frame, Kind, pack_clock
+from bbgrap.protocol.letters import Letter, letters_received, letters_sent, pack, unpack
 from bbgrap.protocol.messages import Buffer, Peer, TensorHeader
+from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import PingAnswers
 

@@ -13,7 +13,7 @@ from bbgrap.cluster.types import LOCAL, NodeProfile
 from bbgrap.engine.prepare import prepare
 from bbgrap.program.clock import Await, Post, Work
 from bbgrap.program.schedule import Join, Receive, Run, Send
-from bbgrap.protocol.data import letters_sent
+from bbgrap.protocol.letters import letters_sent
 from benchmarks import scale
 from benchmarks.device_times import Stopwatch, Walk
 from benchmarks.network import ModelAt, parse_planner

@@ -7,8 +7,8 @@ from bbgrap_agent.weights import WeightStore
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
-from bbgrap.protocol.data import encode_array
 from bbgrap.protocol.messages import WeightChunk
+from bbgrap.protocol.tensors import encode_array
 
 
 def chunks(array, size):

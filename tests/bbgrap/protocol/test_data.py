@@ -10,7 +10,9 @@ from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.program.schedule import BufferSpec, Part, Receive, Schedule, Send
 from bbgrap.program.wire import carried
-from bbgrap.protocol.data import Frame, Headers, Kind, Letter, decode_array, encode_array, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.data import Frame, Headers, Kind
+from bbgrap.protocol.letters import Letter, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.tensors import decode_array, encode_array
 
 DTYPES = [DType.FLOAT, DType.BOOL, DType.INT64, DType.FLOAT16, DType.UINT8, DType.COMPLEX128, DType.STRING]
 

@@ -13,7 +13,7 @@ import pytest
 
 from bbgrap.errors import LocalProtocolError
 from bbgrap.graph.types import DType, TensorType
-from bbgrap.protocol.data import Letter, unpack
+from bbgrap.protocol.letters import Letter, unpack
 from bbgrap.transport.arena import ALIGN
 from bbgrap.transport.framing import GREETING, SMALL_BYTES, frame_head, shelf_frame
 from bbgrap.transport.sealed import TOKEN_BYTES, WELCOME, is_possible, listen_at, offer_memory

@@ -1,0 +1,86 @@
+"""The content of tensors as bytes: C order, little endian; strings are [length, UTF-8] one after the other.
+
+Laws: `decode_array` of what `encode_array` made is the same tensor; it raises nothing but `RemoteProtocolError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from bbgrap.errors import ModelError, RemoteProtocolError
+from bbgrap.graph.types import Array, DType
+from bbgrap.program.schedule import Schedule
+from bbgrap.protocol.limits import MAX_TENSOR_BYTES
+from bbgrap.protocol.messages import Buffer, TensorHeader
+
+Inputs = tuple[tuple[TensorHeader, ...], tuple[Buffer, ...]]
+"""The inputs of a request, and their contents."""
+
+
+def made_up(host: Schedule) -> Inputs | None:
+    """Return inputs of the right types for a host's schedule, all ones (integers may be divisors); None if they are not numbers."""
+    specs = [host.buffers[buffer] for buffer in host.feeds]
+    shapes = [spec.shape for spec in specs if spec.shape is not None and spec.dtype is not DType.STRING]
+    if len(shapes) < len(specs):
+        return None
+    headers = tuple(TensorHeader(spec.name, spec.dtype, shape) for spec, shape in zip(specs, shapes, strict=True))
+    return headers, tuple(encode_array(np.ones(header.shape, header.dtype.numpy)) for header in headers)
+
+
+def encode_array(array: Array) -> Buffer:
+    """Return the content of a tensor: C order, little endian; a view where it already is that."""
+    if array.dtype.kind in "OUST":
+        encoded = [item if isinstance(item, bytes) else str(item).encode() for item in array.reshape(-1).tolist()]
+        return b"".join(chunk for item in encoded for chunk in (struct.pack("<Q", len(item)), item))
+    dense = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return dense.reshape(-1).view(np.uint8).data
+
+
+def decode_array(dtype: DType, shape: tuple[int, ...], content: Buffer) -> Array:
+    """Return the tensor of some bytes: a read-only view where they are aligned, else a copy.
+
+    Raises:
+        RemoteProtocolError: if the bytes are not that tensor.
+    """
+    count = prod(shape)
+    if dtype is DType.STRING:
+        return _decode_strings(shape, count, memoryview(content))
+    try:
+        kind: np.dtype[Any] = dtype.numpy
+    except ModelError as error:
+        raise RemoteProtocolError(str(error)) from error
+    if count * kind.itemsize != len(content) or count > MAX_TENSOR_BYTES:
+        raise RemoteProtocolError(f"tensor {dtype.name.lower()}{list(shape)}: expected {count * kind.itemsize} bytes, got {len(content)}")
+    return view_of(kind, shape, content, 0, len(content))
+
+
+def _decode_strings(shape: tuple[int, ...], count: int, content: memoryview) -> Array:
+    if count * 8 > len(content):
+        raise RemoteProtocolError(f"strings {list(shape)}: they do not fit into {len(content)} bytes")
+    texts, position = [], 0
+    try:
+        for _ in range(count):
+            (length,) = struct.unpack_from("<Q", content, position)
+            position += 8
+            if length > len(content) - position:
+                raise RemoteProtocolError(f"strings {list(shape)}: one of {length} bytes does not fit")
+            texts.append(str(content[position : position + length], "utf-8"))
+            position += length
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"strings {list(shape)}: {error}") from error
+    if position != len(content):
+        raise RemoteProtocolError(f"strings {list(shape)}: expected {position} bytes, got {len(content)}")
+    array: Array = np.empty(count, object)
+    array[:] = texts
+    return array.reshape(shape)
+
+
+def view_of(dtype: np.dtype[Any], shape: tuple[int, ...], content: Buffer, start: int, nbytes: int) -> Array:
+    """Return the array that begins at a byte of a content: a view where it is aligned, else a copy."""
+    array: Array = np.ndarray(shape, dtype, content, start) if nbytes else np.empty(shape, dtype)
+    # Kernels are compiled for aligned elements; a vectorised loop over others may fault.
+    return array if array.flags.aligned else array.copy()
