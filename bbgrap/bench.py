@@ -269,7 +269,7 @@ def bench(
     sessions = [Contender(model, options, cluster, report) for options in contenders]
     for contender in sessions:
         report(f"{contender.options.planner}: planning and deploying")
-        contender.session.prepare({name: array.shape for name, array in feeds.items()})
+        contender.session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
     pause = SETTLE_S if count > 1 or any(agent.threads > 1 for agent in agents) else 0.0
     watch = MachineWatch()
     for turn in range(-WARM_UP, runs):

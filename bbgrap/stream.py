@@ -71,7 +71,7 @@ def measure_stream(
     sessions = [_Stream(model, options, cluster, together) for options in contenders]
     for session in sessions:
         report(f"{session.options.planner}: planning and deploying")
-        session.session.prepare({key: array.shape for key, array in feeds.items()})
+        session.session.prepare({key: array.shape for key, array in feeds.items()}, feeds)
         session.block(feeds, expected, together, counted=False)
     each = requests // BLOCKS
     watch = MachineWatch()

@@ -40,7 +40,7 @@ measured on it is forgotten. Within that, profiles differ by chance, and what wa
 class SegmentForecast:
     """The graph nodes of a segment, and what was predicted of it without corrections: its kernels, and all else.
 
-    All else are start-up, copies, and what others' messages take of the machine's core meanwhile.
+    All else are start-up, copies, and what messages take of the machine's core meanwhile.
     """
 
     nodes: tuple[str, ...]

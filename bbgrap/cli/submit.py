@@ -85,7 +85,7 @@ def submit(
                 options=options,
                 on_progress=lambda now: progress.update(f"{now.stage} {now.done} of {now.total}"),
             )
-            plan = session.prepare({name: array.shape for name, array in feeds.items()})
+            plan = session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
         with step("running"):
             start = time.perf_counter()
             answers = session.run(None, feeds)

@@ -84,7 +84,7 @@ def trace(
                 options=options,
                 on_progress=lambda now: progress.update(f"{now.stage} {now.done} of {now.total}"),
             )
-            session.prepare({name: array.shape for name, array in feeds.items()})
+            session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
         with step(f"recording {runs} requests"):
             traced = session.trace(feeds, runs)
     plan = session.plan.report

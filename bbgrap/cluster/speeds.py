@@ -92,8 +92,9 @@ SAME_WITHIN = 0.05
 differed by 0.4 to 3.7 % (decision 7)."""
 
 KIND_WITHIN = 1.5
-"""How many times as fast as the other such a machine may be at one kind of work, to count as equal there: chosen. The same cores differed
-by up to 5 % in convolutions and matrix products, 20 % in matrix times vector, 34 % in copies. Memory of half the width is twice as slow."""
+"""How many times as fast as the other such a machine may be at one kind of work, to count as equal there: chosen. One of the same cores
+was up to 1.04 times as fast as the other in convolutions and matrix products, 1.2 in matrix times vector, 1.34 in copies. Memory of half
+the width is twice as slow."""
 
 DEFAULT_WORK: tuple[Speed, ...] = (
     Speed("conv1x1", 120e9, 36e9, 62e9, 3.6e-6),

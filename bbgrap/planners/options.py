@@ -16,7 +16,7 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 TransferType = Literal["exact", "float16", "int8"]
 TRANSFER_TYPES: tuple[TransferType, ...] = get_args(TransferType)
 
-InputValues = Literal["any", "few"]
+InputValues = Literal["auto", "any", "few"]
 INPUT_VALUES: tuple[InputValues, ...] = get_args(InputValues)
 
 
@@ -32,7 +32,8 @@ class PlanOptions:
     `objective` is what the planner `auto` minimises (predicted time of a request, time per request of a stream, memory of the fullest
     node); for `throughput` a deployment by `auto` or `single` has the whole model on every node with room for it. `search_seconds` is how
     long it may look. `transfer_dtype` is what 32-bit floats become on their way to an agent. `input_values` are `few` if the model's inputs
-    have as few values as pictures: over slow ways they travel in fewer bytes then, and stay exact (`bbgrap.program.palettes`).
+    have as few values as pictures: over slow ways they travel in fewer bytes then, and stay exact (`bbgrap.program.palettes`). `auto`: a
+    session looks at the first ones; without any they are `any`.
     """
 
     planner: str = "bbgrap"
@@ -41,7 +42,7 @@ class PlanOptions:
     objective: Objective = "latency"
     search_seconds: float = 10.0
     transfer_dtype: TransferType = "exact"
-    input_values: InputValues = "any"
+    input_values: InputValues = "auto"
 
     def __post_init__(self) -> None:
         """Reject what does not exist."""

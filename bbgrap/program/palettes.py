@@ -12,7 +12,7 @@ Laws: what is decoded has the bits of what was encoded; bytes from elsewhere giv
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -26,8 +26,8 @@ from bbgrap.program.clock import machine_of
 MOST = 256
 """Values that a byte tells apart."""
 
-LEAST_BYTES = 64 << 10
-"""Of floats, for which it is worth the trouble: chosen."""
+LEAST_BYTES = 8 << 10
+"""Of floats, for which it is worth the trouble: palettes of three colours are 3 KB. Plans count on a byte a number everywhere."""
 
 LEAST_VALUES = 16
 """That an input has which is taken for a picture: zeros or ones, with which people try things, say nothing about what will come. Chosen."""
@@ -40,7 +40,7 @@ ENCODED_PER_S, DECODED_PER_S = 540e6, 1.5e9
 """Numbers per second: a part of a picture of 640 x 640, one core of an AMD EPYC; 1.1 and 0.4 ms of 614,400."""
 
 _SAMPLE = 4096
-"""Numbers that are looked at first, evenly spread: most pictures show most of their values there."""
+"""Numbers that are looked at first, evenly spread over rows and columns: most pictures show their smallest step there."""
 
 _FEW_CHANNELS = 4
 """An axis that is not longer may be that of the colours."""
@@ -53,7 +53,7 @@ EXACT = _HEAD.pack(0, 0)
 
 def ways_of_palettes(cluster: Cluster, values: InputValues) -> frozenset[int]:
     """Return the devices that get inputs of few values with palettes: those on the far side of a slow way from the coordinator."""
-    if values == "any":
+    if values != "few":
         return frozenset()
     host = cluster.host
     return frozenset(
@@ -63,9 +63,14 @@ def ways_of_palettes(cluster: Cluster, values: InputValues) -> frozenset[int]:
     )
 
 
-def has_few_values(array: Array) -> bool:
-    """Whether an input is one of few values, and likely to be followed by such."""
-    if array.dtype != np.float32 or encode_with_palettes(array) is None:
+def have_few_values(inputs: Sequence[Array]) -> bool:
+    """Whether a model's inputs are of few values, all that matter, and likely to be followed by such."""
+    large = [array for array in inputs if array.dtype == np.float32 and array.nbytes >= LEAST_BYTES]
+    return bool(large) and all(_is_picture(array) for array in large)
+
+
+def _is_picture(array: Array) -> bool:
+    if encode_with_palettes(array) is None:
         return False
     return any(np.unique(_sample(channel)).size >= LEAST_VALUES for channel in _channels(array, _colours(array.shape)))
 
@@ -124,16 +129,17 @@ def _encode_channel(channel: Array, palette: Array, target: Array) -> bool:
     values = np.unique(_sample(channel))
     if values.size > MOST:
         return False
-    least, step = values[0], np.diff(values).min() if values.size > 1 else np.float32(1)
+    least = channel.min()
     with np.errstate(all="ignore"):  # infinities and steps too small to divide by give no places
+        per_step = np.float32(1) / (np.diff(values).min() if values.size > 1 else np.float32(1))
         steps = channel - least
-        steps *= np.float32(1) / step
+        steps *= per_step
         np.rint(steps, out=steps)
     if not (steps.size and steps.min() >= 0 and steps.max() < MOST):
         return False
     np.copyto(target, steps, casting="unsafe")
     palette[...] = 0
-    palette[np.rint((values - least) * (np.float32(1) / step)).astype(np.intp) % MOST] = values
+    palette[np.rint((values - least) * per_step).astype(np.intp)] = values
     differs = _differs(channel, palette, target)
     if differs.any():  # values that the sample does not have
         palette[target[differs]] = channel[differs]
@@ -148,7 +154,7 @@ def _differs(channel: Array, palette: Array, places: Array) -> Array:
 
 def _sample(channel: Array) -> Array:
     dense = channel.reshape(-1)
-    return dense[:: max(1, dense.size // _SAMPLE)]
+    return dense[:: dense.size // _SAMPLE | 1]  # an odd stride: rows are mostly an even number of columns
 
 
 def _colours(shape: tuple[int, ...]) -> int | None:

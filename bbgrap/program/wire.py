@@ -1,4 +1,4 @@
-"""What 32-bit floats become on their way between devices, where the user asked for less than all their bits.
+"""What 32-bit floats become on their way between devices: less than all their bits where the user asked for that, or fewer bytes.
 
     exact     4 bytes a number
     float16   2 bytes: rounded to the nearest; what is too large becomes 65504, the largest

@@ -1,7 +1,7 @@
 """What requests of each model took on each machine, as corrections of the cost model; and which machine has become slow.
 
 Laws: factors are kept per model (the digest of its files) and machine, bounded in number; with another profile of the machine they change
-so that the same times are predicted.
+so that the same times are predicted, as far as the profile is faster or slower at all work alike.
 """
 
 from __future__ import annotations

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 from bbgrap.auto.calibrate import MachineFactors
 from bbgrap.errors import RemoteProtocolError
+from bbgrap.program.palettes import ways_of_palettes
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -313,6 +315,10 @@ class CoordinatorMachine:
             return [ToClient(identity, Failed(message.call, Fault.UNAVAILABLE, NO_AGENT))]
         if self._is_known((identity, message.call)):
             return []
+        cluster = self.members.cluster(self.members.alive())
+        if not ways_of_palettes(cluster, message.options.input_values):
+            # Where inputs make no difference they shall make no second plan.
+            message = replace(message, options=replace(message.options, input_values="any"))
         plan = self.deployments.remember(Plan(plan_key(message), files, message.shapes, message.options))
         deployment, done = self._deployment_for(plan, now, fresh=True)
         if deployment.tracker.state == "ready":

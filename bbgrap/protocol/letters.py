@@ -22,6 +22,7 @@ from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 from bbgrap.program.palettes import EXACT, decode_with_palettes, encode_with_palettes
 from bbgrap.program.schedule import Part, Receive, Schedule, Send, part_shape
 from bbgrap.program.wire import WireType, decode_floats, encode_floats, wire_bytes, wire_of
+from bbgrap.protocol.limits import MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import Buffer
 from bbgrap.protocol.tensors import decode_array, encode_array, view_of
 
@@ -230,6 +231,8 @@ def _unpack_one(kind: TensorType, payload: memoryview, wire: WireType) -> tuple[
     start = 16 + 8 * rank
     if (kind.shape is not None and shape != kind.shape) or length > len(payload) - start:
         raise RemoteProtocolError(f"data message: expected {kind}, got shape {list(shape)} in {length} of {len(payload)} bytes")
+    if prod(shape) * kind.dtype.itemsize > MAX_TENSOR_BYTES:
+        raise RemoteProtocolError(f"data message: a tensor of shape {list(shape)} has more than {MAX_TENSOR_BYTES} bytes")
     return _decoded(kind.dtype, shape, payload[start : start + length], wire), start + length
 
 

@@ -24,7 +24,7 @@ from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import InputValues, PlanOptions, Split
-from bbgrap.program.palettes import has_few_values
+from bbgrap.program.palettes import have_few_values
 from bbgrap.program.trace import HOST_NAME, Trace, clock_error_s, timeline_of
 from bbgrap.protocol.client_messages import (
     Fault,
@@ -174,9 +174,7 @@ class InferenceSession:
         shapes = _shapes_of(feeds)
         headers = tuple(TensorHeader(arg.name, arg.dtype, array.shape) for arg, array in zip(self._signature.inputs, feeds, strict=True))
         contents = tuple(encode_array(array) for array in feeds)
-        if shapes not in self._values:
-            few = any(has_few_values(array) for array in feeds)
-            self._plan_for(shapes, "few" if few else self.options.input_values)
+        self._plan_for(shapes, feeds)
         result = self._retrying(lambda: self._run(shapes, headers, contents, record=record))
         if len(result.outputs) != len(self._signature.outputs):
             raise InputError(f"model '{self._name}': expected {len(self._signature.outputs)} outputs, got {len(result.outputs)}")
@@ -281,8 +279,10 @@ class InferenceSession:
             return self.prepare(self._signature.declared_shapes())
         return self._latest
 
-    def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> PreparedPlan:
+    def prepare(self, shapes: Mapping[str, tuple[int, ...]], input_feed: Mapping[str, Any] | None = None) -> PreparedPlan:
         """Plan and deploy for these input shapes, so that the first run is as fast as the others.
+
+        `input_feed` are inputs like those that will come: pictures travel in fewer bytes over slow ways (`PlanOptions.input_values`).
 
         The planner `auto` weighs what machines can do: nodes of which that is not known are measured first, once,
         which takes some seconds each.
@@ -290,7 +290,7 @@ class InferenceSession:
         ordered = tuple(tuple(shapes[arg.name]) for arg in self._signature.inputs)
         size = self._microbatch_size(ordered)
         wanted = ordered if size is None else tuple((size, *shape[1:]) for shape in ordered)
-        self._plan_for(wanted, self.options.input_values)
+        self._plan_for(wanted, () if input_feed is None else self._signature.check_feed(input_feed))
         return self._retrying(lambda: self._prepared(wanted))
 
     def _retrying(self, work: Callable[[], R]) -> R:
@@ -326,10 +326,13 @@ class InferenceSession:
             self._latest = plan
             return plan
 
-    def _plan_for(self, shapes: Shapes, values: InputValues) -> None:
-        """Decide what inputs of these shapes are planned to be like, if nobody has: whoever is first speaks for those that follow."""
+    def _plan_for(self, shapes: Shapes, feeds: Sequence[Array]) -> None:
+        """Decide what inputs of these shapes are planned to be like, if nobody has: the first ones speak for those that follow."""
+        if self.options.input_values != "auto" or shapes in self._values:
+            return
+        values: InputValues = "few" if have_few_values(feeds) else "any"
         with self._values_lock:
-            while len(self._values) >= _PLANS and shapes not in self._values:
+            while len(self._values) >= _PLANS:
                 self._values.pop(next(iter(self._values)))
             self._values.setdefault(shapes, values)
 

@@ -7,6 +7,7 @@ import bbgrap
 from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.local import LocalCluster
+from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo.builder import Builder
 
 pytestmark = pytest.mark.cluster
@@ -23,8 +24,8 @@ def test_pictures_travel_in_fewer_bytes_and_whatever_follows_is_answered_the_sam
     floats = {"input": generator.standard_normal(SHAPE).astype(np.float32)}
     with LocalCluster(2) as cluster:
         cluster.connection.add_profile(NodeProfile("agent1", links=(LinkProfile("coordinator", 12.5e6, 1e-3),)))
-        plain, seeing = (bbgrap.InferenceSession(model, cluster=cluster) for _ in range(2))
-        plain.prepare({"input": SHAPE})  # without inputs nothing is known about them
+        options = [PlanOptions(input_values=values) for values in ("any", "auto")]
+        plain, seeing = (bbgrap.InferenceSession(model, cluster=cluster, options=each) for each in options)
         for feed in (*pictures, floats, *pictures):
             for one, other in zip(plain.run(None, feed), seeing.run(None, feed), strict=True):
                 assert one.tobytes() == other.tobytes()

@@ -192,6 +192,8 @@ def broadcasts_of(
         for step in device.steps:
             if not isinstance(step, Send) or (senders is not None and (levels[step.message], device.device) not in senders):
                 continue
+            if program.wire(device.device, step.destination) == "palette":
+                continue  # who passes it on would send four times as much
             if step.destination != program.host and step.message in prompt[step.destination]:
                 for place, part in enumerate(step.parts):
                     group = groups[levels[step.message], part.buffer, part.region]

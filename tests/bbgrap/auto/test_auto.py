@@ -22,7 +22,8 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import SPLITS, PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, check_plan, whole_output
-from bbgrap.planners.registry import PLANNERS
+from bbgrap.planners.registry import PLANNERS, make_plan
+from bbgrap.program.clock import Work
 from bbgrap.program.compile import compile_plan
 from bbgrap.program.predict import ANY_NODE, MESSAGES, Calibration, Predictor
 from bbgrap.program.trace import SegmentTime
@@ -30,7 +31,7 @@ from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
 from benchmarks.planning import exhaustive_gap
 from tests.partition import all_values, assert_close, run_checked
-from tests.random_models import networks, random_feeds
+from tests.random_models import networks, plan_options, random_feeds
 
 AUTO = PlanOptions("auto")
 BRIEF = PlanOptions("auto", search_seconds=1.0)
@@ -183,6 +184,18 @@ def test_objectives(objective: str) -> None:
     evaluator = Evaluator(Pieces(graph, descriptions), cluster, PlanOptions("auto", objective=objective))
     values = {o: evaluator.score(f.plan.tiles).value for o, f in found.items()}
     assert values[objective] <= values["latency"] * (1 + 1e-9)
+
+
+@given(networks(), unequal(), plan_options())
+def test_the_busiest_node_or_way_is_busy_for_a_part_of_a_request_at_most(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+    """Where messages take nothing besides: then no node is busy for longer than the request lasts, nor for less than its work."""
+    descriptions = all_descriptions(graph)
+    evaluator = Evaluator(Pieces(graph, descriptions), cluster, PlanOptions("auto", objective="throughput"))
+    evaluator.predictor.wires = replace(evaluator.predictor.wires, taken=lambda device, source, destination, size: None)
+    tiles = make_plan(graph, cluster, options, descriptions).tiles
+    score = evaluator.score(tiles)
+    works = [sum(act.seconds for act in acts if isinstance(act, Work)) for acts in evaluator.predictor.acts(evaluator.program(tiles))]
+    assert max(works) <= score.value <= score.seconds * (1 + 1e-9)
 
 
 def test_one_node_is_enough() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -14,6 +16,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, LinkProfile, Network
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.errors import RemoteProtocolError
+from bbgrap.graph import Graph
 from bbgrap.graph.types import Array
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
@@ -26,13 +29,15 @@ from bbgrap.program.palettes import (
     MOST,
     decode_with_palettes,
     encode_with_palettes,
-    has_few_values,
+    have_few_values,
     ways_of_palettes,
 )
 from bbgrap.program.predict import Predictor
 from bbgrap.program.simulate import simulate
+from bbgrap.program.statistics import statistics_of
 from bbgrap.program.wire import carried
 from bbgrap.zoo import build
+from tests.random_models import clusters, networks, plan_options, random_feeds
 
 SIDE = 160
 PICTURES = [(1, 3, SIDE, SIDE), (2, 3, SIDE, SIDE), (1, SIDE, SIDE, 3), (1, 1, SIDE, SIDE), (SIDE, SIDE), (2, 5, SIDE, SIDE), (30_000,)]
@@ -65,7 +70,8 @@ def test_pictures_take_a_byte_a_number(seed: int, shape: tuple[int, ...], levels
     assert encoded is not None
     assert encoded.nbytes <= array.size + 8 + 4 * 4 * MOST
     assert same_bits(decode_with_palettes(encoded.tobytes(), shape), array)
-    assert has_few_values(array) == (levels >= LEAST_VALUES)
+    assert have_few_values([array]) == (levels >= LEAST_VALUES)
+    assert not have_few_values([array, np.random.default_rng(seed).standard_normal(shape).astype(np.float32)])
 
 
 @given(st.data(), st.sampled_from(PICTURES))
@@ -90,7 +96,9 @@ def test_a_cut_of_a_picture_is_one_too() -> None:
 def test_values_that_the_sample_does_not_have_are_found() -> None:
     values = np.arange(256) / np.float32(255)
     array = np.resize(np.delete(values, [100, 101, 255]), (1, 1, 400, 400)).astype(np.float32)
-    array[0, 0, 200, 201:204] = values[[100, 101, 255]]
+    array[0, 0, 200, 201:205] = values[[100, 101, 255, 0]]
+    array[array == 0] = values[1]
+    array[0, 0, 399, 399] = 0
     encoded = encode_with_palettes(array)
     assert encoded is not None
     assert same_bits(decode_with_palettes(encoded, array.shape), array)
@@ -99,7 +107,7 @@ def test_values_that_the_sample_does_not_have_are_found() -> None:
 @pytest.mark.parametrize("array", [np.random.default_rng(0).standard_normal((1, 3, SIDE, SIDE)).astype(np.float32), picture(0, (4, 4))])
 def test_other_floats_and_small_ones_are_sent_as_they_are(array: Array) -> None:
     assert encode_with_palettes(array) is None
-    assert not has_few_values(array)
+    assert not have_few_values([array])
     assert same_bits(carried(array, "palette"), array)
 
 
@@ -109,11 +117,15 @@ def test_what_people_try_things_with_says_nothing() -> None:
         np.ones((LEAST_BYTES,), np.float32),
         picture(0, (1, 3, SIDE, SIDE)).astype(float),
     ):
-        assert not has_few_values(array)
+        assert not have_few_values([array])
 
 
-@given(st.binary(max_size=40) | st.binary(min_size=1032, max_size=1040), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
-def test_bytes_from_elsewhere_are_floats_or_an_error(content: bytes, shape: tuple[int, ...]) -> None:
+@given(st.data(), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+def test_bytes_from_elsewhere_are_floats_or_an_error(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    head = data.draw(st.tuples(st.integers(0, 6), st.integers(0, 5)))
+    length = head[0] * 4 * MOST + (1 if head[0] else 4) * math.prod(shape) + data.draw(st.sampled_from([0, 0, 0, 1, -1]))
+    content = struct.pack("<II", *head)[: data.draw(st.sampled_from([8, 8, 8, 3]))] + data.draw(st.binary(max_size=9))
+    content = content.ljust(8 + max(0, length), b"\xff")
     try:
         found = decode_with_palettes(content, shape)
     except RemoteProtocolError:
@@ -159,3 +171,31 @@ def test_a_plan_with_palettes_sends_less_and_answers_the_same() -> None:
         artifacts = export(program)
         answers.append(simulate(artifacts, feeds, local_kernels(artifacts)))
     assert same_bits(answers[0][0], answers[1][0])
+
+
+@settings(max_examples=30)
+@given(networks(), clusters(), plan_options())
+def test_any_plan_is_compiled_with_palettes_and_answers_the_same(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+    descriptions, ways = all_descriptions(graph), frozenset(range(len(cluster.nodes)))
+    plan, feeds = make_plan(graph, cluster, options, descriptions), random_feeds(graph)
+    answers = []
+    for palettes in (frozenset[int](), ways):
+        artifacts = export(compile_plan(plan, descriptions, "exact", palettes, verify=True).optimized)
+        answers.append(simulate(artifacts, feeds, local_kernels(artifacts)))
+    for one, other in zip(*answers, strict=True):
+        assert same_bits(one, other)
+
+
+@pytest.mark.parametrize("nodes", [3, 6])
+def test_an_input_for_all_is_not_passed_on(nodes: int) -> None:
+    """Who gets a byte a number has four to pass on: relays would send more than before."""
+    graph = build("resnet50")
+    links = tuple(LinkProfile(f"node{other}", 125e6, 3e-4) for other in range(nodes))
+    even = Cluster.even(nodes)
+    slow = Network(Link(12.5e6, 1e-4))
+    cluster = Cluster(tuple(replace(node, links=tuple(link for link in links if link.peer != node.name)) for node in even.nodes), slow)
+    descriptions = all_descriptions(graph)
+    plan = make_plan(graph, cluster, PlanOptions(split="channels"), descriptions)
+    program = compile_plan(plan, descriptions, "exact", ways_of_palettes(cluster, "few"), verify=True).optimized
+    size = graph.types[graph.inputs[0]].nbytes
+    assert statistics_of(program).scatter_bytes == nodes * size // 4

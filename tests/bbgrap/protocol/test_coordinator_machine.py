@@ -1,13 +1,16 @@
 """Stories of a coordinator, its agents and a client: events in, answers out, no socket and no clock."""
 
+import pytest
+
 from bbgrap.cluster.speeds import Speed
 from bbgrap.cluster.types import LinkProfile, NodeProfile
+from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import agent_events as ae
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import coordinator_events as ce
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.coordinator_machine import CoordinatorMachine
-from tests.bbgrap.protocol.wire import CLIENT, Wire, introduction, ready_wire
+from tests.bbgrap.protocol.wire import CLIENT, Wire, introduction, joined_wire, prepare_message, ready_wire
 
 SETTINGS = ce.Settings("0.1.0", "tcp://head:1")
 
@@ -133,6 +136,19 @@ def test_the_same_preparation_is_not_deployed_twice():
     wire.settle()
     assert isinstance(wire.answer(call), c.ModelPrepared)
     assert agent.loaded == before
+
+
+@pytest.mark.parametrize(("bandwidth", "plans"), [(1e9, 1), (1e7, 2)])
+def test_what_inputs_are_like_makes_another_plan_only_where_a_way_is_slow(bandwidth, plans):
+    wire = joined_wire("a", "b")
+    wire.call(lambda n: c.SetProfile(n, NodeProfile("b", links=(LinkProfile("coordinator", bandwidth, 1e-4),))))
+    wire.settle()
+    keys = set()
+    for values in ("auto", "any", "few"):
+        call = wire.call(lambda n, values=values: prepare_message(n, PlanOptions(input_values=values)))
+        wire.settle()
+        keys.add(wire.answer(call).plan)
+    assert len(keys) == plans
 
 
 def test_weights_that_are_there_are_not_sent_again():

@@ -332,7 +332,11 @@ class Wire:
         return self.call(lambda n: prepare_message(n, self.options))
 
     def run(self, deadline_s: float = 30.0, payload: tuple[bytes, ...] = (), *, record: bool = False) -> int:
-        return self.call(lambda n: c.RunModel(n, plan_key(prepare_message(n, self.options)), deadline_s, (), payload, record))
+        return self.call(
+            lambda n: c.RunModel(
+                n, plan_key(prepare_message(n, replace(self.options, input_values="any"))), deadline_s, (), payload, record
+            )
+        )
 
     def answer(self, call: int) -> c.FinalAnswer:
         """The one answer to a call, which must be there."""

@@ -3,13 +3,17 @@
 import itertools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from bbgrap.cluster.speeds import Speed
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.errors import ExecutionError
-from bbgrap.protocol.client_messages import OfferModel
+from bbgrap.graph.onnx_write import write_graph
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.client_messages import OfferModel, PrepareModel
 from bbgrap.session.inference import InferenceSession
+from bbgrap.zoo.builder import Builder
 
 
 class OfferedError(Exception):
@@ -22,7 +26,7 @@ class FakeConnection:
     def __init__(self):
         numbers = itertools.count(1)
         self.number = lambda: next(numbers)
-        self.measured = []
+        self.measured, self.asked = [], []
         self.lost = None
         profiles = {"a": None, "b": NodeProfile("b", 0.5), "c": NodeProfile("c", work=(Speed("conv3x3", 1e9),))}
         self.known = {name: SimpleNamespace(name=name, profile=profile) for name, profile in profiles.items()}
@@ -39,7 +43,10 @@ class FakeConnection:
         self.known[node] = SimpleNamespace(name=node, profile=NodeProfile(node, work=(Speed("conv3x3", 2e9),)))
 
     def try_call(self, message, expected, on_progress=None):
-        assert isinstance(message, OfferModel)
+        if isinstance(message, PrepareModel):
+            self.asked.append(message.options.input_values)
+        else:
+            assert isinstance(message, OfferModel)
         raise OfferedError
 
 
@@ -62,3 +69,39 @@ def test_a_node_that_goes_while_it_is_measured_does_not_keep_the_others_from_wor
         session.prepare({"input": (1, 3, 32, 32)})
     assert cluster.measured == ["a", "b"]
     assert caplog.messages == ["planning without a measurement of 'a': agent 'a' was lost while it was measured"]
+
+
+SHAPE = (1, 3, 64, 64)
+FLOATS = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+PICTURE = (np.arange(FLOATS.size).reshape(SHAPE) % 256 / np.float32(255)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "asked"),
+    [("auto", PICTURE, "few"), ("auto", FLOATS, "any"), ("auto", 0 * PICTURE, "any"), ("few", FLOATS, "few"), ("any", PICTURE, "any")],
+)
+def test_the_first_inputs_of_a_shape_say_what_is_planned_for(values, first, asked):
+    net = Builder("net", SHAPE)
+    model = write_graph(net.graph(net.conv("input", "a", 8, 3)), weights="inline").data
+    for prepare in (True, False):
+        cluster = FakeConnection()
+        session = InferenceSession(model, cluster=SimpleNamespace(connection=cluster), options=PlanOptions(input_values=values))
+        session._files = SimpleNamespace(bring=lambda connection: "0" * 64)
+        if prepare:
+            with pytest.raises(OfferedError):
+                session.prepare({"input": SHAPE}, {"input": first})
+        for feed in (first, FLOATS, PICTURE):
+            with pytest.raises(OfferedError):
+                session.run(None, {"input": feed})
+        assert set(cluster.asked) == {asked}
+
+
+def test_who_prepares_without_inputs_says_nothing_about_them():
+    net = Builder("net", SHAPE)
+    model, cluster = write_graph(net.graph(net.conv("input", "a", 8, 3)), weights="inline").data, FakeConnection()
+    session = InferenceSession(model, cluster=SimpleNamespace(connection=cluster))
+    session._files = SimpleNamespace(bring=lambda connection: "0" * 64)
+    for call in (lambda: session.prepare({"input": SHAPE}), lambda: session.run(None, {"input": PICTURE})):
+        with pytest.raises(OfferedError):
+            call()
+    assert cluster.asked == ["any", "any"]
