@@ -4,7 +4,7 @@ A picture becomes a network's input by a division, a mean and a deviation per co
 to rounding. These are sent once, as its *palette*, and every number as its place there. Whether that holds is seen number by number;
 what has more values, or others between the steps, is sent as it is.
 
-    palettes (0: exact floats follow) | axis they belong to | 256 floats each | a byte a number, in C order
+    palettes: one per colour (0: exact floats follow) | 256 floats each | a byte a number, in C order
 
 Laws: what is decoded has the bits of what was encoded; bytes from elsewhere give floats of the right number, or an error.
 """
@@ -45,9 +45,9 @@ _SAMPLE = 4096
 _FEW_CHANNELS = 4
 """An axis that is not longer may be that of the colours."""
 
-_HEAD = struct.Struct("<II")
+_HEAD = struct.Struct("<Q")
 
-EXACT = _HEAD.pack(0, 0)
+EXACT = _HEAD.pack(0)
 """What stands before floats that are sent as they are."""
 
 
@@ -86,7 +86,7 @@ def encode_with_palettes(array: Array) -> Array | None:
     channels = list(_channels(array, axis))
     cut = _HEAD.size + len(channels) * 4 * MOST
     encoded = np.empty(cut + array.size, np.uint8)
-    encoded[: _HEAD.size] = np.frombuffer(_HEAD.pack(len(channels), axis or 0), np.uint8)
+    encoded[: _HEAD.size] = np.frombuffer(_HEAD.pack(len(channels)), np.uint8)
     palettes = encoded[_HEAD.size : cut].view(np.float32).reshape(len(channels), MOST)
     places = _channels(encoded[cut:].reshape(array.shape), axis)
     for channel, palette, target in zip(channels, palettes, places, strict=True):
@@ -101,11 +101,11 @@ def decode_with_palettes(content: bytes | memoryview | Array, shape: tuple[int, 
     Raises:
         RemoteProtocolError: if nothing is encoded so.
     """
-    raw, count = np.frombuffer(content, np.uint8), prod(shape)
-    palettes, axis = _HEAD.unpack_from(raw.data) if len(raw) >= _HEAD.size else (MOST, 0)
-    several = palettes > 1
-    if palettes > _FEW_CHANNELS or (several and (axis >= len(shape) or shape[axis] != palettes)):
-        raise RemoteProtocolError(f"floats {list(shape)} with palettes: {palettes} of them along axis {axis}")
+    raw, count, axis = np.frombuffer(content, np.uint8), prod(shape), _colours(shape)
+    (palettes,) = _HEAD.unpack_from(raw.data) if len(raw) >= _HEAD.size else (MOST,)
+    colours = 1 if axis is None else shape[axis]
+    if palettes not in {0, colours}:
+        raise RemoteProtocolError(f"floats {list(shape)} with palettes: expected {colours} of them or none, got {palettes}")
     cut = _HEAD.size + palettes * 4 * MOST
     expected = cut + (count if palettes else 4 * count)
     if len(raw) != expected:
@@ -115,8 +115,7 @@ def decode_with_palettes(content: bytes | memoryview | Array, shape: tuple[int, 
     values = raw[_HEAD.size : cut].view(np.float32).reshape(palettes, MOST)
     codes = raw[cut:].reshape(shape)
     decoded = np.empty(shape, np.float32)
-    along = axis if several else None
-    for palette, places, target in zip(values, _channels(codes, along), _channels(decoded, along), strict=True):
+    for palette, places, target in zip(values, _channels(codes, axis), _channels(decoded, axis), strict=True):
         if target.flags.c_contiguous:
             np.take(palette, places, out=target, mode="wrap")  # a place is always in a palette; the check that it is costs a copy
         else:
@@ -164,9 +163,9 @@ def _colours(shape: tuple[int, ...]) -> int | None:
 
 
 def _channels(array: Array, axis: int | None) -> Iterator[Array]:
-    """Yield the views of an array along an axis, or the array."""
+    """Yield views of one index each along an axis, or the array."""
     if axis is None:
         yield array
         return
     for index in range(array.shape[axis]):
-        yield array[(slice(None),) * axis + (index,)]
+        yield array[(slice(None),) * axis + (slice(index, index + 1),)]
