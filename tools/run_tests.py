@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-FIRST = ("tests/bbgrap", "tests/agents", "tests/benchmarks", "tests/coordinator")
+FIRST = ("tests/bbgrap", "tests/agents", "tests/coordinator")
 COMMANDS = "tests/bbgrap/cli"
 """Of the first half's folders, what the second one takes: so both last about as long."""
 
