@@ -250,10 +250,13 @@ class Candidates:
                 name = f"{split} over {self._over(devices)}, leaning {leaning:g}, with fewer exchanges"
                 added = self.add(name, split, self._joined(split, devices, leaning))
                 found += [] if added is None else [(added, split, devices)]
-        if found:
-            _, split, devices = min(found, key=lambda each: each[0].score)
+        lean: dict[Split, list[int]] = {}
+        for _, split, devices in sorted(found, key=lambda each: each[0].score):
+            lean.setdefault(split, devices)
+        for split, devices in lean.items():  # not the best one's only: what is best without light exits need not be with them
             self._light_at_exits(split, devices)
-            self._bowed(split, devices)
+        if lean:
+            self._bowed(*next(iter(lean.items())))
 
     def _bowed(self, split: Split, devices: Sequence[int]) -> None:
         """Give them less at the ends of the model only."""
