@@ -23,8 +23,7 @@ from bbgrap.engine.routes import serves_streams
 from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array
-from bbgrap.planners.options import InputValues, PlanOptions, Split
-from bbgrap.program.palettes import have_few_values
+from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.program.trace import HOST_NAME, Trace, clock_error_s, timeline_of
 from bbgrap.protocol.client_messages import (
     Fault,
@@ -36,6 +35,7 @@ from bbgrap.protocol.client_messages import (
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.session.connection import CallFailedError, Connection, OnProgress, connect
+from bbgrap.session.first_inputs import FirstInputs, Shapes
 from bbgrap.session.microbatches import Answers, microbatch_size, microbatches_of
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.prepared import ModelMetadata, PreparedPlan
@@ -57,7 +57,6 @@ _PLANS = 64
 _log = logging.getLogger("bbgrap.session")
 
 R = TypeVar("R")
-Shapes = tuple[tuple[int, ...], ...]
 
 
 class HasConnection(Protocol):
@@ -71,8 +70,8 @@ class HasConnection(Protocol):
 class InferenceSession:
     """A model on a cluster.
 
-    Invariants: `_plans` holds one plan per combination of input shapes that was run or prepared; `_values` has the values of the
-    inputs that a plan is made for, before it is made; `_sizes` tells of which batches are run in micro-batches.
+    Invariants: `_plans` holds one plan per combination of input shapes that was run or prepared; `_sizes` tells of which batches are
+    run in micro-batches.
     """
 
     def __init__(
@@ -126,8 +125,7 @@ class InferenceSession:
         self._plans: dict[Shapes, PreparedPlan] = {}
         self._latest: PreparedPlan | None = None
         self._lock = threading.Lock()
-        self._values: dict[Shapes, InputValues] = {}
-        self._values_lock = threading.Lock()
+        self._first_inputs = FirstInputs(self.options.input_values, _PLANS)
         self._sizes: dict[Shapes, int | None] = {}
         self._sizes_lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
@@ -174,7 +172,7 @@ class InferenceSession:
         shapes = _shapes_of(feeds)
         headers = tuple(TensorHeader(arg.name, arg.dtype, array.shape) for arg, array in zip(self._signature.inputs, feeds, strict=True))
         contents = tuple(encode_array(array) for array in feeds)
-        self._plan_for(shapes, feeds)
+        self._first_inputs.see(shapes, feeds)
         result = self._retrying(lambda: self._run(shapes, headers, contents, record=record))
         if len(result.outputs) != len(self._signature.outputs):
             raise InputError(f"model '{self._name}': expected {len(self._signature.outputs)} outputs, got {len(result.outputs)}")
@@ -290,7 +288,7 @@ class InferenceSession:
         ordered = tuple(tuple(shapes[arg.name]) for arg in self._signature.inputs)
         size = self._microbatch_size(ordered)
         wanted = ordered if size is None else tuple((size, *shape[1:]) for shape in ordered)
-        self._plan_for(wanted, () if input_feed is None else self._signature.check_feed(input_feed))
+        self._first_inputs.see(wanted, () if input_feed is None else self._signature.check_feed(input_feed))
         return self._retrying(lambda: self._prepared(wanted))
 
     def _retrying(self, work: Callable[[], R]) -> R:
@@ -317,7 +315,7 @@ class InferenceSession:
                     self._measure()
                 model = self._files.bring(self._connection)
                 named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
-                options = replace(self.options, input_values=self._values.get(shapes, self.options.input_values))
+                options = replace(self.options, input_values=self._first_inputs.values(shapes))
                 message = PrepareModel(self._connection.number(), model, named, options)
                 plan = PreparedPlan(self._connection.try_call(message, ModelPrepared, self._on_progress))
                 while len(self._plans) >= _PLANS:
@@ -325,16 +323,6 @@ class InferenceSession:
                 self._plans[shapes] = plan
             self._latest = plan
             return plan
-
-    def _plan_for(self, shapes: Shapes, feeds: Sequence[Array]) -> None:
-        """Decide what inputs of these shapes are planned to be like, if nobody has: the first ones speak for those that follow."""
-        if self.options.input_values != "auto" or shapes in self._values:
-            return
-        values: InputValues = "few" if have_few_values(feeds) else "any"
-        with self._values_lock:
-            while len(self._values) >= _PLANS:
-                self._values.pop(next(iter(self._values)))
-            self._values.setdefault(shapes, values)
 
     def _run(
         self, shapes: Shapes, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...], *, record: bool
