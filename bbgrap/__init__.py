@@ -9,6 +9,7 @@ Names are loaded when they are first used, so that importing this package is qui
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from bbgrap.session.inference import InferenceSession
 
 __version__ = VERSION
+
+# From 1.29 on onnxruntime reports names and hashes of models to its makers unless this is set before it is imported; so it must stand
+# here, where every process of a cluster passes. A user's own choice goes first.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
     "bbgrap.cluster.types": ("Cluster", "KernelRate", "LinkProfile", "NodeProfile", "Speed"),
