@@ -5,7 +5,8 @@
 
 The client makes the memory (`bbgrap.transport.sealed`) and passes it over a local socket to the name that the coordinator's greeting tells;
 the coordinator answers with a welcome. Laws: both sides are processes of one user; a place is inside the sender's half or the connection
-ends; a block is written again only when the receiver has given it back; what does not fit is for the connection over ZeroMQ.
+ends; a block is written again only when the receiver has given it back, and never if a process that was forked may have it; what does not
+fit is for the connection over ZeroMQ.
 
     packet: number of frames 2 | of places given back 2 | per frame: place 8, length 8 | per place given back: 8 | small frames
 """
@@ -13,12 +14,14 @@ ends; a block is written again only when the receiver has given it back; what do
 from __future__ import annotations
 
 import mmap
+import os
 import secrets
 import socket
 import struct
 import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +34,10 @@ HALF_BYTES = 64 << 20
 """What one side may have on its way. Chosen: inputs of 4096 x 4096 pixels; memory is taken only as it is used."""
 SMALL_BYTES = 16 << 10
 """Frames below this travel in the packet. Chosen: two copies of so little cost less than keeping account of a block."""
+KEPT_BYTES = HALF_BYTES // 2
+"""What a client may keep of the other half as its outputs; of further ones it gets copies. Chosen: half is left for what is on its way."""
+COPIED_BYTES = 64 << 10
+"""Smaller outputs are copied in any case: it takes some microseconds, and keeps `KEPT_BYTES` to a few hundred of them."""
 _PACKET_BYTES = 60 << 10
 _MOST_FRAMES = 1100
 _INLINE = 2**64 - 1
@@ -55,6 +62,11 @@ class Shortcut:
         """Own blocks that nobody here needs any more."""
         self._read: deque[int] = deque()
         """Places of the other side to be given back."""
+        self._kept: list[tuple[weakref.finalize[..., Any], int]] = []
+        """What gives back the client's outputs, and their bytes."""
+        self._forked = False
+        if client:
+            _CLIENTS.add(self)
         self._packet = memoryview(bytearray(_PACKET_BYTES))
         self.ready = not client
         """Whether the other side is known to have the memory."""
@@ -94,7 +106,7 @@ class Shortcut:
     def receive(self) -> list[Buffer] | None:
         """Take a waiting message, or None.
 
-        A client gets copies of large frames, a coordinator what it must not write to.
+        A client gets outputs that are its own, a coordinator what it must not write to.
 
         Raises:
             ConnectionError: if the connection has ended.
@@ -191,13 +203,41 @@ class Shortcut:
 
     def _content(self, place: int, length: int, *, header: bool) -> Buffer:
         content = np.ndarray(length, np.uint8, self._memory, place)
-        # Headers are parsed, so nobody may change them meanwhile; users keep outputs for as long as they like.
-        if self._client or header:
+        # Headers are parsed, so nobody may change them meanwhile.
+        if header or (self._client and not self._may_keep(length)):
             self._read.append(place)
             return content.copy().data
-        content.flags.writeable = False
-        weakref.finalize(content, self._read.append, place).atexit = False
+        content.flags.writeable = self._client
+        giving_back = weakref.finalize(content, self._read.append, place)
+        giving_back.atexit = False
+        if self._client:
+            self._kept.append((giving_back, length))
         return content.data
+
+    def _may_keep(self, length: int) -> bool:
+        """Whether the user may have so many bytes more as they are in the other half, for as long as they like."""
+        if self._forked or length < COPIED_BYTES:
+            return False
+        self._kept = [(giving_back, nbytes) for giving_back, nbytes in self._kept if giving_back.alive]
+        return sum(nbytes for _, nbytes in self._kept) + length <= KEPT_BYTES
+
+    def on_fork(self) -> None:
+        """Never give back what is kept: the child will have it, too, and cannot say for how long. From now on there are copies."""
+        self._forked = True
+        for giving_back, _ in self._kept:
+            giving_back.detach()
+
+
+_CLIENTS: weakref.WeakSet[Shortcut] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for shortcut in list(_CLIENTS):
+        shortcut.on_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------------------

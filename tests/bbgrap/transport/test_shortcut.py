@@ -19,6 +19,7 @@ from bbgrap.transport import sealed as module
 from bbgrap.transport.sealed import TOKEN_BYTES, is_possible
 from bbgrap.transport.shortcut import (
     HALF_BYTES,
+    KEPT_BYTES,
     SMALL_BYTES,
     accept_shortcut,
     listen_for_shortcuts,
@@ -130,21 +131,63 @@ def test_what_is_put_into_its_memory_is_sent_from_there(ends):
     assert (np.frombuffer(came[1], np.float32).reshape(20, 1000) == np.arange(1000)).all()
     assert (np.frombuffer(came[2], np.float32).reshape(5, 1000) == np.arange(1000)).all()
     assert [block[0] for block in coordinator._arena] == [start]
+    del came
+    gc.collect()
     client.give_back()
     assert coordinator.receive() is None
     assert coordinator.memory(HALF_BYTES) is not None
 
 
-def test_what_the_client_got_is_its_own(ends):
+def exchange(ends, content):
+    """Have the client receive a large frame, and the coordinator what the client has given back."""
     client, coordinator = ends
-    assert coordinator.send([b"head", b"a" * 100_000])
-    first = client.receive()[1]
+    assert coordinator.send([b"head", content])
+    received = client.receive()[1]
     client.give_back()
     assert coordinator.receive() is None
-    assert coordinator.send([b"head", b"b" * 100_000])
-    assert bytes(client.receive()[1][:1]) == b"b"
-    assert bytes(first) == b"a" * 100_000
+    return received
+
+
+def test_what_the_client_got_is_its_own_for_as_long_as_it_likes(ends):
+    first = exchange(ends, b"a" * 100_000)
+    part = np.frombuffer(first, np.uint8)[50_000:]
     first[0] = 1
+    del first
+    for number in range(20):
+        assert bytes(exchange(ends, bytes([number]) * 100_000)[:1]) == bytes([number])
+    assert (part == ord("a")).all()
+    del part
+    gc.collect()
+    exchange(ends, b"x")
+    assert lent(ends[1]) == 0
+
+
+def test_a_client_that_keeps_much_gets_copies(ends):
+    kept = [exchange(ends, bytes([number]) * (KEPT_BYTES // 4)) for number in range(10)]
+    assert lent(ends[1]) == 4
+    assert all(bytes(content[-1:]) == bytes([number]) for number, content in enumerate(kept))
+    del kept[:2]
+    exchange(ends, b"x")
+    kept.append(exchange(ends, b"z" * KEPT_BYTES))
+    assert lent(ends[1]) == 2, "what is larger than all that may be kept is a copy"
+    kept.append(exchange(ends, b"z" * (KEPT_BYTES // 4)))
+    assert lent(ends[1]) == 3
+
+
+def test_what_a_child_process_has_is_not_written_again(ends):
+    kept = exchange(ends, b"a" * 100_000)
+    hear, tell = os.pipe()
+    child = os.fork()
+    if not child:  # it looks at what it got when its parent has dropped it and received something else
+        os.read(hear, 1)
+        os._exit(0 if bytes(kept) == b"a" * 100_000 else 1)
+    del kept
+    gc.collect()
+    for _ in range(3):
+        exchange(ends, b"b" * 100_000)
+    assert lent(ends[1]) == 1, "after a fork there are copies"
+    os.write(tell, b"x")
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_does_not_fit_is_refused_and_leaves_nothing(ends):
