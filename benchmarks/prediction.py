@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from bbgrap.auto.forecast import Forecast
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.output import print_table, say
-from bbgrap.cluster.types import LOCAL, Cluster, Network, NodeProfile
+from bbgrap.cluster.types import Cluster, Network, NodeProfile
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.local import LocalCluster
@@ -69,7 +69,8 @@ class Cell:
 def seen_by_planners(cluster: LocalCluster) -> Cluster:
     """Return the nodes as the coordinator plans for them: profiled, all on one machine."""
     nodes = cluster.connection.nodes()
-    return Cluster(tuple(node.profile or NodeProfile(node.name) for node in nodes), Network(LOCAL, coordinator_on=nodes[0].name))
+    profiles = (replace(node.profile or NodeProfile(node.name), machine="here") for node in nodes)
+    return Cluster(tuple(profiles), Network(coordinator_on=nodes[0].name))
 
 
 def measure(cluster: LocalCluster, model: str, split: str, runs: int) -> Cell:

@@ -41,7 +41,7 @@ from bbgrap.engine.prepare import prepare
 from bbgrap.engine.reference import Reference
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.clock import Wires, machine_of, run_clock
+from bbgrap.program.clock import Wires, run_clock
 from bbgrap.program.timeline import Timeline
 from bbgrap.protocol.letters import letters_sent
 from bbgrap.session import InferenceSession, connect
@@ -150,7 +150,7 @@ class Simulated:
     def _clock(self, walks: Sequence[Walk]) -> Timeline:
         names = [*(node.name for node in self.cluster.nodes), "coordinator"]
         # Both ends' processors are in the measured steps already.
-        wires = Wires(self.cluster.link, lambda device, size: 0.0, lambda device: machine_of(self.cluster, device))
+        wires = Wires(self.cluster.link, lambda device, source, destination, size: 0.0, self.cluster.machine)
         return run_clock(names, [list(walk.acts(self.sizes)) for walk in walks], wires)
 
 

@@ -14,7 +14,7 @@ from bbgrap_agent.fitting import rounded
 
 _PINGS = 30
 _BULK_BYTES = 1 << 20
-_BULKS = 4
+_BULKS = 5
 _PING_WAIT_S = 1.0
 
 
@@ -27,7 +27,9 @@ def measure_link(peer: Peer, executor: Executor) -> LinkProfile | None:
     executor.post(lambda: executor.begin_pings(peer.address, pongs.put))
     try:
         times = [_ping(executor, peer, pongs, number, 0) for number in range(_PINGS)]
-        bulk = [_ping(executor, peer, pongs, _PINGS + number, _BULK_BYTES) for number in range(_BULKS)]
+        bulk = [_ping(executor, peer, pongs, _PINGS + number, _BULK_BYTES) for number in range(_BULKS)][
+            1:
+        ]  # the first finds pages untouched
     except TimeoutError:
         return None
     finally:

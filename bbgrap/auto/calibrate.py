@@ -95,14 +95,15 @@ def message_factors(cluster: Cluster, timeline: Timeline) -> Mapping[int, float]
         sent = sends.get(message)
         if sent is None or cluster.host in {sent.device, received.device}:
             continue
+        way = (sent.device, received.device, received.bytes)
         link = plain.link(sent.device, received.device)
         lasts_s = received.bytes / link.bandwidth_bytes_per_s
-        if lasts_s > LONG_WAY * plain.handling(received.device, received.bytes):
+        if lasts_s > LONG_WAY * plain.handling(received.device, *way):
             continue
         begun_s = max(asked.get(message, received).start_s, sent.stop_s + link.latency_s + lasts_s)
         for device, seconds in ((sent.device, sent.stop_s - sent.start_s), (received.device, max(0.0, received.stop_s - begun_s))):
             took[device] = took.get(device, 0.0) + seconds
-            expected[device] = expected.get(device, 0.0) + plain.handling(device, received.bytes)
+            expected[device] = expected.get(device, 0.0) + plain.handling(device, *way)
     return {device: _bounded(took[device] / expected[device]) for device in took}
 
 

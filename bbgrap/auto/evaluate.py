@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -118,9 +119,15 @@ class Evaluator:
             for tile in tiles[node.name]:
                 seconds[tile.device] += self.predictor.seconds(tile.device, self.pieces.work(node, tile))
         fetched = sum((choices.missing(edge)[0, 0] for edge in choices.edges), start=np.zeros(len(seconds), dtype=np.int64))
-        handling = [self.predictor.wires.handling(device, 0) for device in range(len(seconds))]
-        return max(
-            own + self.predictor.wires.handling(device, int(fetched[device])) - handling[device] for device, own in enumerate(seconds)
+        return max(own + int(fetched[device]) * self._fetched_s_per_byte[device] for device, own in enumerate(seconds))
+
+    @cached_property
+    def _fetched_s_per_byte(self) -> tuple[float, ...]:
+        """Seconds that every node's processor takes to receive a byte, from where that takes the least."""
+        handling, nodes = self.predictor.wires.handling, range(len(self.cluster.nodes))
+        return tuple(
+            min(((handling(to, peer, to, 1 << 20) - handling(to, peer, to, 0)) / (1 << 20) for peer in nodes if peer != to), default=0.0)
+            for to in nodes
         )
 
     def pay(self, tiles: Tiles) -> None:
@@ -154,7 +161,7 @@ class Evaluator:
                     busy[device] += act.seconds
                     continue
                 source, destination = (device, act.destination) if isinstance(act, Post) else (act.source, device)
-                busy[device] += wires.handling(device, act.bytes)
+                busy[device] += wires.handling(device, source, destination, act.bytes)
                 if (besides := wires.besides(device, source, destination, act.bytes)) is not None:
                     busy[besides[0]] += besides[1]
                 if isinstance(act, Post) and wires.machine(source) != wires.machine(destination):

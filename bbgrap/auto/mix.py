@@ -78,5 +78,6 @@ class _TimedChoices(TileChoices):
         if not links:
             return 0.0, 0.0
         slow = min(links, key=lambda link: link.bandwidth_bytes_per_s)
-        ends = [wires.handling(0, size) + wires.handling(self.count - 1, size) for size in (0, 1 << 20)]
+        last = self.count - 1
+        ends = [sum(wires.handling(device, 0, last, size) for device in (0, last)) for size in (0, 1 << 20)]
         return ends[0] + slow.latency_s, (ends[1] - ends[0]) / (1 << 20) + 1 / slow.bandwidth_bytes_per_s

@@ -4,6 +4,7 @@
       - name: big                             # the only key that is needed
         share: 2                              # relative part of the work; default: as measured, or 1
         group: rack1                          # the rack or site it stands in
+        machine: box7                         # the computer it runs on, if other nodes do, too
         cores: 8
         threads: 8
         memory: 16GiB
@@ -102,6 +103,7 @@ def node_mapping(node: NodeProfile) -> dict[str, Any]:
         "name": node.name,
         "share": 0 if node.share == 1 else int(node.share) if node.share == int(node.share) else node.share,
         "group": node.group,
+        "machine": node.machine,
         "cores": node.cores,
         "threads": node.threads,
         "memory": format_quantity(node.memory_bytes, SIZES),

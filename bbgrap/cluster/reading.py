@@ -14,7 +14,7 @@ from bbgrap.cluster.units import FLOPS, RATES, SIZES, TIMES
 from bbgrap.tdl.work import KINDS
 
 CLUSTER_KEYS = ("nodes", "network", "groups", "coordinator_on")
-NODE_KEYS = ("name", "share", "group", "cores", "threads", "memory", "memory_bandwidth", "kernels", "work", "links")
+NODE_KEYS = ("name", "share", "group", "machine", "cores", "threads", "memory", "memory_bandwidth", "kernels", "work", "links")
 LINK_KEYS = ("bandwidth", "round_trip")
 SPEED_UNITS: Mapping[str, Mapping[str, float]] = {"flops": FLOPS, "weights": RATES, "maps": RATES, "overhead": TIMES}
 
@@ -111,6 +111,7 @@ class ClusterDocument(Document):
             self.each(entries.get("links"), f"{who}: 'links'", lambda peer, item: self._link_to(peer, item, who)),
             self.text(entries["group"], f"{who}: 'group'") if "group" in entries else "",
             self._work(entries.get("work"), who),
+            self.text(entries["machine"], f"{who}: 'machine'") if "machine" in entries else "",
         )
         seen = _Seen(root, name, profile.group, entries, keys(entries.get("links")))
         return (profile if len(self.faults) == before else None), seen

@@ -37,7 +37,7 @@ class NodeProfile:
     """One machine.
 
     `share` is its relative part of the work (1.0 each: even split). `group` names the rack or site it stands in. `work` are its speeds
-    by kind of work. Zero or empty fields are not known.
+    by kind of work. `machine` names the computer it runs on, if others do, too. Zero or empty fields are not known.
     """
 
     name: str
@@ -50,6 +50,7 @@ class NodeProfile:
     links: tuple[LinkProfile, ...] = ()
     group: str = ""
     work: tuple[Speed, ...] = ()
+    machine: str = ""
 
     def __post_init__(self) -> None:
         """Reject a share that divides nothing."""
@@ -69,19 +70,21 @@ class NodeProfile:
             tuple({link.peer: link for link in (*other.links, *self.links)}.values()),
             self.group or other.group,
             tuple({speed.kind: speed for speed in (*other.work, *self.work)}.values()),
+            self.machine or other.machine,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One way between two machines: bytes per second, and seconds until the first byte is there; no bandwidth: memory of one machine."""
+    """One way between two devices: bytes per second, and seconds until the first byte is there."""
 
     bandwidth_bytes_per_s: float
     latency_s: float
 
 
 LOCAL = Link(4e9, 20e-6)
-"""Between two processes of one machine: measured on two cores, loopback TCP."""
+"""Between two processes of one machine: measured on two cores, loopback TCP. Large messages go through its memory and take nothing but
+the sender's work (decision 21)."""
 
 ETHERNET = Link(125e6, 100e-6)
 """A network of which nothing is known: 1 Gbit/s, 0.2 ms there and back."""
@@ -131,15 +134,29 @@ class Cluster:
         """Relative parts of the work, in device order: declared, or measured."""
         return shares_of(self.nodes)
 
+    def machine(self, device: int) -> int:
+        """Return the number of a device's machine: that of the first node on it, or the host's own if no node is beside it."""
+        at = self.beside_host if device == self.host else device
+        if at is None:
+            return self.host
+        name = self.nodes[at].machine
+        return next(number for number, node in enumerate(self.nodes) if number == at or (name and node.machine == name))
+
     def link(self, source: int, destination: int) -> Link:
-        """Return the link between two devices, the host among them: as either end knows it, else as the network says."""
-        ends = [COORDINATOR if device == self.host else self.nodes[device].name for device in (source, destination)]
-        if COORDINATOR in ends and self.network.coordinator_on in ends:
+        """Return the link between two devices, the host among them: as either end knows it, else as the network says.
+
+        Within a machine the bandwidth is always that of `LOCAL`, and to the host the latency, too.
+        """
+        is_memory = self.machine(source) == self.machine(destination)
+        if is_memory and self.host in (source, destination):
             return LOCAL
+        ends = [COORDINATOR if device == self.host else self.nodes[device].name for device in (source, destination)]
         for device, peer in ((source, ends[1]), (destination, ends[0])):
             for link in self.nodes[device].links if device != self.host else ():
                 if link.peer == peer:
-                    return Link(link.bandwidth_bytes_per_s, link.round_trip_s / 2)
+                    return Link(LOCAL.bandwidth_bytes_per_s if is_memory else link.bandwidth_bytes_per_s, link.round_trip_s / 2)
+        if is_memory:
+            return LOCAL
         if self.host in (source, destination):
             # the coordinator stands where its machine's node stands
             at = self.beside_host

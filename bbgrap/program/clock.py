@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link
 from bbgrap.errors import ProgramError
 from bbgrap.program.timeline import Span, Timeline
@@ -52,26 +51,20 @@ Act = Work | Post | Await
 class Wires:
     """What messages cost.
 
-    `link` is the way from one device to another, `handling` the seconds that a device's processor spends on a message of so many bytes
-    (at each end), `machine` the machine that a device runs on. `taken` is what a message between machines takes of a processor besides,
-    later: by the device that handles it, its source, its destination and its bytes, whose work it is that gets longer, and the
-    seconds; None if there is none.
+    `link` is the way from one device to another, `machine` the machine that a device runs on. `handling` are the seconds that a processor
+    spends on a message: by the device that does, one of both ends, the message's source, its destination and its bytes. `taken` is what
+    a message between machines takes of a processor besides, later: by the same four, whose work it is that gets longer, and the seconds;
+    None if there is none.
     """
 
     link: Callable[[int, int], Link]
-    handling: Callable[[int, int], float]
+    handling: Callable[[int, int, int, int], float]
     machine: Callable[[int], int]
     taken: Callable[[int, int, int, int], tuple[int, float] | None] = lambda device, source, destination, size: None
 
     def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
         """Return what a message that a device handles takes besides, and of whom; nothing if it stays on one machine."""
         return None if self.machine(source) == self.machine(destination) else self.taken(device, source, destination, size)
-
-
-def machine_of(cluster: Cluster, device: int) -> int:
-    """Return the machine of a device: its own number, and for the host that of the node it shares a machine with, if there is one."""
-    beside = cluster.beside_host
-    return beside if device == cluster.host and beside is not None else device
 
 
 def run_clock(names: Sequence[str], acts: Sequence[Sequence[Act]], wires: Wires) -> Timeline:
@@ -129,7 +122,7 @@ class _Clock:
                 self.now[device] = now + seconds
                 self.spans.append(Span(device, "compute", label, now, now + seconds, segment=segment))
             case Post(message=message, destination=to, bytes=size):
-                packed = now + self.wires.handling(device, size)
+                packed = now + self.wires.handling(device, device, to, size)
                 self._take(device, device, to, size)
                 self.now[device] = packed
                 self.arrivals[message] = self._arrival(device, to, size, packed)
@@ -141,7 +134,7 @@ class _Clock:
                     self.taken[device] = max(0.0, self.taken[device] - (there - now))  # it was idle meanwhile
                     self.spans.append(Span(device, "wait", f"for {source}", now, there, message, source))
                 begun = max(now, there)
-                self.now[device] = begun + self.wires.handling(device, size)
+                self.now[device] = begun + self.wires.handling(device, source, device, size)
                 self.spans.append(Span(device, "receive", f"from {source}", begun, self.now[device], message, source, size))
 
     def _take(self, device: int, source: int, destination: int, size: int) -> None:

@@ -21,7 +21,6 @@ from bbgrap.cluster import Cluster
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import InputValues
-from bbgrap.program.clock import machine_of
 
 MOST = 256
 """Values that a byte tells apart."""
@@ -59,7 +58,7 @@ def ways_of_palettes(cluster: Cluster, values: InputValues) -> frozenset[int]:
     return frozenset(
         device
         for device in range(host)
-        if machine_of(cluster, device) != machine_of(cluster, host) and cluster.link(host, device).bandwidth_bytes_per_s <= SLOW_BYTES_PER_S
+        if cluster.machine(device) != cluster.machine(host) and cluster.link(host, device).bandwidth_bytes_per_s <= SLOW_BYTES_PER_S
     )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.speeds import speeds_of, speeds_together
-from bbgrap.cluster.types import NodeProfile, Speed
-from bbgrap.program.clock import Act, Await, Post, Wires, Work, machine_of, run_clock
+from bbgrap.cluster.types import Link, NodeProfile, Speed
+from bbgrap.program.clock import Act, Await, Post, Wires, Work, run_clock
 from bbgrap.program.palettes import DECODED_PER_S, ENCODED_PER_S
 from bbgrap.program.steps import Apply, Assemble, Combine, Compute, DeviceProgram, Op, Program, Receive, Send
 from bbgrap.program.timeline import Timeline
@@ -27,15 +28,13 @@ COLD_MESSAGE_S = 80e-6
 """What a message costs at either end beyond one of many in a row, which profiles measure: right after a kernel nothing of the code that
 handles it is in the processor's caches (decision 8: 0.35 ms an exchange, of which sending is 0.12 to 0.2 and receiving 0.11)."""
 
-MEMORY_BYTES_PER_S = 2e9
-"""Links from here on are memory of one machine, half of what was measured there."""
-
-PACKETS_S_PER_BYTE = ((300e6, 2e-9), (MEMORY_BYTES_PER_S, 0.5e-9))
+PACKETS_S_PER_BYTE = ((300e6, 2e-9), (2e9, 0.5e-9))
 """What a byte takes of a core beyond its handling, by packets and interrupts, over links of up to so many bytes per second. Measured with
 emulated links: 2.2e-9 to 2.8e-9 at 1 Gbit/s, 0.3e-9 to 0.6e-9 at 10 Gbit/s, where packets are larger (decision 24)."""
 
 AT_ONCE_BYTES = 64 << 10
-"""Of a message that leave within the call that sends it, and are part of its handling: one packet at most. Chosen."""
+"""Of a message that leave within the call that sends it, and are part of its handling: one packet at most. Larger ones go through memory
+where that is possible. Chosen."""
 
 ANY_NODE = ""
 """Stands for the graph nodes of which a machine has measured nothing."""
@@ -74,10 +73,22 @@ class Predictor:
         self._speeds: list[Mapping[str, Speed]] = [*nodes, speeds_of(host) if cluster.beside_host is None else nodes[cluster.beside_host]]
         self._names = [*(node.name for node in cluster.nodes), host.name]
         self._seconds: dict[tuple[int, Amount], float] = {}
-        self.wires = Wires(cache(cluster.link), self._handling, lambda device: machine_of(cluster, device), self._taken)
+        self.wires = Wires(cache(self._link), self._handling, cache(cluster.machine), self._taken)
 
-    def _handling(self, device: int, size: int) -> float:
-        plain = COLD_MESSAGE_S + self._speeds[device]["message"].seconds(0, 0, size)
+    def _link(self, source: int, destination: int) -> Link:
+        link = self.cluster.link(source, destination)
+        return Link(inf, link.latency_s) if self._is_memory(source, destination) else link
+
+    def _is_memory(self, source: int, destination: int) -> bool:
+        """Whether two devices are on one machine: what the sender has written has arrived, and its receiver reads it where it lies.
+
+        67 MB took the receiver 0.25 ms (decision 21).
+        """
+        return self.wires.machine(source) == self.wires.machine(destination)
+
+    def _handling(self, device: int, source: int, destination: int, size: int) -> float:
+        is_read_in_place = device == destination and size > AT_ONCE_BYTES and self._is_memory(source, destination)
+        plain = COLD_MESSAGE_S + self._speeds[device]["message"].seconds(0, 0, 0 if is_read_in_place else size)
         return self.calibration.message_factor(self._names[device]) * plain
 
     def _taken(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
@@ -94,7 +105,7 @@ class Predictor:
         if packets is None:
             return None
         own = packets * max(0, size - AT_ONCE_BYTES)
-        seconds = self._handling(device, size) + packets * size if device == host else own
+        seconds = self._handling(device, source, destination, size) + packets * size if device == host else own
         return whose, seconds / max(1, self.cluster.nodes[whose].threads)
 
     def seconds(self, device: int, amount: Amount) -> float:

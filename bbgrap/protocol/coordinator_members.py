@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, Cluster, Network, NodeProfile
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.coordinator_events import Identity, Instruction, Settings, Tell, ToAgent
@@ -174,12 +174,15 @@ class Members:
         )
 
     def cluster(self, members: tuple[Member, ...]) -> Cluster:
-        """Return the agents as planning sees them; at least one. Who has the coordinator's address runs on its machine."""
+        """Return the agents as planning sees them; at least one. Those at one address, or at the coordinator's, share a machine."""
         here = _machine(self.settings.data_address)
         machines = [_machine(member.join.data_address) for member in members]
         on = next((member.name for member, machine in zip(members, machines, strict=True) if machine == here), "")
-        between = LOCAL if set(machines) == {here} else ETHERNET
-        return Cluster(tuple(self.profile_of(member) for member in members), Network(between, coordinator_on=on))
+        nodes = tuple(
+            replace(self.profile_of(member), machine=machine if machines.count(machine) > 1 else "")
+            for member, machine in zip(members, machines, strict=True)
+        )
+        return Cluster(nodes, Network(coordinator_on=on))
 
     def statuses(self) -> tuple[NodeStatus, ...]:
         """Return the agents as `bbgrap nodes` lists them."""

@@ -11,6 +11,8 @@ from bbgrap.transport.data import DataPlane
 MAX_PONG_BYTES = 4 << 20
 """The largest answer to a ping."""
 
+_CONTENT = memoryview(bytes(MAX_PONG_BYTES))
+
 
 class PingAnswers:
     """Answers pings on one data plane; used by the thread that owns it.
@@ -35,4 +37,4 @@ class PingAnswers:
         """Answer a `PING` with as many bytes as it asks for, if the address in its payload may ask."""
         address = bytes(payload[:256]).decode("ascii", "replace")
         if address in self._addresses:
-            self._plane.send(address, Frame(Kind.PONG, 0, 0, ping.request, 0).to_bytes(), bytes(min(ping.message, MAX_PONG_BYTES)))
+            self._plane.send(address, Frame(Kind.PONG, 0, 0, ping.request, 0).to_bytes(), _CONTENT[: min(ping.message, MAX_PONG_BYTES)])

@@ -85,7 +85,9 @@ class InInstalments:
                 size = sum(program.part_bytes(source, program.senders[message][1]))
                 if device.device == self.predictor.cluster.beside_host or size < LEAST_S * link.bandwidth_bytes_per_s:
                     return None
-                each = self.predictor.wires.handling(device.device, 0) + self.predictor.segment_seconds(program, device, Compute(()))
+                each = self.predictor.wires.handling(device.device, source, device.device, 0) + self.predictor.segment_seconds(
+                    program, device, Compute(())
+                )
                 return _Way(size, size / link.bandwidth_bytes_per_s, each)
         return None
 

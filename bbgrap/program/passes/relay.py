@@ -20,7 +20,7 @@ from itertools import pairwise, permutations
 
 from bbgrap.cluster import Cluster
 from bbgrap.program.passes.relayed import Broadcast, Target, rewrite
-from bbgrap.program.predict import MEMORY_BYTES_PER_S, Predictor
+from bbgrap.program.predict import Predictor
 from bbgrap.program.steps import Program, Receive, Send
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 
@@ -125,18 +125,18 @@ class _Exchange:
         """Return the exchange with a broadcast relayed; None if a link is not known, or all from the source are memory."""
         source, sizes = broadcast.source, {t.device: size for t, size in zip(broadcast.targets, broadcast.piece_bytes, strict=True)}
         direct, passed_on = self.direct, self.passed_on
-        fastest = []
+        if all(self.cluster.machine(source) == self.cluster.machine(target) for target in sizes):
+            return None
         for target, size in sizes.items():
             if (link := self.cluster.known_link(source, target)) is None:
                 return None
-            fastest.append(link.bandwidth_bytes_per_s)
             direct = _plus(direct, source, (size - broadcast.nbytes) / link.bandwidth_bytes_per_s)
         routes = frozenset(permutations(sizes, 2))
         for sender, receiver in routes:
             if (link := self.cluster.known_link(sender, receiver)) is None:
                 return None
             passed_on = _plus(passed_on, sender, sizes[sender] / link.bandwidth_bytes_per_s)
-        return None if min(fastest) >= MEMORY_BYTES_PER_S else _Exchange(self.cluster, direct, passed_on, self.routes | routes)
+        return _Exchange(self.cluster, direct, passed_on, self.routes | routes)
 
 
 def _plus(values: tuple[float, ...], place: int, more: float) -> tuple[float, ...]:

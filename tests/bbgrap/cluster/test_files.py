@@ -53,6 +53,7 @@ def nodes(draw, name, peers, groups):
         tuple(LinkProfile(peer, draw(positive), draw(st.floats(0, 10, allow_subnormal=False))) for peer in linked),
         draw(st.sampled_from(groups)),
         tuple(draw(speeds())),
+        draw(st.sampled_from(["", "box"])),
     )
 
 

@@ -24,3 +24,14 @@ def test_a_declared_network_is_known() -> None:
     assert cluster.known_link(1, 2) == Link(2e8, 1e-4)
     assert Cluster(NODES).link(1, 2) == ETHERNET
     assert Cluster(NODES, Network(coordinator_on="b")).known_link(1, 3) == LOCAL
+
+
+def test_a_machine_is_shared_by_nodes_of_its_name_and_the_host_beside_one() -> None:
+    names = {"a": "x", "b": "", "c": "x", "d": "y"}
+    nodes = tuple(NodeProfile(name, machine=machine, links=(LinkProfile("c", 1e8, 2e-3),)) for name, machine in names.items())
+    cluster = Cluster(nodes, Network(Link(2e8, 1e-4), coordinator_on="c"))
+    assert [cluster.machine(device) for device in range(5)] == [0, 1, 0, 3, 0]
+    assert cluster.link(4, 0) == cluster.link(2, 4) == LOCAL
+    assert cluster.link(0, 2) == cluster.link(2, 0) == Link(LOCAL.bandwidth_bytes_per_s, 1e-3), "bandwidth is that of memory"
+    assert cluster.link(1, 2) == Link(1e8, 1e-3)
+    assert Cluster(nodes).machine(4) == 4

@@ -10,12 +10,12 @@ from bbgrap.cluster.types import Link, Network, NodeProfile
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.clock import Act, Await, Post, Wires, Work, machine_of, run_clock
+from bbgrap.program.clock import Act, Await, Post, Wires, Work, run_clock
 from bbgrap.program.predict import AT_ONCE_BYTES, Calibration, Predictor
 from tests.partition import compiled
 from tests.random_models import clusters, networks, plan_options
 
-SLOW = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, size: 0.0, lambda device: device)
+SLOW = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, source, destination, size: 0.0, lambda device: device)
 
 
 def ends(acts: list[list[Act]], wires: Wires = SLOW) -> list[float]:
@@ -35,7 +35,7 @@ def test_messages_queue_on_the_way_out_and_on_the_way_in() -> None:
 
 
 def test_devices_of_one_machine_do_not_use_its_ways() -> None:
-    local = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, size: 0.0, lambda device: min(device, 1))
+    local = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, source, destination, size: 0.0, lambda device: min(device, 1))
     acts: list[list[Act]] = [[Post(0, 1, 1000)], [Post(1, 2, 5000), Await(0, 0, 1000)], [Await(1, 1, 5000)]]
     assert ends(acts, local)[1] == 1.5
 
@@ -45,7 +45,7 @@ def test_work_goes_on_while_messages_fly() -> None:
 
 
 def test_handling_costs_both_ends() -> None:
-    wires = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, size: 0.25, lambda device: device)
+    wires = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, source, destination, size: 0.25, lambda device: device)
     assert ends([[Post(0, 1, 1000)], [Await(0, 0, 1000)]], wires) == [0.25, 2.0]
 
 
@@ -53,7 +53,7 @@ def test_what_another_device_sends_through_the_network_makes_work_longer_unless_
     # device 2 is on the machine of device 0, and its messages take of that one's processor
     wires = Wires(
         lambda a, b: Link(1000.0, 0.5),
-        lambda device, size: 0.0,
+        lambda device, source, destination, size: 0.0,
         lambda device: device % 2,
         lambda device, source, destination, size: (0, size / 10_000) if device == 2 else None,
     )
@@ -94,10 +94,21 @@ def test_who_waits_for_each_other_is_told() -> None:
         run_clock(["a", "b"], [[Await(0, 1, 1), Post(1, 1, 1)], [Await(1, 0, 1), Post(0, 0, 1)]], SLOW)
 
 
-def test_the_host_is_on_the_machine_that_the_network_names() -> None:
-    nodes = (NodeProfile("a"), NodeProfile("b"))
-    assert machine_of(Cluster(nodes, Network(coordinator_on="b")), 2) == 1
-    assert machine_of(Cluster(nodes), 2) == 2
+def test_large_messages_within_a_machine_take_their_sender_only() -> None:
+    nodes = (NodeProfile("a", machine="box"), NodeProfile("b", machine="box"), NodeProfile("c"))
+    wires = Predictor(Cluster(nodes, Network(Link(1e9, 1e-4), coordinator_on="b"))).wires
+
+    def of_bytes(device: int, source: int, destination: int) -> float:
+        small, large = (wires.handling(device, source, destination, size) for size in (0, 1 << 20))
+        return large - small
+
+    assert of_bytes(0, 0, 1) == of_bytes(3, 3, 0) > 0, "the sender writes"
+    assert of_bytes(1, 0, 1) == of_bytes(0, 3, 0) == 0, "the receiver reads where it lies"
+    assert of_bytes(2, 1, 2) > 0 < of_bytes(1, 2, 1)
+    assert wires.handling(1, 0, 1, 1000) > wires.handling(1, 0, 1, 0), "small ones go through the network's buffers"
+    sent = [[Post(0, 1, 1 << 20)], [Await(0, 0, 1 << 20)], [], []]
+    begun = wires.handling(0, 0, 1, 1 << 20) + wires.link(0, 1).latency_s
+    assert ends(sent, wires)[1] == pytest.approx(begun + wires.handling(1, 0, 1, 1 << 20))
 
 
 @given(networks(), clusters(), plan_options())

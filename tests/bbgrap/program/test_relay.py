@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, NodeProfile
-from bbgrap.cluster.types import LOCAL, Link, LinkProfile, Network
+from bbgrap.cluster.types import Link, LinkProfile, Network
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
@@ -200,7 +200,7 @@ def test_int8_is_relayed_only_if_its_scales_stay_as_many() -> None:
     ("cluster", "elements"),
     [
         (Cluster.even(4), 1 << 20),
-        (even(4, Network(LOCAL)), 1 << 20),
+        (Cluster(tuple(replace(node, machine="box") for node in Cluster.even(4).nodes), GIGABIT), 1 << 20),
         (even(4, GIGABIT), 1 << 10),
         (Cluster((NodeProfile("a", links=(LinkProfile("b", 0.0, 1e-3),)), *(NodeProfile(n) for n in "bcd"))), 1 << 20),
     ],

@@ -1,5 +1,7 @@
 """Stories of a coordinator, its agents and a client: events in, answers out, no socket and no clock."""
 
+from dataclasses import replace
+
 import pytest
 
 from bbgrap.cluster.speeds import Speed
@@ -10,6 +12,7 @@ from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import coordinator_events as ce
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.coordinator_machine import CoordinatorMachine
+from bbgrap.protocol.coordinator_members import Members
 from tests.bbgrap.protocol.wire import CLIENT, Wire, introduction, joined_wire, prepare_message, ready_wire
 
 SETTINGS = ce.Settings("0.1.0", "tcp://head:1")
@@ -53,6 +56,15 @@ def test_exact_instructions_of_a_loss():
     assert coordinator.handle(ce.Tick(), 2.1) == [ce.Tell("agent 'a' was lost; 0 left")]
     assert coordinator.handle(ce.FromPeer(b"1", m.Heartbeat()), 2.2) == [ce.ToAgent(b"1", m.Rejoin())]
     assert coordinator.handle(ce.FromPeer(b"1", introduction("a")), 2.3) == [ce.ToAgent(b"1", m.Welcome(3, 0.5, 2.0))]
+
+
+def test_agents_at_one_address_share_a_machine():
+    members = Members(SETTINGS)
+    addresses = {"a": "tcp://head:5", "b": "tcp://10.0.0.2:5", "c": "tcp://10.0.0.2:6", "d": "tcp://10.0.0.3:5"}
+    for name, address in addresses.items():
+        members.join(name.encode(), replace(introduction(name), data_address=address), 0.0)
+    cluster = members.cluster(members.alive())
+    assert [cluster.machine(device) for device in range(5)] == [0, 1, 1, 3, 0]
 
 
 def test_refusals_are_readable():
