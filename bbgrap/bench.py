@@ -215,6 +215,7 @@ class Contender:
             **self.comparison.as_dict(),
             "verified": self.comparison.verified,
             "fault": self.comparison.fault or None,
+            "palettes": plan["palettes"],
             "bytes_sent": done["bytes"],
             "scatter_bytes": done["scatter_bytes"],
             "gather_bytes": done["gather_bytes"],

@@ -33,6 +33,7 @@ from bbgrap.program.palettes import (
     ways_of_palettes,
 )
 from bbgrap.program.predict import Predictor
+from bbgrap.program.report import explain, report_of
 from bbgrap.program.simulate import simulate
 from bbgrap.program.statistics import statistics_of
 from bbgrap.program.wire import carried
@@ -171,6 +172,17 @@ def test_a_plan_with_palettes_sends_less_and_answers_the_same() -> None:
         artifacts = export(program)
         answers.append(simulate(artifacts, feeds, local_kernels(artifacts)))
     assert same_bits(answers[0][0], answers[1][0])
+
+
+def test_a_report_says_who_gets_them() -> None:
+    graph, cluster = build("tiny"), slow_way(12.5e6)
+    descriptions = all_descriptions(graph)
+    plan = make_plan(graph, cluster, PlanOptions(), descriptions)
+    told = {}
+    for wire in ("exact", "float16"):
+        compiled = compile_plan(plan, descriptions, wire, frozenset({1, 2}))
+        told[wire] = report_of(compiled, 0.0)["palettes"], "inputs go to node1, node2 with palettes" in "\n".join(explain(compiled))
+    assert told == {"exact": (["node1", "node2"], True), "float16": ([], False)}
 
 
 @settings(max_examples=30)
