@@ -174,15 +174,22 @@ class Members:
         )
 
     def cluster(self, members: tuple[Member, ...]) -> Cluster:
-        """Return the agents as planning sees them; at least one. Those at one address, or at the coordinator's, share a machine."""
+        """Return the agents as planning sees them; at least one.
+
+        Those at one address share a machine, unless links were given for them by hand; the first at the coordinator's shares it with that.
+        """
         here = _machine(self.settings.data_address)
         machines = [_machine(member.join.data_address) for member in members]
         on = next((member.name for member, machine in zip(members, machines, strict=True) if machine == here), "")
         nodes = tuple(
-            replace(self.profile_of(member), machine=machine if machines.count(machine) > 1 else "")
+            replace(self.profile_of(member), machine="" if self._has_links_by_hand(member) or machines.count(machine) == 1 else machine)
             for member, machine in zip(members, machines, strict=True)
         )
         return Cluster(nodes, Network(coordinator_on=on))
+
+    def _has_links_by_hand(self, member: Member) -> bool:
+        given = (member.join.profile, self.overrides.get(member.name))
+        return any(profile is not None and profile.links for profile in given)
 
     def statuses(self) -> tuple[NodeStatus, ...]:
         """Return the agents as `bbgrap nodes` lists them."""

@@ -65,6 +65,10 @@ def test_agents_at_one_address_share_a_machine():
         members.join(name.encode(), replace(introduction(name), data_address=address), 0.0)
     cluster = members.cluster(members.alive())
     assert [cluster.machine(device) for device in range(5)] == [0, 1, 1, 3, 0]
+    members.overrides["b"] = NodeProfile("b", links=(LinkProfile("c", 1e6, 1e-3),))
+    assert [members.cluster(members.alive()).machine(device) for device in range(3)] == [0, 1, 2], (
+        "whoever says what a link is knows better"
+    )
 
 
 def test_refusals_are_readable():
