@@ -14,7 +14,7 @@ from bbgrap_agent.fitting import rounded
 
 _PINGS = 30
 _BULK_BYTES = 1 << 20
-_BULKS = 5
+_BULKS = 4
 _PING_WAIT_S = 1.0
 
 
@@ -27,15 +27,13 @@ def measure_link(peer: Peer, executor: Executor) -> LinkProfile | None:
     executor.post(lambda: executor.begin_pings(peer.address, pongs.put))
     try:
         times = [_ping(executor, peer, pongs, number, 0) for number in range(_PINGS)]
-        bulk = [_ping(executor, peer, pongs, _PINGS + number, _BULK_BYTES) for number in range(_BULKS)][
-            1:
-        ]  # the first finds pages untouched
+        bulk = [_ping(executor, peer, pongs, _PINGS + number, _BULK_BYTES) for number in range(_BULKS + 1)]
     except TimeoutError:
         return None
     finally:
         executor.post(lambda: executor.end_pings(peer.address))
     round_trip = statistics.median(times)
-    seconds = max(statistics.median(bulk) - round_trip / 2, 1e-6)
+    seconds = max(statistics.median(bulk[1:]) - round_trip / 2, 1e-6)  # the first one finds pages that nobody has touched
     return LinkProfile(peer.name, rounded(_BULK_BYTES / seconds), rounded(round_trip))
 
 

@@ -83,11 +83,11 @@ class InInstalments:
             case (Receive(source=source, message=message), Compute()) if source == program.host:
                 link = self.predictor.cluster.link(source, device.device)
                 size = sum(program.part_bytes(source, program.senders[message][1]))
-                if device.device == self.predictor.cluster.beside_host or size < LEAST_S * link.bandwidth_bytes_per_s:
+                wires = self.predictor.wires
+                if wires.machine(device.device) == wires.machine(source) or size < LEAST_S * link.bandwidth_bytes_per_s:
                     return None
-                each = self.predictor.wires.handling(device.device, source, device.device, 0) + self.predictor.segment_seconds(
-                    program, device, Compute(())
-                )
+                received_s = wires.handling(device.device, source, device.device, 0)
+                each = received_s + self.predictor.segment_seconds(program, device, Compute(()))
                 return _Way(size, size / link.bandwidth_bytes_per_s, each)
         return None
 
