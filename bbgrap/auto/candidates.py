@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass
 
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
-from bbgrap.cluster import Cluster
+from bbgrap.auto.leaning import Leaning, Named
 from bbgrap.cluster.types import Link
-from bbgrap.graph import Node
-from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.fused_tiles import grow_tiles
 from bbgrap.planners.options import SPLITS, PlanOptions, Split
@@ -24,25 +21,6 @@ EVERY_SIZE = 8
 
 OVERLAPS = (0.1, 0.5, 2.0)
 """Parts of a layer that may be computed twice instead of sent; `fused-tiles` tries one."""
-
-LEANINGS = (0.5, 1.0)
-"""How much the way of a node's inputs and outputs counts beside its speed, when work is divided so that slow links carry less. Twice was
-predicted to be faster still, and was not (decision 18)."""
-
-BOWS = ((0.25, 0.25, 1.5, 0.2), (0.5, 0.25, 1.0, 0.2), (0.5, 0.5, 1.5, 0.3), (1.0, 0.25, 1.0, 0.2))
-"""How much that way counts at the beginning of the model, between and at the end, and which part of the work beginning and end are each.
-Who is slow to get its input and to deliver its output can do more of the work between (decision 20), and at the beginning, if its input
-comes in instalments (decision 22)."""
-
-EXITS = ((0.25, 6.0), (0.0, 6.0), (0.5, 4.0))
-"""How much that way counts in the model, and in its exits: what is cut there is what is sent, and it takes little to compute
-(decision 24)."""
-
-EXITS_PART = 0.15
-"""Part of the model's work that exits may be, to be called so."""
-
-SLOW_WAY = 0.02
-"""Part of the time that a node takes for the model from which its way to the coordinator counts."""
 
 KEPT = 0.4
 """Part of the budget that candidates leave."""
@@ -98,29 +76,7 @@ class Candidates:
         self.found: list[Candidate] = []
         self._seen: set[int] = set()
         self._budget = evaluator.budget
-        self._leant: dict[tuple[Split, tuple[int, ...], float], Tiles] = {}
-        """Leaning plans with fewer exchanges: bows are made of the same few."""
-        self.alone_s = [sum(self._seconds(device)) for device in range(len(self.cluster.nodes))]
-        """Seconds of the whole model on every node, without its messages."""
-        self.ways_s = [self._way_s(device) for device in range(len(self.cluster.nodes))]
-        """Seconds that all inputs and outputs take between every node and the coordinator."""
-
-    def _way_s(self, device: int) -> float:
-        wires, host = self.evaluator.predictor.wires, self.cluster.host
-        if wires.machine(device) == wires.machine(host):
-            return 0.0
-        size = sum(self.graph.types[name].nbytes for name in (*self.graph.inputs, *self.graph.outputs))
-        return size / wires.link(host, device).bandwidth_bytes_per_s
-
-    def _seconds(self, device: int) -> list[float]:
-        """Return what every graph node takes on a device."""
-        pieces, predictor = self.evaluator.pieces, self.evaluator.predictor
-        name = self.cluster.nodes[device].name
-        return [
-            predictor.seconds(device, pieces.work(node, Tile(0, whole_output(self.graph, node))))
-            * predictor.calibration.factor(name, node.name)
-            for node in self.graph.nodes
-        ]
+        self.leaning = Leaning(evaluator)
 
     @property
     def _enough(self) -> bool:
@@ -164,7 +120,7 @@ class Candidates:
         different: dict[tuple[float, Link, int], int] = {}
         for device in self._by_speed():
             way = self.cluster.link(self.cluster.host, device)
-            different.setdefault((self.alone_s[device], way, self.cluster.nodes[device].memory_bytes), device)
+            different.setdefault((self.leaning.alone_s[device], way, self.cluster.nodes[device].memory_bytes), device)
         for device in list(different.values())[:EVERY_SIZE]:
             self.add(f"'{names[device]}' alone", "alone", plan_whole(self.graph, self.cluster, device).tiles, is_plain=True)
 
@@ -175,7 +131,7 @@ class Candidates:
 
         def order(device: int) -> tuple[float, bool, bool, str, int]:
             node = nodes[device]
-            return (round(self.alone_s[device], 9), node.name != network.coordinator_on, node.group != first, node.group, device)
+            return (round(self.leaning.alone_s[device], 9), node.name != network.coordinator_on, node.group != first, node.group, device)
 
         return sorted(range(len(nodes)), key=order)
 
@@ -193,18 +149,11 @@ class Candidates:
         if split == "grid" and grid_of(len(devices))[1] == 1:
             return
         everyone = len(devices) == len(self.cluster.nodes)
-        self.add(f"{split} over {self._over(devices)}", split, self._along(split, devices), is_plain=everyone)
+        self.add(f"{split} over {self._over(devices)}", split, self.leaning.along(split, devices), is_plain=everyone)
 
     def _over(self, devices: Sequence[int]) -> str:
         count = len(self.cluster.nodes)
         return "all nodes" if len(devices) == count else f"{len(devices)} of {count} nodes"
-
-    def _along(self, split: Split, devices: Sequence[int], leaning: float = 0.0) -> Tiles:
-        """Return tiles along one direction, by the nodes' speeds and, as far as the plan leans, their ways to the coordinator."""
-        took = [max(self.alone_s[d] + leaning * self.ways_s[d], 1e-9) for d in devices]
-        nodes = [replace(self.cluster.nodes[d], share=1 / seconds, work=()) for d, seconds in zip(devices, took, strict=True)]
-        plan = plan_bbgrap(self.graph, Cluster(tuple(nodes)), PlanOptions(split=split), self.descriptions)
-        return {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
 
     def _sets(self) -> Iterator[list[int]]:
         """Yield sets of nodes to leave the others out: the fastest ones, and every group."""
@@ -241,84 +190,25 @@ class Candidates:
         for direction in list(best.values())[:2]:
             split = next(split for split in SPLITS if split == direction.kind)
             devices = sorted({tile.device for tiles in direction.tiles.values() for tile in tiles})
-            quick = all(self.ways_s[device] < SLOW_WAY * self.alone_s[device] for device in devices)
-            if quick or self._along(split, devices, LEANINGS[0]) == self._along(split, devices):
-                continue
-            for leaning in LEANINGS:
-                if self._enough:
-                    return
-                name = f"{split} over {self._over(devices)}, leaning {leaning:g}, with fewer exchanges"
-                added = self.add(name, split, self._joined(split, devices, leaning))
-                found += [] if added is None else [(added, split, devices)]
+            if self.leaning.is_of_use(split, devices):
+                added = self._add_leaning(split, devices, self.leaning.everywhere(split, devices))
+                found += [(candidate, split, devices) for candidate in added]
         lean: dict[Split, list[int]] = {}
         for _, split, devices in sorted(found, key=lambda each: each[0].score):
             lean.setdefault(split, devices)
         for split, devices in lean.items():  # not the best one's only: what is best without light exits need not be with them
-            self._light_at_exits(split, devices)
+            self._add_leaning(split, devices, self.leaning.light_at_exits(split, devices))
         if lean:
-            self._bowed(*next(iter(lean.items())))
+            split, devices = next(iter(lean.items()))
+            self._add_leaning(split, devices, self.leaning.bowed(split, devices))
 
-    def _bowed(self, split: Split, devices: Sequence[int]) -> None:
-        """Give them less at the ends of the model only."""
-        for first, between, last, part in BOWS:
-            if self._enough:
-                return
-            tiles: dict[str, tuple[Tile, ...]] = {}
-            for names, leaning in zip(self._stretches(devices[0], part), (first, between, last), strict=True):
-                leant = self._joined(split, devices, leaning)
-                tiles |= {name: leant[name] for name in names}
-            words = f"leaning {first:g} in the first and {last:g} in the last {part:.0%}, else {between:g}"
-            self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles)
-
-    def _light_at_exits(self, split: Split, devices: Sequence[int]) -> None:
-        """Give them next to nothing of the exits, where outputs grow large that were small before."""
-        exits = self._exits(devices[0])
-        for leaning, at_exits in EXITS if exits else ():
-            if self._enough:
-                return
-            tiles = {**self._joined(split, devices, leaning)}
-            lighter = self._joined(split, devices, at_exits)
-            tiles |= {name: lighter[name] for name in exits}
-            words = f"leaning {leaning:g}, at exits {at_exits:g}"
-            self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles)
-
-    def _exits(self, device: int) -> frozenset[str]:
-        """Return the graph nodes, after the last windows, from where outputs grow; none if there is little else in the model."""
-        windows = {"conv", "conv3x3", "depthwise", "pool"}
-        behind: set[str] = set()
-        for node in reversed(self.graph.nodes):
-            readers = [reader.name for output in node.outputs for reader in self.graph.consumers.get(output, ())]
-            work = self.evaluator.pieces.work(node, Tile(0, whole_output(self.graph, node)))
-            if work.kind not in windows and behind.issuperset(readers):
-                behind.add(node.name)
-        exits: set[str] = set()
-        for node in self.graph.nodes:
-            producers = {producer.name for name in node.inputs if (producer := self.graph.producers.get(name)) is not None}
-            if node.name in behind and (producers & exits or self._grows(node)):
-                exits.add(node.name)
-        seconds = dict(zip((node.name for node in self.graph.nodes), self._seconds(device), strict=True))
-        return frozenset(exits) if sum(seconds[name] for name in exits) < EXITS_PART * sum(seconds.values()) else frozenset()
-
-    def _grows(self, node: Node) -> bool:
-        """Whether a node makes more bytes than it reads."""
-        read = sum(self.graph.types[name].nbytes for name in node.inputs if name in self.graph.producers or name in self.graph.inputs)
-        return sum(self.graph.types[name].nbytes for name in node.outputs if name) > read
-
-    def _joined(self, split: Split, devices: Sequence[int], leaning: float) -> Tiles:
-        key = (split, tuple(devices), leaning)
-        if key not in self._leant:
-            self._leant[key] = join_phases(self.evaluator.pieces, self.cluster, self._along(split, devices, leaning))
-        return self._leant[key]
-
-    def _stretches(self, device: int, part: float) -> tuple[list[str], list[str], list[str]]:
-        """Return the graph nodes of the first part of a device's work, of what is between, and of the last, in the order of the graph."""
-        seconds = self._seconds(device)
-        total_s = max(sum(seconds), 1e-9)
-        found: tuple[list[str], list[str], list[str]] = ([], [], [])
-        for node, before in zip(self.graph.nodes, accumulate(seconds, initial=0.0), strict=False):
-            begin = before / total_s
-            found[0 if begin < part else 1 if begin < 1 - part else 2].append(node.name)
-        return found
+    def _add_leaning(self, split: Split, devices: Sequence[int], plans: Named) -> list[Candidate]:
+        """Add plans as long as the budget allows; return those that were not there."""
+        added: list[Candidate | None] = []
+        while not self._enough and (named := next(plans, None)) is not None:
+            words, tiles = named
+            added.append(self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles))
+        return [candidate for candidate in added if candidate is not None]
 
     def _put_together(self) -> None:
         """Where nodes hold several ranges of a value, let the fastest node have all of it: over slow links less travels so."""
