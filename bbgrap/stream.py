@@ -15,7 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bbgrap.bench import SAME, SETTLE_S, Alone, Comparison, MachineWatch, Report, compare, first_cores
+from bbgrap.bench import SETTLE_S, Alone, MachineWatch, Report, first_cores
+from bbgrap.comparison import SAME, Comparison, compare
 from bbgrap.engine.sessions import usable_cores
 from bbgrap.errors import UsageError
 from bbgrap.graph import Array

@@ -26,11 +26,12 @@ def demo(
     Example:
         bbgrap demo --agents 2
     """
-    from bbgrap.bench import bench, compare
+    from bbgrap.bench import bench
     from bbgrap.cli.bench import print_comparison
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import random_inputs
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.comparison import compare
     from bbgrap.engine.reference import Reference
     from bbgrap.planners.options import PlanOptions
     from bbgrap.session import InferenceSession

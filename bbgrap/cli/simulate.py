@@ -25,8 +25,8 @@ from bbgrap.cli.options import (
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say, step
 
 if TYPE_CHECKING:
-    from bbgrap.bench import Comparison
     from bbgrap.cli.planning import Planned
+    from bbgrap.comparison import Comparison
     from bbgrap.planners.options import PlanOptions
     from bbgrap.program.artifacts import Artifacts
 
@@ -108,8 +108,8 @@ def simulate(
 
 def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed: int) -> Comparison:
     """Run the partitioned model and plain onnxruntime on the same random inputs."""
-    from bbgrap.bench import compare
     from bbgrap.cli.inputs import random_inputs
+    from bbgrap.comparison import compare
     from bbgrap.engine.kernels import local_kernels
     from bbgrap.engine.reference import Reference
     from bbgrap.program.simulate import simulate as walk

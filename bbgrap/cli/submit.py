@@ -62,11 +62,11 @@ def submit(
     """
     import time
 
-    from bbgrap.bench import compare
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import random_inputs, read_inputs
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
     from bbgrap.cli.options import plan_options
+    from bbgrap.comparison import compare
     from bbgrap.session import InferenceSession
 
     options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
