@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bbgrap.cluster.types import COORDINATOR, Cluster, Network, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.coordinator_events import Identity, Instruction, Settings, Tell, ToAgent
@@ -185,7 +185,9 @@ class Members:
             replace(self.profile_of(member), machine="" if self._has_links_by_hand(member) or machines.count(machine) == 1 else machine)
             for member, machine in zip(members, machines, strict=True)
         )
-        return Cluster(nodes, Network(coordinator_on=on))
+        # What those by hand leave out is still one machine's, if there is no other.
+        between = LOCAL if set(machines) == {here} else ETHERNET
+        return Cluster(nodes, Network(between, coordinator_on=on))
 
     def _has_links_by_hand(self, member: Member) -> bool:
         given = (member.join.profile, self.overrides.get(member.name))

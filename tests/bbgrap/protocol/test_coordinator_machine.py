@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import LinkProfile, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import agent_events as ae
 from bbgrap.protocol import client_messages as c
@@ -69,6 +69,16 @@ def test_agents_at_one_address_share_a_machine():
     assert [members.cluster(members.alive()).machine(device) for device in range(3)] == [0, 1, 2], (
         "whoever says what a link is knows better"
     )
+
+
+def test_links_that_nobody_gave_by_hand_are_local_if_all_are_on_one_machine():
+    members = Members(SETTINGS)
+    for number, name in enumerate("ab"):
+        members.join(name.encode(), replace(introduction(name), data_address=f"tcp://head:{5 + number}"), 0.0)
+    members.overrides["b"] = NodeProfile("b", links=(LinkProfile(COORDINATOR, 1e6, 2e-3),))
+    cluster = members.cluster(members.alive())
+    assert cluster.link(0, 1) == LOCAL
+    assert cluster.link(1, cluster.host) == Link(1e6, 1e-3)
 
 
 def test_refusals_are_readable():

@@ -1,10 +1,8 @@
 """Messages through shared memory: what is said arrives, what is not a packet ends the connection, and no memory is lost."""
 
-import contextlib
 import fcntl
 import gc
 import os
-import random
 import socket
 import struct
 from pathlib import Path
@@ -25,25 +23,12 @@ from bbgrap.transport.shortcut import (
     listen_for_shortcuts,
     open_shortcut,
 )
-from bbgrap.transport.shortcuts import MAX_SHORTCUTS, Shortcuts
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")
 
 ME = bytes(range(TOKEN_BYTES))
 INLINE = 2**64 - 1
 FRAME = st.one_of(st.integers(0, 300), st.sampled_from([SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, 70_001]))
-
-
-@pytest.fixture
-def close_later():
-    """Something that closes what is given to it when the test is over, and returns it."""
-    with contextlib.ExitStack() as stack:
-
-        def keep(what):
-            stack.callback(what.close)
-            return what
-
-        yield keep
 
 
 def pair():
@@ -316,94 +301,6 @@ def test_nobody_there_and_nothing_possible():
     assert open_shortcut("", ME) is None
     assert open_shortcut("bbgrap-nobody", ME) is None
     assert open_shortcut("x" * 1000, ME) is None
-
-
-# --- many of them -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def many(close_later):
-    return close_later(Shortcuts())
-
-
-@pytest.fixture
-def client_of(many, close_later):
-    return lambda identity: close_later(open_shortcut(many.name, identity))
-
-
-@pytest.fixture
-def stranger_of(many, close_later):
-    def connect():
-        connection = close_later(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        connection.connect(f"\0{many.name}")
-        return connection
-
-    return connect
-
-
-def test_every_client_has_its_own(many, client_of):
-    clients = {bytes([n]) * TOKEN_BYTES: client_of(bytes([n]) * TOKEN_BYTES) for n in range(3)}
-    assert many.receive() is None
-    for identity, client in clients.items():
-        assert client.receive() is None
-        assert client.send([identity, identity * 2000])
-    came = [many.receive() for _ in clients]
-    assert sorted((identity, bytes(frames[0])) for identity, frames in came) == [(identity, identity) for identity in sorted(clients)]
-    for identity in clients:
-        assert many.send(identity, [identity])
-    for identity, client in clients.items():
-        assert plain(client.receive()) == [identity]
-    assert not many.send(ME, [b"nobody"])
-    assert many.memory(ME, 1) is None
-
-
-def test_a_new_one_replaces_the_old_one(many, client_of):
-    old, _ = client_of(ME), many.receive()
-    new, _ = client_of(ME), many.receive()
-    assert new.receive() is None
-    assert many.send(ME, [b"hi"])
-    assert plain(new.receive()) == [b"hi"]
-    assert old.receive() is None
-    with pytest.raises(ConnectionError):
-        old.receive()
-    old.close()
-    assert many.receive() is None
-    assert many.send(ME, [b"still"])
-
-
-def test_strangers_keep_nobody_out(many, client_of, stranger_of):
-    strangers = [stranger_of() for _ in range(3 * MAX_SHORTCUTS)]
-    for seed, connection in enumerate(strangers):
-        connection.send(random.Random(seed).randbytes(40))
-    for _ in range(MAX_SHORTCUTS):
-        stranger_of()
-    client = client_of(ME)
-    for _ in range(5):
-        assert many.receive() is None
-    assert client.receive() is None
-    assert client.send([b"here"])
-    identity, frames = many.receive()
-    assert (identity, plain(frames)) == (ME, [b"here"])
-
-
-def test_the_last_place_is_the_last(many, client_of):
-    clients = [client_of(bytes([n]) * TOKEN_BYTES) for n in range(MAX_SHORTCUTS + 1)]
-    assert many.receive() is None
-    ready = []
-    for client in clients:
-        try:
-            client.receive()
-        except ConnectionError:
-            continue
-        ready.append(client)
-    assert all(client.ready for client in ready)
-    assert len(ready) == MAX_SHORTCUTS
-    ready[0].close()
-    assert many.receive() is None
-    late = client_of(ME)
-    assert many.receive() is None
-    assert late.receive() is None
-    assert late.ready
 
 
 def test_memory_goes_with_both_ends():

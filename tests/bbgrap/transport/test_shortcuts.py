@@ -1,0 +1,116 @@
+"""Many shortcuts at one coordinator: everyone has its own, and strangers keep nobody out."""
+
+import contextlib
+import random
+import socket
+
+import pytest
+
+from bbgrap.transport.sealed import TOKEN_BYTES, is_possible
+from bbgrap.transport.shortcut import open_shortcut
+from bbgrap.transport.shortcuts import MAX_SHORTCUTS, Shortcuts
+
+pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")
+
+ME = bytes(range(TOKEN_BYTES))
+
+
+@pytest.fixture
+def close_later():
+    """Something that closes what is given to it when the test is over, and returns it."""
+    with contextlib.ExitStack() as stack:
+
+        def keep(what):
+            stack.callback(what.close)
+            return what
+
+        yield keep
+
+
+def plain(frames):
+    return None if frames is None else [bytes(frame) for frame in frames]
+
+
+@pytest.fixture
+def many(close_later):
+    return close_later(Shortcuts())
+
+
+@pytest.fixture
+def client_of(many, close_later):
+    return lambda identity: close_later(open_shortcut(many.name, identity))
+
+
+@pytest.fixture
+def stranger_of(many, close_later):
+    def connect():
+        connection = close_later(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        connection.connect(f"\0{many.name}")
+        return connection
+
+    return connect
+
+
+def test_every_client_has_its_own(many, client_of):
+    clients = {bytes([n]) * TOKEN_BYTES: client_of(bytes([n]) * TOKEN_BYTES) for n in range(3)}
+    assert many.receive() is None
+    for identity, client in clients.items():
+        assert client.receive() is None
+        assert client.send([identity, identity * 2000])
+    came = [many.receive() for _ in clients]
+    assert sorted((identity, bytes(frames[0])) for identity, frames in came) == [(identity, identity) for identity in sorted(clients)]
+    for identity in clients:
+        assert many.send(identity, [identity])
+    for identity, client in clients.items():
+        assert plain(client.receive()) == [identity]
+    assert not many.send(ME, [b"nobody"])
+    assert many.memory(ME, 1) is None
+
+
+def test_a_new_one_replaces_the_old_one(many, client_of):
+    old, _ = client_of(ME), many.receive()
+    new, _ = client_of(ME), many.receive()
+    assert new.receive() is None
+    assert many.send(ME, [b"hi"])
+    assert plain(new.receive()) == [b"hi"]
+    assert old.receive() is None
+    with pytest.raises(ConnectionError):
+        old.receive()
+    old.close()
+    assert many.receive() is None
+    assert many.send(ME, [b"still"])
+
+
+def test_strangers_keep_nobody_out(many, client_of, stranger_of):
+    strangers = [stranger_of() for _ in range(3 * MAX_SHORTCUTS)]
+    for seed, connection in enumerate(strangers):
+        connection.send(random.Random(seed).randbytes(40))
+    for _ in range(MAX_SHORTCUTS):
+        stranger_of()
+    client = client_of(ME)
+    for _ in range(5):
+        assert many.receive() is None
+    assert client.receive() is None
+    assert client.send([b"here"])
+    identity, frames = many.receive()
+    assert (identity, plain(frames)) == (ME, [b"here"])
+
+
+def test_the_last_place_is_the_last(many, client_of):
+    clients = [client_of(bytes([n]) * TOKEN_BYTES) for n in range(MAX_SHORTCUTS + 1)]
+    assert many.receive() is None
+    ready = []
+    for client in clients:
+        try:
+            client.receive()
+        except ConnectionError:
+            continue
+        ready.append(client)
+    assert all(client.ready for client in ready)
+    assert len(ready) == MAX_SHORTCUTS
+    ready[0].close()
+    assert many.receive() is None
+    late = client_of(ME)
+    assert many.receive() is None
+    assert late.receive() is None
+    assert late.ready
