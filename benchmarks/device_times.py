@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ from bbgrap.errors import ExecutionError
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.program.artifacts import DeviceArtifacts
 from bbgrap.program.clock import Act, Await, Post, Work
-from bbgrap.program.execution import Execution
+from bbgrap.program.execution import Copies, Execution
 from bbgrap.program.schedule import Receive, Run, Schedule, Send
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.letters import Letter, pack, unpack
@@ -106,7 +107,7 @@ class Stopwatch:
 
     def host(self, schedule: Schedule, feeds: Sequence[Array]) -> Callable[[], Walk]:
         """Measure the host's part; otherwise like `device`."""
-        deployment = Deployment(1, schedule, (), (), ())
+        deployment = Deployment(1, schedule, (), (), (), Copies(schedule))
         key = f"host {repr(schedule)!s}"
         if key not in self._known:
             self._known[key] = (schedule, self._ratios(deployment, feeds, None), ())
@@ -142,8 +143,8 @@ class Peers:
 
     def __init__(self, deployment: Deployment) -> None:
         """Connect both over loopback."""
-        self._deployment = deployment
         self._mine, self._theirs = (TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1") for _ in range(2))
+        self._deployment = replace(deployment, addresses=(self._theirs.address,) * (deployment.schedule.host + 1))
         self._mine.connect(self._theirs.address)
         self._theirs.connect(self._mine.address)
         random = np.random.default_rng(0)
@@ -158,6 +159,7 @@ class Peers:
         """Do all steps of one request, and return the seconds of each."""
         deployment = self._deployment
         execution = Execution(deployment.schedule, feeds, deployment.copies)
+        outbox = partial(deployment.send, self._mine, 0)
         times = []
         for step in deployment.schedule.steps:
             if isinstance(step, Receive):
@@ -167,14 +169,11 @@ class Peers:
                 arrival = _arrival(self._mine)
                 Frame.parse(arrival.header)
                 execution.deliver(step.message, unpack(deployment.received[step.message], arrival.payload))
-            execution.advance(deployment.compute, self._outbox, limit=1)
+            execution.advance(deployment.compute, outbox, limit=1)
             times.append(time.perf_counter() - began)
             if isinstance(step, Send):
                 _arrival(self._theirs)
         return times
-
-    def _outbox(self, message: int, _destination: int, parts: Sequence[Array]) -> None:
-        self._mine.send(self._theirs.address, _HEADER, *pack(self._deployment.sent[message], parts))
 
 
 def _arrival(plane: TcpDataPlane) -> Arrival:

@@ -15,17 +15,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array
 from bbgrap.program.execution import Copies, Execution, Outbox
 from bbgrap.program.recording import Clock
-from bbgrap.program.schedule import Schedule
+from bbgrap.program.schedule import Schedule, Send
 from bbgrap.protocol.data import Frame, Headers, Kind
 from bbgrap.protocol.letters import Letter, letters_received, letters_sent, pack, unpack
 from bbgrap.protocol.messages import Buffer, Peer
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
+from bbgrap_agent.envelopes import Envelope, envelopes_of
 from bbgrap_agent.recording import OnRecord, Recorder
 
 MAX_EARLY = 1024
@@ -59,21 +61,37 @@ class Deployment:
     segments: tuple[Segment, ...]
     names: tuple[str, ...]
     addresses: tuple[str, ...]
-    copies: Copies | None = None
+    copies: Copies
     received: Mapping[int, Letter] = field(init=False)
     sent: Mapping[int, Letter] = field(init=False)
     headers: Headers = field(init=False)
+    envelopes: Mapping[int, Envelope] = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up once what every message is."""
         object.__setattr__(self, "received", letters_received(self.schedule))
         object.__setattr__(self, "sent", letters_sent(self.schedule))
         object.__setattr__(self, "headers", Headers(self.schedule.device, self.epoch, self.sent))
+        sends = {step.message: step for step in self.schedule.steps if isinstance(step, Send)}
+        object.__setattr__(self, "envelopes", envelopes_of(sends, self.sent, self.headers, self.copies))
 
     @property
     def destinations(self) -> tuple[str, ...]:
         """The data planes it sends to."""
         return tuple(self.addresses[device] for device in sorted({letter.peer for letter in self.sent.values()}))
+
+    def send(self, plane: DataPlane, request: int, step: Send, arrays: Mapping[int, Array]) -> None:
+        """Send the parts of a step out of these arrays, which are those of the buffers by number.
+
+        Raises:
+            ModelError: if an array is not what the schedule says.
+        """
+        address, envelope = self.addresses[step.destination], self.envelopes.get(step.message)
+        if envelope is not None:
+            plane.post(address, envelope.filled(request, arrays))
+        else:
+            payload = pack(self.sent[step.message], self.copies.sent(step, arrays))
+            plane.send(address, self.headers.of(step.message, request), *payload)
 
     def compute(self, segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
         """Run a segment.
@@ -189,7 +207,10 @@ class Executor:
         """Take a message, or drop it if nobody expects it."""
         try:
             frame = Frame.parse(arrival.header)
-            if frame.kind in _OF_REQUESTS:
+            running = self._running.get((frame.epoch, frame.request)) if frame.kind is Kind.DATA else None
+            if running is not None:
+                self._deliver(running, frame, arrival)
+            elif frame.kind in _OF_REQUESTS:
                 self._take(frame, arrival)
             elif frame.kind is Kind.PING:
                 self._pings.answer(frame, arrival.payload)
@@ -203,24 +224,21 @@ class Executor:
                 _log.warning("dropping messages of %s: %s", arrival.sender, error)
 
     def _take(self, frame: Frame, arrival: Arrival) -> None:
+        """Take a message of a request that does not run; one of the host begins it."""
         key = (frame.epoch, frame.request)
         deployment = self._deployments.get(frame.epoch)
-        if deployment is None or key in self._ended:
+        if deployment is None or key in self._ended or key in self._running:
             return
-        running = self._running.get(key)
-        if running is None and frame.source == deployment.schedule.host:
+        if frame.source == deployment.schedule.host:
             running = self._begin(key, deployment, recorded=frame.kind is Kind.RECORD)
-        if frame.kind is not Kind.DATA:
-            return
-        letter = deployment.received.get(frame.message)
-        if letter is None or letter.peer != frame.source:
-            raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
-        parts = unpack(letter, arrival.payload)
-        if running is None:
-            self._keep_early(key, frame.message, parts)
-        else:
-            running.execution.deliver(frame.message, parts)
-            running.can_go_on = True
+            if frame.kind is Kind.DATA:
+                self._deliver(running, frame, arrival)
+        elif frame.kind is Kind.DATA:
+            self._keep_early(key, frame.message, _parts_in(deployment, frame, arrival))
+
+    def _deliver(self, running: _Running, frame: Frame, arrival: Arrival) -> None:
+        running.execution.deliver(frame.message, _parts_in(running.deployment, frame, arrival))
+        running.can_go_on = True
 
     def _admits(self, header: Buffer, size: int) -> bool:
         """Whether a large payload belongs to something that is deployed here."""
@@ -241,21 +259,12 @@ class Executor:
             execution: Execution = self._recorder.begin(key, schedule, copies, deployment.names, host)
         else:
             execution = Execution(schedule, copies=copies)
-        running = self._running[key] = _Running(deployment, execution, self._outbox(deployment, key))
+        running = self._running[key] = _Running(deployment, execution, partial(deployment.send, self.plane, key[1]))
         early = self._early.pop(key, [])
         self._early_count -= len(early)
         for message, parts in early:
             running.execution.deliver(message, parts)
         return running
-
-    def _outbox(self, deployment: Deployment, key: Key) -> Outbox:
-        request, headers = key[1], deployment.headers
-        addresses, letters, send = deployment.addresses, deployment.sent, self.plane.send
-
-        def outbox(message: int, destination: int, parts: Sequence[Array]) -> None:
-            send(addresses[destination], headers.of(message, request), *pack(letters[message], parts))
-
-        return outbox
 
     def _keep_early(self, key: Key, message: int, parts: list[Array]) -> None:
         self._early.setdefault(key, []).append((message, parts))
@@ -294,3 +303,10 @@ class Executor:
 
     def _stop(self) -> None:
         self._stopped = True
+
+
+def _parts_in(deployment: Deployment, frame: Frame, arrival: Arrival) -> list[Array]:
+    letter = deployment.received.get(frame.message)
+    if letter is None or letter.peer != frame.source:
+        raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
+    return unpack(letter, arrival.payload)

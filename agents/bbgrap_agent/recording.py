@@ -60,7 +60,7 @@ class Recorder:
         """Whether an answer of a host's clock is awaited."""
         return any(recording.asked and not recording.compared for recording in self._recordings.values())
 
-    def begin(self, key: Key, schedule: Schedule, copies: Copies | None, segments: tuple[str, ...], host: str) -> RecordedExecution:
+    def begin(self, key: Key, schedule: Schedule, copies: Copies, segments: tuple[str, ...], host: str) -> RecordedExecution:
         """Return the execution of a request that is to be recorded; `host` is where the host's data plane is."""
         if len(self._recordings) >= MAX_RECORDINGS:
             self.drop(next(iter(self._recordings)))

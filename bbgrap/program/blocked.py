@@ -7,19 +7,25 @@ plain slices of it; what comes from another machine or goes there is converted o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from bbgrap.graph.types import Array
-from bbgrap.program.execution import Copies, Empty, Take
+from bbgrap.program.execution import Copies, Copy, Empty, Take, Write
 from bbgrap.program.schedule import Box, Join, Part, Schedule, box_shape, extract
 
 _ALIGN = 64
 """Bytes of a vector register: kernels read an array that begins at such an address faster."""
 
-_Index = tuple[slice, ...]
+
+_FLOAT = np.dtype(np.float32)
+
+_Window = tuple[tuple[int, ...], int, tuple[int, ...]]
+"""Where a region is in the memory of an array without gaps, seen as [N, C/b, H, W, b]: its extents, the byte it begins at, and the bytes
+from one element to the next. One call of numpy's makes that a view; slices take three, and right after a kernel none is in a cache."""
 
 
 class BlockedCopies(Copies):
@@ -30,11 +36,10 @@ class BlockedCopies(Copies):
     """
 
     def __init__(self, schedule: Schedule, block: int, blocked: Collection[int]) -> None:
-        """Prepare the copies of every step; `blocked` are the numbers of the blocked buffers."""
+        """Work for this schedule; `blocked` are the numbers of the blocked buffers."""
         super().__init__(schedule)
         self.block = block
         self.blocked = frozenset(blocked)
-        self._joins = {step.output: self._prepared(step) for step in schedule.steps if isinstance(step, Join)}
 
     def part(self, part: Part, array: Array) -> Array:
         """Return a region as a plain array; the channels around it are converted with it if it does not end with a block."""
@@ -53,49 +58,68 @@ class BlockedCopies(Copies):
 
     def taker(self, part: Part) -> Take:
         """Return what takes a region as a plain array: one copy where it is whole blocks of channels, as halos are."""
-        spec = self.schedule.buffers[part.buffer]
-        whole = part.box is not None and all(len(ranges) == 1 for ranges in part.box) and not any(c % self.block for c in part.box[1][0])
-        if part.buffer not in self.blocked or not whole or spec.shape is None:
+        if part.buffer not in self.blocked:
             return super().taker(part)
-        n, c, h, w = spec.shape
-        b, index, shape = self.block, self._blocks(part.box), box_shape(part.box or ())
-        blocks, made = (n, c // b, h, w, b), (shape[0], shape[1] // b, b, shape[2], shape[3])
+        if not self._has_whole_blocks(part):
+            return partial(self.part, part)
+        assert part.box is not None
+        window, shape = self._window(part), box_shape(part.box)
+        made = (shape[0], shape[1] // self.block, self.block, *shape[2:])
 
         def take(array: Array) -> Array:
-            piece: Array = np.empty(made, np.float32)
-            piece[...] = array.reshape(blocks)[index].transpose(0, 1, 4, 2, 3)
+            piece: Array = np.empty(made, _FLOAT)
+            piece[...] = _seen(window, array).transpose(0, 1, 4, 2, 3)
             return piece.reshape(shape)
 
         return take
 
-    def join(self, step: Join, arrays: Mapping[int, Array], empty: Empty = np.empty) -> Array:
-        """Return the array of a `Join`'s output, blocked if that is."""
-        if step.output not in self.blocked:
-            return super().join(step, arrays, empty)
+    def writer(self, part: Part, target: Array) -> Write:
+        """Return what copies a region into a plain array; `target` has no gaps."""
+        if part.buffer not in self.blocked or not self._has_whole_blocks(part):
+            return super().writer(part, target)
+        (shape, offset, strides), blocks = self._window(part), to_blocks(target, self.block)
+
+        def write(array: Array) -> None:
+            blocks[...] = np.ndarray(shape, _FLOAT, array, offset, strides)
+
+        return write
+
+    def begin(self, step: Join, empty: Empty = np.empty) -> Array:
+        """Return the array of a `Join`'s output before anything was copied there, blocked if that is."""
         shape = self.schedule.buffers[step.output].shape
-        assert shape is not None, "blocked buffers have shapes"
-        joined = aligned_empty(shape)
-        target = blocks_of(joined, self.block)
-        for buffer, place, take in self._joins[step.output]:
-            target[place] = take(arrays[buffer])
-        return joined
+        return super().begin(step, empty) if step.output not in self.blocked or shape is None else aligned_empty(shape)
 
-    def _prepared(self, step: Join) -> list[tuple[int, _Index, Callable[[Array], Array]]]:
-        return [(part.buffer, self._blocks(box), self._taker(part)) for part, box in step.pieces] if step.output in self.blocked else []
+    def copier(self, step: Join, part: Part, box: Box | None) -> Copy:
+        """Return what copies one piece of a `Join`."""
+        if step.output not in self.blocked:
+            return super().copier(step, part, box)
+        (shape, here, steps), (_, offset, strides) = self._window(Part(step.output, box)), self._window(part)
 
-    def _taker(self, part: Part) -> Callable[[Array], Array]:
-        block = self.block
-        if part.buffer in self.blocked:
-            index = self._blocks(part.box)
-            return lambda array: blocks_of(array, block)[index]
-        box = part.box
-        return lambda array: to_blocks(extract(array, box), block)
+        def copy(joined: Array, array: Array) -> None:
+            dense = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+            np.ndarray(shape, _FLOAT, joined, here, steps)[...] = np.ndarray(shape, _FLOAT, dense, offset, strides)
 
-    def _blocks(self, box: Box | None) -> _Index:
-        if box is None:
-            return (slice(None),) * 5
-        ((n,), (c,), (h,), (w,)) = box
-        return slice(*n), slice(c[0] // self.block, c[1] // self.block), slice(*h), slice(*w), slice(None)
+        return copy
+
+    def _has_whole_blocks(self, part: Part) -> bool:
+        """Whether a region is one range per axis, and whole blocks of channels."""
+        return part.box is not None and all(len(ranges) == 1 for ranges in part.box) and not any(c % self.block for c in part.box[1][0])
+
+    def _window(self, part: Part) -> _Window:
+        """Return where a region of whole blocks is, whether its buffer is blocked or not."""
+        shape = self.schedule.buffers[part.buffer].shape
+        assert shape is not None, "what is joined and sent in blocks has a shape"
+        (_, c, h, w), b = shape, self.block
+        ((n0, n1),), ((c0, c1),), ((h0, h1),), ((w0, w1),) = part.box or tuple(((0, extent),) for extent in shape)
+        steps = (c * h * w, b * h * w, w * b, b, 1) if part.buffer in self.blocked else (c * h * w, b * h * w, w, 1, h * w)
+        start = sum(place * step for place, step in zip((n0, c0 // b, h0, w0), steps, strict=False))
+        strides = tuple(_FLOAT.itemsize * step for step in steps)
+        return (n1 - n0, (c1 - c0) // b, h1 - h0, w1 - w0, b), _FLOAT.itemsize * start, strides
+
+
+def _seen(window: _Window, array: Array) -> Array:
+    shape, offset, strides = window
+    return np.ndarray(shape, _FLOAT, array, offset, strides)
 
 
 def blocks_of(array: Array, block: int) -> Array:

@@ -6,12 +6,12 @@ on the wire. Compute is given, so the same walk serves onnxruntime, an interpret
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Array
 from bbgrap.program.artifacts import Artifacts
-from bbgrap.program.execution import Copies, Execution, Kernel
+from bbgrap.program.execution import Copies, Execution, Kernel, Outbox
 from bbgrap.program.schedule import Send
 from bbgrap.program.wire import carried
 
@@ -34,15 +34,16 @@ def simulate(
     chosen = copies or [None] * len(artifacts.devices)
     runs = [Execution(device.schedule, copies=c) for device, c in zip(artifacts.devices, chosen, strict=True)] + [Execution(host, feeds)]
 
-    wires = {step.message: step.wire for run in runs for step in run.schedule.steps if isinstance(step, Send)}
+    def outbox(run: Execution) -> Outbox:
+        def send(step: Send, arrays: Mapping[int, Array]) -> None:
+            runs[step.destination].deliver(step.message, [carried(part, step.wire) for part in run.copies.sent(step, arrays)])
 
-    def send(message: int, destination: int, parts: Sequence[Array]) -> None:
-        runs[destination].deliver(message, [carried(part, wires[message]) for part in parts])
+        return send
 
     while not all(run.finished for run in runs):
         before = [run.position for run in runs]
         for run, kernel in zip(runs, [*kernels, _no_kernel], strict=True):
-            run.advance(kernel, send)
+            run.advance(kernel, outbox(run))
         if [run.position for run in runs] == before:
             waiting = [f"device {n} for message {run.awaited.message}" for n, run in enumerate(runs) if run.awaited is not None]
             raise ProgramError(f"simulation: nothing moves any more, waiting: {', '.join(waiting)}")

@@ -8,14 +8,12 @@ order, once, unchanged; `send` never waits, and what does not fit into the netwo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bbgrap.protocol.messages import Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A message that came: its header and payload, and the network address of the sender for log lines."""
 
     header: Buffer
@@ -47,6 +45,9 @@ class DataPlane(Protocol):
 
         To an address without connection it is lost.
         """
+
+    def post(self, address: str, message: Buffer) -> None:
+        """Send a whole message, as `bbgrap.transport.framing.framed` makes it; it may be written again at once."""
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """Return the next message; None after the timeout (None: never; 0: at once) or a wake-up.

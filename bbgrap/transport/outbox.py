@@ -113,8 +113,24 @@ class Outbox:
                 sent = _write(peer, pieces)
                 if sent == len(pieces[0]) + total:
                     return
-            peer.backlog.append(pieces)
-            peer.offset = sent if len(peer.backlog) == 1 else peer.offset
+            self._keep(peer, pieces, sent)
+        self._calls.put(None)
+
+    def post(self, address: str, message: Buffer) -> None:
+        """Send a whole message, now or as soon as the network takes it; it may be written again at once."""
+        peer = self._peers.get(address)
+        if peer is None:
+            return
+        with self._lock:
+            sent = 0
+            if peer.ready and not peer.backlog and peer.socket is not None:
+                try:
+                    sent = peer.socket.send(message)
+                except OSError as error:
+                    _give_up(peer, error)
+                if sent == len(message):
+                    return
+            self._keep(peer, (bytes(message),), sent)
         self._calls.put(None)
 
     def close(self) -> None:
@@ -131,6 +147,12 @@ class Outbox:
         self._peers = {}
         self._selector.close()
         self._calls.close()
+
+    @staticmethod
+    def _keep(peer: _Peer, pieces: Sequence[Buffer], sent: int) -> None:
+        """Leave a message to the postman; some bytes of it may have been sent, if nothing was waiting."""
+        peer.backlog.append(pieces)
+        peer.offset = sent if len(peer.backlog) == 1 else peer.offset
 
     # --- the postman's thread -------------------------------------------------------------------------------------------------------
 
@@ -234,11 +256,15 @@ def _write(peer: _Peer, pieces: Sequence[Buffer]) -> int:
         return 0
     try:
         return peer.socket.sendmsg(pieces[:_MOST_PIECES])
-    except BlockingIOError:
+    except OSError as error:
+        _give_up(peer, error)
         return 0
-    except OSError:
+
+
+def _give_up(peer: _Peer, error: OSError) -> None:
+    """Have the connection opened anew, unless it is only full."""
+    if not isinstance(error, BlockingIOError):
         peer.broken, peer.ready = True, False
-        return 0
 
 
 def _lay_down(peer: _Peer, header: Buffer, payload: Sequence[Buffer], total: int) -> bool:

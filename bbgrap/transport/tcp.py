@@ -77,7 +77,7 @@ class TcpDataPlane:
         self.address = f"tcp://{advertise}:{port}"
         self.admit: Admit = lambda header, size: True
         self._outbox = Outbox(shelves=shelves)
-        self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
+        self.connect, self.disconnect, self.post = self._outbox.connect, self._outbox.disconnect, self._outbox.post
         self._calls: Mailbox[None] = Mailbox()
         self._wake_lock = threading.Lock()
         self._closed = False
@@ -189,12 +189,13 @@ class TcpDataPlane:
             if count == 0:
                 self._hang_up(caller)
                 return
-            if room is None:
-                self._arrived.extend(Arrival(*message, caller.host) for message in reader.feed(self._chunk[:count], self.admit))
-            elif (message := reader.filled(count)) is not None:
+            message = reader.whole(self._chunk[:count]) if room is None else reader.filled(count)
+            if message is not None:
                 self._arrived.append(Arrival(*message, caller.host))
-            if reader.missing:
-                self._bring_much[caller] = None
+            elif room is None:
+                self._arrived.extend(Arrival(*each, caller.host) for each in reader.feed(self._chunk[:count], self.admit))
+                if reader.missing:
+                    self._bring_much[caller] = None
             if caller in self._bring_much:
                 _tell_of_pieces(caller)
         except BlockingIOError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,7 +19,7 @@ from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.program.execution import Copies, Empty, Execution
 from bbgrap.program.recording import RecordedExecution, labels_of
-from bbgrap.program.schedule import Join, Receive, Schedule
+from bbgrap.program.schedule import Join, Receive, Schedule, Send
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.protocol.data import Frame, Kind, pack_clock
@@ -176,9 +176,10 @@ class Host:
     def _advance(self, request: int, running: _Running) -> RequestDone | RequestBroke | None:
         deployment, schedule = running.deployment, running.deployment.schedule
 
-        def outbox(message: int, destination: int, parts: Sequence[Array]) -> None:
-            header = Frame(Kind.DATA, schedule.device, running.epoch, request, message).to_bytes()
-            self._plane.send(deployment.addresses[destination], header, *pack(deployment.sent[message], parts))
+        def outbox(step: Send, arrays: Mapping[int, Array]) -> None:
+            header = Frame(Kind.DATA, schedule.device, running.epoch, request, step.message).to_bytes()
+            parts = deployment.copies.sent(step, arrays)
+            self._plane.send(deployment.addresses[step.destination], header, *pack(deployment.sent[step.message], parts))
 
         try:
             if not running.execution.advance(_no_kernel, outbox):

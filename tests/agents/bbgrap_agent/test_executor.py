@@ -7,6 +7,7 @@ import pytest
 from bbgrap_agent.executor import MAX_EARLY, Deployment, Executor
 
 from bbgrap.graph.types import DType
+from bbgrap.program.execution import Copies
 from bbgrap.program.schedule import BufferSpec, Part, Receive, Run, Schedule, Send
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
@@ -46,7 +47,7 @@ class Bench:
             return kernel(inputs)
 
         addresses = (self.plane.address, self.peer.address, self.host.address)
-        self.executor.install(Deployment(7, schedule, (segment,), ("first",), addresses))
+        self.executor.install(Deployment(7, schedule, (segment,), ("first",), addresses, Copies(schedule)))
 
     def send(self, sender, source, request, message, value, epoch=7):
         sender.send(

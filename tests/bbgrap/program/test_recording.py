@@ -35,8 +35,8 @@ def kernel(segment, inputs):
 def run(execution, order, limits=None):
     sent = []
 
-    def outbox(message, destination, parts):
-        sent.append((message, destination, [part.tolist() for part in parts]))
+    def outbox(step, arrays):
+        sent.append((step.message, step.destination, [part.tolist() for part in execution.copies.sent(step, arrays)]))
 
     for message in order:
         execution.advance(kernel, outbox, limit=limits)
