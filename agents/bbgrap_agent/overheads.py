@@ -7,8 +7,8 @@ time that is. A plain border of a convolution would cost a change of layout more
 
 Both are done between kernels, which leave nothing else in the caches near a core: so it is measured.
 
-Messages. One thread sends itself messages over the loopback device: packing, both calls of the operating system, unpacking. An end is
-half of that.
+Messages. One thread sends itself messages over the loopback device, as an executor does: packing, both calls of the operating system,
+unpacking. An end is half of that.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ import numpy as np
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import write_graph
-from bbgrap.graph.types import Array, DType, TensorType
+from bbgrap.graph.types import Array, DType
 from bbgrap.program.blocked import aligned_empty
-from bbgrap.protocol.data import Frame, Kind
-from bbgrap.protocol.letters import Letter, pack, unpack
+from bbgrap.program.execution import Copies
+from bbgrap.program.schedule import BufferSpec, Part, Schedule, Send
+from bbgrap.protocol.data import Frame
+from bbgrap.protocol.letters import unpack
 from bbgrap.tdl.work import Work
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.zoo.builder import Builder
+from bbgrap_agent.executor import Deployment
 from bbgrap_agent.fitting import Sample, typical
 
 _BORDERS = ((64, 56, 56), (64, 28, 56), (128, 28, 28), (256, 14, 14), (256, 7, 14), (512, 4, 7))
@@ -94,11 +97,14 @@ def message_samples(budget_s: float) -> list[Sample]:
 
 
 def _message(sender: TcpDataPlane, receiver: TcpDataPlane, channels: int, rows: int, columns: int, budget_s: float) -> Sample:
-    part = np.ones((1, channels, _MAP_ROWS, columns), np.float32)[:, :, :rows]
-    letter = Letter(0, (TensorType(DType.FLOAT, part.shape),))
+    shape = (1, channels, _MAP_ROWS, columns)
+    step = Send(0, 1, (Part(0, (((0, 1),), ((0, channels),), ((0, rows),), ((0, columns),))),))
+    schedule = Schedule(0, 2, (BufferSpec("map", DType.FLOAT, shape),), (step,))
+    deployment = Deployment(0, schedule, (), (), ("", receiver.address), Copies(schedule))
+    held, letter = {0: np.ones(shape, np.float32)}, deployment.sent[0]
 
     def run() -> None:
-        sender.send(receiver.address, Frame(Kind.DATA, 0, 0, 0, 0).to_bytes(), *pack(letter, [part]))
+        deployment.send(sender, 0, step, held)
         arrival = receiver.receive(_WAIT_S, _WAIT_S)
         if arrival is None:
             raise ExecutionError("measuring: a message to this machine itself did not arrive; is its loopback device up?")
@@ -106,7 +112,7 @@ def _message(sender: TcpDataPlane, receiver: TcpDataPlane, channels: int, rows: 
         unpack(letter, arrival.payload)
 
     (seconds,) = _typical_s([run], budget_s)
-    return Sample(Work("message", map_bytes=part.nbytes), seconds / 2, f"message{channels}x{rows}x{columns}")
+    return Sample(Work("message", map_bytes=letter.nbytes or 0), seconds / 2, f"message{channels}x{rows}x{columns}")
 
 
 def _typical_s(runs: Sequence[Callable[[], object]], budget_s: float) -> list[float]:
