@@ -126,15 +126,18 @@ def _is_view(step: Join) -> bool:
 
 
 def _joins_ahead(schedule: Schedule) -> Sequence[tuple[Join, ...]]:
-    """For each step, the joins between it and the next `Run` that copy something: who waits at a `Receive` can begin them."""
+    """For each step, the joins between it and the next `Run` that copy something: who waits at a `Receive` can begin them.
+
+    None without such a `Run`: the host's processor may be that of an agent, which computes while the host waits.
+    """
     ahead: list[tuple[Join, ...]] = []
-    joins: tuple[Join, ...] = ()
+    joins: tuple[Join, ...] | None = None
     for step in reversed(schedule.steps):
         if isinstance(step, Run):
             joins = ()
-        elif isinstance(step, Join) and not _is_view(step):
+        elif isinstance(step, Join) and joins is not None and not _is_view(step):
             joins = (step, *joins)
-        ahead.append(joins)
+        ahead.append(joins or ())
     return ahead[::-1]
 
 

@@ -84,7 +84,9 @@ def test_pieces_are_copied_once_as_soon_as_there_is_time(order, advance):
     assert copies.placed == [0, 1, 2]
 
 
-def test_joins_behind_a_kernel_are_not_begun():
-    steps = (Receive(1, 1, (0,)), Run(0, (0,), (1,)), Receive(2, 1, (2,)), Join(3, ((Part(1, None), at(0, 2)), (Part(2, None), at(2, 4)))))
-    copies = Copies(Schedule(0, 2, (ROW, ROW, ROW, BOTH), steps))
-    assert [len(joins) for joins in copies.ahead] == [0, 0, 1, 1]
+def test_only_joins_that_the_next_kernel_waits_for_are_begun():
+    join = Join(3, ((Part(1, None), at(0, 2)), (Part(2, None), at(2, 4))))
+    steps = (Receive(1, 1, (0,)), Run(0, (0,), (1,)), Receive(2, 1, (2,)), join)
+    assert [len(joins) for joins in Copies(Schedule(0, 2, (ROW, ROW, ROW, BOTH), steps)).ahead] == [0, 0, 0, 0]
+    steps = (*steps, Run(1, (3,), (4,)))
+    assert [len(joins) for joins in Copies(Schedule(0, 2, (ROW, ROW, ROW, BOTH, BOTH), steps)).ahead] == [0, 0, 1, 1, 0]
