@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import truediv
 from statistics import median
 from typing import Protocol
 
@@ -42,6 +43,8 @@ TRIALS = 6
 """Live requests per route in such a comparison; the first one finds cold caches and is not counted."""
 GAIN = 0.05
 """How much faster a route must be to replace the one that serves."""
+
+_LEAST_S = 1e-9
 
 SMOOTHING = 0.25
 """Weight of the newest service time in the running mean: it follows a change within about eight requests."""
@@ -84,7 +87,7 @@ class Measuring:
         if self.is_late(now):
             epoch = self._least_timed(self.samples)
             return epoch if len(self.samples[epoch]) < 2 else None
-        best = min(self.medians().values(), default=0.0)
+        best = min((median(self._counted(epoch)) for epoch, times in self.samples.items() if times), default=0.0)
         likely = [
             epoch
             for epoch, times in self.samples.items()
@@ -105,12 +108,12 @@ class Measuring:
 
     def _counted(self, epoch: int) -> Sequence[float]:
         times = self.samples[epoch]
-        return times[min(WARM_UP, len(times) - 1) :]
+        return times[_uncounted(times) :]
 
     def note(self, epoch: int, seconds: float) -> None:
-        """Take a time."""
+        """Take a time; a clock may have stood still."""
         if epoch in self.samples:
-            self.samples[epoch].append(seconds)
+            self.samples[epoch].append(max(seconds, _LEAST_S))
 
     def forget(self, epoch: int) -> None:
         """Leave a route out: it is gone."""
@@ -121,8 +124,24 @@ class Measuring:
         self.samples.clear()
 
     def medians(self) -> dict[int, float]:
-        """Return the median time of each route that was timed, in seconds."""
-        return {epoch: median(self._counted(epoch)) for epoch, times in self.samples.items() if times}
+        """Return the typical time of each route that was timed, in seconds: medians, those of routes with all turns by ratios within turns.
+
+        What slows the machines for a while slows all routes of a turn, so such ratios tell more than medians apart (decision 12).
+        """
+        timed = {epoch: times for epoch, times in self.samples.items() if times}
+        if not timed:
+            return {}
+        first = max(timed, key=lambda epoch: len(timed[epoch]))
+        typical = {epoch: median(self._counted(epoch)) for epoch in timed}
+        for epoch, times in timed.items():
+            if len(times) == len(timed[first]):
+                typical[epoch] = typical[first] * median(map(truediv, self._counted(epoch), self._counted(first)))
+        return typical
+
+
+def _uncounted(times: Sequence[float]) -> int:
+    """Return how many of a route's times do not count; the last one does."""
+    return min(WARM_UP, len(times) - 1)
 
 
 class Policy(Protocol):

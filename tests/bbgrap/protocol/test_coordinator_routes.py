@@ -80,6 +80,26 @@ def test_a_burst_of_disturbance_does_not_decide():
     assert min(medians, key=medians.get) == PLAN
 
 
+@given(
+    st.lists(st.floats(0.5, 2.0), min_size=60, max_size=60),
+    st.floats(1.01, 1.1),
+    st.sampled_from([(PLAN, SINGLE), (SINGLE, PLAN)]),
+)
+def test_what_slows_whole_turns_does_not_decide(slow, slower, order):
+    """Routes that are close are told apart, though the machines are up to four times as slow in one turn as in another."""
+    fast, other = order
+    slow[WARM_UP : WARM_UP + 2] = 0.5, 0.6  # neither is out of the question then
+    measuring, count = Measuring([PLAN, SINGLE], until=100.0), {PLAN: 0, SINGLE: 0}
+    while (epoch := measuring.next(0.0)) is not None:
+        measuring.note(epoch, slow[count[epoch]] * (slower if epoch == other else 1.0))
+        count[epoch] += 1
+    medians = measuring.medians()
+    if count[PLAN] == count[SINGLE]:
+        assert medians[other] == pytest.approx(slower * medians[fast])
+    else:
+        assert measuring._fastest(other) > medians[fast]
+
+
 def test_a_wrong_start_is_found_by_the_first_comparison():
     policy = started({PLAN: 2.0, SINGLE: 1.5})
     took, switches = feed(policy, {PLAN: 1.0, SINGLE: 1.5}, REMEASURE_FIRST + 200)
