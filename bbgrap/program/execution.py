@@ -208,10 +208,11 @@ class Execution:
     def _join_ahead(self) -> None:
         """Copy what is there of the joins that come next: to wait for a message is the time for it."""
         for step in self.copies.ahead[self.position]:
-            _, missing = begun = self._begun.get(step.output) or (None, self.copies.pieces(step))
+            begun = self._begun.get(step.output)
+            missing = self.copies.pieces(step) if begun is None else begun[1]
             there = [piece for piece in missing if piece[0] in self._buffers]
             if there:
-                joined = self.copies.begin(step, self._empty) if begun[0] is None else begun[0]
+                joined = self.copies.begin(step, self._empty) if begun is None else begun[0]
                 self._begun[step.output] = joined, [piece for piece in missing if piece[0] not in self._buffers]
                 for buffer, copy in there:
                     copy(joined, self._buffers[buffer])

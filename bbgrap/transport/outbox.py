@@ -1,11 +1,11 @@
 """The sending half of the data plane over TCP.
 
-    send ── connection free? ── sendmsg ──► network
-               └── no ──► backlog ── postman's thread ──► network
+    send, post ── connection free? ── sendmsg, send ──► network
+                      └── no ──► backlog ── postman's thread ──► network
 
 Whoever sends writes into the connection itself, so the usual message costs one system call and no change of threads. What the network
 does not take at once, the postman sends; it also opens connections and opens broken ones anew. Nothing is copied, except onto shelves of
-this machine's processes (`bbgrap.transport.shelf`): whoever sends does not change what was sent. Laws: messages to one address leave in
+this machine's processes (`bbgrap.transport.shelf`), and what is left of posted messages: only these may be written again. Laws: messages to one address leave in
 order; a message that was sent in part when its connection broke is sent again from its beginning.
 """
 
