@@ -5,8 +5,8 @@
 
 Whoever sends writes into the connection itself, so the usual message costs one system call and no change of threads. What the network
 does not take at once, the postman sends; it also opens connections and opens broken ones anew. Nothing is copied, except onto shelves of
-this machine's processes (`bbgrap.transport.shelf`), and what is left of posted messages: only these may be written again. Laws: messages to one address leave in
-order; a message that was sent in part when its connection broke is sent again from its beginning.
+this machine's processes (`bbgrap.transport.shelf`), and what is left of posted messages: only these may be written again. Laws: messages
+to one address leave in order; a message that was sent in part when its connection broke is sent again from its beginning.
 """
 
 from __future__ import annotations
