@@ -1,7 +1,8 @@
 """What every step of a device's schedule takes, measured with that device alone on one core, or with company on another.
 
 Segments are compiled as agents compile them, and the walk is an agent's: a message that is sent is packed and given to a real connection,
-one that is received is read from one and unpacked. What the network does in between is left out: that is the clock's part.
+one that is received is read from one and unpacked, and before, what is there of the next joins is copied. What the network does in
+between is left out: that is the clock's part.
 
 Times are measured in turns with the single node, as ratios to it, and the medians of the ratios count: what slows the machine for a while
 slows both. A device walks several times in a row, since its caches hold on its own machine what it needs again. All walks are kept, too:
@@ -47,7 +48,10 @@ _HEADER = Frame(Kind.DATA, 0, 1, 1, 0).to_bytes()
 
 @dataclass(frozen=True)
 class Walk:
-    """A schedule with the seconds of its steps: the medians of all walks that were measured, or those of one of them."""
+    """A schedule with the seconds of its steps: the medians of all walks that were measured, or those of one of them.
+
+    Invariants: `seconds` has two entries for a `Receive`, what is done before its message is looked for and after, and one for others.
+    """
 
     schedule: Schedule
     seconds: tuple[float, ...]
@@ -62,18 +66,20 @@ class Walk:
 
     def acts(self, sizes: Mapping[int, int]) -> Iterator[Act]:
         """Yield what the clock needs; `sizes` are the bytes of the messages."""
-        for step, seconds in zip(self.schedule.steps, self.seconds, strict=True):
+        seconds = iter(self.seconds)
+        for step in self.schedule.steps:
             match step:
                 case Receive():
+                    yield Work(next(seconds), "join")
                     yield Await(step.message, step.source, sizes[step.message])
-                    yield Work(seconds, "unpack")
+                    yield Work(next(seconds), "unpack")
                 case Send():
-                    yield Work(seconds, "pack")
+                    yield Work(next(seconds), "pack")
                     yield Post(step.message, step.destination, sizes[step.message])
                 case Run():
-                    yield Work(seconds, self.names[step.segment], step.segment)
+                    yield Work(next(seconds), self.names[step.segment], step.segment)
                 case _:
-                    yield Work(seconds, "join")
+                    yield Work(next(seconds), "join")
 
 
 @dataclass
@@ -156,13 +162,16 @@ class Peers:
         self._theirs.close()
 
     def walk(self, feeds: Sequence[Array]) -> list[float]:
-        """Do all steps of one request, and return the seconds of each."""
+        """Do all steps of one request, and return their seconds, those of a `Receive` in two parts."""
         deployment = self._deployment
         execution = Execution(deployment.schedule, feeds, deployment.copies)
         outbox = partial(deployment.send, self._mine, 0)
         times = []
         for step in deployment.schedule.steps:
             if isinstance(step, Receive):
+                began = time.perf_counter()
+                execution.advance(deployment.compute, outbox, limit=1)  # waits, and copies what is there of the next joins
+                times.append(time.perf_counter() - began)
                 self._theirs.send(self._mine.address, _HEADER, self._payloads[step.message])
             began = time.perf_counter()
             if isinstance(step, Receive):
