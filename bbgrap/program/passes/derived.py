@@ -108,9 +108,17 @@ def derive(device: DeviceProgram, head: Head, region: ShapeMap, narrow: Narrow) 
 def narrower(graph: Graph, descriptions: Mapping[str, Description | None]) -> Narrow:
     """Return what narrows the operations of programs that are to run."""
     counter = WorkCounter(graph, descriptions)
+    known: dict[tuple[str, ShapeMap], tuple[LocalOp, Work] | None] = {}
+    """Longer and longer stretches of operations are tried, and what lies behind a sum over channels is needed whole in all of them."""
 
     def narrow(op: Apply, region: ShapeMap) -> tuple[LocalOp, Work] | None:
-        node, description = graph.node_by_name[op.node], descriptions[op.node]
+        key = (op.node, region)
+        if key not in known:
+            known[key] = narrowed(op.node, region)
+        return known[key]
+
+    def narrowed(name: str, region: ShapeMap) -> tuple[LocalOp, Work] | None:
+        node, description = graph.node_by_name[name], descriptions[name]
         if not can_be_cut(description, region):
             return None
         local = localize(graph, node, description, region)
