@@ -25,7 +25,7 @@ from bbgrap.transport.framing import SMALL_BYTES, framed
 class Envelope:
     """One message of a deployment.
 
-    Invariants: `_parts` has, per part, the buffer it is a region of, the shape and type of this, and what copies the region.
+    Invariants: `_parts` has, per part, the buffer it is a region of, the type of this, for numpy too, and what copies the region.
     """
 
     def __init__(self, step: Send, letter: Letter, headers: Headers, copies: Copies) -> None:
@@ -35,13 +35,11 @@ class Envelope:
         self._message = framed(headers.of(step.message, 0), letter.nbytes)
         start = len(self._message) - letter.nbytes
         self._number_at = start - REQUEST_BYTES
-        self._types: dict[int, TensorType] = {}
-        self._parts: list[tuple[int, tuple[int, ...] | None, np.dtype[np.generic], Write]] = []
+        self._parts: list[tuple[int, TensorType, np.dtype[np.generic], Write]] = []
         for part, field in zip(step.parts, letter.fields, strict=True):
             spec = copies.schedule.buffers[part.buffer]
             target = np.ndarray(field.shape, field.dtype, self._message, start + field.start)
-            self._types[part.buffer] = TensorType(spec.dtype, spec.shape)
-            self._parts.append((part.buffer, spec.shape, field.dtype, copies.writer(part, target)))
+            self._parts.append((part.buffer, TensorType(spec.dtype, spec.shape), field.dtype, copies.writer(part, target)))
 
     @staticmethod
     def fits(letter: Letter) -> bool:
@@ -57,10 +55,10 @@ class Envelope:
         """
         message = self._message
         put_request(message, self._number_at, request)
-        for buffer, shape, dtype, write in self._parts:
+        for buffer, kind, dtype, write in self._parts:
             array = arrays[buffer]
-            if array.dtype != dtype or (array.shape != shape and shape is not None):
-                raise ModelError(f"tensor to send: the plan says {self._types[buffer]}, the kernel gave {array.dtype}{list(array.shape)}")
+            if array.dtype != dtype or (array.shape != kind.shape and kind.shape is not None):
+                raise ModelError(f"tensor to send: the plan says {kind}, the kernel gave {array.dtype}{list(array.shape)}")
             write(array)
         return message
 

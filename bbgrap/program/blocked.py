@@ -20,7 +20,6 @@ from bbgrap.program.schedule import Box, Join, Part, Schedule, box_shape, extrac
 _ALIGN = 64
 """Bytes of a vector register: kernels read an array that begins at such an address faster."""
 
-
 _FLOAT = np.dtype(np.float32)
 
 _Window = tuple[tuple[int, ...], int, tuple[int, ...]]
@@ -63,13 +62,12 @@ class BlockedCopies(Copies):
         if not self._has_whole_blocks(part):
             return partial(self.part, part)
         assert part.box is not None
-        window, shape = self._window(part), box_shape(part.box)
-        made = (shape[0], shape[1] // self.block, self.block, *shape[2:])
+        made, (shape, offset, strides) = box_shape(part.box), self._window(part)
 
         def take(array: Array) -> Array:
             piece: Array = np.empty(made, _FLOAT)
-            piece[...] = _seen(window, array).transpose(0, 1, 4, 2, 3)
-            return piece.reshape(shape)
+            to_blocks(piece, self.block)[...] = np.ndarray(shape, _FLOAT, array, offset, strides)
+            return piece
 
         return take
 
@@ -115,11 +113,6 @@ class BlockedCopies(Copies):
         start = sum(place * step for place, step in zip((n0, c0 // b, h0, w0), steps, strict=False))
         strides = tuple(_FLOAT.itemsize * step for step in steps)
         return (n1 - n0, (c1 - c0) // b, h1 - h0, w1 - w0, b), _FLOAT.itemsize * start, strides
-
-
-def _seen(window: _Window, array: Array) -> Array:
-    shape, offset, strides = window
-    return np.ndarray(shape, _FLOAT, array, offset, strides)
 
 
 def blocks_of(array: Array, block: int) -> Array:

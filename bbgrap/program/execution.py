@@ -32,7 +32,6 @@ Write = Callable[[Array], None]
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 """Makes an array that is not filled yet."""
 
-
 Copy = Callable[[Array, Array], None]
 """Copies a region of its second argument, a buffer's array, to where it belongs in the first one, a joined array."""
 

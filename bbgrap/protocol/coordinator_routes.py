@@ -45,6 +45,7 @@ GAIN = 0.05
 """How much faster a route must be to replace the one that serves."""
 
 _LEAST_S = 1e-9
+"""That a request took: ratios to it must exist, even where a clock stood still."""
 
 SMOOTHING = 0.25
 """Weight of the newest service time in the running mean: it follows a change within about eight requests."""
@@ -87,7 +88,7 @@ class Measuring:
         if self.is_late(now):
             epoch = self._least_timed(self.samples)
             return epoch if len(self.samples[epoch]) < 2 else None
-        best = min((median(self._counted(epoch)) for epoch, times in self.samples.items() if times), default=0.0)
+        best = min(self._medians_apart().values(), default=0.0)
         likely = [
             epoch
             for epoch, times in self.samples.items()
@@ -108,10 +109,10 @@ class Measuring:
 
     def _counted(self, epoch: int) -> Sequence[float]:
         times = self.samples[epoch]
-        return times[_uncounted(times) :]
+        return times[min(WARM_UP, len(times) - 1) :]
 
     def note(self, epoch: int, seconds: float) -> None:
-        """Take a time; a clock may have stood still."""
+        """Take a time."""
         if epoch in self.samples:
             self.samples[epoch].append(max(seconds, _LEAST_S))
 
@@ -128,20 +129,16 @@ class Measuring:
 
         What slows the machines for a while slows all routes of a turn, so such ratios tell more than medians apart (decision 12).
         """
-        timed = {epoch: times for epoch, times in self.samples.items() if times}
-        if not timed:
-            return {}
-        first = max(timed, key=lambda epoch: len(timed[epoch]))
-        typical = {epoch: median(self._counted(epoch)) for epoch in timed}
-        for epoch, times in timed.items():
-            if len(times) == len(timed[first]):
-                typical[epoch] = typical[first] * median(map(truediv, self._counted(epoch), self._counted(first)))
+        typical = self._medians_apart()
+        first = max(typical, key=lambda epoch: len(self.samples[epoch]), default=None)
+        if first is not None:
+            for epoch in typical:
+                if len(self.samples[epoch]) == len(self.samples[first]):
+                    typical[epoch] = typical[first] * median(map(truediv, self._counted(epoch), self._counted(first)))
         return typical
 
-
-def _uncounted(times: Sequence[float]) -> int:
-    """Return how many of a route's times do not count; the last one does."""
-    return min(WARM_UP, len(times) - 1)
+    def _medians_apart(self) -> dict[int, float]:
+        return {epoch: median(self._counted(epoch)) for epoch, times in self.samples.items() if times}
 
 
 class Policy(Protocol):
