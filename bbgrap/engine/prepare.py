@@ -37,7 +37,6 @@ class Prepared:
     deployed besides; `name` is what this one is called among them (empty: as its planner). `segments` are compared with measured times.
     """
 
-    graph: Graph
     report: Mapping[str, Any]
     artifacts: Artifacts
     name: str = ""
@@ -70,10 +69,10 @@ def prepare(
     """
     graph = load_graph(model, shapes)
     if serves_streams(options) and (routes := whole_on_each(graph, cluster, options, calibration)):
-        return Prepared(graph, routes[0].report, routes[0].artifacts, routes[0].name, routes[1:], routes[0].segments)
+        return Prepared(routes[0].report, routes[0].artifacts, routes[0].name, routes[1:], routes[0].segments)
     forecast, artifacts, report = fit(graph, cluster, options, calibration)
     others = beside(forecast, artifacts, report) if is_guarded(options) else ()
-    return Prepared(graph, report, artifacts, "", others, forecast.segments)
+    return Prepared(report, artifacts, "", others, forecast.segments)
 
 
 def fit(

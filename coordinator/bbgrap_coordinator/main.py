@@ -28,19 +28,20 @@ def main(
 ) -> None:
     """Coordinate agents."""
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
-    from bbgrap.engine.prepare import prepare
+    from bbgrap_coordinator.planning import PlannerProcess
     from bbgrap_coordinator.service import serve
 
     try:
-        serve(
-            bind,
-            prepare=prepare,
-            data_port=data_port,
-            advertise=advertise,
-            state_dir=state_dir,
-            ready_file=ready_file,
-            until_eof=until_eof,
-        )
+        with PlannerProcess() as planner:
+            serve(
+                bind,
+                prepare=planner.prepare,
+                data_port=data_port,
+                advertise=advertise,
+                state_dir=state_dir,
+                ready_file=ready_file,
+                until_eof=until_eof,
+            )
     except BbgrapError as error:
         if debug:
             raise

@@ -20,7 +20,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.engine.prepare import Prepared
 from bbgrap.engine.routes import Alternative, serves_streams
 from bbgrap.errors import PlanError
-from bbgrap.graph.types import Array, DType, Graph, TensorType
+from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
@@ -206,13 +206,11 @@ def prepare(
         for _ in range(3):  # as onnxruntime does when it prepares a large model: no other thread of this process runs meanwhile
             ctypes.PyDLL(None).usleep(2_500_000)
             time.sleep(0.6)
-    kind = TensorType(DType.FLOAT, (rows, 4))
-    graph = Graph("tiny", (), ("x",), ("y",), {}, {"x": kind, "y": kind}, {"": OPSET})
     report = {"planner": options.planner, "agents": len(cluster.nodes), "model": model.name}
     others = [
         Alternative(f"single on {node.name}", whole(len(cluster.nodes), rows, d), {**report, "planner": "single"})
         for d, node in enumerate(cluster.nodes)
     ]
     if serves_streams(options):
-        return Prepared(graph, report, others[0].artifacts, others[0].name, tuple(others[1:]))
-    return Prepared(graph, report, artifacts(len(cluster.nodes), rows), "", tuple(others[:1]) if options.planner == "auto" else ())
+        return Prepared(report, others[0].artifacts, others[0].name, tuple(others[1:]))
+    return Prepared(report, artifacts(len(cluster.nodes), rows), "", tuple(others[:1]) if options.planner == "auto" else ())

@@ -1,0 +1,65 @@
+"""The planner's process: plans one model after the other for the coordinator that started it (`bbgrap_coordinator.planning`).
+
+Not to be started by hand: its argument is the descriptor of a pipe to the coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from bbgrap.engine.prepare import Prepared, prepare
+from bbgrap.errors import BbgrapError
+from bbgrap.graph.types import Array
+from bbgrap.program.artifacts import Artifacts
+from bbgrap.transport.lifeline import stop_with_parent
+from bbgrap_coordinator.planning import Job, Packed, jobs, pack
+
+FIRST_TO_GO = "500"
+"""Of 1,000, what Linux adds to this process when memory runs out and one must end: its end costs one plan, that of others every request."""
+
+
+def main() -> None:
+    """Plan until the coordinator ends."""
+    stop_with_parent(lambda: os._exit(0))  # in the middle of a plan, too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the coordinator's
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
+    channel = Connection(int(sys.argv[1]))
+    for job in jobs(channel):
+        channel.send(_answer(job))
+
+
+def _answer(job: Job) -> Packed | Exception:
+    try:
+        prepared = prepare(job.model, job.shapes, job.cluster, job.options, job.calibration)
+        with job.weights.open("wb") as weights:
+            return pack(_each_once(prepared), weights)
+    except BbgrapError as error:
+        return error
+    except Exception as error:
+        # of a plain kind: not every error can be made anew from what it says of itself
+        bug = RuntimeError(f"{type(error).__name__}: {error}")
+        bug.add_note(f"In the planner:\n{traceback.format_exc()}")
+        return bug
+
+
+def _each_once(prepared: Prepared) -> Prepared:
+    """Let routes share the arrays of equal weights, so that they are written once."""
+    known: dict[str, Array] = {}
+
+    def shared(artifacts: Artifacts) -> Artifacts:
+        return replace(artifacts, weights={digest: known.setdefault(digest, array) for digest, array in artifacts.weights.items()})
+
+    others = tuple(replace(route, artifacts=shared(route.artifacts)) for route in prepared.alternatives)
+    return replace(prepared, artifacts=shared(prepared.artifacts), alternatives=others)
+
+
+if __name__ == "__main__":
+    main()
