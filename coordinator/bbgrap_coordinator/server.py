@@ -1,8 +1,8 @@
 """The coordinator's loop: control messages, data messages and time go into the machine, its instructions are carried out.
 
-Planning takes long and runs in a thread of its own; everything else is done here, on one thread. Laws: every message that had arrived at
-a moment is handled before that moment is judged, so a busy coordinator does not take living agents for dead. (Busy may be the planner's
-thread, too: while onnxruntime prepares a large model for it, no other thread of this process runs, wherever it stands.)
+Planning takes long: another thread waits for the planner's process meanwhile (`bbgrap_coordinator.planning`). Everything else is done here,
+on one thread. Laws: every message that had arrived at a moment is handled before that moment is judged, so a busy coordinator does not take
+living agents for dead.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Server:
         self._control.send(say.identity, frames)
 
     def _plan(self, job: StartPlanning) -> Event:
-        """Plan, in the planner's thread."""
+        """Have a model planned, in a thread of its own."""
         try:
             with self._models.folder(job.files) as path:
                 prepared = self._prepare(path, job.shapes, job.cluster, job.options, job.calibration)
