@@ -5,8 +5,10 @@
 
 Whoever sends writes into the connection itself, so the usual message costs one system call and no change of threads. What the network
 does not take at once, the postman sends; it also opens connections and opens broken ones anew. Nothing is copied, except onto shelves of
-this machine's processes (`bbgrap.transport.shelf`), and what is left of posted messages: only these may be written again. Laws: messages
-to one address leave in order; a message that was sent in part when its connection broke is sent again from its beginning.
+this machine's processes (`bbgrap.transport.shelf`), and what is left of posted messages: only these may be written again. What may leave
+later lies on its shelf, untold, until the next message to its receiver: to be told wakes that, perhaps on the core that goes on computing
+here. Laws: messages to one address leave in order; a message that was sent in part when its connection broke is sent again from its
+beginning.
 """
 
 from __future__ import annotations
@@ -31,12 +33,22 @@ _MOST_PIECES = 512
 """Linux takes 1,024 pieces in one call."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """A message on a shelf, and the frame that tells its receiver."""
+
+    place: int
+    frame: bytes
+    pieces: Sequence[Buffer]
+
+
 @dataclass(slots=True, eq=False)
 class _Peer:
     """Another data plane.
 
     Invariants: `ready` means that `socket` is connected; `shelf` belongs to this connection, and nothing in `backlog` is on it; `offset`
-    bytes of the first message in `backlog` have been sent; `watched` are the events of the socket that the selector looks for.
+    bytes of the first message in `backlog` have been sent; while something is `untold`, `backlog` is empty; `watched` are the events of
+    the socket that the selector looks for.
     """
 
     address: str
@@ -46,6 +58,7 @@ class _Peer:
     broken: bool = False
     shelf: Shelf | None = None
     backlog: deque[Sequence[Buffer]] = field(default_factory=deque)
+    untold: list[_Laid] = field(default_factory=list)
     offset: int = 0
     due: float = 0.0
     retry_s: float = _FIRST_RETRY_S
@@ -98,22 +111,22 @@ class Outbox:
             self._gone.append(peer)
         self._calls.put(None)
 
-    def send(self, address: str, header: Buffer, payload: Sequence[Buffer]) -> None:
-        """Send a message, now or as soon as the network takes it."""
+    def send(self, address: str, header: Buffer, payload: Sequence[Buffer], *, later: bool = False) -> None:
+        """Send a message, now or as soon as the network takes it; with `later`, with the next one if that costs nothing."""
         peer = self._peers.get(address)
         if peer is None:
             return
         total = sum(map(len, payload))
         pieces = [frame_head(header, total), *payload]
         with self._lock:
-            sent = 0
-            if peer.ready and not peer.backlog:
-                if total > SMALL_BYTES and _lay_down(peer, header, payload, total):
+            if peer.ready and not peer.backlog and total > SMALL_BYTES and _lay_down(peer, header, pieces, total):
+                if later or _tell(peer):
                     return
-                sent = _write(peer, pieces)
+            else:
+                sent = _write(peer, pieces) if peer.ready and _tell(peer) and not peer.backlog else 0
                 if sent == len(pieces[0]) + total:
                     return
-            self._keep(peer, pieces, sent)
+                self._keep(peer, pieces, sent)
         self._calls.put(None)
 
     def post(self, address: str, message: Buffer) -> None:
@@ -123,7 +136,7 @@ class Outbox:
             return
         with self._lock:
             sent = 0
-            if peer.ready and not peer.backlog and peer.socket is not None:
+            if peer.ready and _tell(peer) and not peer.backlog and peer.socket is not None:
                 try:
                     sent = peer.socket.send(message)
                 except OSError as error:
@@ -244,6 +257,7 @@ class Outbox:
             if peer.watched:
                 self._selector.unregister(peer.socket)
             peer.socket.close()
+        _take_back(peer)
         if peer.shelf is not None:
             peer.shelf.close()
         peer.shelf = None
@@ -267,19 +281,37 @@ def _give_up(peer: _Peer, error: OSError) -> None:
         peer.broken, peer.ready = True, False
 
 
-def _lay_down(peer: _Peer, header: Buffer, payload: Sequence[Buffer], total: int) -> bool:
-    """Send a message by the receiver's shelf; False if it must go another way, or has to be sent again."""
-    place = None if peer.shelf is None else peer.shelf.put(payload, total)
+def _lay_down(peer: _Peer, header: Buffer, pieces: Sequence[Buffer], total: int) -> bool:
+    """Lay the payload of a message, all pieces but the first, on the receiver's shelf, untold; False if it must go another way."""
+    place = None if peer.shelf is None else peer.shelf.put(pieces[1:], total)
     if peer.shelf is None or place is None:
         return False
-    frame = shelf_frame(header, total, peer.shelf.token, place)
-    sent = _write(peer, [frame])
-    if sent == len(frame):
+    peer.untold.append(_Laid(place, shelf_frame(header, total, peer.shelf.token, place), pieces))
+    return True
+
+
+def _tell(peer: _Peer) -> bool:
+    """Tell the receiver of what lies on its shelf; False if some of that has to be sent again, in the backlog."""
+    if not peer.untold:
         return True
-    peer.shelf.take_back(place)
+    sent = _write(peer, [b"".join(laid.frame for laid in peer.untold)])
+    while peer.untold and sent >= len(peer.untold[0].frame):
+        sent -= len(peer.untold.pop(0).frame)
+    if not peer.untold:
+        return True
     if sent:  # nothing else may follow a part of a frame
         peer.broken, peer.ready = True, False
+    _take_back(peer)
     return False
+
+
+def _take_back(peer: _Peer) -> None:
+    """Have what was laid down and not told of sent another way."""
+    for laid in peer.untold:
+        if peer.shelf is not None:
+            peer.shelf.take_back(laid.place)
+        peer.backlog.append(laid.pieces)
+    peer.untold.clear()
 
 
 def _rest(pieces: Sequence[Buffer], offset: int) -> list[Buffer]:

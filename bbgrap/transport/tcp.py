@@ -101,9 +101,9 @@ class TcpDataPlane:
         """A file descriptor that is readable when there is something to receive; for a poller."""
         return self._selector.fileno()
 
-    def send(self, address: str, header: Buffer, *payload: Buffer) -> None:
+    def send(self, address: str, header: Buffer, *payload: Buffer, later: bool = False) -> None:
         """See `DataPlane.send`."""
-        self._outbox.send(address, header, payload)
+        self._outbox.send(address, header, payload, later=later)
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """See `DataPlane.receive`."""
