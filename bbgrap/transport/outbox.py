@@ -148,6 +148,9 @@ class Outbox:
 
     def close(self) -> None:
         """Close all connections, after a fraction of a second at most."""
+        with self._lock:
+            for peer in self._peers.values():
+                _tell(peer)
         self._closing = True
         self._calls.put(None)
         if self._thread is not None:

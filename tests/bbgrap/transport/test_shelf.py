@@ -14,6 +14,7 @@ import pytest
 from bbgrap.errors import LocalProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.protocol.letters import Letter, unpack
+from bbgrap.transport import outbox
 from bbgrap.transport.arena import ALIGN
 from bbgrap.transport.framing import GREETING, SMALL_BYTES, frame_head, shelf_frame
 from bbgrap.transport.sealed import TOKEN_BYTES, WELCOME, is_possible, listen_at, offer_memory
@@ -135,6 +136,44 @@ def test_what_was_laid_down_before_the_end_arrives(monkeypatch, shelves_first):
         receiver._last = None
         arrivals = [receive(receiver) for _ in range(5)]
         assert [(bytes(a.header), bytes(a.payload)) for a in arrivals] == [(b"%d" % n, bytes([n]) * LARGE) for n in range(5)]
+
+
+def test_what_may_leave_later_wakes_nobody_before_the_next_message():
+    with pair() as (sender, receiver):
+        for after in (lambda: sender.send(receiver.address, b"2", b"small"), lambda: sender.send(receiver.address, b"2", bytes(LARGE))):
+            contents = [secrets.token_bytes(LARGE) for _ in range(2)]
+            for number, content in enumerate(contents):
+                sender.send(receiver.address, b"%d" % number, content, later=True)
+            assert receiver.receive(0.1) is None
+            after()
+            arrivals = [receive(receiver) for _ in range(3)]
+            assert [bytes(arrival.header) for arrival in arrivals] == [b"0", b"1", b"2"]
+            assert [bytes(arrival.payload) for arrival in arrivals[:2]] == contents
+            assert all(memoryview(arrival.payload).readonly for arrival in arrivals[:2])
+
+
+@pytest.mark.parametrize("sent", [0, 1, 1.5])
+def test_what_was_not_told_of_when_a_connection_breaks_comes_over_the_next_one(monkeypatch, sent):
+    """The first message may be known to the receiver already; then it stays where it is."""
+    with pair() as (sender, receiver):
+        write = outbox._write
+
+        def breaks(peer, pieces):
+            monkeypatch.setattr(outbox, "_write", write)
+            part = int(sent * len(pieces[0]) / 3)
+            peer.socket.send(pieces[0][:part])
+            peer.broken, peer.ready = True, False
+            return part
+
+        contents = [secrets.token_bytes(LARGE) for _ in range(3)]
+        for number, content in enumerate(contents[:2]):
+            sender.send(receiver.address, b"%d" % number, content, later=True)
+        monkeypatch.setattr(outbox, "_write", breaks)
+        sender.send(receiver.address, b"2", contents[2])
+        arrivals = [receive(receiver) for _ in range(3)]
+        assert [bytes(arrival.header) for arrival in arrivals] == [b"0", b"1", b"2"]
+        assert [bytes(arrival.payload) for arrival in arrivals] == contents
+        assert [memoryview(arrival.payload).readonly for arrival in arrivals] == [sent >= 1, False, False]
 
 
 def test_what_does_not_fit_goes_the_other_way_in_order():
