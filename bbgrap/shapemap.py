@@ -110,6 +110,8 @@ class IntervalSet:
 
     def __len__(self) -> int:
         """Count the integers inside."""
+        if len(self.ranges) == 1:  # nearly always
+            return self.ranges[0].stop - self.ranges[0].start
         return sum(r.stop - r.start for r in self.ranges)
 
     def __iter__(self) -> Iterator[int]:
@@ -128,6 +130,8 @@ class IntervalSet:
     @property
     def hull(self) -> Interval:
         """The smallest interval around the set; `[0, 0)` for the empty set."""
+        if len(self.ranges) == 1:  # nearly always
+            return self.ranges[0]
         return Interval(self.ranges[0].start, self.ranges[-1].stop) if self.ranges else Interval(0, 0)
 
     def union(self, other: IntervalSet) -> IntervalSet:
@@ -243,7 +247,10 @@ class ShapeMap:
     @property
     def is_empty(self) -> bool:
         """Whether the region has no element."""
-        return any(not axis.ranges for axis in self.axes)
+        for axis in self.axes:  # noqa: SIM110 - planners ask this often, and `any` takes twice as long
+            if not axis.ranges:
+                return True
+        return False
 
     def __str__(self) -> str:
         """Write as `[0:1, 0:64, 27:57, 0:56]`."""
@@ -259,15 +266,19 @@ class ShapeMap:
 
     def issuperset(self, other: ShapeMap) -> bool:
         """Tell whether every element of the other region lies in this one."""
-        return other.is_empty or all(a.issuperset(b) for a, b in zip(self.axes, other.axes, strict=True))
+        if self is other or other.is_empty:
+            return True
+        for mine, theirs in zip(self.axes, other.axes, strict=True):  # noqa: SIM110 - as above
+            if mine is not theirs and not mine.issuperset(theirs):
+                return False
+        return True
 
     def is_apart_from(self, other: ShapeMap) -> bool:
         """Tell whether the hulls of two non-empty regions are disjoint: a quick look before anything is cut."""
-        return any(
-            a.ranges[-1].stop <= b.ranges[0].start or b.ranges[-1].stop <= a.ranges[0].start
-            for a, b in zip(self.axes, other.axes, strict=True)
-            if a.ranges and b.ranges
-        )
+        for a, b in zip(self.axes, other.axes, strict=True):
+            if a is not b and a.ranges and b.ranges and (a.ranges[-1].stop <= b.ranges[0].start or b.ranges[-1].stop <= a.ranges[0].start):
+                return True
+        return False
 
     def hull(self, other: ShapeMap) -> ShapeMap:
         """Return the smallest product of sets that covers both regions; equal to the union if they differ along one axis."""
