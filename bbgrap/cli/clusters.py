@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from bbgrap.cli.output import step
+from bbgrap.cli.output import say, step
 from bbgrap.errors import UsageError
 from bbgrap.local import LocalCluster
+from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.session import Connection, connect
 
 
 @contextmanager
 def open_cluster(coordinator: str, agents: int | None = None, threads: int = 1) -> Iterator[Connection]:
     """Connect to a coordinator, or start one with this many agents on this machine, which end with the call.
+
+    What is odd about the agents that are there is said on stderr.
 
     Raises:
         UsageError: if neither is given.
@@ -29,4 +32,17 @@ def open_cluster(coordinator: str, agents: int | None = None, threads: int = 1) 
         ways = "give --coordinator tcp://HOST:PORT or set BBGRAP_COORDINATOR; 'bbgrap local --agents 2' starts a cluster on this machine"
         raise UsageError(f"which cluster? {ways}")
     with connect(coordinator) as connection:
+        if text := different_versions(connection.nodes()):
+            say(text)
         yield connection
+
+
+def different_versions(nodes: Iterable[NodeStatus]) -> str:
+    """Return what is to be said of agents whose kernels may round differently; empty if they run one version of onnxruntime."""
+    names: dict[str, list[str]] = {}
+    for node in nodes:
+        names.setdefault(node.onnxruntime, []).append(node.name)
+    if len(names) < 2:
+        return ""
+    versions = "; ".join(f"{version}: {', '.join(sorted(of))}" for version, of in sorted(names.items()))
+    return f"agents run different versions of onnxruntime ({versions}): answers may differ from plan to plan in the last bits"
