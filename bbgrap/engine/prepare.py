@@ -5,16 +5,16 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bbgrap.auto.calibrate import Segments
 from bbgrap.auto.forecast import Forecast
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.routes import Alternative, beside, is_guarded, serves_streams, whole_on_each
+from bbgrap.engine.prepared import Prepared
+from bbgrap.engine.routes import beside, is_guarded, serves_streams, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
@@ -27,22 +27,6 @@ from bbgrap.program.memory import needed_bytes, overfull
 from bbgrap.program.palettes import ways_of_palettes
 from bbgrap.program.predict import NOT_CALIBRATED, Calibration
 from bbgrap.program.report import report_of
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A planned model, ready to be deployed.
-
-    `report` is the object that `plan --json` prints (plain values only). `alternatives` are other routes of the same model, to be
-    deployed besides; `name` is what this one is called among them (empty: as its planner). `segments` are compared with measured times.
-    """
-
-    report: Mapping[str, Any]
-    artifacts: Artifacts
-    name: str = ""
-    alternatives: tuple[Alternative, ...] = ()
-    segments: Segments = ()
-
 
 TIGHT = 0.85
 """Part of the declared memory that a second search may use: chosen."""

@@ -6,12 +6,11 @@ Only planner `auto` (and, for streams, `single`) gets others than its own plan. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from bbgrap.auto.calibrate import Segments
 from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster
+from bbgrap.engine.prepared import Alternative
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, TransferType
@@ -29,16 +28,6 @@ from bbgrap.program.report import report_of
 LEAST_SHARE = 0.5
 """Part of all shares that the nodes with room for the whole model must have, for a stream to be run by them alone; with less, a plan over
 all nodes is assumed to do more in spite of its exchanges. Chosen: plans of two nodes reach 1.4 to 1.5 times one node (decision 6)."""
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """A route of a model: its name, what is shipped, its report, and what its segments are predicted to take."""
-
-    name: str
-    artifacts: Artifacts
-    report: Mapping[str, Any]
-    segments: Segments = ()
 
 
 def serves_streams(options: PlanOptions) -> bool:

@@ -6,7 +6,6 @@ Not to be started by hand: its argument is the descriptor of a pipe to the coord
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -14,7 +13,8 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from bbgrap.engine.prepare import Prepared, prepare
+from bbgrap.engine.prepare import prepare
+from bbgrap.engine.prepared import Prepared
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
 from bbgrap.program.artifacts import Artifacts
@@ -28,7 +28,6 @@ FIRST_TO_GO = "500"
 def main() -> None:
     """Plan until the coordinator ends."""
     stop_with_parent(lambda: os._exit(0))  # in the middle of a plan, too
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the coordinator's
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
     channel = Connection(int(sys.argv[1]))

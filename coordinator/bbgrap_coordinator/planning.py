@@ -23,15 +23,13 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, Self
 
 from bbgrap.cluster.types import Cluster
+from bbgrap.engine.prepared import Prepared
 from bbgrap.errors import PlanError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.predict import Calibration
-
-if TYPE_CHECKING:
-    from bbgrap.engine.prepare import Prepared  # the planner's imports, not the coordinator's
 
 ALIGNMENT = 64
 """Where arrays begin in the file of weights, in bytes: no less than any of their elements needs."""
@@ -140,7 +138,8 @@ def _start() -> tuple[subprocess.Popen[bytes], Connection]:
     ours, its = Pipe()
     with its:
         command: Sequence[str] = (sys.executable, "-m", "bbgrap_coordinator.planner", str(its.fileno()))
-        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(its.fileno(),)), ours
+        # a session of its own: what a terminal says to interrupt the coordinator is not for it
+        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(its.fileno(),), start_new_session=True), ours
 
 
 def jobs(channel: Connection) -> Iterator[Job]:

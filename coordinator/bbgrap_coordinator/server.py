@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import zmq
 
 from bbgrap.cluster.types import Cluster
+from bbgrap.engine.prepared import Prepared
 from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.predict import Calibration
@@ -53,10 +53,7 @@ from bbgrap_coordinator.calibrations import CalibrationStore
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore
 
-if TYPE_CHECKING:
-    from bbgrap.engine.prepare import Prepared
-
-Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions, Calibration], "Prepared"]
+Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions, Calibration], Prepared]
 
 _TICK_S = 0.25
 _BATCH = 256

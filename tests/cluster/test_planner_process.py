@@ -51,6 +51,8 @@ def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_pat
         again = bbgrap.InferenceSession(model, cluster=cluster.connection, options=PlanOptions(split="channels"))
         np.testing.assert_allclose(again.run(None, {"input": x})[0], expected, atol=1e-5)
         assert planner_of(cluster) != planner
+        coordinator = psutil.Process(cluster.processes["coordinator"].pid)
+        assert not [there.path for there in coordinator.memory_maps() if "onnxruntime" in there.path]
 
 
 def test_it_ends_with_its_coordinator(tmp_path):

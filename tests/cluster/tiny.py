@@ -17,8 +17,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
-from bbgrap.engine.prepare import Prepared
-from bbgrap.engine.routes import Alternative, serves_streams
+from bbgrap.engine.prepared import Alternative, Prepared
+from bbgrap.engine.routes import serves_streams
 from bbgrap.errors import PlanError
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of

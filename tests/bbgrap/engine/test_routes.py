@@ -10,9 +10,9 @@ import pytest
 
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.engine.kernels import local_kernels
-from bbgrap.engine.prepare import Prepared, prepare
+from bbgrap.engine.prepare import prepare
+from bbgrap.engine.prepared import Alternative, Prepared
 from bbgrap.engine.reference import Reference
-from bbgrap.engine.routes import Alternative
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.simulate import simulate
 from bbgrap.zoo import materialize

@@ -13,7 +13,8 @@ import pytest
 from bbgrap_coordinator.planning import PlannerProcess, pack, unpack
 
 from bbgrap.cluster import Cluster
-from bbgrap.engine.prepare import Prepared, prepare
+from bbgrap.engine.prepare import prepare
+from bbgrap.engine.prepared import Prepared
 from bbgrap.errors import ModelError, PlanError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.artifacts import Artifacts
