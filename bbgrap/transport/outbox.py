@@ -166,7 +166,8 @@ class Outbox:
 
     @staticmethod
     def _keep(peer: _Peer, pieces: Sequence[Buffer], sent: int) -> None:
-        """Leave a message to the postman; some bytes of it may have been sent, if nothing was waiting."""
+        """Leave a message to the postman; some bytes of it may have been sent, if nothing was waiting or untold."""
+        _take_back(peer)  # a broken connection is shut a little later, and what lies on its shelf is older
         peer.backlog.append(pieces)
         peer.offset = sent if len(peer.backlog) == 1 else peer.offset
 

@@ -19,7 +19,7 @@ from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
 from bbgrap.program.artifacts import Artifacts
 from bbgrap.transport.lifeline import stop_with_parent
-from bbgrap_coordinator.planning import Job, Packed, jobs, pack
+from bbgrap_coordinator.planning import Job, Packed, pack
 
 FIRST_TO_GO = "500"
 """Of 1,000, what Linux adds to this process when memory runs out and one must end: its end costs one plan, that of others every request."""
@@ -31,8 +31,9 @@ def main() -> None:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
     channel = Connection(int(sys.argv[1]))
-    for job in jobs(channel):
-        channel.send(_answer(job))
+    with suppress(EOFError, ConnectionError):  # the coordinator has ended
+        while True:
+            channel.send(_answer(channel.recv()))
 
 
 def _answer(job: Job) -> Packed | Exception:

@@ -16,7 +16,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
@@ -70,7 +70,7 @@ def pack(prepared: Prepared, weights: IO[bytes]) -> Packed:
 
 
 def unpack(packed: Packed, weights: IO[bytes]) -> Prepared:
-    """Return what was found; its arrays are read-only views of the file, which may be removed."""
+    """Return what was found; arrays in the file are read-only views of it, and it may be removed."""
     mapped = mmap.mmap(weights.fileno(), 0, access=mmap.ACCESS_READ) if any(end for _, end in packed.places) else b""
     whole = memoryview(mapped)
     arrays = [whole[begin:end] for begin, end in packed.places]
@@ -137,14 +137,6 @@ class PlannerProcess:
 def _start() -> tuple[subprocess.Popen[bytes], Connection]:
     ours, its = Pipe()
     with its:
-        command: Sequence[str] = (sys.executable, "-m", "bbgrap_coordinator.planner", str(its.fileno()))
+        command = (sys.executable, "-m", "bbgrap_coordinator.planner", str(its.fileno()))
         # a session of its own: what a terminal says to interrupt the coordinator is not for it
         return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(its.fileno(),), start_new_session=True), ours
-
-
-def jobs(channel: Connection) -> Iterator[Job]:
-    """Yield what is to be planned, until the coordinator ends."""
-    with suppress(EOFError, ConnectionResetError):
-        while True:
-            job: Job = channel.recv()
-            yield job

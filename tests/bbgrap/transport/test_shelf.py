@@ -16,7 +16,7 @@ from bbgrap.graph.types import DType, TensorType
 from bbgrap.protocol.letters import Letter, unpack
 from bbgrap.transport import outbox
 from bbgrap.transport.arena import ALIGN
-from bbgrap.transport.framing import GREETING, SMALL_BYTES, frame_head, shelf_frame
+from bbgrap.transport.framing import GREETING, SMALL_BYTES, frame_head, framed, shelf_frame
 from bbgrap.transport.sealed import TOKEN_BYTES, WELCOME, is_possible, listen_at, offer_memory
 from bbgrap.transport.shelf import MAX_SHELVES, SHELF_BYTES, shelf_name
 from bbgrap.transport.tcp import TcpDataPlane
@@ -174,6 +174,25 @@ def test_what_was_not_told_of_when_a_connection_breaks_comes_over_the_next_one(m
         assert [bytes(arrival.header) for arrival in arrivals] == [b"0", b"1", b"2"]
         assert [bytes(arrival.payload) for arrival in arrivals] == contents
         assert [memoryview(arrival.payload).readonly for arrival in arrivals] == [sent >= 1, False, False]
+
+
+@pytest.mark.parametrize("posted", [False, True])
+def test_what_follows_a_break_stays_behind_what_was_not_told_of(posted):
+    with pair() as (sender, receiver):
+        content = secrets.token_bytes(LARGE)
+        with sender._outbox._lock:  # as the postman does when he sees the break; he shuts the connection when he has the lock again
+            peer = sender._outbox._peers[receiver.address]
+        sender.send(receiver.address, b"0", content, later=True)
+        peer.ready = False
+        if posted:
+            sender.post(receiver.address, framed(b"1", 10))
+        else:
+            sender.send(receiver.address, b"1", bytes(10))
+        peer.broken = True
+        sender.wake()
+        sender._outbox._calls.put(None)
+        arrivals = [receive(receiver) for _ in range(2)]
+        assert [(bytes(arrival.header), bytes(arrival.payload)) for arrival in arrivals] == [(b"0", content), (b"1", bytes(10))]
 
 
 def test_what_does_not_fit_goes_the_other_way_in_order():
