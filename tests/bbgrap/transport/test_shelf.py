@@ -180,17 +180,14 @@ def test_what_was_not_told_of_when_a_connection_breaks_comes_over_the_next_one(m
 def test_what_follows_a_break_stays_behind_what_was_not_told_of(posted):
     with pair() as (sender, receiver):
         content = secrets.token_bytes(LARGE)
-        with sender._outbox._lock:  # as the postman does when he sees the break; he shuts the connection when he has the lock again
-            peer = sender._outbox._peers[receiver.address]
         sender.send(receiver.address, b"0", content, later=True)
-        peer.ready = False
+        peer = sender._outbox._peers[receiver.address]
+        with sender._outbox._lock:  # as who sees the break does; the postman sleeps, and shuts the connection after the next message
+            peer.broken, peer.ready = True, False
         if posted:
             sender.post(receiver.address, framed(b"1", 10))
         else:
             sender.send(receiver.address, b"1", bytes(10))
-        peer.broken = True
-        sender.wake()
-        sender._outbox._calls.put(None)
         arrivals = [receive(receiver) for _ in range(2)]
         assert [(bytes(arrival.header), bytes(arrival.payload)) for arrival in arrivals] == [(b"0", content), (b"1", bytes(10))]
 
