@@ -27,8 +27,9 @@ from bbgrap.transport.control import ControlClient
 from bbgrap.transport.data import DataPlane
 from bbgrap.transport.mailbox import Mailbox
 from bbgrap_agent.executor import Executor
+from bbgrap_agent.links import measure_links
 from bbgrap_agent.loading import load, reachable
-from bbgrap_agent.probe import measure
+from bbgrap_agent.probe import measure_machine
 from bbgrap_agent.weights import WeightStore
 
 _log = logging.getLogger("bbgrap.agent")
@@ -136,11 +137,16 @@ class Agent:
                 executor.post(lambda: executor.drop(epoch, request))
             case events.AllowPings(peers):
                 executor.post(lambda: executor.allow_pings(peers))
-            case events.StartMeasuring(measurement, peers):
+            case events.StartMeasuring(measurement):
+                self._later(
+                    lambda: events.MeasuringDone(measurement, measure_machine(self._join)),
+                    lambda fault: events.MeasuringDone(measurement, None, fault),
+                )
+            case events.StartMeasuringLinks(measurement, peers):
                 others = reachable(peers, host_of(self._control.address))
                 self._later(
-                    lambda: events.MeasuringDone(measurement, measure(self._join, others, executor)),
-                    lambda fault: events.MeasuringDone(measurement, None, fault),
+                    lambda: events.LinksDone(measurement, measure_links(others, executor)),
+                    lambda fault: events.LinksDone(measurement, (), fault),
                 )
             case events.Reconnect():
                 self._control.reopen()

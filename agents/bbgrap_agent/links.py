@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import statistics
 import time
+from collections.abc import Sequence
 
 from bbgrap.cluster.types import LinkProfile
 from bbgrap.protocol.data import Frame, Kind
@@ -16,6 +17,11 @@ _PINGS = 30
 _BULK_BYTES = 1 << 20
 _BULKS = 4
 _PING_WAIT_S = 1.0
+
+
+def measure_links(peers: Sequence[Peer], executor: Executor) -> tuple[LinkProfile, ...]:
+    """Measure the links to all peers that answer, one after the other; requests that run meanwhile disturb it, and it them."""
+    return tuple(link for peer in peers if (link := measure_link(peer, executor)) is not None)
 
 
 def measure_link(peer: Peer, executor: Executor) -> LinkProfile | None:

@@ -1,4 +1,4 @@
-"""Measuring this machine: how fast it does every kind of work, what working together costs it, and how far away the others are.
+"""Measuring this machine: how fast it does every kind of work, and what working together costs it.
 
 Laws: nothing is assumed about the model to come; every figure comes from repeated runs after a warm-up; the whole takes a few
 seconds; rates count a multiply and an add as two operations.
@@ -16,17 +16,15 @@ import numpy as np
 
 from bbgrap.cluster.speeds import Speed
 from bbgrap.cluster.types import KernelRate, NodeProfile
-from bbgrap.protocol.messages import Join, Peer
+from bbgrap.protocol.messages import Join
 from bbgrap.tdl.work import KINDS
-from bbgrap_agent.executor import Executor
 from bbgrap_agent.fitting import Sample, fit, relative_errors, rounded, typical
 from bbgrap_agent.kernels import kernel_samples
-from bbgrap_agent.links import measure_link
 from bbgrap_agent.overheads import message_samples, segment_samples
 from bbgrap_agent.throttling import FREE, look
 
 BUDGET_S = 4.0
-"""Time for kernels; making the sessions, what working together costs and the links take about as long again."""
+"""Time for kernels; making the sessions, and what working together costs take about as long again."""
 
 _OVERHEADS = 0.15
 """Part of the budget for segments, and as much for messages."""
@@ -46,8 +44,8 @@ _MEMORY_RUNS = 5
 _log = logging.getLogger("bbgrap.agent")
 
 
-def measure(join: Join, peers: Sequence[Peer], executor: Executor, budget_s: float = BUDGET_S) -> NodeProfile:
-    """Measure this machine and its links; requests that run meanwhile disturb it, and it them."""
+def measure_machine(join: Join, budget_s: float = BUDGET_S) -> NodeProfile:
+    """Measure this machine, without its links; requests that run meanwhile disturb it, and it them."""
     samples = work_samples(join.threads, budget_s)
     return NodeProfile(
         join.name,
@@ -56,7 +54,6 @@ def measure(join: Join, peers: Sequence[Peer], executor: Executor, budget_s: flo
         memory_bytes=join.memory_bytes,
         memory_bandwidth_bytes_per_s=rounded(memory_bandwidth()),
         kernels=tuple(_rate(sample) for of in samples.values() for sample in of if sample.name in _SHOWN),
-        links=tuple(link for peer in peers if (link := measure_link(peer, executor)) is not None),
         work=fitted(samples),
     )
 

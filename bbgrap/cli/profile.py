@@ -20,7 +20,7 @@ app = typer.Typer(rich_markup_mode="rich")
 @app.callback(invoke_without_command=True)
 def profile(
     context: typer.Context,
-    node: Annotated[str, typer.Option(help="Only this node; default: all, one after the other.", show_default=False)] = "",
+    node: Annotated[str, typer.Option(help="Only this node; default: all.", show_default=False)] = "",
     output: Annotated[
         Path | None, typer.Option(help="Also write a file: one node's profile, or a cluster file.", show_default=False)
     ] = None,
@@ -30,7 +30,8 @@ def profile(
     """Measure nodes and their links, or set a profile by hand ('bbgrap profile add FILE').
 
     Every kind of work gets a speed: time = overhead + operations / flops + weight bytes / weights + map bytes / maps. So half of the
-    rows cost more than half of the time. A node takes some 8 seconds; nodes are measured one after the other, best while nothing runs.
+    rows cost more than half of the time. Machines are measured at once, in some 8 seconds, agents that share
+    one one after the other, and then the links, node by node: best while nothing runs.
 
     Examples:
         bbgrap profile --coordinator tcp://head:7070

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.cluster.types import NodeProfile
+from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.program.recording import Record
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, Deploy, Peer, WeightChunk
 
@@ -78,13 +78,22 @@ class MeasuringDone:
 
 
 @dataclass(frozen=True, slots=True)
+class LinksDone:
+    """Answer to `StartMeasuringLinks`."""
+
+    measurement: int
+    links: tuple[LinkProfile, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The operator ends this agent."""
 
     reason: str
 
 
-Event = Received | Tick | WeightsChecked | WeightArrived | Loaded | Broke | StepsRecorded | MeasuringDone | Stop
+Event = Received | Tick | WeightsChecked | WeightArrived | Loaded | Broke | StepsRecorded | MeasuringDone | LinksDone | Stop
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------
@@ -143,7 +152,14 @@ class AllowPings:
 
 @dataclass(frozen=True, slots=True)
 class StartMeasuring:
-    """Measure this machine and the links to the peers."""
+    """Measure how fast this machine works."""
+
+    measurement: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartMeasuringLinks:
+    """Measure the links to the peers."""
 
     measurement: int
     peers: tuple[Peer, ...]
@@ -168,4 +184,6 @@ class Quit:
     fault: str
 
 
-Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | AllowPings | StartMeasuring | Reconnect | Tell | Quit
+Instruction = (
+    Say | CheckWeights | StoreChunk | Load | Unload | Drop | AllowPings | StartMeasuring | StartMeasuringLinks | Reconnect | Tell | Quit
+)

@@ -19,6 +19,7 @@ from bbgrap.protocol.agent_events import (
     Drop,
     Event,
     Instruction,
+    LinksDone,
     Load,
     Loaded,
     MeasuringDone,
@@ -27,6 +28,7 @@ from bbgrap.protocol.agent_events import (
     Reconnect,
     Say,
     StartMeasuring,
+    StartMeasuringLinks,
     StepsRecorded,
     Stop,
     StoreChunk,
@@ -47,8 +49,10 @@ from bbgrap.protocol.messages import (
     HeartbeatSeen,
     Join,
     Leave,
+    LinksMeasured,
     Measure,
     Measured,
+    MeasureLinks,
     Recorded,
     Refused,
     Rejoin,
@@ -104,7 +108,7 @@ class AgentMachine:
         """How long the driver may wait before the next `Tick`."""
         return self._heartbeat_s
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
+    def handle(self, event: Event, now: float) -> list[Instruction]:  # noqa: C901 - one branch per event
         """Take an event and return what is to be done, in order.
 
         Raises:
@@ -129,6 +133,8 @@ class AgentMachine:
                 return [Say(Recorded(event.epoch, event.request, event.record))] if known else []
             case MeasuringDone():
                 return [Say(Measured(event.measurement, event.profile, event.reason))] if self.state == "joined" else []
+            case LinksDone():
+                return [Say(LinksMeasured(event.measurement, event.links, event.reason))] if self.state == "joined" else []
             case Stop():
                 return self._on_stop(event.reason)
 
@@ -159,7 +165,9 @@ class AgentMachine:
             case Release():
                 return self._release(message.epoch, "Release")
             case Measure():
-                return [StartMeasuring(message.measurement, message.peers)]
+                return [StartMeasuring(message.measurement)]
+            case MeasureLinks():
+                return [StartMeasuringLinks(message.measurement, message.peers)]
             case AnswerPings():
                 return [AllowPings(message.peers)]
 

@@ -99,10 +99,11 @@ class RunModel:
 
 @dataclass(frozen=True, slots=True)
 class MeasureNodes:
-    """Measure one agent and its links, or all of them one after the other (empty name)."""
+    """Measure one agent and its links, or all of them (empty name); without `again` only those that nothing is known of yet."""
 
     call: int
     name: Annotated[str, Length(200)]
+    again: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ from bbgrap.protocol.client_messages import (
     StillWorking,
 )
 from bbgrap.protocol.coordinator_calibrations import Calibrations
-from bbgrap.protocol.coordinator_calls import Measurements, Uploads
 from bbgrap.protocol.coordinator_deployments import Deployments
 from bbgrap.protocol.coordinator_events import (
     ChunkWritten,
@@ -52,9 +51,11 @@ from bbgrap.protocol.coordinator_events import (
     ToAgent,
     ToClient,
 )
+from bbgrap.protocol.coordinator_measurements import Measurements
 from bbgrap.protocol.coordinator_members import Member, Members
 from bbgrap.protocol.coordinator_plans import Caller, Deployment, Plan, Route
 from bbgrap.protocol.coordinator_requests import Requests
+from bbgrap.protocol.coordinator_uploads import Uploads
 from bbgrap.protocol.messages import (
     PROTOCOL_VERSION,
     AgentMessage,
@@ -64,6 +65,7 @@ from bbgrap.protocol.messages import (
     HeartbeatSeen,
     Join,
     Leave,
+    LinksMeasured,
     Measured,
     Recorded,
     Rejoin,
@@ -144,6 +146,7 @@ class CoordinatorMachine:
                 | RequestFailed()
                 | Recorded()
                 | Measured()
+                | LinksMeasured()
                 | Leave()
             ):
                 member = self.members.heard(identity, type(message).__name__, now)
@@ -174,6 +177,8 @@ class CoordinatorMachine:
                 return self.requests.recorded(member, message, now)
             case Measured():
                 return self.measurements.measured(member, message, now)
+            case LinksMeasured():
+                return self.measurements.links_measured(member, message, now)
             case Leave():
                 return self._lose(member, "Leave", "left", now)
 

@@ -54,6 +54,11 @@ class Member:
         """The name the agent joined with."""
         return self.join.name
 
+    @property
+    def machine(self) -> str:
+        """The host of its address: agents that have the same one share a machine."""
+        return _host(self.join.data_address)
+
     def feed(self, digests: Iterable[str], weights: Mapping[str, Array], types: Mapping[str, TensorType]) -> list[Instruction]:
         """Send these weights, from their beginnings; unknown digests are left out."""
         for digest in digests:
@@ -178,8 +183,8 @@ class Members:
 
         Those at one address share a machine, unless links were given for them by hand; the first at the coordinator's shares it with that.
         """
-        here = _machine(self.settings.data_address)
-        machines = [_machine(member.join.data_address) for member in members]
+        here = _host(self.settings.data_address)
+        machines = [member.machine for member in members]
         on = next((member.name for member, machine in zip(members, machines, strict=True) if machine == here), "")
         nodes = tuple(
             replace(self.profile_of(member), machine="" if self._has_links_by_hand(member) or machines.count(machine) == 1 else machine)
@@ -212,6 +217,6 @@ class Members:
         )
 
 
-def _machine(address: str) -> str:
+def _host(address: str) -> str:
     """Return the host of `tcp://HOST:PORT`."""
     return address.removeprefix("tcp://").rpartition(":")[0]

@@ -20,10 +20,10 @@ from bbgrap.planners.registry import AUTO
 from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.client_messages import ModelFile, ModelPrepared
 from bbgrap.protocol.coordinator_calibrations import SegmentSeconds
-from bbgrap.protocol.coordinator_calls import offer_digest
 from bbgrap.protocol.coordinator_events import Identity
 from bbgrap.protocol.coordinator_members import Member
 from bbgrap.protocol.coordinator_routes import Lane, Measuring, Policy
+from bbgrap.protocol.coordinator_uploads import offer_digest
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.protocol.states import Tracker
 from bbgrap.protocol.tensors import Inputs

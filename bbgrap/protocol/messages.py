@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from bbgrap.cluster.types import NodeProfile
+from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.program.artifacts import SegmentModel
 from bbgrap.program.recording import Record
@@ -27,7 +27,7 @@ from bbgrap.protocol.limits import (
     Text,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Buffer = bytes | memoryview
 Chunk = Annotated[tuple[Buffer, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -128,10 +128,19 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Answer to `Measure`: the profile, or why there is none."""
+    """Answer to `Measure`: the profile, still without links, or why there is none."""
 
     measurement: int
     profile: NodeProfile | None
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class LinksMeasured:
+    """Answer to `MeasureLinks`: the links to the peers that answered, or why there are none."""
+
+    measurement: int
+    links: tuple[LinkProfile, ...]
     reason: Text
 
 
@@ -142,7 +151,19 @@ class Leave:
     reason: Text
 
 
-AgentMessage = Join | Heartbeat | WeightsMissing | WeightStored | Deployed | DeploymentFailed | RequestFailed | Recorded | Measured | Leave
+AgentMessage = (
+    Join
+    | Heartbeat
+    | WeightsMissing
+    | WeightStored
+    | Deployed
+    | DeploymentFailed
+    | RequestFailed
+    | Recorded
+    | Measured
+    | LinksMeasured
+    | Leave
+)
 
 
 # --- coordinator -> agent -------------------------------------------------------------------------------------------------------
@@ -213,7 +234,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Measure this machine and the links to the peers."""
+    """Measure how fast this machine works."""
+
+    measurement: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureLinks:
+    """Measure the links to the peers."""
 
     measurement: int
     peers: tuple[Peer, ...]
@@ -226,4 +254,4 @@ class AnswerPings:
     peers: tuple[Peer, ...]
 
 
-AgentCommand = Welcome | Refused | Rejoin | HeartbeatSeen | Deploy | WeightChunk | Abandon | Release | Measure | AnswerPings
+AgentCommand = Welcome | Refused | Rejoin | HeartbeatSeen | Deploy | WeightChunk | Abandon | Release | Measure | MeasureLinks | AnswerPings

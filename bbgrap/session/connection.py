@@ -102,9 +102,12 @@ class Connection:
         """Return the agents that live."""
         return self.ask(ListNodes(self.number()), Nodes).nodes
 
-    def profile(self, node: str = "", on_progress: OnProgress | None = None) -> tuple[NodeProfile, ...]:
-        """Measure one node, or all of them one after the other, and return what was found."""
-        return self.ask(MeasureNodes(self.number(), node), Profiles, on_progress).profiles
+    def profile(self, node: str = "", on_progress: OnProgress | None = None, *, again: bool = True) -> tuple[NodeProfile, ...]:
+        """Measure one node, or all of them, and return what was found; without `again` only those whose speeds nobody knows.
+
+        Machines are measured at once, agents that share one and all links one after the other.
+        """
+        return self.ask(MeasureNodes(self.number(), node, again), Profiles, on_progress).profiles
 
     def add_profile(self, profile: NodeProfile) -> None:
         """Use a profile for the node of its name from now on, whatever is measured."""

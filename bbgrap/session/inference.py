@@ -355,12 +355,12 @@ class InferenceSession:
 
     def _measure(self) -> None:
         """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand; without, a plan assumes usual ones."""
-        for node in self._connection.nodes():
-            if node.profile is None or not node.profile.work:
-                try:
-                    self._connection.profile(node.name, self._on_progress)
-                except (ExecutionError, UsageError) as error:  # it has gone, or it cannot: neither keeps the others from working
-                    _log.warning("planning without a measurement of '%s': %s", node.name, error)
+        if all(node.profile is not None and node.profile.work for node in self._connection.nodes()):
+            return
+        try:
+            self._connection.profile(on_progress=self._on_progress, again=False)
+        except ExecutionError as error:  # some have gone, or cannot: neither keeps the others from working
+            _log.warning("planning without some measurements: %s", error)
 
     def _locate(self, model: str | Path | bytes) -> Path:
         if isinstance(model, bytes):

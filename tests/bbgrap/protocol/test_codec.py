@@ -60,6 +60,7 @@ AGENT = [
     m.RequestFailed(7, 8, "no"),
     m.Recorded(7, 8, RECORD),
     m.Measured(1, PROFILE, ""),
+    m.LinksMeasured(1, PROFILE.links, ""),
     m.Leave("bye"),
 ]
 COMMANDS = [
@@ -71,7 +72,8 @@ COMMANDS = [
     m.WeightChunk(DIGEST, TensorType(DType.FLOAT, (2, 2)), 0, 16, (b"0123",)),
     m.Abandon(7, 8),
     m.Release(7),
-    m.Measure(1, PEERS),
+    m.Measure(1),
+    m.MeasureLinks(1, PEERS),
     m.AnswerPings(PEERS),
 ]
 CLIENT = [
@@ -81,7 +83,7 @@ CLIENT = [
     client.ModelChunk(1, DIGEST, 0, (b"abc",)),
     client.PrepareModel(1, DIGEST, {"x": (1, 3)}, PlanOptions(split="grid", grid=(1, 2))),
     client.RunModel(1, DIGEST, 3.0, (TENSOR,), (b"0123", b""), True),
-    client.MeasureNodes(1, ""),
+    client.MeasureNodes(1, "", False),
     client.SetProfile(1, PROFILE),
     client.Cancel(1),
     client.Ask((1, 2)),
@@ -208,7 +210,7 @@ def bad_options():
 
 def test_another_version_is_named():
     header = msgpack.packb([99, "Heartbeat", []])
-    with pytest.raises(RemoteProtocolError, match="expected protocol version 2, got 99"):
+    with pytest.raises(RemoteProtocolError, match=f"expected protocol version {m.PROTOCOL_VERSION}, got 99"):
         TO_COORDINATOR.decode([header])
 
 

@@ -26,8 +26,8 @@ from bbgrap.protocol import coordinator_events as ce
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.agent_machine import AgentMachine
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
-from bbgrap.protocol.coordinator_calls import offer_digest
 from bbgrap.protocol.coordinator_machine import CoordinatorMachine, plan_key
+from bbgrap.protocol.coordinator_uploads import offer_digest
 
 SKELETON_DIGEST = "ab" * 32
 FILE = c.ModelFile("m.onnx", "cd" * 32, 4)
@@ -38,9 +38,9 @@ SEGMENT_S = 0.001
 """How long every segment is predicted to take."""
 
 
-def introduction(name: str, protocol: int = m.PROTOCOL_VERSION) -> m.Join:
-    """What an agent says first."""
-    return m.Join(name, protocol, "0.1.0", "1.31.1", 26, 1, 1, 1 << 30, f"tcp://{name}:1", None)
+def introduction(name: str, protocol: int = m.PROTOCOL_VERSION, host: str = "") -> m.Join:
+    """What an agent says first; without a host it has one of its own."""
+    return m.Join(name, protocol, "0.1.0", "1.31.1", 26, 1, 1, 1 << 30, f"tcp://{host or name}:1", None)
 
 
 def artifacts(devices: int) -> Artifacts:
@@ -117,7 +117,7 @@ class FakeAgent:
     machine: AgentMachine
     loaded: set[int] = field(default_factory=set)
     dropped: set[tuple[int, int]] = field(default_factory=set)
-    measuring: tuple[m.Peer, ...] = ()
+    measuring: list[ae.StartMeasuring | ae.StartMeasuringLinks] = field(default_factory=list)
     quit: str | None = None
 
 
@@ -198,10 +198,10 @@ class Wire:
 
     # --- processes ----------------------------------------------------------------------------------------------------------------
 
-    def add_agent(self, name: str) -> FakeAgent:
+    def add_agent(self, name: str, host: str = "") -> FakeAgent:
         self.joined += 1
         identity = f"{name}/{self.joined}".encode()
-        agent = self.agents[identity] = FakeAgent(name, identity, AgentMachine(introduction(name), self.now))
+        agent = self.agents[identity] = FakeAgent(name, identity, AgentMachine(introduction(name, host=host), self.now))
         self.to_agent(agent, ae.Tick())
         return agent
 
@@ -302,8 +302,8 @@ class Wire:
             case ae.Quit(fault):
                 agent.quit = fault
                 self.agents.pop(agent.identity, None)
-            case ae.StartMeasuring(_, peers):
-                agent.measuring = peers
+            case ae.StartMeasuring() | ae.StartMeasuringLinks():
+                agent.measuring.append(instruction)
             case ae.AllowPings() | ae.Reconnect() | ae.Tell():
                 pass
 

@@ -34,13 +34,16 @@ class FakeConnection:
     def nodes(self):
         return tuple(self.known.values())
 
-    def profile(self, node, on_progress):
-        self.measured.append(node)
-        if node == self.lost:
-            del self.known[node]
-            raise ExecutionError(f"agent '{node}' was lost while it was measured")
-        on_progress(f"measuring {node}")
-        self.known[node] = SimpleNamespace(name=node, profile=NodeProfile(node, work=(Speed("conv3x3", 2e9),)))
+    def profile(self, *, on_progress, again):
+        assert not again
+        unknown = [node.name for node in self.nodes() if node.profile is None or not node.profile.work]
+        self.measured += unknown
+        on_progress(f"measuring {', '.join(unknown)}")
+        for node in unknown:
+            self.known[node] = SimpleNamespace(name=node, profile=NodeProfile(node, work=(Speed("conv3x3", 2e9),)))
+        if self.lost:
+            del self.known[self.lost]
+            raise ExecutionError(f"agent '{self.lost}' was lost before it was measured; measured: b")
 
     def try_call(self, message, expected, on_progress=None):
         if isinstance(message, PrepareModel):
@@ -58,7 +61,7 @@ def test_the_planner_auto_measures_what_nobody_knows_once(planner, measured):
         with pytest.raises(OfferedError):
             session.prepare({"input": (1, 3, 32, 32)})
         assert cluster.measured == measured
-    assert progress == [f"measuring {name}" for name in measured]
+    assert progress == [f"measuring {', '.join(measured)}"] * bool(measured)
 
 
 def test_a_node_that_goes_while_it_is_measured_does_not_keep_the_others_from_working(caplog):
@@ -68,7 +71,7 @@ def test_a_node_that_goes_while_it_is_measured_does_not_keep_the_others_from_wor
     with pytest.raises(OfferedError):
         session.prepare({"input": (1, 3, 32, 32)})
     assert cluster.measured == ["a", "b"]
-    assert caplog.messages == ["planning without a measurement of 'a': agent 'a' was lost while it was measured"]
+    assert caplog.messages == ["planning without some measurements: agent 'a' was lost before it was measured; measured: b"]
 
 
 SHAPE = (1, 3, 64, 64)
