@@ -30,8 +30,8 @@ def profile(
     """Measure nodes and their links, or set a profile by hand ('bbgrap profile add FILE').
 
     Every kind of work gets a speed: time = overhead + operations / flops + weight bytes / weights + map bytes / maps. So half of the
-    rows cost more than half of the time. Machines are measured at once, in some 8 seconds, agents that share
-    one one after the other, and then the links, node by node: best while nothing runs.
+    rows cost more than half of the time. Nodes are measured at once, as they will work, in some 7 seconds, and then
+    their links, one node after the other: best while nothing runs.
 
     Examples:
         bbgrap profile --coordinator tcp://head:7070

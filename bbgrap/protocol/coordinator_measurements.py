@@ -1,7 +1,6 @@
-"""Measuring nodes for clients: their machines all at once, then their links one node after the other.
+"""Measuring nodes for clients: how fast they work all at once, as they will, then their links one node after the other.
 
-Laws: agents that share a machine are measured one after the other, and links while no machine is, so that nothing that is measured
-disturbs another measurement; who cannot be measured does not keep the others from it.
+Laws: links are measured while nothing else is; who cannot be measured does not keep the others from it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from bbgrap.protocol.messages import AnswerPings, LinksMeasured, Measure, Measur
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """An agent that measures now: its links if its machine's profile is there, else its machine."""
+    """An agent that measures now: its links if its profile is there, else how fast it works."""
 
     member: Member
     number: int
@@ -31,14 +30,12 @@ class _Turn:
 class _Round:
     """A call to measure.
 
-    Invariants: every node of the call is in `waiting`, has a turn, is in `unlinked` (measured but for its links) or `done`, or `faults`
-    says why not.
+    Invariants: every node of the call has a turn, is in `unlinked` (measured but for its links) or `done`, or `faults` says why not.
     """
 
     identity: Identity
     call: MeasureNodes
     begun: bool = False
-    waiting: deque[Member] = field(default_factory=deque)
     turns: dict[Identity, _Turn] = field(default_factory=dict)
     unlinked: deque[tuple[Member, NodeProfile]] = field(default_factory=deque)
     done: list[NodeProfile] = field(default_factory=list)
@@ -53,12 +50,12 @@ class _Round:
         return ToClient(self.identity, Failed(self.call.call, Fault.EXECUTION, f"{'; '.join(self.faults)}; measured: {names}"))
 
     def progress(self) -> ToClient:
-        """Return what is done now: of all machines, or of all links."""
-        names = ", ".join(turn.member.name for turn in self.turns.values())
-        total = len(self.waiting) + len(self.turns) + len(self.unlinked) + len(self.done) + len(self.faults)
-        if any(turn.profile is None for turn in self.turns.values()):
-            return ToClient(self.identity, Progress(self.call.call, f"measuring {names[:200]}", len(self.unlinked), total))
-        return ToClient(self.identity, Progress(self.call.call, f"measuring links of {names[:200]}", len(self.done), total))
+        """Return who measures now, and how many have: themselves, or their links."""
+        names = ", ".join(turn.member.name for turn in self.turns.values())[:200]
+        of_links = all(turn.profile is not None for turn in self.turns.values())
+        stage, done = (f"measuring links of {names}", len(self.done)) if of_links else (f"measuring {names}", len(self.unlinked))
+        total = len(self.turns) + len(self.unlinked) + len(self.done) + len(self.faults)
+        return ToClient(self.identity, Progress(self.call.call, stage, done, total))
 
 
 class Measurements:
@@ -116,12 +113,10 @@ class Measurements:
         if not self._rounds:
             return []
         first = self._rounds[0]
-        waited = len(first.waiting) + len(first.turns) + len(first.unlinked)
-        first.turns.pop(member.identity, None)
-        first.waiting = deque(entry for entry in first.waiting if entry is not member)
-        first.unlinked = deque(entry for entry in first.unlinked if entry[0] is not member)
-        if waited == len(first.waiting) + len(first.turns) + len(first.unlinked):
+        unlinked = deque(entry for entry in first.unlinked if entry[0] is not member)
+        if first.turns.pop(member.identity, None) is None and len(unlinked) == len(first.unlinked):
             return []
+        first.unlinked = unlinked
         return self._fail(f"agent '{member.name}' was lost before it was measured", now)
 
     def overdue(self, now: float) -> list[Instruction]:
@@ -155,26 +150,22 @@ class Measurements:
         while self._rounds:
             first = self._rounds[0]
             if not first.begun:
-                first.begun = True
-                first.waiting.extend(member for member in self._named(first.call.name) if first.call.again or self._is_unknown(member))
-            asked = self._ask(first, now)
-            if asked:
-                done += [*asked, first.progress()]
+                done += self._begin_round(first, now)
+            elif not first.turns and first.unlinked:
+                done += self._begin_links(first, now)
             if first.turns:
-                break
+                return [*done, first.progress()]
             self._rounds.popleft()
             done += [HostPings(()), first.answer()]
         return done
 
-    def _ask(self, first: _Round, now: float) -> list[Instruction]:
-        asked: list[Instruction] = []
-        for member in list(first.waiting):
-            if all(turn.member.machine != member.machine for turn in first.turns.values()):
-                first.waiting.remove(member)
-                turn = first.turns[member.identity] = _Turn(member, next(self._numbers), now)
-                asked.append(ToAgent(member.identity, Measure(turn.number)))
-        if first.turns or not first.unlinked:
-            return asked
+    def _begin_round(self, first: _Round, now: float) -> list[Instruction]:
+        first.begun = True
+        members = [member for member in self._named(first.call.name) if first.call.again or self._is_unknown(member)]
+        first.turns = {member.identity: _Turn(member, next(self._numbers), now) for member in members}
+        return [ToAgent(turn.member.identity, Measure(turn.number)) for turn in first.turns.values()]
+
+    def _begin_links(self, first: _Round, now: float) -> list[Instruction]:
         member, profile = first.unlinked.popleft()
         turn = first.turns[member.identity] = _Turn(member, next(self._numbers), now, profile)
         alive = self.members.alive()

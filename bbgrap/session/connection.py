@@ -105,7 +105,7 @@ class Connection:
     def profile(self, node: str = "", on_progress: OnProgress | None = None, *, again: bool = True) -> tuple[NodeProfile, ...]:
         """Measure one node, or all of them, and return what was found; without `again` only those whose speeds nobody knows.
 
-        Machines are measured at once, agents that share one and all links one after the other.
+        They work at once, as they will, and then measure their links, one node after the other.
         """
         return self.ask(MeasureNodes(self.number(), node, again), Profiles, on_progress).profiles
 

@@ -38,9 +38,9 @@ SEGMENT_S = 0.001
 """How long every segment is predicted to take."""
 
 
-def introduction(name: str, protocol: int = m.PROTOCOL_VERSION, host: str = "") -> m.Join:
-    """What an agent says first; without a host it has one of its own."""
-    return m.Join(name, protocol, "0.1.0", "1.31.1", 26, 1, 1, 1 << 30, f"tcp://{host or name}:1", None)
+def introduction(name: str, protocol: int = m.PROTOCOL_VERSION) -> m.Join:
+    """What an agent says first."""
+    return m.Join(name, protocol, "0.1.0", "1.31.1", 26, 1, 1, 1 << 30, f"tcp://{name}:1", None)
 
 
 def artifacts(devices: int) -> Artifacts:
@@ -198,10 +198,10 @@ class Wire:
 
     # --- processes ----------------------------------------------------------------------------------------------------------------
 
-    def add_agent(self, name: str, host: str = "") -> FakeAgent:
+    def add_agent(self, name: str) -> FakeAgent:
         self.joined += 1
         identity = f"{name}/{self.joined}".encode()
-        agent = self.agents[identity] = FakeAgent(name, identity, AgentMachine(introduction(name, host=host), self.now))
+        agent = self.agents[identity] = FakeAgent(name, identity, AgentMachine(introduction(name), self.now))
         self.to_agent(agent, ae.Tick())
         return agent
 
