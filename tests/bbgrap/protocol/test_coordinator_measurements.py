@@ -7,6 +7,7 @@ from bbgrap.cluster.speeds import Speed
 from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.protocol import agent_events as ae
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol.coordinator_measurements import MAX_WAITING
 from tests.bbgrap.protocol.wire import FakeAgent, Wire, joined_wire
 
 WORK = (Speed("matmul", 1e9),)
@@ -134,6 +135,38 @@ def test_what_is_known_is_not_measured_unless_asked():
     finish(wire, "b")
     finish(wire, "b")
     assert wire.answer(third) == c.Profiles(third, (profile("b"),))
+
+
+def test_an_answer_to_something_else_changes_nothing():
+    wire = joined_wire("a")
+    (agent,) = wire.agents.values()
+    call = measure(wire)
+    for stray in (ae.LinksDone(1, LINKS), ae.MeasuringDone(2, profile("a")), ae.LinksDone(2, LINKS)):
+        wire.to_agent(agent, stray)
+        wire.settle()
+    assert measuring(wire) == {"a": "StartMeasuring"}
+    finish(wire, "a")
+    for stray in (ae.MeasuringDone(2, profile("a")), ae.MeasuringDone(1, None, "again"), ae.LinksDone(1, ())):
+        wire.to_agent(agent, stray)
+        wire.settle()
+    finish(wire, "a")
+    assert wire.answer(call) == c.Profiles(call, (profile("a"),))
+    wire.to_agent(agent, ae.LinksDone(2, ()))
+    wire.settle()
+    assert known(wire) == {"a": profile("a")}
+
+
+def test_calls_wait_and_beyond_a_bound_are_refused():
+    wire = joined_wire("a")
+    first = measure(wire)
+    waiting = [measure(wire, again=False) for _ in range(MAX_WAITING)]
+    refused = measure(wire)
+    assert wire.answer(refused).fault is c.Fault.BUSY
+    assert all(wire.answers[call] == [] for call in (first, *waiting))
+    finish(wire, "a")
+    finish(wire, "a")
+    assert wire.answer(first) == c.Profiles(first, (profile("a"),))
+    assert all(wire.answer(call) == c.Profiles(call, ()) for call in waiting)
 
 
 MOVES = st.lists(
