@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from bbgrap.errors import ClusterFileError
 from bbgrap.tdl.work import KINDS, Work
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ class Speed:
     weight_bytes_per_s: float = 0.0
     map_bytes_per_s: float = 0.0
     overhead_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Reject rates that would give time back."""
+        if not min(self.flops_per_s, self.weight_bytes_per_s, self.map_bytes_per_s, self.overhead_s) >= 0:
+            raise ClusterFileError(f"speed of '{self.kind}': expected rates and an overhead of at least 0, got {self}")
 
     def seconds(self, flops: float, weight_bytes: float, map_bytes: float) -> float:
         """Return the time of one piece of work."""

@@ -23,6 +23,12 @@ class LinkProfile:
     bandwidth_bytes_per_s: float
     round_trip_s: float
 
+    def __post_init__(self) -> None:
+        """Reject a link over which nothing ever arrives, or before it was sent."""
+        if not self.bandwidth_bytes_per_s > 0 or not self.round_trip_s >= 0:
+            expected = "expected a bandwidth above 0 bytes/s and a round trip of at least 0 s"
+            raise ClusterFileError(f"link to '{self.peer}': {expected}, got {self.bandwidth_bytes_per_s} and {self.round_trip_s}")
+
 
 @dataclass(frozen=True, slots=True)
 class KernelRate:
@@ -53,9 +59,12 @@ class NodeProfile:
     machine: str = ""
 
     def __post_init__(self) -> None:
-        """Reject a share that divides nothing."""
+        """Reject a share that divides nothing, and memory that gives time back."""
         if not self.share > 0:
             raise ClusterFileError(f"node '{self.name}': expected a share above 0, got {self.share}; leave the node out instead")
+        if not self.memory_bandwidth_bytes_per_s >= 0:
+            found = self.memory_bandwidth_bytes_per_s
+            raise ClusterFileError(f"node '{self.name}': expected a memory bandwidth of at least 0 (not known), got {found}")
 
     def over(self, other: NodeProfile) -> NodeProfile:
         """Return this profile, with what it does not know taken from another: field by field, kind by kind, link by link."""
@@ -171,7 +180,7 @@ class Cluster:
         """Return the link between two devices if it was measured or declared; None if `link` would guess."""
         link = self.link(source, destination)
         guessed = link is self.network.between and self.network == Network()
-        return None if guessed or not link.bandwidth_bytes_per_s else link
+        return None if guessed else link
 
     def profiles(self) -> tuple[NodeProfile, ...]:
         """Return the nodes, each with all its links as the network gives them: for where nodes are known one by one."""

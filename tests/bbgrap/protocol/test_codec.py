@@ -208,6 +208,30 @@ def bad_options():
     return options
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ((5,), -1.0),
+        ((7, 0, 1), 0.0),
+        ((7, 0, 1), -1.0),
+        ((7, 0, 2), -1.0),
+        ((9, 0, 1), -1.0),
+        ((9, 0, 4), -1.0),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused(place, value):
+    """It would be believed by every plan after it: an empty link divides by zero, a negative time is worth waiting for."""
+    message = msgpack.unpackb(bytes(TO_COORDINATOR.encode(m.Measured(1, PROFILE, ""))[0]))
+    assert TO_COORDINATOR.decode([msgpack.packb(message)]) == m.Measured(1, PROFILE, "")
+    *way, last = place
+    inner = message[2][1]
+    for step in way:
+        inner = inner[step]
+    inner[last] = value
+    with pytest.raises(RemoteProtocolError, match=r"expected .* at least 0"):
+        TO_COORDINATOR.decode([msgpack.packb(message)])
+
+
 def test_another_version_is_named():
     header = msgpack.packb([99, "Heartbeat", []])
     with pytest.raises(RemoteProtocolError, match=f"expected protocol version {m.PROTOCOL_VERSION}, got 99"):
