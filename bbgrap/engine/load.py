@@ -9,12 +9,14 @@ operators only; where it does not, or where onnxruntime cannot write what it mad
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnxruntime as ort
 
+from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import ModelFile, normalize_opset, parse_model, read_model, to_graph, with_input_shapes, write_graph
@@ -56,13 +58,22 @@ def fold(model: ModelFile) -> ModelFile:
     Raises:
         ModelError: if onnxruntime cannot load the model.
     """
+    if is_quantized(model):
+        return optimized(*model.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_ALL, model.name, without=FLOAT_FUSIONS)
     folded = optimized(*model.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
+    if any(array.dtype == np.float16 for array in model.weights.values()):
+        # Without kernels for float16, onnxruntime computes in float32 behind casts, which it adds when constants have been folded.
+        folded = optimized(*folded.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
     added = {op for op in folded.operators - model.operators if op[0]}
     return model if added else folded
 
 
-def optimized(data: bytes, weights: Mapping[str, Array], level: ort.GraphOptimizationLevel, name: str) -> ModelFile:
+def optimized(
+    data: bytes, weights: Mapping[str, Array], level: ort.GraphOptimizationLevel, name: str, without: Sequence[str] = ()
+) -> ModelFile:
     """Return what onnxruntime makes of a model at a level; `weights` are those whose bytes are not in it.
+
+    `without` names optimisations that are left out.
 
     Raises:
         ModelError: if onnxruntime cannot load the model.
@@ -76,7 +87,7 @@ def optimized(data: bytes, weights: Mapping[str, Array], level: ort.GraphOptimiz
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS_FILE)
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_OUTSIDE_BYTES))
         options.add_session_config_entry("session.disable_prepacking", "1")  # nothing will be run
-        open_session(data, options, weights)
+        open_session(data, options, weights, without)
         return parse_model(file.read_bytes(), directory, name)  # its weights stay mapped after their file is gone
 
 

@@ -10,7 +10,7 @@ processes that belong to us (agents), and off by default.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,7 @@ def make_session(
     shared_pool: bool = False,
     spinning: bool | int = True,
     optimize: bool = True,
+    fuse_qdq: bool = True,
 ) -> ort.InferenceSession:
     """Load a model for running on the CPU.
 
@@ -51,6 +52,8 @@ def make_session(
         shared_pool: Use one pool for all sessions of this process. Its size is what the first such session asks for.
         spinning: Whether idle helpers wait busily for the next operator (faster, burns a core); a number is for how many microseconds.
         optimize: Apply all of onnxruntime's optimisations; without, run the model as it is.
+        fuse_qdq: Fuse pairs of QuantizeLinear and DequantizeLinear with what is between them; what is part of a model must not, for
+            the whole has been fused before it was cut (`bbgrap.engine.quantized`).
 
     Raises:
         ModelError: if onnxruntime cannot load the model.
@@ -58,6 +61,8 @@ def make_session(
     options = session_options(threads=threads, shared_pool=shared_pool, spinning=spinning)
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    if not fuse_qdq:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     return open_session(model, options, weights or {})
 
 
@@ -77,8 +82,10 @@ def session_options(*, threads: int | None, shared_pool: bool = False, spinning:
     return options
 
 
-def open_session(model: bytes | Path, options: ort.SessionOptions, weights: Mapping[str, Array]) -> ort.InferenceSession:
-    """Load a model with the given options on the CPU.
+def open_session(
+    model: bytes | Path, options: ort.SessionOptions, weights: Mapping[str, Array], without: Sequence[str] = ()
+) -> ort.InferenceSession:
+    """Load a model with the given options on the CPU, without the optimisations of these names.
 
     Raises:
         ModelError: if onnxruntime cannot load the model; its reason in one line.
@@ -91,6 +98,7 @@ def open_session(model: bytes | Path, options: ort.SessionOptions, weights: Mapp
             model if isinstance(model, bytes) else str(model),
             options,
             providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(without),
             enable_fallback=0,  # it would print, and try the same provider again
         )
     except Exception as error:  # its exceptions have no common base

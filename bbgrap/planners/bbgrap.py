@@ -29,7 +29,7 @@ from bbgrap.tdl.language import All, Index, Remainder, accesses_in, indices_in
 HEAVY_WEIGHT_BYTES = 16 << 20
 """Weights from here on are worth an exchange: at about 20 GB/s, reading half of 16 MiB less saves 0.4 ms, an exchange costs 0.1-0.2 ms."""
 
-FEATURE_AXIS = {
+_FEATURE_AXIS = {
     **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv", "DeformConv"), 1),
     **dict.fromkeys(("Gemm", "MatMul", "QGemm", "FusedGemm", "FusedMatMul", "TransposeMatMul"), -1),
     **dict.fromkeys(("MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulNBits"), -1),
@@ -38,6 +38,7 @@ FEATURE_AXIS = {
 
 WINDOWED = frozenset(
     {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv", "MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"}
+    | {"NhwcMaxPool"}
 )
 """Operators that read [N, C, ...]: a model that has one over three axes has inputs [N, C, L], else they are sequences."""
 
@@ -46,6 +47,13 @@ RENAMING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat"})
 
 Axes = tuple[int | None, ...]
 """Per direction (one, or two for a grid) the axis of a value that it runs along, or None."""
+
+
+def feature_axis(node: Node, rank: int) -> int | None:
+    """Return the axis of a layer's output channels or features; None for operators without, and for a product that is one number."""
+    if node.op not in _FEATURE_AXIS or not rank:
+        return None
+    return -1 % rank if node.attributes.get("channels_last", 0) else _FEATURE_AXIS[node.op] % rank
 
 
 def plan_bbgrap(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Plan:
@@ -103,12 +111,13 @@ class _Follower:
     def _tiles(self, node: Node, description: Description | None) -> tuple[Tile, ...]:
         whole = whole_output(self.graph, node)
         axes = self._axes_of(node, description)
+        features = feature_axis(node, whole.rank)
         if self.split == "inputs" and description is not None and (parts := self._parts(node, description)):
-            self.axes |= dict.fromkeys(filter(None, node.outputs), (FEATURE_AXIS[node.op] % whole.rank,))
+            self.axes |= dict.fromkeys(filter(None, node.outputs), (features,))
             return tuple(Tile(device, whole, part) for device, part in parts)
         cuts = self._usable(description, axes)
         if not cuts and description is not None and self._is_heavy(node):
-            axes = (FEATURE_AXIS[node.op] % whole.rank,)
+            axes = (features,)
             cuts = self._usable(description, axes)
         self.axes |= self._axes_of_outputs(node, description, axes if cuts else (None,) * len(axes))
         if not cuts or description is None:
@@ -118,7 +127,7 @@ class _Follower:
 
     def _parts(self, node: Node, description: Description) -> list[tuple[int, Part]]:
         """Return each device's range of a layer's input channels; empty if there are too few to divide."""
-        index = next(iter(reducible(self.graph, node, description)), None) if node.op in FEATURE_AXIS else None
+        index = next(iter(reducible(self.graph, node, description)), None) if node.op in _FEATURE_AXIS else None
         if index is None or index.extent < 2:
             return []
         pieces = split_by_shares(index.extent, self.shares)
@@ -171,8 +180,9 @@ class _Follower:
     def _axes_of(self, node: Node, description: Description | None) -> Axes:
         if description is None:
             return (None,)
-        if self.split in ("channels", "inputs") and node.op in FEATURE_AXIS:
-            return (FEATURE_AXIS[node.op] % len(description.outputs),)
+        features = feature_axis(node, len(description.outputs))
+        if self.split in ("channels", "inputs") and features is not None:
+            return (features,)
         best: Axes = (None,)
         size = 0
         for number, name in enumerate(node.inputs):
@@ -203,7 +213,7 @@ class _Follower:
 
     def _is_heavy(self, node: Node) -> bool:
         weights = (self.graph.weights[name] for name in node.inputs if name in self.graph.weights)
-        return node.op in FEATURE_AXIS and sum(w.type.nbytes for w in weights) >= HEAVY_WEIGHT_BYTES
+        return node.op in _FEATURE_AXIS and sum(w.type.nbytes for w in weights) >= HEAVY_WEIGHT_BYTES
 
     def _regions(self, description: Description, whole: ShapeMap, cuts: tuple[int, ...]) -> list[ShapeMap]:
         units = [granularity(description, axis) for axis in cuts]

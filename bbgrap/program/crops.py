@@ -48,7 +48,12 @@ def _reads_the_same(node: Node, name: str, cut: Cut, weights: Mapping[str, Weigh
     if node.op not in _WINDOWS or node.domain or not plain or len(node.outputs) > 1 or name in node.inputs[1:]:
         return False
     spatial = len(cut.whole) - 2
-    kernel = weights[node.inputs[1]].type.known_shape[2:] if node.op == "Conv" else ()
+    kernel: tuple[int, ...] = ()
+    if node.op == "Conv" and "kernel_shape" not in attributes:
+        filters = weights.get(node.inputs[1])
+        if filters is None:
+            return False  # computed, or given with the request: its shape is not at hand here
+        kernel = filters.type.known_shape[2:]
     ones = (1,) * spatial
     sizes, strides, dilations, pads = (
         _integers(attributes.get(key), default)

@@ -16,7 +16,7 @@ from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.language import Call, Description, Expression, Index, Quotient, Sum, operand
 from bbgrap.tdl.operators.common import Reads, is_scalar, sliced, spatial_interval, whole
-from bbgrap.tdl.operators.windows import Window, is_odd, local_attributes, spatial, windows_of
+from bbgrap.tdl.operators.windows import Window, is_odd, layout_of, local_attributes, output_axes, spatial, windows_of
 from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOperand, OperatorRule, Result, Site, operands_of, register
 
 
@@ -40,35 +40,35 @@ FUSED = Form(residual=3)
 
 def conv_windows(site: Site, form: Form) -> tuple[Window, ...]:
     """Return the spatial windows of a Conv."""
-    return windows_of(site, site.shape(0)[2:], site.integers("kernel_shape", site.shape(form.weights)[2:]))
+    return windows_of(site, layout_of(site).extents(site.shape(0)), site.integers("kernel_shape", site.shape(form.weights)[2:]))
 
 
 def describe_conv(site: Site, form: Form = CONV) -> Description | None:
     """out[n, c, s...] = Sum over ci, k... of x[n, group(c) * Ci + ci, s * S + k * D - P...] * w[c, ci, k...] + b[c]."""
-    batch, channels, *space = site.output_shape
-    per_group_in, groups = site.shape(form.weights)[1], site.integer("group", 1)
-    per_group_out = channels // groups
-    windows = conv_windows(site, form)
-    if is_odd(windows) or site.integer("channels_last", 0) or not all(is_scalar(site, k) for k in form.scalars):
+    layout, windows = layout_of(site), conv_windows(site, form)
+    if is_odd(windows) or not all(is_scalar(site, k) for k in form.scalars):
         return None
-    n, c, ci = Index("n", batch), Index("c", channels), Index("ci", per_group_in)
-    s, k = spatial("s", tuple(space)), spatial("k", tuple(w.kernel for w in windows))
+    n, c, s = output_axes(site, layout)
+    per_group_in, groups = site.shape(form.weights)[1], site.integer("group", 1)
+    per_group_out = c.extent // groups
+    ci, k = Index("ci", per_group_in), spatial("k", tuple(w.kernel for w in windows))
     channel = ci if groups == 1 else (c // per_group_out) * per_group_in + ci
     positions = tuple(w.subscript(si, ki) for w, si, ki in zip(windows, s, k, strict=True))
-    body: Expression = Sum((ci, *k), operand(0)[n, channel, *positions] * operand(form.weights)[c, ci, *k])
+    body: Expression = Sum((ci, *k), operand(0)[layout.placed(n, channel, positions)] * operand(form.weights)[c, ci, *k])
     further: list[Expression] = [whole(site, o) for o in form.scalars if site.has(o)]
     further += [whole(site, o) if is_scalar(site, o) else operand(o)[(c,)] for o in form.per_channel if site.has(o)]
     if form.residual is not None and site.has(form.residual):
-        further.append(operand(form.residual)[n, c, *s])
-    return Description((n, c, *s), Call("add", (body, *further)) if further or form is not CONV else body)
+        further.append(operand(form.residual)[layout.placed(n, c, s)])
+    return Description(layout.placed(n, c, s), Call("add", (body, *further)) if further or form is not CONV else body)
 
 
 def localize_conv(site: Site, region: ShapeMap, reads: Reads, form: Form = CONV) -> tuple[LocalNode, ...]:
     """One Conv with its own pads; where the tile's channels cut through groups, one Conv per run of whole or single groups."""
     attributes = local_attributes(site, region, conv_windows(site, form))
     groups = site.integer("group", 1)
-    per_group = site.output_shape[1] // groups
-    runs = [run for r in region.axes[1].ranges for run in _group_runs(r, per_group)]
+    channel = layout_of(site).channel
+    per_group = site.output_shape[channel] // groups
+    runs = [run for r in region.axes[channel].ranges for run in _group_runs(r, per_group)]
     if groups == 1 or len(runs) == 1:
         count = 1 if groups == 1 else _groups_in(runs[0], per_group)
         return (LocalNode(site.node.op, operands_of(site, reads), {**attributes, "group": count}, site.node.domain),)
@@ -95,7 +95,8 @@ def _conv_by_runs(
 ) -> tuple[LocalNode, ...]:
     read = reads[0]
     assert read is not None, "a Conv reads its input"
-    per_out, per_in = site.output_shape[1] // site.integer("group", 1), site.shape(form.weights)[1]
+    channel = layout_of(site).channel
+    per_out, per_in = site.output_shape[channel] // site.integer("group", 1), site.shape(form.weights)[1]
     nodes: list[LocalNode] = []
     done: list[LocalOperand] = []
     taken = 0
@@ -106,19 +107,19 @@ def _conv_by_runs(
 
     for run in runs:
         count, stop = _groups_in(run, per_out), taken + len(run)
-        first = read.axes[1].position_of(run.start // per_out * per_in)
+        first = read.axes[channel].position_of(run.start // per_out * per_in)
         operands = list(operands_of(site, reads))
-        operands[0] = cut(Input(0), first, first + count * per_in, 1)
+        operands[0] = cut(Input(0), first, first + count * per_in, channel)
         operands[form.weights] = cut(Input(form.weights), taken, stop, 0)
         for o in form.per_channel:
             if not is_scalar(site, o):
                 operands[o] = cut(Input(o), taken, stop, 0)
         if form.residual is not None and site.has(form.residual):
-            operands[form.residual] = cut(Input(form.residual), taken, stop, 1)
+            operands[form.residual] = cut(Input(form.residual), taken, stop, channel)
         nodes.append(LocalNode(site.node.op, tuple(operands), {**attributes, "group": count}, site.node.domain))
         done.append(Result(len(nodes) - 1))
         taken = stop
-    return (*nodes, LocalNode("Concat", tuple(done), {"axis": 1}))
+    return (*nodes, LocalNode("Concat", tuple(done), {"axis": channel}))
 
 
 def describe_conv_transpose(site: Site) -> Description | None:

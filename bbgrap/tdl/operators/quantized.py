@@ -21,7 +21,7 @@ from bbgrap.tdl.operators.common import (
     with_whole_axes,
 )
 from bbgrap.tdl.operators.products import product_of
-from bbgrap.tdl.operators.windows import describe_global_pool, describe_pool, localize_pool, pool_windows
+from bbgrap.tdl.operators.windows import describe_global_pool, describe_pool, layout_of, localize_pool, pool_windows
 from bbgrap.tdl.rule import Input, LocalNode, OperatorRule, Site, operands_of, register
 
 MICROSOFT = "com.microsoft"
@@ -171,8 +171,6 @@ def localize_qlinear_concat(site: Site, region: ShapeMap, reads: Reads) -> tuple
 
 def describe_qlinear_pool(site: Site) -> Description | None:
     """An average pool between dequantizing and quantizing."""
-    if site.integer("channels_last", 0):
-        return None
     inner = describe_global_pool(site) if "Global" in site.node.op else describe_pool(site)
     return None if inner is None else Description(inner.outputs, Call("quantize", (inner.body, *wholes(site, range(1, 5)))))
 
@@ -188,7 +186,8 @@ def localize_qlinear_pool(site: Site, region: ShapeMap, reads: Reads) -> tuple[L
     assert read is not None, "a pool reads its input"
     rank = len(kernel)
     itself_global = all((w.extent, w.pad_begin, w.pad_end) == (w.kernel, 0, 0) for w in pool_windows(site))
-    if read.shape[2:] != kernel or max(region.shape[2:]) > 1 or itself_global or max(kernel) == 1:
+    layout = layout_of(site)
+    if layout.extents(read.shape) != kernel or max(layout.extents(region.shape)) > 1 or itself_global or max(kernel) == 1:
         return (node,)
     axis = kernel.index(max(kernel))
     pads = tuple(int(k == rank + axis) for k in range(2 * rank))

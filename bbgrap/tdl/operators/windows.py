@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import Interval, ShapeMap
@@ -16,6 +17,37 @@ from bbgrap.tdl.analysis import Shape
 from bbgrap.tdl.language import Access, Call, Description, Expression, Index, IndexExpression, Max, Sum, operand
 from bbgrap.tdl.operators.common import Reads, sliced, spatial_interval, yields_only
 from bbgrap.tdl.rule import Input, LocalNode, OperatorRule, Result, Site, operands_of, register
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a map has its channels and its spatial axes: `[N, C, H, W]`, or `[N, H, W, C]` as onnxruntime's integer kernels want it."""
+
+    channel: int
+    spatial: tuple[int, ...]
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Tell whether channels come behind the spatial axes."""
+        return self.channel != 1
+
+    def extents(self, shape: Shape) -> Shape:
+        """Return the spatial extents of a map."""
+        return tuple(shape[axis] for axis in self.spatial)
+
+    def placed(self, batch: T, channel: T, space: Sequence[T]) -> tuple[T, ...]:
+        """Return what belongs to batch, channel and spatial axes in the order of the axes."""
+        return (batch, *space, channel) if self.is_channels_last else (batch, channel, *space)
+
+
+def layout_of(site: Site) -> Layout:
+    """Return the layout of the maps that a convolution or pool reads and makes."""
+    rank = len(site.shape(0))
+    if site.integer("channels_last", 0) or site.node.op.startswith("Nhwc"):
+        return Layout(rank - 1, tuple(range(1, rank - 1)))
+    return Layout(1, tuple(range(2, rank)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +114,8 @@ def is_odd(windows: Sequence[Window]) -> bool:
 
 def local_attributes(site: Site, region: ShapeMap, windows: tuple[Window, ...], *, ceil_mode: bool = False) -> dict[str, Attribute]:
     """Return the node's attributes with the pads of a local piece."""
-    pads = [w.local_pads(spatial_interval(site, region, axis + 2), ceil_mode=ceil_mode) for axis, w in enumerate(windows)]
+    axes = layout_of(site).spatial
+    pads = [w.local_pads(spatial_interval(site, region, a), ceil_mode=ceil_mode) for a, w in zip(axes, windows, strict=True)]
     changed = {name: value for name, value in site.node.attributes.items() if name not in ("pads", "auto_pad")}
     return {**changed, "pads": (*(begin for begin, _ in pads), *(end for _, end in pads))}
 
@@ -92,22 +125,28 @@ def spatial(prefix: str, extents: Shape) -> tuple[Index, ...]:
     return tuple(Index(f"{prefix}{axis}", extent) for axis, extent in enumerate(extents))
 
 
+def output_axes(site: Site, layout: Layout) -> tuple[Index, Index, tuple[Index, ...]]:
+    """Return the indices of the output: of batch, channel and spatial axes."""
+    shape = site.output_shape
+    return Index("n", shape[0]), Index("c", shape[layout.channel]), spatial("s", layout.extents(shape))
+
+
 def pool_windows(site: Site) -> tuple[Window, ...]:
     """Return the spatial windows of a pool."""
-    return windows_of(site, site.shape(0)[2:], site.integers("kernel_shape", ()))
+    return windows_of(site, layout_of(site).extents(site.shape(0)), site.integers("kernel_shape", ()))
 
 
 def describe_pool(site: Site) -> Description | None:
     """out[n, c, s...] = reduction over k... of x[n, c, s * S + k * D - P...]."""
-    windows = pool_windows(site)
+    layout, windows = layout_of(site), pool_windows(site)
     same = site.text("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
     if not yields_only(site) or site.integer("storage_order", 0) or is_odd(windows) or (same and site.integer("ceil_mode", 0)):
         return None  # the standard leaves the combination of SAME padding and ceil_mode open
-    batch, channels, *space = site.output_shape
-    n, c = Index("n", batch), Index("c", channels)
-    s, k = spatial("s", tuple(space)), spatial("k", tuple(w.kernel for w in windows))
-    read = operand(0)[n, c, *(w.subscript(si, ki) for w, si, ki in zip(windows, s, k, strict=True))]
-    return Description((n, c, *s), _pooled(site.node.op, k, read))
+    n, c, s = output_axes(site, layout)
+    k = spatial("k", tuple(w.kernel for w in windows))
+    positions = [w.subscript(si, ki) for w, si, ki in zip(windows, s, k, strict=True)]
+    read = operand(0)[layout.placed(n, c, positions)]
+    return Description(layout.placed(n, c, s), _pooled(site.node.op, k, read))
 
 
 def _pooled(op: str, over: tuple[Index, ...], read: Access) -> Expression:
@@ -125,10 +164,10 @@ def localize_pool(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode
 
 def describe_global_pool(site: Site) -> Description | None:
     """out[n, c, 0...] = reduction over the whole map of x[n, c, k...]."""
-    batch, channels, *space = site.output_shape
-    n, c = Index("n", batch), Index("c", channels)
-    k = spatial("k", site.shape(0)[2:])
-    return Description((n, c, *spatial("s", tuple(space))), _pooled(site.node.op, k, operand(0)[n, c, *k]))
+    layout = layout_of(site)
+    n, c, s = output_axes(site, layout)
+    k = spatial("k", layout.extents(site.shape(0)))
+    return Description(layout.placed(n, c, s), _pooled(site.node.op, k, operand(0)[layout.placed(n, c, k)]))
 
 
 def describe_lrn(site: Site) -> Description | None:
@@ -153,5 +192,6 @@ def localize_lrn(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode,
 
 
 register(OperatorRule(describe_pool, localize_pool), "MaxPool", "AveragePool", "LpPool")
+register(OperatorRule(describe_pool, localize_pool), "NhwcMaxPool", domain="com.microsoft")
 register(OperatorRule(describe_global_pool), "GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
 register(OperatorRule(describe_lrn, localize_lrn), "LRN")

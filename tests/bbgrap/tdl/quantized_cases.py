@@ -1,6 +1,7 @@
 """Random calls of quantized operators and of onnxruntime's fused products."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -70,7 +71,29 @@ def _qlinear_conv(draw: Draw, domain: str = "") -> Case:
     bias = (np.asarray(case.operands[2]).astype(np.int32),) if len(case.operands) > 2 else ()
     operands = (x, _scale(), _zero(), w, scale, zero, _scale(9), _zero(), *bias)
     parameters = frozenset((1, 2, 4, 5, 6, 7))
-    return Case("QLinearConv", operands, case.attributes, parameters, loose=None, several_ranges=case.several_ranges, domain=domain)
+    found = Case("QLinearConv", operands, case.attributes, parameters, loose=None, several_ranges=case.several_ranges, domain=domain)
+    return _channels_last(draw, found) if domain else found
+
+
+def _channels_last(draw: Draw, case: Case, *, always: bool = False) -> Case:
+    """Return a call on maps of four axes with its channels behind rows and columns, or as it is."""
+    x = case.operands[0]
+    assert x is not None
+    if x.ndim != 4 or not (always or draw(st.booleans())):
+        return case
+    operands = (np.ascontiguousarray(np.moveaxis(x, 1, -1)), *case.operands[1:])
+    several = None if case.several_ranges is None else frozenset(3 if axis == 1 else axis for axis in case.several_ranges)
+    attributes = {**case.attributes, **({} if case.op.startswith("Nhwc") else {"channels_last": 1})}
+    return replace(case, operands=operands, attributes=attributes, several_ranges=several)
+
+
+@st.composite
+def nhwc_max_pool(draw: Draw) -> Case:
+    """NhwcMaxPool: what MaxPool does, on bytes with their channels last."""
+    case = draw(pool("MaxPool").filter(lambda c: np.ndim(c.operands[0]) == 4))
+    data = np.asarray(case.operands[0]).astype(np.uint8)
+    of_bytes = Case("NhwcMaxPool", (data,), case.attributes, loose=None, several_ranges=case.several_ranges, domain=MICROSOFT)
+    return _channels_last(draw, of_bytes, always=True)
 
 
 @st.composite
@@ -192,14 +215,15 @@ def qlinear_average_pool(draw: Draw) -> Case:
     attributes = {k: v for k, v in case.attributes.items() if k != "dilations"}
     operands = (np.asarray(case.operands[0]).astype(np.uint8), _scale(), _zero(), _scale(), _zero())
     several = case.several_ranges
-    return Case("QLinearAveragePool", operands, attributes, frozenset(range(1, 5)), loose=None, several_ranges=several, domain=MICROSOFT)
+    found = Case("QLinearAveragePool", operands, attributes, frozenset(range(1, 5)), loose=None, several_ranges=several, domain=MICROSOFT)
+    return _channels_last(draw, found)
 
 
 @st.composite
 def qlinear_global_pool(draw: Draw) -> Case:
     """QLinearGlobalAveragePool."""
     operands = (_bytes(draw, *draw(st.tuples(*[st.integers(1, 4)] * 4))), _scale(), _zero(), _scale(), _zero())
-    attributes: dict[str, Attribute] = {"channels_last": 0}
+    attributes: dict[str, Attribute] = {"channels_last": draw(st.integers(0, 1))}
     return Case("QLinearGlobalAveragePool", operands, attributes, frozenset(range(1, 5)), loose=None, domain=MICROSOFT)
 
 
@@ -272,6 +296,7 @@ MICROSOFT_QUANTIZED: Cases = {
     "FusedGemm": fused_gemm,
     "MatMulIntegerToFloat": matmul_integer_to_float,
     "MatMulNBits": matmul_nbits,
+    "NhwcMaxPool": nhwc_max_pool,
     "QGemm": qgemm,
     "QLinearAveragePool": qlinear_average_pool,
     "QLinearConcat": qlinear_concat,
