@@ -1,6 +1,7 @@
 """Well-known networks, built here with seeded random weights: no download, and the same file, to the byte, wherever it is built.
 
-They have the layers, shapes and parameter counts of the originals, but know nothing: they are for measuring and testing.
+They have the layers, shapes and parameter counts of the originals, but know nothing: they are for measuring and testing. Those whose names
+end with `_int8` are quantized, in the QDQ form.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from bbgrap.errors import ModelError
@@ -15,6 +17,8 @@ from bbgrap.graph.onnx_io import save_graph
 from bbgrap.graph.types import Graph
 from bbgrap.zoo.alexnet import alexnet
 from bbgrap.zoo.mobilenet import mobilenet_v2
+from bbgrap.zoo.quantized import quantized
+from bbgrap.zoo.ranges import RANGES
 from bbgrap.zoo.resnet import resnet50, resnet152, tiny
 from bbgrap.zoo.unet import unet
 from bbgrap.zoo.vgg import vgg16
@@ -26,9 +30,16 @@ __all__ = ["build", "materialize", "names"]
 _RECIPE = 1
 """Part of every file's name; to be raised when a network here changes, so that no stale file is used."""
 
-_BUILDERS: Mapping[str, Callable[[], Graph]] = {
+_BUILDERS: dict[str, Callable[[], Graph]] = {
     recipe.__name__: recipe for recipe in (alexnet, mobilenet_v2, resnet50, resnet152, tiny, unet, vgg16, vit_b16, yolo)
 }
+
+
+def _in_8_bits(recipe: Callable[[], Graph]) -> Graph:
+    return quantized(recipe(), f"{recipe.__name__}_int8", RANGES[recipe.__name__])
+
+
+_BUILDERS |= {f"{recipe.__name__}_int8": partial(_in_8_bits, recipe) for recipe in (mobilenet_v2, resnet50, tiny)}
 
 
 def names() -> tuple[str, ...]:
