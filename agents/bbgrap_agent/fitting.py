@@ -39,10 +39,10 @@ class Sample:
 
 
 _TERMS: Mapping[str, tuple[int, ...]] = {
-    "depthwise": (OVERHEAD, FLOPS, MAPS),
+    **dict.fromkeys(("depthwise", "depthwise_int8"), (OVERHEAD, FLOPS, MAPS)),
     "matvec": (OVERHEAD, FLOPS, WEIGHTS),
     "pool": (OVERHEAD, FLOPS, MAPS),
-    **dict.fromkeys(("normalize", "elementwise", "move", "segment", "message"), (OVERHEAD, MAPS)),
+    **dict.fromkeys(("normalize", "elementwise", "elementwise_int8", "move", "segment", "message"), (OVERHEAD, MAPS)),
 }
 """What may cost time, where not everything may: of two amounts that always grow together only one can be told."""
 

@@ -18,11 +18,12 @@ import numpy as np
 
 from bbgrap.engine.sessions import open_session, session_options
 from bbgrap.graph.onnx_write import write_graph
-from bbgrap.graph.types import Array, Graph
+from bbgrap.graph.types import Array, DType, Graph, TensorType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.rule import describe
 from bbgrap.tdl.work import KINDS, Work, is_fused, work_of
 from bbgrap.zoo.builder import Builder
+from bbgrap_agent.byte_networks import byte_networks
 from bbgrap_agent.fitting import Sample, typical
 
 _MAPS = ((64, 56, 56), (64, 28, 56), (128, 28, 28), (128, 14, 28), (256, 14, 14), (256, 7, 14), (512, 7, 7), (512, 4, 7))
@@ -75,6 +76,7 @@ def networks() -> Iterator[Graph]:
         yield _tokens(rows, features)
     for rows, depth, columns in _VECTORS:
         yield _vectors(rows, depth, columns)
+    yield from byte_networks(_ENTRY)
 
 
 def measure_network(graph: Graph, threads: int, until: float, crowd: Array) -> list[Sample]:
@@ -85,7 +87,7 @@ def measure_network(graph: Graph, threads: int, until: float, crowd: Array) -> l
         options.profile_file_prefix = str(Path(folder) / "kernels")
         session = open_session(write_graph(graph, weights="inline").data, options, {})
         random = np.random.default_rng(0)
-        feed = {name: random.random(graph.types[name].known_shape, dtype=np.float32) for name in graph.inputs}
+        feed = {name: _numbers(random, graph.types[name]) for name in graph.inputs}
         for run in range(_RUNS + 1):
             if run > _LEAST_RUNS and time.perf_counter() > until:
                 break
@@ -99,6 +101,12 @@ def measure_network(graph: Graph, threads: int, until: float, crowd: Array) -> l
         if name != _ENTRY and len(times.get(event, ())) > 1:
             samples.append(Sample(work, typical(times[event][1:]), f"{graph.name}.{name}"))
     return samples
+
+
+def _numbers(random: np.random.Generator, kind: TensorType) -> Array:
+    if kind.dtype is DType.UINT8:
+        return random.integers(0, 256, kind.known_shape, np.uint8)
+    return random.random(kind.known_shape, dtype=np.float32)
 
 
 def kernel_times(profile: str) -> dict[str, list[float]]:

@@ -57,6 +57,10 @@ def _product(kind: str, rows: int, depth: int, columns: int) -> Work:
     return Work(kind, 2 * rows * depth * columns, 4 * depth * columns, 4 * rows * (depth + columns))
 
 
+def _of_bytes(kind: str, work: Work) -> Work:
+    return Work(kind, work.flops, work.weight_bytes // 4, work.map_bytes // 4)
+
+
 _MAP = 256 * 28 * 28
 """Elements of a map of medium size: 256 channels of 28 x 28."""
 
@@ -65,11 +69,15 @@ TYPICAL: Mapping[str, Work] = {
     "conv3x3": _convolution("conv3x3", 3, 128, 128, 28),
     "conv": _convolution("conv", 7, 3, 64, 112),
     "depthwise": _convolution("depthwise", 3, 256, 256, 28, 256),
+    "conv_int8": _of_bytes("conv_int8", _convolution("conv3x3", 3, 128, 128, 28)),
+    "depthwise_int8": _of_bytes("depthwise_int8", _convolution("depthwise", 3, 256, 256, 28, 256)),
     "matmul": _product("matmul", 128, 768, 768),
     "matvec": _product("matvec", 1, 2048, 1000),
+    "matmul_int8": _of_bytes("matmul_int8", _product("matmul", 128, 768, 768)),
     "pool": Work("pool", 9 * _MAP // 4, 0, 5 * _MAP),
     "normalize": Work("normalize", _MAP, 0, 8 * _MAP),
     "elementwise": Work("elementwise", _MAP, 0, 8 * _MAP),
+    "elementwise_int8": Work("elementwise_int8", _MAP, 0, 3 * _MAP),
     "move": Work("move", _MAP, 0, 8 * _MAP),
     "other": Work("other", _MAP, 0, 8 * _MAP),
     "segment": Work("segment", 0, 0, 4 * _MAP),
@@ -84,9 +92,12 @@ PIECES: Mapping[str, str] = {
     "depthwise": "3 x 3, 256 channels, 28 x 28",
     "matmul": "128 rows, 768 x 768",
     "matvec": "1 row, 2048 x 1000",
+    "conv_int8": "128 to 128 channels, 28 x 28",
+    "depthwise_int8": "3 x 3, 256 channels, 28 x 28",
+    "matmul_int8": "128 rows, 768 x 768",
     "pool": "3 x 3, 256 channels, 28 x 28",
     "message": "1 row of 256 channels x 28",
-    **dict.fromkeys(("normalize", "elementwise", "move", "other", "segment"), "256 channels, 28 x 28"),
+    **dict.fromkeys(("normalize", "elementwise", "elementwise_int8", "move", "other", "segment"), "256 channels, 28 x 28"),
 }
 """What the typical pieces are, in words."""
 
@@ -107,11 +118,15 @@ DEFAULT_WORK: tuple[Speed, ...] = (
     Speed("conv3x3", 120e9, 17e9, 18e9, 4.2e-6),
     Speed("conv", 110e9, 31e9, 41e9, 0.0),
     Speed("depthwise", 100e9, 0.0, 67e9, 10e-6),
+    Speed("conv_int8", 240e9, 20e9, 20e9, 5e-6),
+    Speed("depthwise_int8", 60e9, 0.0, 0.0, 10e-6),
     Speed("matmul", 99e9, 120e9, 200e9, 9.6e-6),
     Speed("matvec", 150e9, 19e9, 0.0, 3.5e-6),
+    Speed("matmul_int8", 200e9, 20e9, 0.0, 5e-6),
     Speed("pool", 83e9, 0.0, 72e9, 6.0e-6),
     Speed("normalize", 0.0, 0.0, 19e9, 7.7e-6),
     Speed("elementwise", 0.0, 0.0, 50e9, 4.7e-6),
+    Speed("elementwise_int8", 0.0, 0.0, 5e9, 5e-6),
     Speed("move", 0.0, 0.0, 39e9, 4.2e-6),
     Speed("other", 0.0, 0.0, 50e9, 4.7e-6),
     Speed("segment", 0.0, 0.0, 33e9, 16e-6),

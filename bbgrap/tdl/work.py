@@ -21,11 +21,15 @@ KINDS: Mapping[str, str] = {
     "conv3x3": "convolutions 3 x 3",
     "conv": "convolutions with other kernels, transposed ones, and those of fewer than four input channels",
     "depthwise": "convolutions with few channels per group",
+    "conv_int8": "convolutions of bytes",
+    "depthwise_int8": "convolutions of bytes with few channels per group",
     "matmul": "matrix products with many rows",
     "matvec": "matrix products with few rows, which mostly read their weights",
+    "matmul_int8": "matrix products of bytes",
     "pool": "maxima and means over windows or whole maps",
     "normalize": "softmax, layer normalisation and the like",
     "elementwise": "functions of single elements",
+    "elementwise_int8": "functions of single elements of bytes, each with its scale",
     "move": "transposes, concatenations, paddings, resizings: bytes that change place",
     "other": "everything else",
     "segment": "starting a segment, and copying the maps at its borders, by bytes that enter",
@@ -147,11 +151,17 @@ def _is_in_place(graph: Graph, node: Node, name: str) -> bool:
 
 _ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSigmoid"})
 _CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "NhwcConv"})
-_PRODUCTS = frozenset(
-    {"Gemm", "MatMul", "FusedMatMul", "FusedGemm", "TransposeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul"}
-    | {"DynamicQuantizeMatMul", "MatMulNBits", "QGemm", "Einsum", "Attention", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
+_CONVOLUTIONS_OF_BYTES = frozenset({"ConvInteger", "QLinearConv"})
+_PRODUCTS_OF_BYTES = frozenset({"MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DynamicQuantizeMatMul", "QGemm"})
+_PRODUCTS = _PRODUCTS_OF_BYTES | frozenset(
+    {"Gemm", "MatMul", "FusedMatMul", "FusedGemm", "TransposeMatMul", "MatMulNBits", "Einsum", "Attention", "MultiHeadAttention"}
+    | {"LSTM", "GRU", "RNN"}
 )
-_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "QLinearAveragePool"})
+_OF_BYTES = frozenset({"QLinearAdd", "QLinearMul", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere", "QLinearConcat"})
+_POOLS = frozenset(
+    {"MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"}
+    | {"QLinearAveragePool", "QLinearGlobalAveragePool", "NhwcMaxPool"}
+)
 _NORMALIZE = frozenset(
     {"Softmax", "LogSoftmax", "LayerNormalization", "SkipLayerNormalization", "GroupNormalization", "InstanceNormalization", "LRN"}
     | {"RMSNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "LpNormalization"}
@@ -169,7 +179,7 @@ def kind_of(graph: Graph, node: Node) -> str:
         return _kind_of_convolution(graph, node)
     if node.op in _PRODUCTS:
         return _kind_of_product(graph, node)
-    known = ((_POOLS, "pool"), (_NORMALIZE, "normalize"), (_MOVES, "move"))
+    known = ((_POOLS, "pool"), (_NORMALIZE, "normalize"), (_MOVES, "move"), (_OF_BYTES, "elementwise_int8"))
     for ops, kind in known:
         if node.op in ops:
             return kind
@@ -177,18 +187,23 @@ def kind_of(graph: Graph, node: Node) -> str:
 
 
 def _kind_of_convolution(graph: Graph, node: Node) -> str:
-    weight = graph.types.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    operand = 3 if node.op == "QLinearConv" else 1
+    weight = graph.types.get(node.inputs[operand]) if len(node.inputs) > operand else None
     shape = None if weight is None else weight.shape
     if shape is None or len(shape) < 3 or node.op == "ConvTranspose":
         return "conv"
     group = node.attributes.get("group", 1)
     if isinstance(group, int) and group > 1 and shape[1] <= FEW_CHANNELS:
-        return "depthwise"
+        return "depthwise_int8" if node.op in _CONVOLUTIONS_OF_BYTES else "depthwise"
+    if node.op in _CONVOLUTIONS_OF_BYTES:
+        return "conv_int8"
     if shape[1] < FEW_CHANNELS:
         return "conv"
     return {1: "conv1x1", 3: "conv3x3"}.get(shape[-1], "conv") if len(set(shape[2:])) == 1 else "conv"
 
 
 def _kind_of_product(graph: Graph, node: Node) -> str:
+    if node.op in _PRODUCTS_OF_BYTES:
+        return "matmul_int8"
     made = graph.types[next(name for name in node.outputs if name)].shape or (1,)
     return "matvec" if prod(made[:-1]) <= FEW_ROWS else "matmul"

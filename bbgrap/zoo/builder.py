@@ -32,10 +32,10 @@ class Builder:
     Invariants: `types` knows every value so far, with batch 1 in dimension 0.
     """
 
-    def __init__(self, name: str, input_shape: tuple[int, ...]) -> None:
+    def __init__(self, name: str, input_shape: tuple[int, ...], dtype: DType = DType.FLOAT) -> None:
         """Start a network `name` (which is also the seed) with one input `input` of shape `[1, C, H, W]`."""
         self.name = name
-        self.types: dict[str, TensorType] = {"input": TensorType(DType.FLOAT, input_shape)}
+        self.types: dict[str, TensorType] = {"input": TensorType(dtype, input_shape)}
         self._nodes: list[Node] = []
         self._weights: dict[str, Weight] = {}
         self._random = np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
@@ -46,7 +46,8 @@ class Builder:
 
     def graph(self, *outputs: str) -> Graph:
         """Return the finished network."""
-        return Graph(self.name, tuple(self._nodes), ("input",), outputs, self._weights, self.types, {"": OPSET}, IR_VERSION)
+        opsets = {node.domain: OPSET if not node.domain else 1 for node in self._nodes} | {"": OPSET}
+        return Graph(self.name, tuple(self._nodes), ("input",), outputs, self._weights, self.types, opsets, IR_VERSION)
 
     def conv(
         self,
@@ -173,9 +174,10 @@ class Builder:
         shape: tuple[int, ...],
         attributes: Mapping[str, Attribute] | None = None,
         dtype: DType = DType.FLOAT,
+        domain: str = "",
     ) -> str:
         """Add any operator with one output, named like the node."""
-        self._nodes.append(Node(name, op, tuple(inputs), (name,), attributes or {}))
+        self._nodes.append(Node(name, op, tuple(inputs), (name,), attributes or {}, domain))
         self.types[name] = TensorType(dtype, shape)
         return name
 

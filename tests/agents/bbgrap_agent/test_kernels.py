@@ -57,7 +57,7 @@ def test_kernels_are_found_in_a_profile():
 
 def test_every_counted_kernel_is_timed(graphs):
     """onnxruntime's names for kernels are not documented: here the installed version is asked."""
-    for name in ("maps512x4x7", "image112x224", "tokens16x256", "vectors1x256x256"):
+    for name in ("maps512x4x7", "image112x224", "tokens16x256", "vectors1x256x256", "bytes256x7x14", "matrices64x768x768"):
         samples = measure_network(graphs[name], 1, time.perf_counter(), np.ones(1, np.float32))
         timed = {sample.name.partition(".")[2] for sample in samples}
         assert timed == {event.removesuffix(".relu") for event in works(graphs[name])} - {"entry"}

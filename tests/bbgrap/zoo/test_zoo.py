@@ -3,14 +3,20 @@ import pytest
 
 from bbgrap import zoo
 from bbgrap.cluster import Cluster
+from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.reference import Reference
 from bbgrap.errors import ModelError
 from bbgrap.graph import DType, check_graph
 from bbgrap.graph.onnx_io import read_model, save_graph, to_graph, with_input_shapes
 from bbgrap.planners.options import PlanOptions
+from bbgrap.program.export import export
+from bbgrap.program.simulate import simulate
+from bbgrap.program.steps import Send
+from bbgrap.zoo.ranges import RANGES
 from bbgrap.zoo.vit import vit
 from tests.partition import all_values, assert_close, compiled, plain_outputs, run_checked
+from tools.measure_ranges import ranges_of
 
 PARAMETERS = {  # as torchvision counts them: without running statistics
     "alexnet": 61_100_840,
@@ -21,7 +27,7 @@ PARAMETERS = {  # as torchvision counts them: without running statistics
     "vit_b16": 86_567_656,
 }
 LARGE = ("alexnet", "resnet152", "vgg16", "vit_b16")
-OUTPUTS = {"tiny": ("N", 10), "unet": ("N", 2, 256, 256), "yolo": ("N", 25_200, 85)}
+OUTPUTS = {"tiny": ("N", 10), "tiny_int8": ("N", 10), "unet": ("N", 2, 256, 256), "yolo": ("N", 25_200, 85)}
 
 
 def by_size(names):
@@ -34,7 +40,8 @@ def cache(tmp_path_factory):
 
 
 def test_names():
-    assert zoo.names() == ("alexnet", "mobilenet_v2", "resnet152", "resnet50", "tiny", "unet", "vgg16", "vit_b16", "yolo")
+    in_floats = {"alexnet", "mobilenet_v2", "resnet152", "resnet50", "tiny", "unet", "vgg16", "vit_b16", "yolo"}
+    assert zoo.names() == tuple(sorted(in_floats | {"mobilenet_v2_int8", "resnet50_int8", "tiny_int8"}))
 
 
 @pytest.mark.parametrize("name", by_size(PARAMETERS))
@@ -56,7 +63,7 @@ def test_files_have_a_free_batch_and_outputs_that_depend_on_the_input(name, cach
     assert np.isfinite(a).all()
     assert a.std() > 1e-2
     assert (a - b).std() > 1e-2
-    assert len(np.unique(a)) > 0.5 * min(a.size, 10_000)
+    assert len(np.unique(a)) > (5 if name.endswith("_int8") else 0.5 * min(a.size, 10_000))  # bytes have at most 256 values
 
 
 def small_vit():
@@ -121,3 +128,53 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match="cannot be written"):
         zoo.materialize("tiny", tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["tiny", "mobilenet_v2"])
+def test_a_network_in_8_bits_says_what_the_exact_one_says(name, cache):
+    exact, rounded = (Reference(zoo.materialize(network, cache)) for network in (name, f"{name}_int8"))
+    x = np.random.default_rng(9).standard_normal((1, *exact.inputs[0].shape[1:]), np.float32)
+    (want,), (got,) = exact.run({"input": x}), rounded.run({"input": x})
+    assert np.corrcoef(want.ravel(), got.ravel())[0, 1] > 0.99
+
+
+def test_the_ranges_of_networks_in_8_bits_are_those_of_seeded_inputs():
+    measured = ranges_of(zoo.build("tiny"))
+    assert measured.keys() == RANGES["tiny"].keys()
+    for name, (low, high) in measured.items():
+        assert (low, high) == pytest.approx(RANGES["tiny"][name], rel=2e-3), name
+
+
+@pytest.mark.parametrize("split", ["rows", "channels", "columns"])
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_network_in_8_bits_answers_the_same_to_the_bit_in_parts(split, nodes, cache):
+    path = zoo.materialize("tiny_int8", cache)
+    x = np.random.default_rng(3).standard_normal((2, 3, 32, 32), np.float32)
+    graph = load_graph(path, {"input": x.shape})
+    assert not any(node.op in ("Conv", "Add", "Gemm") for node in graph.nodes), "the integer form has no operator of floats"
+    parts = compiled(graph, Cluster.even(nodes), PlanOptions(split=split))
+    artifacts = export(parts.optimized)
+    (got,) = simulate(artifacts, [x], local_kernels(artifacts))
+    (want,) = Reference(path).run({"input": x})
+    assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_halos_of_a_network_in_8_bits_have_a_quarter_of_the_bytes(nodes, cache):
+    in_floats, in_bytes = (halo_bytes(zoo.materialize(name, cache), nodes) for name in ("tiny", "tiny_int8"))
+    assert in_floats == 4 * in_bytes > 0
+
+
+def halo_bytes(path, nodes):
+    """Return the bytes that agents send each other of maps that windows are read from; the input comes from the host in one of them."""
+    program = compiled(load_graph(path, {"input": (1, 3, 32, 32)}), Cluster.even(nodes), PlanOptions(split="rows")).optimized
+    graph = program.graph
+    windowed = {node.inputs[0] for node in graph.nodes if max(node.attributes.get("kernel_shape", (1,))) > 1}
+    read = {value for value in windowed if value in graph.producers and graph.producers[value].op != "Transpose"}
+    total = 0
+    for device in program.devices[: program.host]:
+        for step in device.steps:
+            if isinstance(step, Send) and step.destination != program.host:
+                values = [(device.buffers[part.buffer].value, part.region) for part in step.parts]
+                total += sum(region.size * graph.types[value].dtype.itemsize for value, region in values if value in read)
+    return total
