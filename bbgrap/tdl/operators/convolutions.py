@@ -14,8 +14,8 @@ import numpy as np
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import Interval, ShapeMap
-from bbgrap.tdl.language import Call, Description, Expression, Index, Quotient, Sum, operand
-from bbgrap.tdl.operators.common import Reads, is_scalar, sliced, spatial_interval, whole
+from bbgrap.tdl.language import ALL, Access, Call, Description, Expression, Index, Opaque, Quotient, Sum, operand
+from bbgrap.tdl.operators.common import Reads, is_scalar, sliced, spatial_interval, whole, wholes
 from bbgrap.tdl.operators.windows import Window, is_odd, layout_of, local_attributes, output_axes, spatial, windows_of
 from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOperand, OperatorRule, Result, Site, operands_of, register
 
@@ -54,12 +54,23 @@ def describe_conv(site: Site, form: Form = CONV) -> Description | None:
     ci, k = Index("ci", per_group_in), spatial("k", tuple(w.kernel for w in windows))
     channel = ci if groups == 1 else (c // per_group_out) * per_group_in + ci
     positions = tuple(w.subscript(si, ki) for w, si, ki in zip(windows, s, k, strict=True))
+    if form is QUANTIZED and per_group_in == 1 < per_group_out:
+        return _with_whole_channels(site, form, layout.placed(n, c, s), operand(0)[layout.placed(n, ALL, positions)], c)
     body: Expression = Sum((ci, *k), operand(0)[layout.placed(n, channel, positions)] * operand(form.weights)[c, ci, *k])
     further: list[Expression] = [whole(site, o) for o in form.scalars if site.has(o)]
     further += [whole(site, o) if is_scalar(site, o) else operand(o)[(c,)] for o in form.per_channel if site.has(o)]
     if form.residual is not None and site.has(form.residual):
         further.append(operand(form.residual)[layout.placed(n, c, s)])
     return Description(layout.placed(n, c, s), Call("add", (body, *further)) if further or form is not CONV else body)
+
+
+def _with_whole_channels(site: Site, form: Form, out: tuple[Index, ...], read: Access, channel: Index) -> Description:
+    """Describe a quantized convolution with one input channel and several outputs per group, whose channels must stay together.
+
+    Cut to one output per group it would be depthwise: that kernel adds exactly, the other one in saturating pairs on CPUs without VNNI.
+    """
+    further = wholes(site, (form.weights, *form.scalars, *form.per_channel))
+    return Description(out, Opaque("Conv", (read, *further), (channel,)))
 
 
 def localize_conv(site: Site, region: ShapeMap, reads: Reads, form: Form = CONV) -> tuple[LocalNode, ...]:

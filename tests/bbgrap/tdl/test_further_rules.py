@@ -5,7 +5,7 @@ import pytest
 
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import granularity
+from bbgrap.tdl import granularity, splittable_axes
 from tests.bbgrap.tdl.quantized_cases import MICROSOFT
 from tests.bbgrap.tdl.test_rule import described, integers
 from tests.bbgrap.tdl.verifier import Case, Whole, check
@@ -60,8 +60,6 @@ def test_what_runs_whole(reason, op, inputs, output, options):
     [
         ("swapped batches", "FusedMatMul", (CUBE, CUBE), CUBE, {"transBatchA": 1}),
         ("a vector", "FusedMatMul", (tensor(8), tensor(8, 4)), tensor(4), {}),
-        ("channels last", "QLinearAveragePool", (MAP, *(SCALAR,) * 4), MAP, {"kernel_shape": (1, 1), "channels_last": 1}),
-        ("channels last", "QLinearConv", (MAP, *(SCALAR,) * 2, MAP, *(SCALAR,) * 4), MAP, {"channels_last": 1}),
         ("axes as one", "QLinearSoftmax", (MATRIX, *(SCALAR,) * 4), MATRIX, {"opset": 12}),
         ("scales per channel", "QLinearAdd", (MATRIX, tensor(8), *(SCALAR,) * 6), MATRIX, {}),
         ("a batch of B", "DynamicQuantizeMatMul", (CUBE, tensor(2, 8, 4), SCALAR), tensor(2, 6, 4), {}),
@@ -132,3 +130,12 @@ def test_heads_of_one_element_are_counted():
     x = np.ones((1, 2, 3), np.float32)
     whole = Whole(Case("MultiHeadAttention", (x, x, x), {"num_heads": 3}, exact=False, domain=MICROSOFT))
     assert whole.localize(ShapeMap.of((0, 1), (0, 2), (1, 2))).nodes[0].attributes["num_heads"] == 1
+
+
+def test_channels_of_a_quantized_convolution_that_is_almost_depthwise_stay_together():
+    x, w = (np.ones(shape, np.uint8) for shape in ((1, 4, 5, 5), (8, 1, 3, 3)))
+    step, zero = np.array(0.5, np.float32), np.array(3, np.uint8)
+    case = Case("QLinearConv", (x, step, zero, w, step, zero, step, zero), {"group": 4}, frozenset(range(1, 8)))
+    assert splittable_axes(Whole(case).describe()) == (0, 2, 3)
+    depthwise = Case("QLinearConv", (x, step, zero, w[:4], step, zero, step, zero), {"group": 4}, frozenset(range(1, 8)))
+    assert splittable_axes(Whole(depthwise).describe()) == (0, 1, 2, 3)
