@@ -1,0 +1,81 @@
+"""Quantized and float16 models: the same answer as plain onnxruntime, to the bit where its kernels do not depend on the piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bbgrap.engine.spread import Witnesses
+
+from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.reference import Reference
+from bbgrap.graph import Array
+from bbgrap.graph.types import DType
+from bbgrap.planners.options import PlanOptions
+from bbgrap.program.export import export
+from bbgrap.program.simulate import simulate
+from tests.quantized_models import DYNAMIC, FORMATS, INTEGER, converted, networks, of_four_bits
+
+OPTIONS = [
+    *(PlanOptions(split=split) for split in ("rows", "columns", "channels", "inputs", "batch")),
+    *(PlanOptions(planner=planner) for planner in ("widest", "tofu", "hypar", "fewer-exchanges", "pipeline")),
+    PlanOptions(planner="auto", search_seconds=0.5),
+]
+CLUSTERS = [Cluster.even(2), Cluster((NodeProfile("fast", share=5), NodeProfile("slow", share=2), NodeProfile("middle", share=3)))]
+
+
+def answers(path: Path, x: Array, options: PlanOptions, cluster: Cluster) -> list[Array]:
+    graph = load_graph(path, {"input": x.shape})
+    compiled, _ = compile_graph(graph, cluster, options)
+    artifacts = export(compiled.optimized)
+    return simulate(artifacts, [x], local_kernels(artifacts))
+
+
+def assert_same(path: Path, x: Array, *, to_the_bit: bool) -> None:
+    witnesses = Witnesses(path, {"input": x})
+    for cluster in CLUSTERS:
+        for options in OPTIONS:
+            found = witnesses.judge(answers(path, x, options, cluster))
+            label = f"{len(cluster.nodes)} nodes, {options.planner} {options.split}: {found.text}"
+            assert found.verified, label
+            assert found.bit_identical or not to_the_bit, label
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    return networks(tmp_path_factory.mktemp("quantized"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("network", ["tiny", "attention"])
+def test_a_converted_model_answers_as_onnxruntime_does(network: str, form: str, sources: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
+    path, x = converted(form, *sources[network])
+    # In a transformer, floats stand between the integers: their sums depend on the piece, by their last bit.
+    assert_same(path, x, to_the_bit=network == "tiny" and form in INTEGER | DYNAMIC)
+
+
+@pytest.mark.parametrize(("accuracy", "pairs"), [(0, False), (4, False), (4, True)])
+def test_products_with_weights_of_four_bits_answer_as_onnxruntime_does(accuracy: int, pairs: bool, tmp_path: Path) -> None:
+    assert_same(*of_four_bits(tmp_path, accuracy=accuracy, pairs=pairs), to_the_bit=False)
+
+
+@pytest.mark.parametrize("form", INTEGER)
+def test_a_convolutional_network_is_cut_in_its_integer_form(form: str, sources: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
+    path, x = converted(form, *sources["tiny"])
+    graph = load_graph(path, {"input": x.shape})
+    convolutions = [node for node in graph.nodes if "Conv" in node.op]
+    assert {node.op for node in convolutions} == {"QLinearConv"}
+    assert {graph.types[node.outputs[0]].dtype for node in convolutions} <= {DType.UINT8, DType.INT8}
+
+
+def test_weights_of_float16_are_folded(sources: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
+    path, x = converted("float16", *sources["tiny"])
+    graph = load_graph(path, {"input": x.shape})
+    casts = [node for node in graph.nodes if node.op == "Cast"]
+    assert all(node.inputs[0] not in graph.weights or graph.weights[node.inputs[0]].array.nbytes <= 1024 for node in casts)
+    assert Reference(path).run({"input": x})[0].dtype == np.float16
