@@ -43,13 +43,13 @@ class Witnesses:
     def __init__(self, model: Path, feeds: Mapping[str, Array], expected: Sequence[Array] | None = None) -> None:
         """Speak about a model file; `expected` is the answer of `Reference` to these inputs, if it is there already."""
         self._model = model
-        self._feeds = feeds
+        self.feeds = feeds
         self._expected = expected
 
     @cached_property
     def expected(self) -> Sequence[Array]:
         """The answer of plain onnxruntime, at all optimisations on one thread."""
-        return Reference(self._model).run(self._feeds) if self._expected is None else self._expected
+        return Reference(self._model).run(self.feeds) if self._expected is None else self._expected
 
     def variants(self) -> Sequence[Sequence[Array]]:
         """Return the answers of `VARIANTS`, without those that onnxruntime cannot run."""
@@ -76,14 +76,14 @@ class Witnesses:
     def _draws(self) -> bool:
         """Whether one session answers the same question in two ways."""
         reference = Reference(self._model)
-        first, again = reference.run(self._feeds), reference.run(self._feeds)
+        first, again = reference.run(self.feeds), reference.run(self.feeds)
         return compare(again, first).rule > Rule.ROUNDING
 
     def _answer(self, level: ort.GraphOptimizationLevel, threads: int) -> Sequence[Array] | None:
         options = session_options(threads=threads)
         options.graph_optimization_level = level
         try:
-            answer: Sequence[Array] = open_session(self._model, options, {}).run(None, dict(self._feeds))
+            answer: Sequence[Array] = open_session(self._model, options, {}).run(None, dict(self.feeds))
         except Exception:  # for some models kernels are missing without optimisation; onnxruntime's exceptions have no common base
             return None
         return answer
@@ -91,6 +91,6 @@ class Witnesses:
     @cached_property
     def _exact(self) -> Sequence[Array] | None:
         try:
-            return double_answer(read_model(self._model), self._feeds)
+            return double_answer(read_model(self._model), self.feeds)
         except BbgrapError:
             return None  # a model that cannot be read here has been run uncut, and has no need of it
