@@ -72,10 +72,14 @@ class Rule(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """By which rule one output is the same, and if by none, what is wrong with it."""
+    """By which rule one output is the same, and if by none, what is wrong with it.
+
+    `own_err` is how far onnxruntime's answers are from each other (`SPREAD`), or from that in 64-bit floats (`FLOAT64`).
+    """
 
     rule: Rule
     fault: str = ""
+    own_err: float = 0.0
 
 
 def judge_output(
@@ -101,7 +105,7 @@ def judge_output(
     if _within_rounding(got, expected):
         return Finding(Rule.ROUNDING)
     if any(identical(got, other) or _within_rounding(got, other) for other in variants):
-        return Finding(Rule.SPREAD)
+        return Finding(Rule.SPREAD, own_err=_largest_difference(got, expected))
     if (got.dtype, got.shape) != (expected.dtype, expected.shape):
         return Finding(Rule.NONE, f"{who}: expected {expected.dtype}{list(expected.shape)}, got {got.dtype}{list(got.shape)}")
     alike = [other for other in variants if (other.dtype, other.shape) == (got.dtype, got.shape)]
@@ -136,6 +140,13 @@ def _within_rounding(got: Array, expected: Array) -> bool:
     return bool((distance(numeric(got), numeric(expected)) <= rounding(expected)).all())
 
 
+def _largest_difference(one: Array, other: Array) -> float:
+    if one.shape != other.shape or one.dtype.kind not in "fciub":
+        return 0.0
+    apart = distance(numeric(one), numeric(other))
+    return float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
+
+
 def _judge_words(who: str, got: Array, expected: Array, variants: Sequence[Array]) -> Finding:
     known = np.asarray(got == expected)
     for other in variants:
@@ -153,13 +164,14 @@ def _judge_numbers(who: str, got: Array, own: Sequence[Array], exact: Array | No
     witnesses = [*theirs, *([] if exact is None or exact.shape != got.shape else [numeric(exact)])]
     if (strange := _strange(who, mine, witnesses)) is not None:
         return strange
-    found = _against(mine, _as_finite(mine, theirs), theirs, floor, SPREAD if rounds else 1.0)
+    found, own_err = _against(mine, _as_finite(mine, theirs), theirs, floor, SPREAD if rounds else 1.0)
     if found is None:
-        return Finding(Rule.SPREAD)
+        return Finding(Rule.SPREAD, own_err=own_err)
     if len(witnesses) > len(theirs):
         centre = _as_finite(mine, witnesses[::-1])
-        if _against(mine, centre, theirs, floor, FURTHER if rounds else 1.0) is None:
-            return Finding(Rule.FLOAT64)
+        further, own_err = _against(mine, centre, theirs, floor, FURTHER if rounds else 1.0)
+        if further is None:
+            return Finding(Rule.FLOAT64, own_err=own_err)
     if rounds and _within_loss(mine, theirs[0], LOSSY_TOLERANCE[transfers]):
         return Finding(Rule.LOSSY)
     return Finding(Rule.NONE, _told(who, got, own[0], found, len(own) > 1))
@@ -170,10 +182,11 @@ def _within_loss(mine: Array, theirs: Array, allowed: float) -> bool:
     return float(np.max(distance(mine, theirs), initial=0.0)) <= allowed * largest
 
 
-def _against(mine: Array, centre: Array, theirs: Sequence[Array], floor: Array, factor: float) -> Excess | None:
-    """Compare the distance of an answer from `centre` with those of onnxruntime's answers."""
+def _against(mine: Array, centre: Array, theirs: Sequence[Array], floor: Array, factor: float) -> tuple[Excess | None, float]:
+    """Compare the distance of an answer from `centre` with those of onnxruntime's answers; also return the largest of these."""
     noise = np.max([distance(answer, centre) for answer in theirs], axis=0)
-    return excess(distance(mine, centre), floor, noise, factor, CROWD)
+    largest = float(np.max(noise, initial=0.0, where=np.isfinite(noise)))
+    return excess(distance(mine, centre), floor, noise, factor, CROWD), largest
 
 
 def _strange(who: str, mine: Array, witnesses: Sequence[Array]) -> Finding | None:

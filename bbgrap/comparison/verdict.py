@@ -37,7 +37,8 @@ class Comparison:
     """How far answers are from those of plain onnxruntime, and by which rule of `law` they are the same.
 
     `max_rel_err` is relative to the largest magnitude in the same output. `fault` says what is wrong with the worst output; it is there
-    if and only if `rule` is `NONE`. `transfer_dtype` is what floats were on their way, which decides how far they may be.
+    if and only if `rule` is `NONE`. `transfer_dtype` is what floats were on their way, which decides how far they may be. `own_err` is
+    how far onnxruntime is from itself, or from 64-bit floats, where that was the rule: as large as the answer, it verifies little.
     """
 
     max_abs_err: float
@@ -46,6 +47,7 @@ class Comparison:
     rule: Rule
     fault: str = ""
     transfer_dtype: TransferType = "exact"
+    own_err: float = 0.0
 
     @property
     def verified(self) -> bool:
@@ -61,7 +63,8 @@ class Comparison:
             bound = LOSSY_TOLERANCE[self.transfer_dtype]
             said = f"{verdict} within {bound:g} against plain onnxruntime, floats travelling as {self.transfer_dtype} (lossy)"
         errors = f"max absolute error {self.max_abs_err:.3g}, relative {self.max_rel_err:.3g}"
-        how = self.fault or _WORDS[self.rule]
+        own = f" ({self.own_err:.3g})" if self.own_err else ""
+        how = self.fault or _WORDS[self.rule] + own
         return f"{said}: {errors}, {how}" if self.max_abs_err else f"{said}: {how}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,6 +75,7 @@ class Comparison:
             "bit_identical": self.bit_identical,
             "transfer_dtype": self.transfer_dtype,
             "same_by": self.rule.name.lower(),
+            "onnxruntime_err": self.own_err,
         }
 
     def worse(self, other: Comparison) -> Comparison:
@@ -83,6 +87,7 @@ class Comparison:
             max(self.rule, other.rule),
             max(self, other, key=_severity).fault,
             self.transfer_dtype,
+            max(self.own_err, other.own_err),
         )
 
 
@@ -120,7 +125,7 @@ def _compare_one(number: int, mine: Array, theirs: Array, transfers: TransferTyp
         error = float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
         largest = float(np.max(np.abs(numeric(theirs)), initial=0.0, where=np.isfinite(theirs)))
     relative = error / largest if largest else float(error > 0)
-    return Comparison(error, relative, found.rule is Rule.IDENTICAL, found.rule, found.fault, transfers)
+    return Comparison(error, relative, found.rule is Rule.IDENTICAL, found.rule, found.fault, transfers, found.own_err)
 
 
 def _with_evidence(number: int, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence) -> Finding:
