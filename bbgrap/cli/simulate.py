@@ -61,8 +61,8 @@ def simulate(
 ) -> None:
     """Predict when every node of a cluster does what, run the partitioned model in this process, and compare with plain onnxruntime.
 
-    The cluster may be larger than this machine, and need not exist. Exit code 1 if the answer differs by more than rounding (with
-    --transfer-dtype: by more than that says).
+    The cluster may be larger than this machine, and need not exist. Exit code 1 if the answer differs by more than onnxruntime's
+    own ones do (with --transfer-dtype: by more than that says).
 
     Examples:
         bbgrap simulate zoo:resnet50 --agents 3
