@@ -109,7 +109,7 @@ def judge_output(
     if (got.dtype, got.shape) != (expected.dtype, expected.shape):
         return Finding(Rule.NONE, f"{who}: expected {expected.dtype}{list(expected.shape)}, got {got.dtype}{list(got.shape)}")
     alike = [other for other in variants if (other.dtype, other.shape) == (got.dtype, got.shape)]
-    if got.dtype.kind not in "fciub":
+    if got.dtype.kind not in "fciub" or _beyond_doubles(got, expected):
         return _judge_words(who, got, expected, alike)
     return _judge_numbers(who, got, [expected, *alike], exact, transfers)
 
@@ -145,6 +145,11 @@ def _largest_difference(one: Array, other: Array) -> float:
         return 0.0
     apart = distance(numeric(one), numeric(other))
     return float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
+
+
+def _beyond_doubles(*arrays: Array) -> bool:
+    """Whether integers are so large that differences of 64-bit floats would miss some of theirs."""
+    return any(array.dtype.kind in "iu" and array.dtype.itemsize == 8 and bool((np.abs(array) >> 53).any()) for array in arrays)
 
 
 def _judge_words(who: str, got: Array, expected: Array, variants: Sequence[Array]) -> Finding:

@@ -27,28 +27,23 @@ MOST_PRODUCTS = 20_000_000_000
 def double_answer(model: ModelFile, feeds: Mapping[str, Array]) -> list[Array] | None:
     """Run a model in 64-bit floats; None if that cannot be done here."""
     double = widened(model)
-    values = {**double.constants, **{name: wide(np.asarray(array)) for name, array in feeds.items()}}
+    values = {**double.constants, **{name: np.asarray(array) for name, array in feeds.items()}}
     products = 0
-    for operator in double.operators:
+    for operator, freed in zip(double.operators, double.freed, strict=True):
         if any(name not in values for name in operator.reads):
-            return None  # a sequence or a map, or an input with a default that nobody gives
+            return None  # an input with a default that nobody gives
         operands = operator.operands(values)
-        results = _run(operator, operands)
-        if results is None or not all(isinstance(result, np.ndarray) for result in results):
-            return None
-        products += operator.products(operands, results)
-        if products > MOST_PRODUCTS:
-            return None
-        values.update(zip(operator.writes, map(wide, results), strict=True))
-    return [values[name] for name in double.outputs]
-
-
-def _run(operator: Operator, operands: Mapping[str, Array]) -> Sequence[Array] | None:
-    try:
-        results = _in_onnxruntime(operator, operands)
-    except Exception:  # no 64-bit kernel: onnxruntime's exceptions have no common base
-        return _by_definition(operator, operands)
-    return results
+        try:
+            results = _in_onnxruntime(operator, operands)
+        except Exception:  # no 64-bit kernel: onnxruntime's exceptions have no common base
+            results, more = _by_definition(operator, operands, MOST_PRODUCTS - products)
+            products += more
+        if not results or not all(isinstance(result, np.ndarray) for result in results):
+            return None  # a sequence, a map, or nothing
+        values.update(zip(operator.writes, results, strict=True))
+        for name in freed:
+            del values[name]
+    return [wide(values[name]) for name in double.outputs]
 
 
 def _in_onnxruntime(operator: Operator, operands: Mapping[str, Array]) -> Sequence[Array]:
@@ -57,16 +52,17 @@ def _in_onnxruntime(operator: Operator, operands: Mapping[str, Array]) -> Sequen
     return results
 
 
-def _by_definition(operator: Operator, operands: Mapping[str, Array]) -> Sequence[Array] | None:
-    """Return what the reference implementation computes, if it agrees with onnxruntime in 32 bits."""
+def _by_definition(operator: Operator, operands: Mapping[str, Array], budget: int) -> tuple[Sequence[Array], int]:
+    """Return what the reference implementation computes, if it agrees with onnxruntime in 32 bits, and its products; else nothing."""
     single = {name: array.astype(np.float32) if array.dtype == np.float64 else array for name, array in operands.items()}
     try:
-        results = [np.asarray(result) for result in operator.by_definition(operands)]
         wanted = _in_onnxruntime(operator, single)
-    except Exception:  # whatever numpy and the reference implementations raise
-        return None
-    agree = all(map(_agree, results, wanted)) and len(results) == len(wanted)
-    return results if agree else None
+        products = operator.products(operands, wanted)
+        results = [] if products > budget else [np.asarray(result) for result in operator.by_definition(operands)]
+    except Exception:  # whatever onnxruntime, numpy and the reference implementations raise
+        return [], 0
+    agree = len(results) == len(wanted) and all(map(_agree, results, wanted))
+    return (results if agree else []), products
 
 
 def _agree(result: Array, wanted: Array) -> bool:

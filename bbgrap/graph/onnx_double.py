@@ -51,9 +51,9 @@ class Operator:
     ir_version: int
 
     def operands(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what it reads, in the element types that it takes."""
+        """Return what it reads, in the element types that it takes: weights become 64-bit floats only here, one operator's at a time."""
         single = {self.node.input[place] for place in _SINGLE_OPERANDS.get(self.kind, ()) if place < len(self.node.input)}
-        return {name: arrays[name].astype(np.float32) if name in single else arrays[name] for name in self.reads}
+        return {name: arrays[name].astype(np.float32) if name in single else wide(arrays[name]) for name in self.reads}
 
     def alone(self, operands: Mapping[str, Array]) -> bytes:
         """Return a model of this operator only, which takes `operands`."""
@@ -90,18 +90,28 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DoubleModel:
-    """A model in 64-bit floats: its operators in an order in which they can run, and its constants by name."""
+    """A model in 64-bit floats: its operators in an order in which they can run, and its constants by name, as the file has them."""
 
     operators: tuple[Operator, ...]
     constants: Mapping[str, Array] = field(repr=False)
     outputs: tuple[str, ...]
+
+    @property
+    def freed(self) -> list[tuple[str, ...]]:
+        """For each operator, the values that nothing reads after it."""
+        kept, freed = set(self.outputs), []
+        for operator in reversed(self.operators):
+            done = tuple(name for name in dict.fromkeys((*operator.reads, *operator.writes)) if name not in kept)
+            kept.update(done)
+            freed.append(done)
+        return freed[::-1]
 
 
 def widened(model: ModelFile) -> DoubleModel:
     """Return a model with 64-bit floats in the place of all others."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    constants = {t.name: wide(model.weights[t.name] if is_external(t) else array_of(t)) for t in proto.graph.initializer}
+    constants = {t.name: model.weights[t.name] if is_external(t) else array_of(t) for t in proto.graph.initializer}
     opsets = tuple((item.domain, item.version) for item in proto.opset_import)
     operators = []
     for node in proto.graph.node:

@@ -76,6 +76,14 @@ def test_integers_may_change_only_where_and_as_far_as_onnxruntimes_do():
     assert rule_of(other, expected, [tie]) is Rule.NONE
 
 
+def test_large_integers_that_differ_by_one_differ():
+    expected, first, second = np.array([2**60, 5]), np.array([2**60 + 1, 5]), np.array([2**60, 6])
+    assert rule_of(first, expected) is Rule.NONE
+    assert rule_of(first, expected, [first]) is Rule.SPREAD
+    assert rule_of(second, expected, [first]) is Rule.NONE
+    assert rule_of(np.array([-(2**63), 5]), np.array([-(2**63) + 1, 5])) is Rule.NONE
+
+
 def test_strings_are_those_that_onnxruntime_answers():
     expected, variant = np.array(["cat", "dog"], object), np.array(["cow", "dog"], object)
     assert rule_of(variant, expected) is Rule.NONE
