@@ -19,7 +19,7 @@ from bbgrap.graph import Array
 from bbgrap.program.artifacts import Artifacts, SegmentModel
 from bbgrap.program.execution import Kernel
 from bbgrap.program.export import export
-from bbgrap.program.schedule import Box, Receive, Run, Schedule, Send
+from bbgrap.program.schedule import Box, Receive, Run, Schedule, Send, reads_of
 from bbgrap.program.simulate import simulate
 from bbgrap.program.steps import Combine, Compute, Program
 
@@ -115,11 +115,6 @@ def _received(victim: Victim) -> list[tuple[int, int, int]]:
     return found
 
 
-def _axis(random: np.random.Generator, shape: Sequence[int]) -> int:
-    """Return an axis that is cut: of several lines, with as few as possible preferred, as halos have."""
-    return int(random.choice([axis for axis, extent in enumerate(shape) if extent > 1]))
-
-
 def short_halo(victim: Victim, random: np.random.Generator) -> list[Array] | None:
     """The last or first line of what was received is missing: it is zero, or its neighbour's."""
     places = _received(victim)
@@ -212,8 +207,6 @@ def swapped_messages(victim: Victim, random: np.random.Generator) -> list[Array]
 
 def _used_after(schedule: Schedule, first: int, second: int, buffers: tuple[int, int]) -> bool:
     """Whether nothing between the two receptions reads one of the buffers: else the program would not run at all."""
-    from bbgrap.program.schedule import reads_of
-
     return not any(b in reads_of(step) for step in schedule.steps[first : second + 1] for b in buffers)
 
 
