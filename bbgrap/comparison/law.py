@@ -128,10 +128,10 @@ def rounding(array: Array) -> Array:
     if array.dtype.kind not in "fc":
         return np.zeros((1,) * array.ndim)
     limits = np.finfo(array.dtype)
-    magnitudes = np.abs(numeric(array))
-    bytes_each = limits.dtype.itemsize
-    bound: Array = ROUNDING[bytes_each] * float(limits.eps) * tightest(np.where(np.isfinite(magnitudes), magnitudes, 0.0))
-    return np.maximum(bound, float(limits.tiny))
+    magnitudes = np.abs(array)  # of the narrow type: the largest of many is as large in any
+    finite = np.isfinite(magnitudes)
+    bound = tightest(magnitudes if finite.all() else np.where(finite, magnitudes, 0))
+    return np.maximum(ROUNDING[limits.dtype.itemsize] * float(limits.eps) * numeric(bound), float(limits.tiny))
 
 
 def _within_rounding(got: Array, expected: Array) -> bool:

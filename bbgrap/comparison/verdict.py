@@ -123,7 +123,7 @@ def _compare_one(number: int, mine: Array, theirs: Array, transfers: TransferTyp
     if mine.dtype == theirs.dtype and mine.shape == theirs.shape and theirs.dtype.kind in "fc":
         apart = distance(numeric(mine), numeric(theirs))
         error = float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
-        largest = float(np.max(np.abs(numeric(theirs)), initial=0.0, where=np.isfinite(theirs)))
+        largest = float(np.max(np.abs(theirs), initial=0, where=np.isfinite(theirs)))
     relative = error / largest if largest else float(error > 0)
     return Comparison(error, relative, found.rule is Rule.IDENTICAL, found.rule, found.fault, transfers, found.own_err)
 
