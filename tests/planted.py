@@ -61,6 +61,12 @@ class Victim:
         simulate(self.artifacts, self.before, [listening(n, kernel) for n, kernel in enumerate(self.kernels)])
         return heard
 
+    def asked(self, feeds: Feeds, before: Feeds) -> Victim:
+        """Return the same program with another request."""
+        other = replace(self, feeds=feeds, before=before)
+        other.__dict__.update(artifacts=self.artifacts, kernels=self.kernels)  # these depend on the program only
+        return other
+
     def run(self, artifacts: Artifacts | None = None, kernels: Mapping[int, Kernel] | None = None) -> list[Array]:
         """Run with other artifacts, or other kernels on some devices."""
         chosen = [(kernels or {}).get(n, kernel) for n, kernel in enumerate(self.kernels)]
