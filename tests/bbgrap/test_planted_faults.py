@@ -20,7 +20,8 @@ from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.spread import Witnesses
 from bbgrap.graph import Array
 from tests.judged_models import MODELS, JudgedModel
-from tests.planted import FAULTS, Victim
+from tests.planted import FAULTS
+from tests.victim import Victim
 
 FAULTS_EACH = 34
 """Of every model; of six models, 204."""
