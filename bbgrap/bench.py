@@ -17,7 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ import numpy as np
 import onnxruntime as ort
 import psutil
 
-from bbgrap.comparison import SAME, compare
+from bbgrap.comparison import Comparison, Evidence, Judge
 from bbgrap.engine.reference import Reference
 from bbgrap.engine.sessions import usable_cores
+from bbgrap.engine.spread import Witnesses
 from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph import Array
 from bbgrap.planners.options import PlanOptions
@@ -85,8 +86,8 @@ class Alone:
 class Contender:
     """A session on the cluster for one planner, with the times and the worst answer of its turns."""
 
-    def __init__(self, model: Path, options: PlanOptions, cluster: Connection, report: Report) -> None:
-        """Make the session; nothing is deployed yet."""
+    def __init__(self, model: Path, options: PlanOptions, cluster: Connection, expected: Sequence[Array], report: Report) -> None:
+        """Make the session; nothing is deployed yet. Its answers will be compared with the expected one."""
 
         def on_progress(progress: Any) -> None:  # noqa: ANN401 - the protocol's message; its three fields are plain
             report(f"{options.planner}: {progress.stage} {progress.done} of {progress.total}")
@@ -95,21 +96,26 @@ class Contender:
         self.session = InferenceSession(model, cluster=cluster, options=options, on_progress=on_progress)
         self.times: list[float] = []
         self.last_s = 0.0
-        self.comparison = replace(SAME, transfer_dtype=options.transfer_dtype)
+        self._judge = Judge(expected, options.transfer_dtype)
 
-    def turn(self, feeds: Mapping[str, Array], expected: Sequence[Array], *, counted: bool) -> None:
+    def turn(self, feeds: Mapping[str, Array], *, counted: bool) -> None:
         """Run once, and compare the answer."""
         start = time.perf_counter()
         answers = self.session.run(None, feeds)
         took = time.perf_counter() - start
-        self.comparison = self.comparison.worse(compare(answers, expected, self.options.transfer_dtype))
+        self._judge.keep(self._judge.look(answers))
         self.last_s = took
         if counted:
             self.times.append(took)
 
-    def result(self, single: Sequence[float], whole_machine: Sequence[float] | None = None) -> dict[str, Any]:
+    def verdict(self, evidence: Evidence) -> Comparison:
+        """Return the worst comparison of all turns; it may ask for the evidence, which takes its time."""
+        return self._judge.verdict(evidence)
+
+    def result(self, evidence: Evidence, single: Sequence[float], whole_machine: Sequence[float] | None = None) -> dict[str, Any]:
         """Return the entry of `results` in `bench --json`; times of the others in the same turns."""
         plan = self.session.plan.report
+        comparison = self.verdict(evidence)
         done = plan["optimized"]
         return {
             "planner": self.options.planner,
@@ -117,9 +123,9 @@ class Contender:
             **_times(self.times),
             "speedup": _median_ratio(single, self.times),
             "whole_machine_ratio": None if whole_machine is None else _median_ratio(whole_machine, self.times),
-            **self.comparison.as_dict(),
-            "verified": self.comparison.verified,
-            "fault": self.comparison.fault or None,
+            **comparison.as_dict(),
+            "verified": comparison.verified,
+            "fault": comparison.fault or None,
             "palettes": plan["palettes"],
             "bytes_sent": done["bytes"],
             "scatter_bytes": done["scatter_bytes"],
@@ -172,7 +178,7 @@ def bench(
     single = Alone(model, count, first_cores(count))
     expected = single.turn(feeds, counted=False)
     whole = [Alone(model, len(whole_machine), whole_machine)] if whole_machine else []
-    sessions = [Contender(model, options, cluster, report) for options in contenders]
+    sessions = [Contender(model, options, cluster, expected, report) for options in contenders]
     for contender in sessions:
         report(f"{contender.options.planner}: planning and deploying")
         contender.session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
@@ -186,9 +192,10 @@ def bench(
         first = turn % len(sessions) if sessions else 0
         for contender in (*sessions[first:], *sessions[:first]):
             for counted in _led(contender.last_s, turn):
-                contender.turn(feeds, expected, counted=counted)
+                contender.turn(feeds, counted=counted)
             time.sleep(pause)
         report(_standing(turn, runs, single.times, sessions))
+    machine, evidence = watch.machine(), Witnesses(model, feeds, expected)
     return {
         "schema": 1,
         "model": name or model.stem,
@@ -199,8 +206,8 @@ def bench(
         "agents": [{key: value for key, value in asdict(agent).items() if key != "profile"} for agent in agents],
         "single_node": single.result(),
         "whole_machine": whole[0].result() if whole else None,
-        "machine": watch.machine(),
-        "results": [contender.result(single.times, whole[0].times if whole else None) for contender in sessions],
+        "machine": machine,
+        "results": [contender.result(evidence, single.times, whole[0].times if whole else None) for contender in sessions],
     }
 
 

@@ -11,13 +11,14 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bbgrap.bench import SETTLE_S, Alone, MachineWatch, Report, first_cores
-from bbgrap.comparison import SAME, Comparison, compare
+from bbgrap.comparison import Evidence, Judge, Look
 from bbgrap.engine.sessions import usable_cores
+from bbgrap.engine.spread import Witnesses
 from bbgrap.errors import UsageError
 from bbgrap.graph import Array
 from bbgrap.planners.options import PlanOptions
@@ -69,11 +70,11 @@ def measure_stream(
     report("loading the single node")
     alone = Alone(model, count, first_cores(count))
     expected = alone.turn(feeds, counted=False)
-    sessions = [_Stream(model, options, cluster, together) for options in contenders]
+    sessions = [_Stream(model, options, cluster, together, expected) for options in contenders]
     for session in sessions:
         report(f"{session.options.planner}: planning and deploying")
         session.session.prepare({key: array.shape for key, array in feeds.items()}, feeds)
-        session.block(feeds, expected, together, counted=False)
+        session.block(feeds, together, counted=False)
     each = requests // BLOCKS
     watch = MachineWatch()
     single: list[float] = []
@@ -85,9 +86,10 @@ def measure_stream(
         single.append(each / sum(alone.times[-each:]))
         for session in sessions:
             time.sleep(SETTLE_S)
-            session.block(feeds, expected, each, counted=True)
+            session.block(feeds, each, counted=True)
         rates = [f"{session.options.planner} {statistics.median(session.rates):.1f}" for session in sessions]
         report(f"block {block + 1} of {BLOCKS}: single node {statistics.median(single):.1f} per second, {', '.join(rates)}")
+    machine, evidence = watch.machine(), Witnesses(model, feeds, expected)
     return {
         "schema": 1,
         "model": name or model.stem,
@@ -97,38 +99,39 @@ def measure_stream(
         "in_flight": together,
         "agents": [{key: value for key, value in asdict(agent).items() if key != "profile"} for agent in agents],
         "single_node": alone.result() | {"per_s": _rounded(single)},
-        "machine": watch.machine(),
-        "results": [session.result(single) for session in sessions],
+        "machine": machine,
+        "results": [session.result(evidence, single) for session in sessions],
     }
 
 
 class _Stream:
     """A session on the cluster, the rates of its blocks, and the worst of its answers."""
 
-    def __init__(self, model: Path, options: PlanOptions, cluster: Connection, in_flight: int) -> None:
+    def __init__(self, model: Path, options: PlanOptions, cluster: Connection, in_flight: int, expected: Sequence[Array]) -> None:
         self.options = options
         self.session = InferenceSession(model, cluster=cluster, options=options)
         self.rates: list[float] = []
         self._in_flight = in_flight
-        self._comparison = replace(SAME, transfer_dtype=options.transfer_dtype)
+        self._judge = Judge(expected, options.transfer_dtype)
 
-    def block(self, feeds: Mapping[str, Array], expected: Sequence[Array], requests: int, *, counted: bool) -> None:
+    def block(self, feeds: Mapping[str, Array], requests: int, *, counted: bool) -> None:
         """Run requests, so many at once, and compare their answers."""
 
-        def one(_: int) -> Comparison:
-            return compare(self.session.run(None, feeds), expected, self.options.transfer_dtype)
+        def one(_: int) -> Look:
+            return self._judge.look(self.session.run(None, feeds))
 
         with ThreadPoolExecutor(self._in_flight, "stream") as pool:
             start = time.perf_counter()
-            comparisons = list(pool.map(one, range(requests)))
+            looks = list(pool.map(one, range(requests)))
             took = time.perf_counter() - start
-        for comparison in comparisons:
-            self._comparison = self._comparison.worse(comparison)
+        for look in looks:
+            self._judge.keep(look)
         if counted:
             self.rates.append(requests / took)
 
-    def result(self, single: Sequence[float]) -> dict[str, Any]:
-        """Return the entry of `results`."""
+    def result(self, evidence: Evidence, single: Sequence[float]) -> dict[str, Any]:
+        """Return the entry of `results`; it may ask for the evidence."""
+        comparison = self._judge.verdict(evidence)
         plan = self.session.plan.report
         return {
             "planner": self.options.planner,
@@ -137,9 +140,9 @@ class _Stream:
             "single_per_s": statistics.median(single),
             "throughput_ratio": statistics.median(mine / alone for alone, mine in zip(single, self.rates, strict=True)),
             "per_s": _rounded(self.rates),
-            **self._comparison.as_dict(),
-            "verified": self._comparison.verified,
-            "fault": self._comparison.fault or None,
+            **comparison.as_dict(),
+            "verified": comparison.verified,
+            "fault": comparison.fault or None,
             "nodes_used": plan["nodes_used"],
             "measured": plan.get("measured"),
         }

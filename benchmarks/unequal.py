@@ -23,6 +23,7 @@ from bbgrap.bench import WARM_UP, Alone, Contender, first_cores
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.output import print_table, say
+from bbgrap.engine.spread import Witnesses
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 
@@ -60,17 +61,18 @@ def measure(model: str, part: float, runs: int) -> dict[str, Any]:
     expected = fast.turn(feeds, counted=False)
     with LocalCluster(agents=2) as cluster, limited(cluster.processes["agent1"].pid, part):
         shapes = {name: array.shape for name, array in feeds.items()}
-        even = Contender(path, PlanOptions(), cluster.connection, say)
+        even = Contender(path, PlanOptions(), cluster.connection, expected, say)
         even.session.prepare(shapes)  # before anything is measured: both nodes count as equal
         say("measuring the nodes")
         cluster.connection.profile()
-        auto = Contender(path, PlanOptions("auto"), cluster.connection, say)
+        auto = Contender(path, PlanOptions("auto"), cluster.connection, expected, say)
         auto.session.prepare(shapes)
         for turn in range(-WARM_UP, runs):
             fast.turn(feeds, counted=turn >= 0)
             for contender in (even, auto):
-                contender.turn(feeds, expected, counted=turn >= 0)
+                contender.turn(feeds, counted=turn >= 0)
         report = auto.session.plan.report
+    evidence = Witnesses(path, feeds, expected)
     return {
         "model": model,
         "part_of_a_core": part,
@@ -82,7 +84,7 @@ def measure(model: str, part: float, runs: int) -> dict[str, Any]:
         "predicted_ms": report["predicted_ms"],
         "predicted_compute_ms": {name: of["compute_ms"] for name, of in report["predicted_nodes"].items()},
         "measured_routes": report.get("measured"),
-        "verified": even.comparison.verified and auto.comparison.verified,
+        "verified": even.verdict(evidence).verified and auto.verdict(evidence).verified,
     }
 
 

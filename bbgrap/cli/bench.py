@@ -62,8 +62,8 @@ def bench(
     """Measure a model on one node and on the cluster, run by run in turns.
 
     The single node is plain onnxruntime with the unmodified file, in this process, bound to as many cores as it has threads. Times are
-    medians; the speed-up is the median of the ratios within a turn. Exit code 1 if an answer differs by more than rounding (with
-    --transfer-dtype: by more than that says).
+    medians; the speed-up is the median of the ratios within a turn. Exit code 1 if an answer differs by more than onnxruntime's own
+    ones do (with --transfer-dtype: by more than that says).
 
     Examples:
         bbgrap bench zoo:resnet50 --agents 2

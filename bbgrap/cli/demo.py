@@ -31,8 +31,7 @@ def demo(
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import random_inputs
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
-    from bbgrap.comparison import compare
-    from bbgrap.engine.reference import Reference
+    from bbgrap.engine.spread import Witnesses
     from bbgrap.planners.options import PlanOptions
     from bbgrap.session import InferenceSession
 
@@ -49,7 +48,7 @@ def demo(
         with step("running it on the cluster"):
             answers = session.run(None, feeds)
         with step("running plain onnxruntime, for comparison"):
-            first = compare(answers, Reference(path).run(feeds))
+            first = Witnesses(path, feeds).judge(answers)
         say(first.text)
         with step("measuring, in turns with a single node") as progress:
             measured = bench(path, feeds, cluster, [PlanOptions()], runs=runs, threads=threads, name=model, report=progress.update)

@@ -66,7 +66,6 @@ def submit(
     from bbgrap.cli.inputs import random_inputs, read_inputs
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
     from bbgrap.cli.options import plan_options
-    from bbgrap.comparison import compare
     from bbgrap.session import InferenceSession
 
     options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
@@ -106,10 +105,10 @@ def submit(
             entry["file"] = str(file)
     result = None
     if verify:
-        from bbgrap.engine.reference import Reference
+        from bbgrap.engine.spread import Witnesses
 
         with step("running plain onnxruntime"):
-            result = compare(answers, Reference(path).run(feeds), options.transfer_dtype)
+            result = Witnesses(path, feeds).judge(answers, options.transfer_dtype)
         report |= {**result.as_dict(), "verified": result.verified, "fault": result.fault or None}
     if as_json:
         print_json(report)

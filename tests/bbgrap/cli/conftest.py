@@ -1,11 +1,13 @@
 import json
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from bbgrap.cli.main import app
 from tests.bbgrap.cli.models import convolution, write_model
+from tests.judged_models import MODELS
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +43,15 @@ def image_model(tmp_path):
     sizes = ["N", 3, 8, 10], ["N", 4, 8, 10]
     inputs, outputs = [("x", TensorProto.FLOAT, sizes[0])], [("y", TensorProto.FLOAT, sizes[1])]
     return write_model(tmp_path / "image.onnx", [node], inputs, outputs, [weight])
+
+
+@pytest.fixture
+def ill_conditioned(tmp_path):
+    """A classifier of 256 numbers that is as good as its roundings: cut by rows its answer moves by some 1e-3."""
+    path = tmp_path / "ill.onnx"
+    next(model for model in MODELS if model.name == "ill_conditioned").write(path)
+    np.save(tmp_path / "bytes.npy", np.random.default_rng(0).integers(0, 2, (1, 256)).astype(np.int32))
+    return path
 
 
 @pytest.fixture

@@ -66,6 +66,24 @@ def test_transfers_in_fewer_bits_are_named_wherever_answers_are(run, run_json, h
     assert "bbgrap (rows), int8 transfers (lossy)" in " ".join(table.split())
 
 
+def test_an_ill_conditioned_model_is_no_false_alarm(run, run_json, here, ill_conditioned):
+    given = ("--input", f"bytes={ill_conditioned.with_name('bytes.npy')}")
+    report = run_json("submit", ill_conditioned, *given, "--verify")
+    assert report["verified"]
+    assert report["same_by"] == "float64"
+    assert report["max_rel_err"] > 1e-4
+    assert report["onnxruntime_err"] > 1e-4
+    text = run("submit", ill_conditioned, *given, "--verify").stdout
+    assert "no further from float64 than onnxruntime (" in text
+
+
+def test_a_measurement_judges_doubtful_answers_when_it_is_over(run_json, here, ill_conditioned):
+    for extra in (["--runs", 2], ["--stream", 5]):
+        (result,) = run_json("bench", ill_conditioned, *extra)["results"]
+        assert result["verified"]
+        assert result["same_by"] == "float64"
+
+
 def test_submit_random_inputs_says_so(run, here):
     result = run("submit", "zoo:tiny", "--batch", 2, "--planner", "single")
     assert result.exit_code == 0

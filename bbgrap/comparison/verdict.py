@@ -1,0 +1,174 @@
+"""The verdict on all outputs of a model, and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from bbgrap.comparison.bounds import distance, numeric
+from bbgrap.comparison.law import LOSSY_TOLERANCE, Finding, Rule, judge_output
+from bbgrap.graph import Array
+from bbgrap.planners.options import TransferType
+
+_WORDS = {
+    Rule.IDENTICAL: "identical to the bit",
+    Rule.ROUNDING: "within rounding",
+    Rule.SPREAD: "within onnxruntime's spread",
+    Rule.FLOAT64: "no further from float64 than onnxruntime",
+    Rule.LOSSY: "within the loss of the transfers",
+}
+
+
+class Evidence(Protocol):
+    """What else is known of the right answer; asked only where an answer is not within rounding."""
+
+    def variants(self) -> Sequence[Sequence[Array]]:
+        """Return onnxruntime's answers to the same inputs at other levels of optimisation and with other numbers of threads."""
+
+    def exact(self) -> Sequence[Array] | None:
+        """Return the model's answer in 64-bit floats; None if nothing here can compute it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How far answers are from those of plain onnxruntime, and by which rule of `law` they are the same.
+
+    `max_rel_err` is relative to the largest magnitude in the same output. `fault` says what is wrong with the worst output; it is there
+    if and only if `rule` is `NONE`. `transfer_dtype` is what floats were on their way, which decides how far they may be. `own_err` is
+    how far onnxruntime is from itself, or from 64-bit floats, where that was the rule: as large as the answer, it verifies little.
+    """
+
+    max_abs_err: float
+    max_rel_err: float
+    bit_identical: bool
+    rule: Rule
+    fault: str = ""
+    transfer_dtype: TransferType = "exact"
+    own_err: float = 0.0
+
+    @property
+    def verified(self) -> bool:
+        """Whether the answers are the same by any rule."""
+        return self.rule is not Rule.NONE
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        verdict = "verified" if self.verified else "NOT verified"
+        said = f"{verdict} against plain onnxruntime"
+        if self.transfer_dtype != "exact":
+            bound = LOSSY_TOLERANCE[self.transfer_dtype]
+            said = f"{verdict} within {bound:g} against plain onnxruntime, floats travelling as {self.transfer_dtype} (lossy)"
+        errors = f"max absolute error {self.max_abs_err:.3g}, relative {self.max_rel_err:.3g}"
+        own = f" ({self.own_err:.3g})" if self.own_err else ""
+        how = self.fault or _WORDS[self.rule] + own
+        return f"{said}: {errors}, {how}" if self.max_abs_err else f"{said}: {how}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the keys of `bench --json`."""
+        return {
+            "max_abs_err": self.max_abs_err,
+            "max_rel_err": self.max_rel_err,
+            "bit_identical": self.bit_identical,
+            "transfer_dtype": self.transfer_dtype,
+            "same_by": self.rule.name.lower(),
+            "onnxruntime_err": self.own_err,
+        }
+
+    def worse(self, other: Comparison) -> Comparison:
+        """Return the worst of two comparisons with the same transfers, number by number."""
+        return Comparison(
+            max(self.max_abs_err, other.max_abs_err),
+            max(self.max_rel_err, other.max_rel_err),
+            self.bit_identical and other.bit_identical,
+            max(self.rule, other.rule),
+            max(self, other, key=_severity).fault,
+            self.transfer_dtype,
+            max(self.own_err, other.own_err),
+        )
+
+
+def _severity(one: Comparison) -> tuple[bool, bool, float]:
+    """Return what orders comparisons by their faults: one that no number measures (a shape, an integer) is the worst."""
+    return bool(one.fault), one.max_rel_err == 0, one.max_rel_err
+
+
+SAME = Comparison(0.0, 0.0, bit_identical=True, rule=Rule.IDENTICAL)
+
+
+def compare(
+    got: Sequence[Array], expected: Sequence[Array], transfers: TransferType = "exact", evidence: Evidence | None = None
+) -> Comparison:
+    """Compare all outputs of a model with those of plain onnxruntime, floats having travelled as `transfers`.
+
+    Without `evidence`, differences that are more than rounding are faults.
+    """
+    result = replace(SAME, transfer_dtype=transfers)
+    if len(got) != len(expected):
+        return replace(result, bit_identical=False, rule=Rule.NONE, fault=f"{len(got)} outputs instead of {len(expected)}")
+    for number, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
+        result = result.worse(_compare_one(number, np.asarray(mine), np.asarray(theirs), transfers, evidence))
+    return result
+
+
+def _compare_one(number: int, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence | None) -> Comparison:
+    who = f"output {number}"
+    found = judge_output(who, mine, theirs, transfers=transfers)
+    if found.rule is Rule.NONE and evidence is not None:
+        found = _with_evidence(number, mine, theirs, transfers, evidence)
+    error, largest = 0.0, 0.0
+    if mine.dtype == theirs.dtype and mine.shape == theirs.shape and theirs.dtype.kind in "fc":
+        apart = distance(numeric(mine), numeric(theirs))
+        error = float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
+        largest = float(np.max(np.abs(theirs), initial=0, where=np.isfinite(theirs)))
+    relative = error / largest if largest else float(error > 0)
+    return Comparison(error, relative, found.rule is Rule.IDENTICAL, found.rule, found.fault, transfers, found.own_err)
+
+
+def _with_evidence(number: int, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence) -> Finding:
+    """Judge again by the variants, and only if these do not explain it by 64-bit floats: they take longer."""
+    who, variants = f"output {number}", [np.asarray(answer[number]) for answer in evidence.variants()]
+    found = judge_output(who, mine, theirs, variants, None, transfers)
+    exact = evidence.exact() if found.rule is Rule.NONE else None
+    return found if exact is None else judge_output(who, mine, theirs, variants, np.asarray(exact[number]), transfers)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The cheap test of an answer, and the answer itself if it is further off than rounding explains."""
+
+    found: Comparison
+    doubtful: tuple[Array, ...]
+
+
+class Judge:
+    """Many answers to the same inputs: the cheap test as they come, the rest once nobody's time is measured any more."""
+
+    def __init__(self, expected: Sequence[Array], transfers: TransferType = "exact") -> None:
+        """Compare with the answer of plain onnxruntime, floats travelling as `transfers`."""
+        self._expected = expected
+        self._transfers: TransferType = transfers
+        self._worst = replace(SAME, transfer_dtype=transfers)
+        self._doubtful: dict[tuple[bytes, ...], Sequence[Array]] = {}
+
+    def look(self, answers: Sequence[Array]) -> Look:
+        """Return the cheap test of an answer; changes nothing, so threads may call it."""
+        found = compare(answers, self._expected, self._transfers)
+        return Look(found, () if found.verified else tuple(answers))
+
+    def keep(self, look: Look) -> None:
+        """Count a test; an answer that is further off than rounding explains is kept, once."""
+        if look.found.verified:
+            self._worst = self._worst.worse(look.found)
+        else:
+            self._doubtful[tuple(np.asarray(answer).tobytes() for answer in look.doubtful)] = look.doubtful
+
+    def verdict(self, evidence: Evidence) -> Comparison:
+        """Return the worst comparison of all answers."""
+        result = self._worst
+        for answers in self._doubtful.values():
+            result = result.worse(compare(answers, self._expected, self._transfers, evidence))
+        return result

@@ -1,0 +1,96 @@
+"""What onnxruntime says of one model and one set of inputs in all its ways, and the judgement of answers by it (`comparison.law`).
+
+The variants are what a user of onnxruntime may choose without another answer in mind: every level of optimisation, one thread or two.
+They round in other places, add up in another order, fuse other operators. Each is one more session on the whole model, so they are
+run only when an answer is not within rounding, and once. A model that draws random numbers answers otherwise when it is asked again;
+then its answers say nothing of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import onnxruntime as ort
+
+from bbgrap.comparison import Comparison, Rule, compare
+from bbgrap.engine.double import double_answer
+from bbgrap.engine.reference import Reference
+from bbgrap.engine.sessions import open_session, session_options
+from bbgrap.errors import BbgrapError
+from bbgrap.graph import Array
+from bbgrap.graph.onnx_io import read_model
+from bbgrap.planners.options import TransferType
+
+_LEVEL = ort.GraphOptimizationLevel
+
+VARIANTS = (
+    (_LEVEL.ORT_DISABLE_ALL, 1),
+    (_LEVEL.ORT_ENABLE_BASIC, 1),
+    (_LEVEL.ORT_ENABLE_EXTENDED, 1),
+    (_LEVEL.ORT_ENABLE_ALL, 2),
+    (_LEVEL.ORT_DISABLE_ALL, 2),
+    (_LEVEL.ORT_ENABLE_BASIC, 2),
+    (_LEVEL.ORT_ENABLE_EXTENDED, 2),
+)
+"""Levels of optimisation and numbers of threads; what answers are compared with is all optimisations on one thread."""
+
+
+class Witnesses:
+    """Answers of onnxruntime, and of the model in 64-bit floats, to one set of inputs; each is computed when it is first asked for."""
+
+    def __init__(self, model: Path, feeds: Mapping[str, Array], expected: Sequence[Array] | None = None) -> None:
+        """Speak about a model file; `expected` is the answer of `Reference` to these inputs, if it is there already."""
+        self._model = model
+        self.feeds = feeds
+        self._expected = expected
+
+    @cached_property
+    def expected(self) -> Sequence[Array]:
+        """The answer of plain onnxruntime, at all optimisations on one thread."""
+        return Reference(self._model).run(self.feeds) if self._expected is None else self._expected
+
+    def variants(self) -> Sequence[Sequence[Array]]:
+        """Return the answers of `VARIANTS`, without those that onnxruntime cannot run."""
+        return self._variants
+
+    def exact(self) -> Sequence[Array] | None:
+        """Return the answer in 64-bit floats, if it can be computed here."""
+        return None if self._draws else self._exact
+
+    def judge(self, answers: Sequence[Array], transfers: TransferType = "exact") -> Comparison:
+        """Compare an answer with plain onnxruntime's, floats having travelled as `transfers`.
+
+        Raises:
+            BbgrapError: if plain onnxruntime itself fails.
+        """
+        return compare(answers, self.expected, transfers, self)
+
+    @cached_property
+    def _variants(self) -> tuple[Sequence[Array], ...]:
+        answers = () if self._draws else (self._answer(level, threads) for level, threads in VARIANTS)
+        return tuple(answer for answer in answers if answer is not None)
+
+    @cached_property
+    def _draws(self) -> bool:
+        """Whether one session answers the same question in two ways."""
+        reference = Reference(self._model)
+        first, again = reference.run(self.feeds), reference.run(self.feeds)
+        return compare(again, first).rule > Rule.ROUNDING
+
+    def _answer(self, level: ort.GraphOptimizationLevel, threads: int) -> Sequence[Array] | None:
+        options = session_options(threads=threads)
+        options.graph_optimization_level = level
+        try:
+            answer: Sequence[Array] = open_session(self._model, options, {}).run(None, dict(self.feeds))
+        except Exception:  # for some models kernels are missing without optimisation; onnxruntime's exceptions have no common base
+            return None
+        return answer
+
+    @cached_property
+    def _exact(self) -> Sequence[Array] | None:
+        try:
+            return double_answer(read_model(self._model), self.feeds)
+        except BbgrapError:
+            return None  # a model that cannot be read here has been run uncut, and has no need of it
