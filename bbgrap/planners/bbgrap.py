@@ -23,7 +23,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.shapemap import IntervalSet, ShapeMap, covers
-from bbgrap.tdl import Description, Part, computable, describe, granularity, is_elementwise, reducible, splittable_axes
+from bbgrap.tdl import Description, Part, computable, describe, granularity, is_elementwise, part_unit, reducible, splittable_axes
 from bbgrap.tdl.language import All, Index, Remainder, accesses_in, indices_in
 
 HEAVY_WEIGHT_BYTES = 16 << 20
@@ -104,11 +104,11 @@ class _Follower:
         whole = whole_output(self.graph, node)
         axes = self._axes_of(node, description)
         if self.split == "inputs" and description is not None and (parts := self._parts(node, description)):
-            self.axes |= dict.fromkeys(filter(None, node.outputs), (FEATURE_AXIS[node.op] % whole.rank,))
+            self.axes |= dict.fromkeys(filter(None, node.outputs), (feature_axis(node, whole.rank),))
             return tuple(Tile(device, whole, part) for device, part in parts)
         cuts = self._usable(description, axes)
         if not cuts and description is not None and self._is_heavy(node):
-            axes = (FEATURE_AXIS[node.op] % whole.rank,)
+            axes = (feature_axis(node, whole.rank),)
             cuts = self._usable(description, axes)
         self.axes |= self._axes_of_outputs(node, description, axes if cuts else (None,) * len(axes))
         if not cuts or description is None:
@@ -119,9 +119,9 @@ class _Follower:
     def _parts(self, node: Node, description: Description) -> list[tuple[int, Part]]:
         """Return each device's range of a layer's input channels; empty if there are too few to divide."""
         index = next(iter(reducible(self.graph, node, description)), None) if node.op in FEATURE_AXIS else None
-        if index is None or index.extent < 2:
+        if index is None or index.extent <= part_unit(node):
             return []
-        pieces = split_by_shares(index.extent, self.shares)
+        pieces = split_by_shares(index.extent, self.shares, part_unit(node))
         return [(device, Part(index.name, piece)) for device, piece in enumerate(pieces) if len(piece)]
 
     def _without_cuts(self, node: Node, description: Description) -> tuple[Tile, ...]:
@@ -152,7 +152,7 @@ class _Follower:
 
     def _ended(self, node: Node, description: Description) -> list[tuple[int, Part]]:
         """Return every device's own range of the direction that a node reduces; empty if it does not, or the map is hardly larger."""
-        indices = {index.name: index for index in reducible(self.graph, node, description)}
+        indices = {index.name: index for index in reducible(self.graph, node, description) if part_unit(node) == 1}
         for access in accesses_in(description.body):
             value = node.inputs[access.operand]
             axes = [axis for axis in self.axes.get(value, ()) if axis is not None]
@@ -172,7 +172,7 @@ class _Follower:
         if description is None:
             return (None,)
         if self.split in ("channels", "inputs") and node.op in FEATURE_AXIS:
-            return (FEATURE_AXIS[node.op] % len(description.outputs),)
+            return (feature_axis(node, len(description.outputs)),)
         best: Axes = (None,)
         size = 0
         for number, name in enumerate(node.inputs):
@@ -219,6 +219,11 @@ class _Follower:
             for height, band in zip(heights, bands, strict=True)
             for width in split_by_shares(description.shape[cuts[1]], band, units[1])
         ]
+
+
+def feature_axis(node: Node, rank: int) -> int | None:
+    """Return where the output channels or features of a node with weights are; None in the product of two vectors, a scalar."""
+    return FEATURE_AXIS[node.op] % rank if rank else None
 
 
 def surviving_axis(description: Description, operand: int, axis: int) -> int | None:
