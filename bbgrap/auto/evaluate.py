@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
 from bbgrap.cluster import Cluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.plan import Plan, Tile
+from bbgrap.planners.plan import Plan, Tile, bound_together, is_torn
 from bbgrap.planners.search import TileChoices
 from bbgrap.program.clock import Post, Work
 from bbgrap.program.direct import build_direct
 from bbgrap.program.memory import program_bytes
 from bbgrap.program.palettes import ways_of_palettes
 from bbgrap.program.passes import InInstalments, SlowestFirst
-from bbgrap.program.passes.derived import can_be_cut
 from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
 from bbgrap.program.steps import Apply, Program
 from bbgrap.program.timeline import Timeline
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import LocalOp
+from bbgrap.tdl import LocalOp, can_make
 from bbgrap.tdl.work import Work as Amount
 
 Tiles = Mapping[str, tuple[Tile, ...]]
@@ -48,6 +49,10 @@ class Score:
     excess: int
     value: float
     seconds: float
+
+
+CANNOT_RUN = Score(sys.maxsize, inf, inf)
+"""Of a plan in which a value would have to cross machines that cannot."""
 
 
 class Evaluator:
@@ -74,6 +79,7 @@ class Evaluator:
         self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
         self.plans = 0
         self._time_is_up = time_is_up
+        self._bound = bound_together(pieces.graph)
         self._parts: dict[ShapeMap, Tile] = {}
         """One tile for every region that an operation was narrowed to: pieces are looked up by object."""
 
@@ -91,6 +97,8 @@ class Evaluator:
         """Return what a plan is worth."""
         self.pay(tiles)
         self.plans += 1
+        if is_torn(self._bound, tiles):
+            return CANNOT_RUN
         program = self.program(tiles)
         timeline = self.predictor.timeline(program)
         needed = program_bytes(program)
@@ -142,9 +150,10 @@ class Evaluator:
 
     def _narrow(self, op: Apply, region: ShapeMap) -> tuple[LocalOp, Amount] | None:
         """Return what an operation reads and costs for a region of its output; how it would run is not asked."""
-        if not can_be_cut(self.pieces.descriptions[op.node], region):
+        graph, node = self.pieces.graph, self.pieces.graph.node_by_name[op.node]
+        if not can_make(graph, node, self.pieces.descriptions[op.node], region):
             return None
-        node, tile = self.pieces.graph.node_by_name[op.node], self._parts.setdefault(region, Tile(0, region))
+        tile = self._parts.setdefault(region, Tile(0, region))
         return LocalOp(self.pieces.piece(node, tile)[0], ()), self.pieces.work(node, tile)
 
     def _per_request_s(self, program: Program) -> float:

@@ -23,7 +23,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.shapemap import IntervalSet, ShapeMap, covers
-from bbgrap.tdl import Description, Part, computable, describe, granularity, is_elementwise, reducible, splittable_axes
+from bbgrap.tdl import Description, Part, computable, describe, granularity, is_elementwise, part_unit, reducible, splittable_axes
 from bbgrap.tdl.language import All, Index, Remainder, accesses_in, indices_in
 
 HEAVY_WEIGHT_BYTES = 16 << 20
@@ -128,9 +128,9 @@ class _Follower:
     def _parts(self, node: Node, description: Description) -> list[tuple[int, Part]]:
         """Return each device's range of a layer's input channels; empty if there are too few to divide."""
         index = next(iter(reducible(self.graph, node, description)), None) if node.op in _FEATURE_AXIS else None
-        if index is None or index.extent < 2:
+        if index is None or index.extent <= part_unit(node):
             return []
-        pieces = split_by_shares(index.extent, self.shares)
+        pieces = split_by_shares(index.extent, self.shares, part_unit(node))
         return [(device, Part(index.name, piece)) for device, piece in enumerate(pieces) if len(piece)]
 
     def _without_cuts(self, node: Node, description: Description) -> tuple[Tile, ...]:
@@ -161,7 +161,7 @@ class _Follower:
 
     def _ended(self, node: Node, description: Description) -> list[tuple[int, Part]]:
         """Return every device's own range of the direction that a node reduces; empty if it does not, or the map is hardly larger."""
-        indices = {index.name: index for index in reducible(self.graph, node, description)}
+        indices = {index.name: index for index in reducible(self.graph, node, description) if part_unit(node) == 1}
         for access in accesses_in(description.body):
             value = node.inputs[access.operand]
             axes = [axis for axis in self.axes.get(value, ()) if axis is not None]

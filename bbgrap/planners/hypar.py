@@ -75,6 +75,6 @@ def _letter(layer: Layer, word: Word, choice: int, way: int, levels: Levels) -> 
         return Along(layer.batch)
     if layer.inner is not None:
         parts = prod(w for letter, w in zip(word, levels.ways, strict=False) if letter == layer.inner)
-        if layer.inner.extent >= 2 * parts:
+        if layer.inner.units >= 2 * parts:
             return layer.inner
     return SOMEWHERE if layer.features is None else Along(layer.features)

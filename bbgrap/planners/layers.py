@@ -14,7 +14,7 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.planners.words import SOMEWHERE, Along, Letter, Levels, Over, Word, tiles_of
-from bbgrap.tdl import Description, reducible, splittable_axes
+from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
 
 Descriptions = Mapping[str, Description | None]
 
@@ -59,7 +59,7 @@ def _layer(graph: Graph, node: Node, description: Description, batch: int | None
         return None
     allowed = splittable_axes(description)
     features = [axis for name, axis in outputs.items() if name in names and axis in allowed and description.shape[axis] > 1]
-    inner = [index for index in reducible(graph, node, description) if index.name in names and index.extent > 1]
+    inner = [index for index in reducible(graph, node, description) if index.name in names and index.extent > part_unit(node)]
     widest = max(inner, key=lambda index: index.extent, default=None)
     return Layer(
         node,
@@ -67,7 +67,7 @@ def _layer(graph: Graph, node: Node, description: Description, batch: int | None
         first_output(node),
         batch if batch is not None and batch in allowed and description.shape[batch] > 1 else None,
         max(features, key=lambda axis: description.shape[axis], default=None),
-        None if widest is None else Over(widest.name, widest.extent),
+        None if widest is None else Over(widest.name, widest.extent, part_unit(node)),
     )
 
 

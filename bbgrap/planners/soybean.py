@@ -125,7 +125,7 @@ def _possible(graph: Graph, layer: Layer, word: Word, way: int, levels: Levels) 
     shape = graph.types[layer.made].known_shape
     extents = {
         "b": 0 if layer.batch is None else shape[layer.batch],
-        "i": 0 if layer.inner is None else layer.inner.extent,
+        "i": 0 if layer.inner is None else layer.inner.units,
         "o": 0 if layer.features is None else shape[layer.features],
     }
     left = {}

@@ -20,7 +20,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.search import Choices
 from bbgrap.planners.words import SOMEWHERE, Along, Letter, Levels, Over, Word
-from bbgrap.tdl import Description, reducible, splittable_axes
+from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
 
 
 def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
@@ -55,10 +55,11 @@ def further_words(
 
 
 def loops(graph: Graph, node: Node, description: Description, *, sums: bool = True) -> dict[Letter, int]:
-    """Return every loop along which a node can be divided, and its extent: output axes, then (with `sums`) reduction indices."""
+    """Return every loop along which a node can be divided, and into how many parts: output axes, then (with `sums`) reduction indices."""
     found: dict[Letter, int] = {Along(axis): description.shape[axis] for axis in splittable_axes(description)}
     if sums:
-        found |= {Over(index.name, index.extent): index.extent for index in reducible(graph, node, description)}
+        overs = (Over(index.name, index.extent, part_unit(node)) for index in reducible(graph, node, description))
+        found |= {over: over.units for over in overs}
     return found
 
 

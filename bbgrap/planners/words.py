@@ -36,10 +36,16 @@ class Along:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Over:
-    """Divide a reduction index of a given extent: partial results."""
+    """Divide a reduction index of a given extent, in whole units: partial results."""
 
     index: str
     extent: int
+    unit: int = 1
+
+    @property
+    def units(self) -> int:
+        """Into how many parts it can be divided at most."""
+        return -(-self.extent // self.unit)
 
 
 class Undivided(Enum):
@@ -136,9 +142,9 @@ def _divide(levels: Levels, description: Description, group: _Group, letter: Let
             pieces = _pieces(description, axis, group.region.axes[axis].hull, shares)
             regions = [group.region.replace(axis, IntervalSet.of(piece)) for piece in pieces]
             return [_Group(f, width, region, group.part) for f, region in zip(firsts, regions, strict=True) if not region.is_empty]
-        case Over(extent=extent):
+        case Over(extent=extent, unit=unit):
             whole = group.part or Interval(0, extent)
-            parts = [piece.shift(whole.start) for piece in split_by_shares(len(whole), across)]
+            parts = [piece.shift(whole.start) for piece in split_by_shares(len(whole), across, unit)]
             return [_Group(f, width, group.region, part) for f, part in zip(firsts, parts, strict=True) if len(part)]
         case Undivided.EVERYWHERE:
             return [_Group(first, width, group.region, group.part) for first in firsts]

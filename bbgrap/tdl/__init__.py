@@ -3,9 +3,9 @@
 from bbgrap.tdl import operators as _operators  # registers the rules
 from bbgrap.tdl.analysis import even_split, flops, granularity, input_regions, is_elementwise, output_regions, splittable_axes, strategies
 from bbgrap.tdl.language import Description
-from bbgrap.tdl.partial import Part, localize_part, reducer_of, reducible
+from bbgrap.tdl.partial import Part, localize_part, part_unit, reducer_of, reducible
 from bbgrap.tdl.reach import computable
-from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOp, Result, describe, described_operators, localize, site_of
+from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOp, Result, can_make, describe, described_operators, localize, site_of
 
 __all__ = [
     "Description",
@@ -15,6 +15,7 @@ __all__ = [
     "LocalOp",
     "Part",
     "Result",
+    "can_make",
     "computable",
     "describe",
     "described_operators",
@@ -26,6 +27,7 @@ __all__ = [
     "localize",
     "localize_part",
     "output_regions",
+    "part_unit",
     "reducer_of",
     "reducible",
     "site_of",

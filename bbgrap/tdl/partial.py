@@ -2,6 +2,13 @@
 
 A part of a node computes the whole output region from a range of one reduction index; the parts of all ranges, combined with the
 node's reducer, are the result. Terms that must count once (a bias) belong to the first part.
+
+The law of partial sums (docs/equations.md): parts are made only where they do no harm.
+
+1. Storing a part loses nothing: sums and products of 32 or 64 bits. A maximum is one of its elements, whatever its type.
+2. No jump that counts depends on a sum of floats (`bbgrap.tdl.jumps`), since it adds up in another order.
+3. Parts of a product of 8-bit integers begin at multiples of 4: x86 without VNNI adds neighbours in 16 bits and saturates, in pairs
+   that start with the first element of every call; other processors take four at a time.
 """
 
 from __future__ import annotations
@@ -10,11 +17,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bbgrap.errors import PlanError
-from bbgrap.graph.types import Graph, Node
+from bbgrap.graph.types import DType, Graph, Node
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import input_regions
+from bbgrap.tdl.jumps import before_jumps
 from bbgrap.tdl.language import Call, Description, Expression, Index, Reduce, ReducerKind
-from bbgrap.tdl.rule import LocalNode, LocalOp, Site, site_of
+from bbgrap.tdl.rule import LocalNode, LocalOp, Site, site_of, with_empty_literals
+
+WIDE_FLOATS = frozenset({DType.FLOAT, DType.DOUBLE})
+WIDE_INTEGERS = frozenset({DType.INT32, DType.UINT32, DType.INT64, DType.UINT64})
+COMPARABLE = WIDE_FLOATS | WIDE_INTEGERS | {DType.FLOAT16, DType.INT8, DType.UINT8}
+"""Types of which onnxruntime has a `Max` and a `Min` of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,8 @@ class PartialRule:
 
     indices: Callable[[Site], tuple[str, ...]]
     localize: PartialLocalize
+    unit: int = 1
+    """Parts begin at multiples of it."""
 
 
 _PARTIAL: dict[tuple[str, str], PartialRule] = {}
@@ -67,13 +82,28 @@ def reducer_of(description: Description) -> ReducerKind | None:
 
 
 def reducible(graph: Graph, node: Node, description: Description | None) -> tuple[Index, ...]:
-    """Return the reduction indices along which a node can be split into partial results."""
+    """Return the reduction indices along which a node can be split into partial results, by the law of this module."""
     rule = _PARTIAL.get((node.domain, node.op))
     found = None if description is None else _outer_reduction(description.body)
-    if rule is None or found is None:
+    if rule is None or found is None or not _is_harmless(graph, node, found.kind):
         return ()
     allowed = rule.indices(site_of(graph, node))
     return tuple(index for index in found.over if index.name in allowed)
+
+
+def part_unit(node: Node) -> int:
+    """Return the step at which a node's reduction indices can be cut: parts begin at multiples of it."""
+    rule = _PARTIAL.get((node.domain, node.op))
+    return 1 if rule is None else rule.unit
+
+
+def _is_harmless(graph: Graph, node: Node, kind: ReducerKind) -> bool:
+    stored = graph.types[next(name for name in node.outputs if name)].dtype
+    match kind:
+        case "max" | "min":
+            return stored in COMPARABLE
+        case "sum" | "prod":
+            return stored in WIDE_INTEGERS or (stored in WIDE_FLOATS and node.name not in before_jumps(graph))
 
 
 def _outer_reduction(body: Expression) -> Reduce | None:
@@ -93,4 +123,5 @@ def localize_part(graph: Graph, node: Node, description: Description, region: Sh
         raise PlanError(f"node '{node.name}' ({node.op}): it has no partial results along '{part.index}'")
     site = site_of(graph, node)
     reads = input_regions(description, region, site.input_shapes, {part.index: part.interval})
-    return LocalOp(reads, _PARTIAL[node.domain, node.op].localize(site, region, reads, part))
+    nodes = _PARTIAL[node.domain, node.op].localize(site, region, reads, part)
+    return LocalOp(reads, tuple(with_empty_literals(site, reads, each) for each in nodes))

@@ -229,7 +229,26 @@ def localize(graph: Graph, node: Node, description: Description | None, region: 
     _check_whole_axes(node, description, region)
     found = input_regions(description, region, site.input_shapes)
     nodes = _RULES[node.domain, node.op].localize(site, region, found)
-    return LocalOp(found, tuple(_with_empty_literals(site, found, n) for n in nodes))
+    return LocalOp(found, tuple(with_empty_literals(site, found, n) for n in nodes))
+
+
+def can_make(graph: Graph, node: Node, description: Description | None, region: ShapeMap) -> bool:
+    """Tell whether one machine can compute a region of a node's output by one local piece.
+
+    It cannot where the region cuts an axis that does not split, nor where it has several ranges of an axis along which the operator
+    slides, counts or pads: such a piece would not be dense (`several_ranges` in the tests of every rule).
+    """
+    if description is None:
+        return region == ShapeMap.full(graph.types[next(name for name in node.outputs if name)].shape or ())
+    if any(a not in description.splittable_axes and p != e for a, (p, e) in enumerate(zip(region.shape, description.shape, strict=True))):
+        return False
+    if all(len(axis.ranges) < 2 for axis in region.axes):
+        return True
+    try:
+        localize(graph, node, description, region)
+    except PlanError:
+        return False
+    return True
 
 
 def _check_whole_axes(node: Node, description: Description, region: ShapeMap) -> None:
@@ -240,7 +259,7 @@ def _check_whole_axes(node: Node, description: Description, region: ShapeMap) ->
             raise PlanError(f"node '{node.name}' ({node.op}): axis {axis} of its output cannot be split, but the tile is {region}")
 
 
-def _with_empty_literals(site: Site, reads: tuple[ShapeMap | None, ...], node: LocalNode) -> LocalNode:
+def with_empty_literals(site: Site, reads: tuple[ShapeMap | None, ...], node: LocalNode) -> LocalNode:
     """Replace operands of which nothing is read (a piece wholly inside padding) by empty constants: nobody has to send them."""
 
     def operand(o: LocalOperand) -> LocalOperand:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bbgrap.engine.spread import Witnesses
 
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.reference import Reference
+from bbgrap.engine.spread import Witnesses
 from bbgrap.graph import Array
 from bbgrap.graph.types import DType
 from bbgrap.planners.options import PlanOptions

@@ -28,7 +28,7 @@ from bbgrap.program.steps import (
     writes_of,
 )
 from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import Description, LocalOp, localize, output_regions
+from bbgrap.tdl import Description, LocalOp, can_make, localize, output_regions
 from bbgrap.tdl.work import Work, WorkCounter
 
 Narrow = Callable[[Apply, ShapeMap], tuple[LocalOp, Work] | None]
@@ -119,21 +119,13 @@ def narrower(graph: Graph, descriptions: Mapping[str, Description | None]) -> Na
 
     def narrowed(name: str, region: ShapeMap) -> tuple[LocalOp, Work] | None:
         node, description = graph.node_by_name[name], descriptions[name]
-        if not can_be_cut(description, region):
+        if not can_make(graph, node, description, region):
             return None
         local = localize(graph, node, description, region)
         made = output_regions(description, region, [graph.types[name].shape for name in node.outputs if name])
         return local, counter.work(node, local.reads, made)
 
     return narrow
-
-
-def can_be_cut(description: Description | None, region: ShapeMap) -> bool:
-    """Whether an operator with one output can make this region of it by itself."""
-    return description is not None and all(
-        piece == extent or axis in description.splittable_axes
-        for axis, (piece, extent) in enumerate(zip(region.shape, description.shape, strict=True))
-    )
 
 
 def made_in_parts(program: Program, device: DeviceProgram, head: Head, parts: Sequence[ShapeMap], narrow: Narrow) -> Program | None:

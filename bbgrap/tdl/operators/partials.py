@@ -7,12 +7,11 @@ from math import prod
 
 import numpy as np
 
-from bbgrap.graph.types import DType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.operators.common import Reads, integers
 from bbgrap.tdl.operators.convolutions import localize_conv
 from bbgrap.tdl.operators.reductions import reduced_axes
-from bbgrap.tdl.partial import Part, PartialRule, register_partial
+from bbgrap.tdl.partial import WIDE_FLOATS, Part, PartialRule, register_partial
 from bbgrap.tdl.rule import Input, Literal, LocalNode, Result, Site, same_node
 
 BIAS = 2
@@ -45,8 +44,9 @@ def _reduced_names(site: Site) -> tuple[str, ...]:
 
 
 def _float_names(site: Site) -> tuple[str, ...]:
+    """A mean of integers rounds once, at its end."""
     kind = site.inputs[0]
-    return _reduced_names(site) if kind is not None and kind.dtype in (DType.FLOAT, DType.DOUBLE, DType.FLOAT16) else ()
+    return _reduced_names(site) if kind is not None and kind.dtype in WIDE_FLOATS else ()
 
 
 def reduction_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
@@ -88,7 +88,7 @@ def _inner(site: Site) -> tuple[str, ...]:
 
 register_partial(PartialRule(conv_indices, conv_part), "Conv")
 register_partial(PartialRule(_inner, product_part), "Gemm", "MatMul")
-register_partial(PartialRule(_inner, reduction_part), "MatMulInteger")
+register_partial(PartialRule(_inner, reduction_part, unit=4), "MatMulInteger")
 register_partial(PartialRule(_inner, reduction_part), "FusedMatMul", domain="com.microsoft")
 register_partial(PartialRule(_contracted, reduction_part), "Einsum")
 register_partial(PartialRule(_reduced_names, reduction_part), "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")

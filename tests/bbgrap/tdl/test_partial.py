@@ -18,7 +18,7 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.plan import Plan, Tile, check_plan
 from bbgrap.program.compile import compile_plan
 from bbgrap.shapemap import Interval, ShapeMap
-from bbgrap.tdl import Part, localize_part, reducible
+from bbgrap.tdl import Part, localize_part, part_unit, reducible
 from bbgrap.tdl.partial import partial_operators
 from tests.partition import all_values, assert_close, run_checked
 
@@ -29,7 +29,7 @@ CASES: dict[tuple[str, str], tuple[Shapes, tuple[int, ...], Mapping[str, Attribu
     ("", "Gemm"): (((3, 8), (5, 8), (5,)), (3, 5), {"transB": 1, "alpha": 0.5, "beta": 2.0}),
     ("", "MatMul"): (((2, 3, 8), (8, 5)), (2, 3, 5), {}),
     ("", "Einsum"): (((3, 4, 5), (5, 4, 6)), (3, 6), {"equation": "abc,cbd->ad"}),
-    ("", "MatMulInteger"): (((3, 8), (8, 5)), (3, 5), {}),
+    ("", "MatMulInteger"): (((3, 22), (22, 5)), (3, 5), {}),
     ("com.microsoft", "FusedMatMul"): (((3, 8), (8, 5)), (3, 5), {"alpha": 0.5}),
     ("", "ReduceSum"): (((4, 6, 5),), (4, 1, 1), {"keepdims": 1}),
     ("", "ReduceMean"): (((4, 6, 5),), (4,), {"keepdims": 0}),
@@ -71,7 +71,8 @@ def test_parts_add_up(domain: str, op: str, data: st.DataObject) -> None:
     graph = graph_of(domain, op)
     descriptions = all_descriptions(graph)
     index = data.draw(st.sampled_from([i for i in reducible(graph, graph.nodes[0], descriptions["n"]) if i.extent > 1]))
-    cuts = sorted(data.draw(st.sets(st.integers(1, index.extent - 1), min_size=1, max_size=DEVICES - 1)))
+    unit = part_unit(graph.nodes[0])
+    cuts = sorted(unit * cut for cut in data.draw(st.sets(st.integers(1, (index.extent - 1) // unit), min_size=1, max_size=DEVICES - 1)))
     whole = ShapeMap.full(graph.types["y"].known_shape)
     parts = [Part(index.name, Interval(a, b)) for a, b in pairwise([0, *cuts, index.extent])]
     tiles = {"n": tuple(Tile(d, whole, part) for d, part in enumerate(parts)), "after": (Tile(DEVICES - 1, whole),)}
