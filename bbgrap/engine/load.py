@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from bbgrap.engine.sessions import open_session, session_options
+from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import ModelFile, normalize_opset, parse_model, read_model, with_input_shapes
@@ -46,9 +46,25 @@ def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
             # In a branch that is never taken, sizes that are told may contradict each other; untold, they do not.
             free = with_input_shapes(_folded(model), shapes)
         except ModelError:
-            said = f"; the ONNX checker rejects it: {model.fault}" if model.fault else ""
-            raise ModelError(f"model '{path}': {refused}{said}") from None
+            raise _refusal(path, model, refused) from None
         return typed_graph(free, hides_sizes=True)
+
+
+def confirm_runs(model: ModelFile, path: Path) -> None:
+    """Load a file in onnxruntime, and forget it again: what the ONNX checker says against a model is then for information.
+
+    Raises:
+        ModelError: if onnxruntime refuses it.
+    """
+    try:
+        make_session(path, threads=1, optimize=False)
+    except ModelError as refused:
+        raise _refusal(path, model, refused) from None
+
+
+def _refusal(path: Path, model: ModelFile, refused: ModelError) -> ModelError:
+    said = f"; the ONNX checker rejects it: {model.fault}" if model.fault else ""
+    return ModelError(f"model '{path}': {refused}{said}")
 
 
 def _folded(model: ModelFile) -> ModelFile:

@@ -8,12 +8,13 @@ tensor(bfloat16)        TensorType(OTHER, None, the serialized type): numpy has 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import onnx
-from onnx import TensorProto, TypeProto, helper
+from onnx import TensorProto, TypeProto, helper, numpy_helper
 
 from bbgrap.graph.onnx_read import dtype_of
-from bbgrap.graph.types import STORABLE, DType, TensorType
+from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 
 UNKNOWN = TensorType(DType.OTHER, None)
 
@@ -21,6 +22,49 @@ _TOKEN = re.compile(r"[a-z_]+[0-9a-z]*|[(),]")
 
 _ELEMENTS = {TensorProto.DataType.Name(code).lower(): code for code in TensorProto.DataType.values() if code}
 """Element types by the names that onnxruntime gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOf:
+    """A tensor of numbers or strings, by ONNX's code of the element type."""
+
+    code: int
+
+    @property
+    def dtype(self) -> DType:
+        """The element type; `OTHER` for one that numpy lacks."""
+        return dtype_of(self.code) if dtype_of(self.code) in STORABLE else DType.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOf:
+    """A list of values of one kind."""
+
+    item: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalOf:
+    """A value or nothing."""
+
+    item: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf:
+    """A dictionary from texts or integers to values of one kind."""
+
+    key: DType
+    item: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A kind of value that nobody can give or take here: sparse tensors, and opaque ones."""
+
+
+Kind = TensorOf | SequenceOf | OptionalOf | MapOf | Unknown
+"""What kind of value a type declares."""
 
 
 def type_of(proto: TypeProto) -> TensorType:
@@ -56,6 +100,39 @@ def declare(value: onnx.ValueInfoProto, kind: TensorType) -> None:
         value.type.tensor_type.shape.SetInParent()
         for size in kind.shape:
             value.type.tensor_type.shape.dim.add().dim_value = size
+
+
+def kind_of(serialized: bytes) -> Kind:
+    """Return what kind of value a serialized type declares."""
+    return _kind(TypeProto.FromString(serialized))
+
+
+def _kind(proto: TypeProto) -> Kind:
+    match proto.WhichOneof("value"):
+        case "tensor_type":
+            return TensorOf(proto.tensor_type.elem_type)
+        case "sequence_type":
+            return SequenceOf(_kind(proto.sequence_type.elem_type))
+        case "optional_type":
+            return OptionalOf(_kind(proto.optional_type.elem_type))
+        case "map_type":
+            return MapOf(dtype_of(proto.map_type.key_type), _kind(proto.map_type.value_type))
+        case _:
+            return Unknown()
+
+
+def content_of(array: Array, code: int) -> bytes | None:
+    """Return an array of a type of `ml_dtypes` as onnxruntime keeps such numbers; None if it is not of the type with this ONNX code."""
+    try:
+        tensor = numpy_helper.from_array(array)
+    except (KeyError, ValueError, TypeError):
+        return None
+    return bytes(tensor.raw_data) if tensor.data_type == code else None
+
+
+def array_of_content(code: int, shape: tuple[int, ...], content: bytes) -> Array:
+    """Return the array of `ml_dtypes` that `content_of` made such bytes of."""
+    return numpy_helper.to_array(TensorProto(data_type=code, dims=shape, raw_data=content))
 
 
 def text_of(serialized: bytes) -> str:
