@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.inliner
+import onnx.shape_inference
 from onnx import TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
@@ -53,7 +54,7 @@ class ModelFile:
 
     name: str
     inputs: tuple[ModelInput, ...]
-    """What a caller must give; initializers that old files list as inputs too are not among them."""
+    """What a caller must give."""
     outputs: tuple[ModelInput, ...]
     opsets: Mapping[str, int]
     """Domain ('' is ai.onnx) to version."""
@@ -61,6 +62,8 @@ class ModelFile:
     weights: Mapping[str, Array] = field(repr=False)
     files: tuple[str, ...] = ()
     """Files beside the model that hold weights, relative to its directory, sorted; only `read_model` fills this in."""
+    overridable: tuple[ModelInput, ...] = ()
+    """Weights that the file lists as inputs too: a caller may give others. Only `read_model` fills this in."""
     fault: str = ""
     """What the ONNX checker says against the model; onnxruntime decides whether it runs. Only `read_model` fills this in."""
 
@@ -168,9 +171,25 @@ def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> ModelFile:
     proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = [value for value in proto.graph.input if value.name not in constants]
+    overridable = tuple(_declared(value) for value in proto.graph.input if value.name in constants)
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
-    return describe(name, proto, weights)
+    model = describe(name, proto, weights)
+    return replace(model, overridable=overridable, outputs=_with_inferred(proto, model.outputs))
+
+
+def _with_inferred(proto: onnx.ModelProto, outputs: tuple[ModelInput, ...]) -> tuple[ModelInput, ...]:
+    """Return the outputs with the types and shapes that follow from the model, where the file declares none."""
+    kinds = {value.name: value.type for value in proto.graph.output}
+    bare = {n for n, k in kinds.items() if not k.WhichOneof("value") or (k.HasField("tensor_type") and not k.tensor_type.HasField("shape"))}
+    if not bare:
+        return outputs
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto)
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        return outputs
+    found = {value.name: _declared(value) for value in inferred.graph.output}
+    return tuple(found[item.name] if item.name in bare else item for item in outputs)
 
 
 def _load(tensor: TensorProto, directory: Path) -> None:

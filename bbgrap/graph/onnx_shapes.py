@@ -5,7 +5,7 @@ One of the files that import onnx (see `onnx_io`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 import onnx
@@ -46,6 +46,8 @@ def normalize_opset(model: ModelFile) -> ModelFile:
 def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -> ModelFile:
     """Fix the shapes of all inputs that are tensors of numbers or strings; what is said of others is ignored.
 
+    A weight that the file lists as an input too becomes one if it has a shape here: the caller gives another.
+
     A dimension that the file fixes must be the one given, except the first one: where that differs, the file hard-codes a batch
     size (exporters do), and the constants of `Reshape` that repeat it become 0, 'as in the input'.
 
@@ -53,6 +55,7 @@ def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -
         InputError: if a shape is for no input, has the wrong rank, or differs from a dimension that is fixed; or if one is missing
             for an input with free dimensions.
     """
+    model = _overridden(model, shapes)
     strangers = sorted(set(shapes) - {item.name for item in model.inputs})
     if strangers:
         names = ", ".join(sorted(item.name for item in model.inputs))
@@ -76,6 +79,22 @@ def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -
             value.type.tensor_type.shape.dim.add().dim_value = size
     _forget_shapes(proto.graph)
     return describe(model.name, proto, model.weights)
+
+
+def _overridden(model: ModelFile, names: Container[str]) -> ModelFile:
+    """Make inputs of the weights of these names that may be overridden."""
+    chosen = [item for item in model.overridable if item.name in names]
+    if not chosen:
+        return model
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    gone = {item.name for item in chosen}
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in gone]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    for item in chosen:
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(item.name, item.dtype.value, item.shape))
+    return describe(model.name, proto, {name: array for name, array in model.weights.items() if name not in gone})
 
 
 def _forget_shapes(graph: onnx.GraphProto) -> None:

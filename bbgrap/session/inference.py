@@ -6,6 +6,7 @@ from then on. Laws: a feed that does not fit the model fails before anything is 
 
 from __future__ import annotations
 
+import copy
 import logging
 import shutil
 import tempfile
@@ -126,19 +127,28 @@ class InferenceSession:
             weakref.finalize(self, self._connection.close)
         self._deadline_s = deadline_s
         self._on_progress = on_progress
+        self._pool: ThreadPoolExecutor | None = None
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        """Begin without any plan."""
         self._plans: dict[Shapes, PreparedPlan] = {}
         self._latest: PreparedPlan | None = None
         self._lock = threading.Lock()
         self._first_inputs = FirstInputs(self.options.input_values, _PLANS)
         self._sizes: dict[Shapes, int | None] = {}
         self._sizes_lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._overriding: dict[tuple[str, ...], InferenceSession] = {}
 
     # --- onnxruntime's surface ------------------------------------------------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
         """Return the inputs as the model declares them."""
         return list(self._signature.inputs)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return the weights instead of which a feed may have others."""
+        return list(self._signature.overridable)
 
     def get_outputs(self) -> list[NodeArg]:
         """Return the outputs as the model declares them."""
@@ -152,7 +162,7 @@ class InferenceSession:
         """Return the model's name, and nothing about the rest."""
         return ModelMetadata(self._name)
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None) -> list[Array]:
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None) -> list[Any]:
         """Run the model once and return the outputs, all of them or those named.
 
         With the objective `throughput` a batch is run in micro-batches, if the model computes every image by itself.
@@ -163,6 +173,24 @@ class InferenceSession:
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
         del run_options  # onnxruntime's run options steer its own threads and logs
+        fitting = self._fitting(input_feed)
+        return fitting._run_once(output_names, input_feed)
+
+    def _fitting(self, feed: Mapping[str, Any]) -> InferenceSession:
+        """Return this session; or, if the feed overrides weights, one for the model that takes them as inputs."""
+        signature = self._signature.overriding(feed)
+        if signature is self._signature:
+            return self
+        names = tuple(arg.name for arg in signature.inputs)
+        with self._lock:
+            if names not in self._overriding:
+                other = copy.copy(self)
+                other._signature = signature
+                other._forget_plans()
+                self._overriding[names] = other
+            return self._overriding[names]
+
+    def _run_once(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
         chosen = self._signature.choose_outputs(output_names)
         feeds = self._signature.check_feed(input_feed)
         size = self._microbatch_size(self._signature.shapes_of(feeds))

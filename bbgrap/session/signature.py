@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class NodeArg:
     @property
     def is_packed(self) -> bool:
         """Whether it travels packed, as one array of bytes."""
-        return self.dtype is DType.OTHER
+        return self.dtype is DType.OTHER and bool(self.onnx)
 
     @classmethod
     def of(cls, declared: ModelInput) -> NodeArg:
@@ -57,11 +57,19 @@ class Signature:
 
     inputs: tuple[NodeArg, ...]
     outputs: tuple[NodeArg, ...]
+    overridable: tuple[NodeArg, ...] = ()
+    """Weights instead of which a caller may give others."""
 
     @classmethod
     def of(cls, model: ModelFile) -> Signature:
         """Return the signature of a model."""
-        return cls(tuple(map(NodeArg.of, model.inputs)), tuple(map(NodeArg.of, model.outputs)))
+        inputs, outputs, overridable = (tuple(map(NodeArg.of, side)) for side in (model.inputs, model.outputs, model.overridable))
+        return cls(inputs, outputs, overridable)
+
+    def overriding(self, names: Collection[str]) -> Signature:
+        """Return the signature of the model of which weights of these names are inputs, after all others."""
+        chosen = tuple(arg for arg in self.overridable if arg.name in names)
+        return replace(self, inputs=(*self.inputs, *chosen), overridable=()) if chosen else self
 
     @property
     def has_free_batch(self) -> bool:

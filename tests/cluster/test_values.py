@@ -105,3 +105,19 @@ def test_a_model_that_listens_keeps_its_state_from_piece_to_piece(three: LocalCl
             (want, kept), (got, state) = (s.run(None, {**feed, "state": held}) for s, held in ((plain, kept), (session, state)))
             assert same(got, want)
             assert same(state, kept)
+
+
+def test_a_weight_that_is_an_input_too_may_be_overridden(three: LocalCluster, tmp_path: Path) -> None:
+    kinds = {"x": [6, 4], "w": [4, 4], "y": None}
+    x, w, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in kinds.items())
+    stored = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x, w], [y], [stored])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    session, plain = InferenceSession(tmp_path / "m.onnx", cluster=three), make_session(tmp_path / "m.onnx", threads=1)
+    assert [arg.name for arg in session.get_overridable_initializers()] == [arg.name for arg in plain.get_overridable_initializers()]
+    assert [arg.shape for arg in session.get_outputs()] == [arg.shape for arg in plain.get_outputs()]
+    random = np.random.default_rng(0)
+    feed = {"x": random.standard_normal((6, 4)).astype(np.float32)}
+    other = {**feed, "w": random.standard_normal((4, 4)).astype(np.float32)}
+    for given in (feed, other, feed, other):
+        assert same(session.run(None, given), plain.run(None, given))

@@ -64,6 +64,30 @@ def test_interface_without_weights_that_old_files_list_as_inputs(load):
     assert model.opsets == {"": 9}
 
 
+def test_a_weight_that_is_listed_as_an_input_can_be_overridden(load):
+    add = helper.make_node("Add", ["x", "w"], ["y"])
+    model = load([add], {"x": ["N", 4], "w": [4]}, {"y": ["N", 4]}, {"w": np.ones(4, np.float32)}, opset=13, ir_version=8)
+    assert [(item.name, item.shape) for item in model.overridable] == [("w", (4,))]
+    given = with_input_shapes(model, {"x": (2, 4), "w": (4,)})
+    assert [(item.name, item.shape) for item in given.inputs] == [("x", (2, 4)), ("w", (4,))]
+    graph = to_graph(given)
+    assert graph.inputs == ("x", "w")
+    assert not graph.weights
+    with pytest.raises(InputError, match=r"input 'w': expected \[4\], got \[4, 1\]; the ranks differ"):
+        with_input_shapes(model, {"x": (2, 4), "w": (4, 1)})
+
+
+def test_outputs_without_a_shape_have_the_one_that_follows(load, tmp_path):
+    proto = model_of([RELU], {"x": ["N", 4]}, {"y": ["N", 4]})
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "shapeless.onnx")
+    assert read_model(tmp_path / "shapeless.onnx").outputs[0].shape == ("N", 4)
+    proto.graph.output[0].ClearField("type")
+    onnx.save(proto, tmp_path / "typeless.onnx")
+    (output,) = read_model(tmp_path / "typeless.onnx").outputs
+    assert (output.dtype, output.shape) == (DType.FLOAT, ("N", 4))
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00\xff garbage" * 50, bytes(range(256)), b"not a model"])
 def test_other_bytes_are_refused(tmp_path, content):
     path = tmp_path / "model.onnx"
