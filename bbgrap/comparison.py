@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,14 +75,35 @@ class Comparison:
 SAME = Comparison(0.0, 0.0, bit_identical=True, within_tolerance=True)
 
 
-def compare(got: Sequence[Array], expected: Sequence[Array], transfers: TransferType = "exact") -> Comparison:
-    """Compare all outputs of a model with those of plain onnxruntime, floats having travelled as `transfers`."""
+def compare(got: Sequence[Any], expected: Sequence[Any], transfers: TransferType = "exact") -> Comparison:
+    """Compare all outputs of a model with those of plain onnxruntime, floats having travelled as `transfers`.
+
+    Of lists and dictionaries every value is compared.
+    """
     result = replace(SAME, transfer_dtype=transfers)
     if len(got) != len(expected):
         return replace(result, bit_identical=False, within_tolerance=False, fault=f"{len(got)} outputs instead of {len(expected)}")
     for number, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
-        result = result.worse(_compare_one(f"output {number}", np.asarray(mine), np.asarray(theirs), LOSSY_TOLERANCE[transfers]))
+        found, wanted = dict(_arrays(f"output {number}", mine)), dict(_arrays(f"output {number}", theirs))
+        if found.keys() != wanted.keys():
+            fault = f"output {number}: expected {len(wanted)} values inside, got {len(found)}, or others"
+            return replace(result, bit_identical=False, within_tolerance=False, fault=fault)
+        for who, array in wanted.items():
+            result = result.worse(_compare_one(who, found[who], array, LOSSY_TOLERANCE[transfers]))
     return result
+
+
+def _arrays(who: str, value: object) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays that a value consists of, each with where it is."""
+    match value:
+        case list():
+            for place, item in enumerate(value):
+                yield from _arrays(f"{who}, {place}", item)
+        case dict():
+            for key, item in value.items():
+                yield from _arrays(f"{who}, {key!r}", item)
+        case _:
+            yield who, np.asarray(value)
 
 
 def _compare_one(who: str, mine: Array, theirs: Array, lossy: float) -> Comparison:

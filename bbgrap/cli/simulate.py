@@ -110,6 +110,7 @@ def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed:
     """Run the partitioned model and plain onnxruntime on the same random inputs."""
     from bbgrap.cli.inputs import random_inputs
     from bbgrap.comparison import compare
+    from bbgrap.engine.calling import unpacked_results
     from bbgrap.engine.kernels import local_kernels
     from bbgrap.engine.reference import Reference
     from bbgrap.program.simulate import simulate as walk
@@ -117,7 +118,9 @@ def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed:
     feeds = random_inputs(planned.inputs, planned.shapes, seed)
     say(f"inputs: random, seed {seed}")
     with step("running the partitioned model"):
-        answers = walk(artifacts, list(feeds.values()), local_kernels(artifacts))
+        graph = planned.forecast.compiled.plan.graph
+        found = walk(artifacts, list(feeds.values()), local_kernels(artifacts))
+        answers = unpacked_results((graph.types[name] for name in graph.outputs), found)
     with step("running plain onnxruntime"):
         expected = Reference(planned.path).run(feeds)
     return compare(answers, expected, options.transfer_dtype)

@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_io import ModelFile, to_graph, write_graph
+from bbgrap.graph.onnx_io import ModelFile, to_graph, weights_of, write_graph
 from bbgrap.graph.onnx_types import UNKNOWN
 from bbgrap.graph.types import STORABLE, Attribute, Graph, Node, TensorType
 
@@ -43,8 +43,9 @@ def typed_graph(model: ModelFile, *, hides_sizes: bool = False) -> Graph:
     declared: dict[str, TensorType] = {}
     asked: set[str] = set()
     shapes: _Shapes = {}
+    stored = weights_of(model)
     while True:
-        graph = to_graph(model, declared | seen, hides_sizes=hides_sizes)
+        graph = to_graph(model, declared | seen, hides_sizes=hides_sizes, stored=stored)
         if wrong := _first_wrong(graph, shapes):
             seen |= wrong
             declared.clear()  # what follows was declared for other shapes

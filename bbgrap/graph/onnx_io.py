@@ -34,7 +34,7 @@ from bbgrap.graph.onnx_shapes import normalize_opset, with_input_shapes
 from bbgrap.graph.onnx_tidy import bodies_of, captured_by, graphs_of
 from bbgrap.graph.onnx_types import UNKNOWN, declare, type_named, type_of
 from bbgrap.graph.onnx_write import Written, save_graph, write_graph
-from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, TensorType, check_graph
+from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight, check_graph
 from bbgrap.graph.weights import make_weight
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "save_graph",
     "to_graph",
     "type_named",
+    "weights_of",
     "with_input_shapes",
     "write_graph",
 ]
@@ -55,13 +56,24 @@ _VARIADIC_OUTPUTS = frozenset({"Split", "If", "Loop", "Scan", "SplitToSequence"}
 """Operators that count their outputs: one that is left out gets a name, so that the number stays."""
 
 
-def to_graph(model: ModelFile, types: Mapping[str, TensorType] | None = None, *, hides_sizes: bool = False) -> Graph:
+def weights_of(model: ModelFile) -> dict[str, Weight]:
+    """Return the initializers of a model by name; their content is hashed, which takes most of the time of `to_graph`."""
+    return {tensor.name: make_weight(tensor.name, *_content(model, tensor)) for tensor in model.proto.graph.initializer}
+
+
+def to_graph(
+    model: ModelFile,
+    types: Mapping[str, TensorType] | None = None,
+    *,
+    hides_sizes: bool = False,
+    stored: Mapping[str, Weight] | None = None,
+) -> Graph:
     """Turn a model with concrete input shapes into a `Graph`.
 
     Constants become weights, every node gets a unique name and every value a type, `lower` is applied, and domains that no operator
     uses are forgotten. `types` overrules what shape inference finds, also for all that follows from it: it serves operators that only
     onnxruntime knows, and those of which it makes something else than onnx infers. What the file declares of shapes inside and of
-    outputs is not believed: runtimes do without.
+    outputs is not believed: runtimes do without. `stored` is what `weights_of` returned for the same model.
 
     Raises:
         ModelError: if an input's shape is not concrete, or an attribute has a kind that no operator of the standard needs here.
@@ -70,7 +82,7 @@ def to_graph(model: ModelFile, types: Mapping[str, TensorType] | None = None, *,
     proto = model.proto
     given = types or {}
     known = _inferred(proto, given)
-    weights = {tensor.name: make_weight(tensor.name, *_content(model, tensor)) for tensor in proto.graph.initializer}
+    weights = dict(weights_of(model) if stored is None else stored)
     nodes: list[Node] = []
     names: set[str] = set()
     for item in proto.graph.node:
