@@ -1,85 +1,102 @@
 """The ONNX backend interface over an in-process partition: what the standard's own test suite, and tools built on it, can drive.
 
-The number of devices comes from `BBGRAP_BACKEND_DEVICES` (default 3), the planner from `BBGRAP_BACKEND_PLANNER` (default `widest`,
-which splits every operator that can be split). A model that the partitioner cannot represent, one with sequences or optionals among its
-inputs, is handed to onnxruntime uncut; a cluster refuses it.
+The number of devices comes from `BBGRAP_BACKEND_DEVICES` (default 3), the planner from `BBGRAP_BACKEND_PLANNER` (default `widest`, which
+splits every operator that can be split), what it splits along from `BBGRAP_BACKEND_SPLIT` (default `rows`); they are read by `prepare`.
+Models go the way that they go on a cluster: they are loaded, planned, exported and run device by device.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
 from bbgrap.cluster import Cluster
+from bbgrap.engine.calling import packed_feeds, unpacked_results
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.sessions import make_session
-from bbgrap.errors import ModelError
-from bbgrap.graph import Array, Graph
-from bbgrap.planners.options import PlanOptions
+from bbgrap.errors import ModelError, UsageError
+from bbgrap.graph import DType, Graph
+from bbgrap.graph.onnx_read import ModelInput, read_model
+from bbgrap.planners.inspection import reason_of
+from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.planners.plan import Plan
 from bbgrap.program.export import export
 from bbgrap.program.simulate import simulate
+from bbgrap.protocol.values import Value
+from bbgrap.tdl import describe
 
 Inputs = Sequence[Any] | Mapping[str, Any] | Any
+
+T = TypeVar("T")
+
+_Runner = Callable[[Sequence[Any]], tuple[Value, ...]]
 
 
 class BbgrapBackendRep(BackendRep):
     """A model prepared for some number of devices; planned once per combination of input shapes."""
 
-    def __init__(self, model: bytes, names: tuple[str, ...], outputs: tuple[str, ...], devices: int, planner: str) -> None:
-        """Remember the model; nothing is planned before the first run."""
+    def __init__(self, model: bytes, devices: int, options: PlanOptions) -> None:
+        """Remember the model; nothing is planned before the first run.
+
+        Raises:
+            ModelError: if onnxruntime cannot load it.
+        """
         self._model = model
-        self._names = names
-        self._outputs = outputs
         self._devices = devices
-        self._planner = planner
-        self._runners: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self._options = options
+        self._inputs: tuple[ModelInput, ...] = self._with_file(lambda path: read_model(path).inputs)
+        self._runners: dict[tuple[tuple[int, ...], ...], _Runner] = {}
         self.split_nodes = 0
-        """How many nodes of the last run were computed by more than one device; 0 for a model that ran whole."""
+        """How many nodes of the last plan are computed by more than one device."""
+        self.whole: Mapping[str, str] = {}
+        """Why each of the other nodes of the last plan is computed by one device, by the node's name."""
 
     def run(self, inputs: Inputs, **kwargs: Any) -> tuple[Any, ...]:  # noqa: ANN401 - the interface's own signature
         """Run once; inputs in order, by name, or a single one."""
-        given = [inputs[name] for name in self._names] if isinstance(inputs, Mapping) else _as_list(inputs)
-        if any(value is None or isinstance(value, list) for value in given):  # an optional or a sequence
-            return self._run_whole(given)
-        feeds = [np.asarray(value) for value in given]
-        shapes = tuple(feed.shape for feed in feeds)
+        given = [inputs[item.name] for item in self._inputs] if isinstance(inputs, Mapping) else self._as_list(inputs)
+        shapes = tuple(() if item.dtype is DType.OTHER else np.shape(value) for item, value in zip(self._inputs, given, strict=True))
         if shapes not in self._runners:
-            self._runners[shapes] = self._prepare(feeds)
-        return tuple(self._runners[shapes](feeds))
+            self._runners[shapes] = self._prepare(shapes)
+        return self._runners[shapes](given)
 
-    def _prepare(self, feeds: Sequence[Array]) -> Any:  # noqa: ANN401 - a callable or the fallback
-        try:
-            graph = self._load(feeds)
-        except ModelError:
-            return self._run_whole
-        compiled, _ = compile_graph(graph, Cluster.even(self._devices), PlanOptions(planner=self._planner))
+    def _prepare(self, shapes: tuple[tuple[int, ...], ...]) -> _Runner:
+        named = {item.name: shape for item, shape in zip(self._inputs, shapes, strict=True) if item.dtype is not DType.OTHER}
+        graph = self._with_file(lambda path: load_graph(path, named))
+        compiled, _ = compile_graph(graph, Cluster.even(self._devices), self._options)
         self.split_nodes = sum(len(tiles) > 1 for tiles in compiled.plan.tiles.values())
+        self.whole = whole_nodes(compiled.plan)
         artifacts = export(compiled.optimized)
         kernels = local_kernels(artifacts)
-        return lambda arrays: simulate(artifacts, arrays, kernels)
+        ins, outs = ([graph.types[name] for name in side] for side in (graph.inputs, graph.outputs))
+        return lambda values: tuple(unpacked_results(outs, simulate(artifacts, packed_feeds(ins, values), kernels)))
 
-    def _load(self, feeds: Sequence[Array]) -> Graph:
+    def _with_file(self, work: Callable[[Path], T]) -> T:
         with tempfile.TemporaryDirectory(prefix="bbgrap-") as directory:
             path = Path(directory) / "model.onnx"
             path.write_bytes(self._model)
-            return load_graph(path, {name: feed.shape for name, feed in zip(self._names, feeds, strict=True)})
+            return work(path)
 
-    def _run_whole(self, feeds: Sequence[Any]) -> tuple[Any, ...]:
-        session = make_session(self._model, threads=1)
-        return tuple(session.run(list(self._outputs), dict(zip(self._names, feeds, strict=True))))
+    def _as_list(self, inputs: Any) -> list[Any]:  # noqa: ANN401 - the interface's own signature
+        return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
 
 
-def _as_list(inputs: Any) -> list[Any]:  # noqa: ANN401 - the interface's own signature
-    return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+def whole_nodes(plan: Plan) -> dict[str, str]:
+    """Return why each node that one device computes is not split: by its name."""
+    graph: Graph = plan.graph
+    alone = [node for node in graph.nodes if len(plan.tiles[node.name]) <= 1]
+    return {
+        node.name: reason_of(graph, node) if describe(graph, node) is None else f"planner '{plan.planner}' gives it to one device"
+        for node in alone
+    }
 
 
 class BbgrapBackend(Backend):
@@ -100,14 +117,16 @@ class BbgrapBackend(Backend):
 
         Raises:
             ModelError: if onnxruntime cannot load it.
+            UsageError: if an environment variable names a split that does not exist.
         """
         data = model.SerializeToString()
         make_session(data, threads=1)
-        weights = {tensor.name for tensor in model.graph.initializer}
-        names = tuple(value.name for value in model.graph.input if value.name not in weights)
         devices = int(os.environ.get("BBGRAP_BACKEND_DEVICES", "3"))
+        split = os.environ.get("BBGRAP_BACKEND_SPLIT", "rows")
+        if split not in get_args(Split):
+            raise UsageError(f"BBGRAP_BACKEND_SPLIT: expected one of {', '.join(get_args(Split))}, got '{split}'")
         planner = os.environ.get("BBGRAP_BACKEND_PLANNER", "widest")
-        return BbgrapBackendRep(data, names, tuple(value.name for value in model.graph.output), devices, planner)
+        return BbgrapBackendRep(data, devices, PlanOptions(planner=planner, split=split))  # type: ignore[arg-type]
 
     @classmethod
     def run_model(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import onnxruntime as ort
 
+from bbgrap.engine.calling import caller
 from bbgrap.engine.layout import SegmentCompiler
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import BbgrapError, ModelError
@@ -72,22 +72,12 @@ def _load_segment(model: SegmentModel, store: WeightStore, threads: int) -> Segm
         session = make_session(model.skeleton, weights=weights, threads=threads, shared_pool=threads > 1, spinning=_SPIN_US, fuse_qdq=False)
     except BbgrapError as error:
         raise ModelError(f"segment '{model.name}': {error}") from error
-    return _caller(session, model.inputs, model.outputs)
+    return caller(session, model.inputs, model.outputs)
 
 
 def _load_compiled(compiler: SegmentCompiler, boundary: Boundary, model: SegmentModel, threads: int) -> Segment:
     session = compiler.build(boundary, threads=threads, shared_pool=threads > 1, spinning=_SPIN_US)
-    return _caller(session, compiler.front.inputs, model.outputs)
-
-
-def _caller(session: ort.InferenceSession, inputs: Sequence[str], outputs: Sequence[str]) -> Segment:
-    run, names = session.run, list(outputs)
-
-    def call(arrays: Sequence[Array]) -> Sequence[Array]:
-        results: Sequence[Array] = run(names, dict(zip(inputs, arrays, strict=True)))
-        return results
-
-    return call
+    return caller(session, compiler.front.inputs, model.outputs)
 
 
 def _warm_up(loaded: Loaded, names: Sequence[str]) -> None:

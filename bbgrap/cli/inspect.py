@@ -26,11 +26,15 @@ def inspect(
     """
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
     from bbgrap.engine.load import load_graph
+    from bbgrap.graph.onnx_types import text_of
     from bbgrap.planners.inspection import inspect_graph
 
     path = find_model(model)
-    found = inspect_graph(load_graph(path, concrete_shapes(inputs_of(path), shapes, batch)))
+    graph = load_graph(path, concrete_shapes(inputs_of(path), shapes, batch))
+    found = inspect_graph(graph)
     found["model"] = model
+    for side, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        found[side] |= {name: text_of(graph.types[name].onnx) for name in names if graph.types[name].onnx}
     if as_json:
         print_json(found)
         return

@@ -10,6 +10,7 @@ from bbgrap.cli.options import parse_shapes
 from bbgrap.cli.output import step
 from bbgrap.errors import InputError
 from bbgrap.graph.onnx_io import ModelInput, read_model
+from bbgrap.graph.types import DType
 
 _ZOO = "zoo:"
 
@@ -64,6 +65,8 @@ def concrete_shapes(inputs: Sequence[ModelInput], given: Sequence[str] | None, b
 
 
 def _settled(item: ModelInput, symbols: Mapping[str, int], batch: int | None) -> Shape:
+    if item.dtype is DType.OTHER:
+        return ()  # no tensor, so nobody asks for its shape
     if item.shape is None:
         raise InputError(f"input '{item.name}': the model does not say its rank; give --input {item.name}=SHAPE")
     sizes: list[int] = []

@@ -109,6 +109,7 @@ def simulate(
 def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed: int) -> Comparison:
     """Run the partitioned model and plain onnxruntime on the same random inputs."""
     from bbgrap.cli.inputs import random_inputs
+    from bbgrap.engine.calling import unpacked_results
     from bbgrap.engine.kernels import local_kernels
     from bbgrap.engine.spread import Witnesses
     from bbgrap.program.simulate import simulate as walk
@@ -116,6 +117,8 @@ def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed:
     feeds = random_inputs(planned.inputs, planned.shapes, seed)
     say(f"inputs: random, seed {seed}")
     with step("running the partitioned model"):
-        answers = walk(artifacts, list(feeds.values()), local_kernels(artifacts))
+        graph = planned.forecast.compiled.plan.graph
+        found = walk(artifacts, list(feeds.values()), local_kernels(artifacts))
+        answers = unpacked_results((graph.types[name] for name in graph.outputs), found)
     with step("running plain onnxruntime"):
         return Witnesses(planned.path, feeds).judge(answers, options.transfer_dtype)

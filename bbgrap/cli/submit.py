@@ -97,7 +97,9 @@ def submit(
         "nodes_used": plan.report["nodes_used"],
         "latency_ms": took_ms,
         "inputs": {name: list(array.shape) for name, array in feeds.items()},
-        "outputs": [{"name": name, "dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs.items()],
+        "outputs": [
+            {"name": name, "dtype": str(_array(value).dtype), "shape": list(_array(value).shape)} for name, value in outputs.items()
+        ],
     }
     if output is not None:
         files = _write_outputs(output, outputs)
@@ -113,7 +115,7 @@ def submit(
     if as_json:
         print_json(report)
     else:
-        rows = [(name, array.dtype, list(array.shape), *_summary(array)) for name, array in outputs.items()]
+        rows = [(name, array.dtype, list(array.shape), *_summary(array)) for name, array in ((n, _array(v)) for n, v in outputs.items())]
         print_table(("output", "dtype", "shape", "least", "mean", "largest"), rows)
         lossy = "" if options.transfer_dtype == "exact" else f", floats travelling as {options.transfer_dtype} (lossy)"
         nodes = ", ".join(plan.report["nodes_used"])
@@ -124,14 +126,22 @@ def submit(
         raise typer.Exit(1)
 
 
-def _write_outputs(folder: Path, outputs: dict[str, Array]) -> Sequence[Path]:
+def _array(value: object) -> Array:
+    """Return an output as an array: lists and dictionaries become texts."""
+    import numpy as np
+
+    return value if isinstance(value, np.ndarray) else np.array(str(value))
+
+
+def _write_outputs(folder: Path, outputs: dict[str, Any]) -> Sequence[Path]:
     import re
 
     import numpy as np
 
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
-    for number, (name, array) in enumerate(outputs.items()):
+    for number, (name, value) in enumerate(outputs.items()):
+        array = _array(value)
         file = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name).lstrip('.') or 'output'}.npy"
         file = file.with_name(f"{number}-{file.name}") if file in files else file
         np.save(file, array.astype(str) if array.dtype.kind == "O" else array)

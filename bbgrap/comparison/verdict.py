@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -25,10 +25,10 @@ _WORDS = {
 class Evidence(Protocol):
     """What else is known of the right answer; asked only where an answer is not within rounding."""
 
-    def variants(self) -> Sequence[Sequence[Array]]:
+    def variants(self) -> Sequence[Sequence[Any]]:
         """Return onnxruntime's answers to the same inputs at other levels of optimisation and with other numbers of threads."""
 
-    def exact(self) -> Sequence[Array] | None:
+    def exact(self) -> Sequence[Any] | None:
         """Return the model's answer in 64-bit floats; None if nothing here can compute it."""
 
 
@@ -99,26 +99,43 @@ def _severity(one: Comparison) -> tuple[bool, bool, float]:
 SAME = Comparison(0.0, 0.0, bit_identical=True, rule=Rule.IDENTICAL)
 
 
-def compare(
-    got: Sequence[Array], expected: Sequence[Array], transfers: TransferType = "exact", evidence: Evidence | None = None
-) -> Comparison:
+def compare(got: Sequence[Any], expected: Sequence[Any], transfers: TransferType = "exact", evidence: Evidence | None = None) -> Comparison:
     """Compare all outputs of a model with those of plain onnxruntime, floats having travelled as `transfers`.
 
-    Without `evidence`, differences that are more than rounding are faults.
+    Without `evidence`, differences that are more than rounding are faults. Of lists and dictionaries every value is compared.
     """
     result = replace(SAME, transfer_dtype=transfers)
-    if len(got) != len(expected):
-        return replace(result, bit_identical=False, rule=Rule.NONE, fault=f"{len(got)} outputs instead of {len(expected)}")
-    for number, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
-        result = result.worse(_compare_one(number, np.asarray(mine), np.asarray(theirs), transfers, evidence))
+    mine, theirs = _leaves(got), _leaves(expected)
+    if mine.keys() != theirs.keys():
+        fault = f"{len(got)} outputs of {len(mine)} values instead of {len(expected)} of {len(theirs)}, or others inside"
+        return replace(result, bit_identical=False, rule=Rule.NONE, fault=fault)
+    for who, array in theirs.items():
+        result = result.worse(_compare_one(who, mine[who], array, transfers, evidence))
     return result
 
 
-def _compare_one(number: int, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence | None) -> Comparison:
-    who = f"output {number}"
+def _leaves(answers: Sequence[Any]) -> dict[str, Array]:
+    """Return the arrays that answers consist of, by where they are."""
+    return {who: array for number, answer in enumerate(answers) for who, array in _arrays(f"output {number}", answer)}
+
+
+def _arrays(who: str, value: object) -> Iterator[tuple[str, Array]]:
+    match value:
+        case list():
+            yield f"{who}, length", np.array(len(value))
+            for place, item in enumerate(value):
+                yield from _arrays(f"{who}, {place}", item)
+        case dict():
+            for key, item in value.items():
+                yield from _arrays(f"{who}, {key!r}", item)
+        case _:
+            yield who, np.asarray(value)
+
+
+def _compare_one(who: str, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence | None) -> Comparison:
     found = judge_output(who, mine, theirs, transfers=transfers)
     if found.rule is Rule.NONE and evidence is not None:
-        found = _with_evidence(number, mine, theirs, transfers, evidence)
+        found = _with_evidence(who, mine, theirs, transfers, evidence)
     error, largest = 0.0, 0.0
     if mine.dtype == theirs.dtype and mine.shape == theirs.shape and theirs.dtype.kind in "fc":
         apart = distance(numeric(mine), numeric(theirs))
@@ -128,12 +145,12 @@ def _compare_one(number: int, mine: Array, theirs: Array, transfers: TransferTyp
     return Comparison(error, relative, found.rule is Rule.IDENTICAL, found.rule, found.fault, transfers, found.own_err)
 
 
-def _with_evidence(number: int, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence) -> Finding:
+def _with_evidence(who: str, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence) -> Finding:
     """Judge again by the variants, and only if these do not explain it by 64-bit floats: they take longer."""
-    who, variants = f"output {number}", [np.asarray(answer[number]) for answer in evidence.variants()]
+    variants = [leaves[who] for answer in evidence.variants() if who in (leaves := _leaves(answer))]
     found = judge_output(who, mine, theirs, variants, None, transfers)
     exact = evidence.exact() if found.rule is Rule.NONE else None
-    return found if exact is None else judge_output(who, mine, theirs, variants, np.asarray(exact[number]), transfers)
+    return found if exact is None else judge_output(who, mine, theirs, variants, _leaves(exact)[who], transfers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +158,20 @@ class Look:
     """The cheap test of an answer, and the answer itself if it is further off than rounding explains."""
 
     found: Comparison
-    doubtful: tuple[Array, ...]
+    doubtful: tuple[Any, ...]
 
 
 class Judge:
     """Many answers to the same inputs: the cheap test as they come, the rest once nobody's time is measured any more."""
 
-    def __init__(self, expected: Sequence[Array], transfers: TransferType = "exact") -> None:
+    def __init__(self, expected: Sequence[Any], transfers: TransferType = "exact") -> None:
         """Compare with the answer of plain onnxruntime, floats travelling as `transfers`."""
         self._expected = expected
         self._transfers: TransferType = transfers
         self._worst = replace(SAME, transfer_dtype=transfers)
-        self._doubtful: dict[tuple[bytes, ...], Sequence[Array]] = {}
+        self._doubtful: dict[tuple[bytes, ...], Sequence[Any]] = {}
 
-    def look(self, answers: Sequence[Array]) -> Look:
+    def look(self, answers: Sequence[Any]) -> Look:
         """Return the cheap test of an answer; changes nothing, so threads may call it."""
         found = compare(answers, self._expected, self._transfers)
         return Look(found, () if found.verified else tuple(answers))
@@ -164,7 +181,7 @@ class Judge:
         if look.found.verified:
             self._worst = self._worst.worse(look.found)
         else:
-            self._doubtful[tuple(np.asarray(answer).tobytes() for answer in look.doubtful)] = look.doubtful
+            self._doubtful[tuple(array.tobytes() for array in _leaves(look.doubtful).values())] = look.doubtful
 
     def verdict(self, evidence: Evidence) -> Comparison:
         """Return the worst comparison of all answers."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import onnxruntime as ort
 
+from bbgrap.engine.calling import caller
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph import Array
 from bbgrap.program.artifacts import Artifacts, SegmentModel
@@ -24,11 +25,9 @@ def local_kernels(artifacts: Artifacts, *, threads: int = 1) -> list[Kernel]:
 
 
 def _kernel(segments: Sequence[SegmentModel], weights: Mapping[str, Array], threads: int) -> Kernel:
-    sessions = [load_segment(segment, weights, threads=threads) for segment in segments]
+    calls = [caller(load_segment(segment, weights, threads=threads), segment.inputs, segment.outputs) for segment in segments]
 
     def run(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
-        model = segments[segment]
-        outputs: Sequence[Array] = sessions[segment].run(list(model.outputs), dict(zip(model.inputs, inputs, strict=True)))
-        return outputs
+        return calls[segment](inputs)
 
     return run

@@ -1,6 +1,6 @@
 """From a model file to the `Graph` that is planned.
 
-    file -> checked model -> concrete input shapes -> current opset -> onnxruntime's basic optimisations -> Graph
+    file -> model -> concrete input shapes -> current opset -> onnxruntime's basic optimisations -> Graph with onnxruntime's types
 
 onnxruntime's basic level folds constants and batch normalisation and removes what does nothing. It is meant to leave standard
 operators only; where it does not, or where onnxruntime cannot write what it made, the model is used as the file has it.
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
 from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
-from bbgrap.engine.sessions import declared_type, open_session, session_options
+from bbgrap.engine.sessions import make_session, open_session, session_options
+from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_io import ModelFile, normalize_opset, parse_model, read_model, to_graph, with_input_shapes, write_graph
-from bbgrap.graph.types import Array, DType, Graph, TensorType
+from bbgrap.graph.onnx_io import ModelFile, normalize_opset, parse_model, read_model, with_input_shapes
+from bbgrap.graph.types import Array, Graph
 
 _OUTSIDE_BYTES = 1024
 """onnxruntime writes larger weights to a file of their own: the protobuf then stays below its 2 GB limit."""
@@ -39,17 +39,44 @@ def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         ModelError: if the file is no valid model, or onnxruntime cannot run it (custom operators included).
         InputError: if the shapes do not fit the model's inputs.
     """
-    given = with_input_shapes(read_model(path), shapes)
-    current = normalize_opset(given)
+    model = read_model(path)
+    given = with_input_shapes(model, shapes)
     try:
-        folded = fold(current)
+        return typed_graph(_folded(given))
+    except ModelError as refused:
+        try:
+            # In a branch that is never taken, sizes that are told may contradict each other; untold, they do not.
+            free = with_input_shapes(_folded(model), shapes)
+        except ModelError:
+            raise _refusal(path, model, refused) from None
+        return typed_graph(free, hides_sizes=True)
+
+
+def confirm_runs(model: ModelFile, path: Path) -> None:
+    """Load a file in onnxruntime, and forget it again: what the ONNX checker says against a model is then for information.
+
+    Raises:
+        ModelError: if onnxruntime refuses it.
+    """
+    try:
+        make_session(path, threads=1, optimize=False)
+    except ModelError as refused:
+        raise _refusal(path, model, refused) from None
+
+
+def _refusal(path: Path, model: ModelFile, refused: ModelError) -> ModelError:
+    said = f"; the ONNX checker rejects it: {model.fault}" if model.fault else ""
+    return ModelError(f"model '{path}': {refused}{said}")
+
+
+def _folded(model: ModelFile) -> ModelFile:
+    current = normalize_opset(model)
+    try:
+        return fold(current)
     except ModelError:
-        if current is given:
+        if current is model:
             raise
-        folded = fold(given)  # the converter made what onnxruntime cannot run
-    graph = to_graph(folded)
-    found = _types_by_runtime(graph)
-    return to_graph(folded, found) if found else graph
+        return fold(model)  # the converter made what onnxruntime cannot run
 
 
 def fold(model: ModelFile) -> ModelFile:
@@ -89,21 +116,3 @@ def optimized(
         options.add_session_config_entry("session.disable_prepacking", "1")  # nothing will be run
         open_session(data, options, weights, without)
         return parse_model(file.read_bytes(), directory, name)  # its weights stay mapped after their file is gone
-
-
-def _types_by_runtime(graph: Graph) -> dict[str, TensorType]:
-    """Return the types of values that onnx could not infer and onnxruntime can: those of its own operators."""
-    unknown = tuple(name for name, type_ in graph.types.items() if type_.shape is None and name not in graph.outputs)
-    if not unknown:
-        return {}
-    asked = replace(graph, outputs=(*graph.outputs, *unknown))
-    written = write_graph(asked, weights="detached")
-    options = session_options(threads=1)
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        session = open_session(written.data, options, {name: graph.weights[name].array for name in written.detached})
-    except ModelError:  # a sequence, say, cannot be a graph output without a type
-        return {}
-    found = {item.name: declared_type(item) for item in session.get_outputs()}
-    # onnxruntime reports an unknown rank as it reports a scalar, with no dimensions: such an answer says nothing
-    return {name: type_ for name, type_ in found.items() if name in unknown and type_.dtype is not DType.OTHER and type_.shape}

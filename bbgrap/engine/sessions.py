@@ -17,7 +17,8 @@ import numpy as np
 import onnxruntime as ort
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.types import Array, DType, TensorType
+from bbgrap.graph.onnx_types import type_named
+from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 
 _FATAL = 4
 """onnxruntime's log level: every error also arrives as an exception, and warnings are not for the user's terminal."""
@@ -108,10 +109,15 @@ def open_session(
 
 
 def declared_type(argument: ort.NodeArg) -> TensorType:
-    """Return the type that a session declares for an input or output; `shape=None` unless it is concrete."""
+    """Return the type that a session declares for an input or output; `shape=None` unless it is concrete.
+
+    An unknown rank is declared like that of a scalar, with no dimensions: such a shape is not believed.
+    """
     dtype = _DTYPES.get(argument.type, DType.OTHER)
-    concrete = isinstance(argument.shape, list) and all(isinstance(size, int) for size in argument.shape)
-    return TensorType(dtype, tuple(argument.shape) if concrete and dtype is not DType.OTHER else None)
+    if dtype not in STORABLE:
+        return type_named(argument.type)
+    concrete = isinstance(argument.shape, list) and argument.shape and all(isinstance(size, int) for size in argument.shape)
+    return TensorType(dtype, tuple(argument.shape) if concrete else None)
 
 
 def reason_of(error: Exception) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import onnxruntime as ort
 
@@ -59,7 +60,7 @@ class Witnesses:
         """Return the answer in 64-bit floats, if it can be computed here."""
         return None if self._draws else self._exact
 
-    def judge(self, answers: Sequence[Array], transfers: TransferType = "exact") -> Comparison:
+    def judge(self, answers: Sequence[Any], transfers: TransferType = "exact") -> Comparison:
         """Compare an answer with plain onnxruntime's, floats having travelled as `transfers`.
 
         Raises:

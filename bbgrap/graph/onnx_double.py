@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from bbgrap.graph.onnx_read import ModelFile, array_of, graphs_of, is_external
+from bbgrap.graph.onnx_read import ModelFile, array_of, is_external
+from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import Array
 
 _NARROW = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})

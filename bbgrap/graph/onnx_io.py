@@ -2,12 +2,11 @@
 
     file -- read_model --> ModelFile -- with_input_shapes, normalize_opset --> ModelFile -- to_graph --> Graph -- write_graph --> bytes
 
-Only the `onnx_*` files of this folder import onnx: `onnx_read` (files and their weights), `onnx_shapes` (input shapes, opset), this one
-(protobuf to `Graph`) and `onnx_write` (`Graph` to protobuf).
+Only the `onnx_*` files of this folder import onnx: `onnx_read` and `onnx_tidy` (files and their weights), `onnx_shapes` (input shapes,
+opset), `onnx_types`, this one (protobuf to `Graph`) and `onnx_write` (`Graph` to protobuf).
 
-What a `Graph` cannot hold is refused here: sparse weights, and graph inputs or outputs that are no tensors of a type that numpy or
-ONNX's bfloat16 covers. Weights of other types (float8, int4) stay usable: they are arrays of `ml_dtypes`, have `DType.OTHER` and are
-always written inline, so they travel inside models but never as arrays.
+A value that no numpy array holds (a sequence, an optional, a map, numbers of bfloat16 or float8) keeps its ONNX type, and has no shape.
+Weights of such numbers are arrays of `ml_dtypes`; they are always written inline, so they travel inside models but never as arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import onnx
 import onnx.shape_inference
-from onnx import AttributeProto, GraphProto, NodeProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import lower, unique_name
@@ -26,15 +25,16 @@ from bbgrap.graph.onnx_read import (
     ModelInput,
     array_of,
     dtype_of,
-    graphs_of,
     is_external,
     parse_model,
     read_model,
     standard_domain,
 )
 from bbgrap.graph.onnx_shapes import normalize_opset, with_input_shapes
+from bbgrap.graph.onnx_tidy import bodies_of, captured_by, graphs_of
+from bbgrap.graph.onnx_types import UNKNOWN, declare, type_named, type_of
 from bbgrap.graph.onnx_write import Written, save_graph, write_graph
-from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, TensorType, check_graph
+from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight, check_graph
 from bbgrap.graph.weights import make_weight
 
 __all__ = [
@@ -46,48 +46,59 @@ __all__ = [
     "read_model",
     "save_graph",
     "to_graph",
+    "type_named",
+    "weights_of",
     "with_input_shapes",
     "write_graph",
 ]
-
-_UNKNOWN = TensorType(DType.OTHER, None)
 
 _VARIADIC_OUTPUTS = frozenset({"Split", "If", "Loop", "Scan", "SplitToSequence"})
 """Operators that count their outputs: one that is left out gets a name, so that the number stays."""
 
 
-def to_graph(model: ModelFile, types: Mapping[str, TensorType] | None = None) -> Graph:
+def weights_of(model: ModelFile) -> dict[str, Weight]:
+    """Return the initializers of a model by name; their content is hashed, which takes most of the time of `to_graph`."""
+    return {tensor.name: make_weight(tensor.name, *_content(model, tensor)) for tensor in model.proto.graph.initializer}
+
+
+def to_graph(
+    model: ModelFile,
+    types: Mapping[str, TensorType] | None = None,
+    *,
+    hides_sizes: bool = False,
+    stored: Mapping[str, Weight] | None = None,
+) -> Graph:
     """Turn a model with concrete input shapes into a `Graph`.
 
     Constants become weights, every node gets a unique name and every value a type, `lower` is applied, and domains that no operator
-    uses are forgotten. `types` adds to what shape inference finds: it serves operators that only onnxruntime knows.
+    uses are forgotten. `types` overrules what shape inference finds, also for all that follows from it: it serves operators that only
+    onnxruntime knows, and those of which it makes something else than onnx infers. What the file declares of shapes inside and of
+    outputs is not believed: runtimes do without. `stored` is what `weights_of` returned for the same model.
 
     Raises:
-        ModelError: if an input's shape is not concrete, an input or output is not a tensor that can cross machines, or an attribute
-            has a kind that no operator of the standard needs here.
+        ModelError: if an input's shape is not concrete, or an attribute has a kind that no operator of the standard needs here.
     """
     _check_interface(model)
-    proto = _inferred(model.proto)
-    weights = {tensor.name: make_weight(tensor.name, *_content(model, tensor)) for tensor in proto.graph.initializer}
+    proto = model.proto
+    given = types or {}
+    known = _inferred(proto, given)
+    weights = dict(weights_of(model) if stored is None else stored)
     nodes: list[Node] = []
     names: set[str] = set()
     for item in proto.graph.node:
         domain = standard_domain(item.domain)
         if item.op_type == "Constant" and not domain:
-            weights[item.output[0]] = make_weight(item.output[0], _constant(item))
+            weights[item.output[0]] = make_weight(item.output[0], *_constant(item))
         else:
             node = _node(item, domain, names)
             names.add(node.name)
             nodes.append(node)
-    known = {value.name: _type_of(value) for value in (*proto.graph.value_info, *proto.graph.output, *proto.graph.input)}
-    extra = types or {}
     for node in nodes:
         for name in filter(None, node.outputs):
-            found = known.get(name, _UNKNOWN)
-            known[name] = extra.get(name, found) if found.shape is None else found
+            known[name] = given.get(name) or known.get(name, UNKNOWN)
     known |= {name: weight.type for name, weight in weights.items()}
     inputs, outputs = (tuple(item.name for item in side) for side in (model.inputs, model.outputs))
-    draft = Graph(model.name, tuple(nodes), inputs, outputs, weights, known, _used_opsets(model), proto.ir_version)
+    draft = Graph(model.name, tuple(nodes), inputs, outputs, weights, known, _used_opsets(model), proto.ir_version, hides_sizes)
     graph = lower(draft)
     faults = check_graph(graph)
     if faults:
@@ -97,17 +108,43 @@ def to_graph(model: ModelFile, types: Mapping[str, TensorType] | None = None) ->
 
 def _check_interface(model: ModelFile) -> None:
     for item in model.inputs:
-        if item.shape is None or not all(isinstance(size, int) for size in item.shape):
+        if item.dtype is not DType.OTHER and (item.shape is None or not all(isinstance(size, int) for size in item.shape)):
             raise ModelError(f"input '{item.name}': its shape {item.shape} is not concrete; fix it with `with_input_shapes`")
-        if item.dtype is DType.OTHER:
-            raise ModelError(f"input '{item.name}': only tensors of the common element types can be given to a partitioned model")
 
 
-def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _inferred(proto: onnx.ModelProto, given: Mapping[str, TensorType]) -> dict[str, TensorType]:
+    """Return what ONNX's inference finds of the types of values, where those of `given` are so.
+
+    Nodes whose outputs are given are left out, so that what follows is inferred from what is given.
+    """
+    draft = onnx.ModelProto()
+    draft.CopyFrom(proto)
+    del draft.graph.value_info[:]
+    for value in draft.graph.output:
+        value.ClearField("type")
+    _cut(draft.graph, given)
     try:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        found = onnx.shape_inference.infer_shapes(draft, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError):
-        return proto  # an operator's inference failed on values it did not expect; shapes that nobody knows are allowed
+        # Inference of control flow may fail in a branch that is never taken: nothing is inferred of these nodes then.
+        _cut(draft.graph, {name: UNKNOWN for node in draft.graph.node if any(bodies_of(node)) for name in node.output})
+        try:
+            found = onnx.shape_inference.infer_shapes(draft, data_prop=True)
+        except (onnx.shape_inference.InferenceError, RuntimeError):
+            found = draft  # shapes that nobody knows are allowed
+    return {value.name: type_of(value.type) for value in (*found.graph.value_info, *found.graph.output, *found.graph.input)}
+
+
+def _cut(graph: GraphProto, given: Mapping[str, TensorType]) -> None:
+    """Leave out, in place, the nodes all of whose outputs have given types: these are inputs then."""
+    gone = [node for node in graph.node if node.output and all(name in given for name in node.output if name)]
+    if not gone:
+        return
+    kept = [node for node in graph.node if not (node.output and all(name in given for name in node.output if name))]
+    for name in dict.fromkeys(name for node in gone for name in node.output if name):
+        declare(graph.input.add(name=name), given[name])
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def _content(model: ModelFile, tensor: onnx.TensorProto) -> tuple[Array, DType]:
@@ -115,15 +152,15 @@ def _content(model: ModelFile, tensor: onnx.TensorProto) -> tuple[Array, DType]:
     return array, dtype_of(tensor.data_type)
 
 
-def _constant(node: NodeProto) -> Array:
+def _constant(node: NodeProto) -> tuple[Array, DType | None]:
     attribute = node.attribute[0]
     if attribute.name == "value":
-        return array_of(attribute.t)
+        return array_of(attribute.t), dtype_of(attribute.t.data_type)
     dtypes = {"value_float": np.float32, "value_int": np.int64, "value_string": object}
     dtype = dtypes.get(attribute.name.removesuffix("s"))
     if dtype is None:
         raise ModelError(f"node '{node.name}': a constant of the kind '{attribute.name}' is not supported")
-    return np.array(_plain(node, attribute), dtype)
+    return np.array(_plain(node, attribute), dtype), None
 
 
 def _node(item: NodeProto, domain: str, taken: set[str]) -> Node:
@@ -159,7 +196,7 @@ def _text(raw: bytes) -> str | bytes:
 
 
 def _subgraph(body: GraphProto) -> Subgraph:
-    return Subgraph(body.SerializeToString(deterministic=True), tuple(_captured(body)))
+    return Subgraph(body.SerializeToString(deterministic=True), tuple(captured_by(body)))
 
 
 _READERS: Mapping[int, Callable[[AttributeProto], Attribute]] = {
@@ -175,27 +212,6 @@ _READERS: Mapping[int, Callable[[AttributeProto], Attribute]] = {
     AttributeProto.TYPE_PROTO: lambda attribute: attribute.tp.SerializeToString(deterministic=True),
 }
 """How to read each kind of attribute; a type is kept as its serialized bytes, which the operator's schema tells from a string."""
-
-
-def _captured(body: GraphProto) -> dict[str, None]:
-    """Return the outer names that a body reads, in order (the values of the dict mean nothing)."""
-    found: dict[str, None] = {}
-    defined = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-    for node in body.node:
-        nested = [name for a in node.attribute for inner in (*([a.g] if a.HasField("g") else []), *a.graphs) for name in _captured(inner)]
-        found |= dict.fromkeys(name for name in (*node.input, *nested) if name and name not in defined)
-        defined.update(node.output)
-    return found | dict.fromkeys(value.name for value in body.output if value.name not in defined)
-
-
-def _type_of(value: ValueInfoProto) -> TensorType:
-    tensor = value.type.tensor_type
-    if not value.type.HasField("tensor_type"):
-        return _UNKNOWN
-    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
-    shape = tuple(size for size in dims if size is not None)
-    known = tensor.HasField("shape") and len(shape) == len(dims)
-    return TensorType(dtype_of(tensor.elem_type), shape if known else None)
 
 
 def _used_opsets(model: ModelFile) -> dict[str, int]:

@@ -22,7 +22,8 @@ from onnx import NodeProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import Crop, pools_to_crops
-from bbgrap.graph.onnx_read import ModelFile, graphs_of, is_external
+from bbgrap.graph.onnx_read import ModelFile, is_external
+from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import Array
 
 Extents = tuple[int, ...]

@@ -1,13 +1,15 @@
-"""From an ONNX file to a checked handle.
+"""From an ONNX file to a handle.
 
 Laws: nothing outside the directory of the model file is ever opened; a large weight is taken out of the protobuf when the file is
-read and kept beside it as an array, so that every later step copies kilobytes. One of the files that import onnx (see `onnx_io`).
+read and kept beside it as an array, so that every later step copies kilobytes. What onnxruntime runs is not refused: what the ONNX
+checker says against a model is only noted, in `ModelFile.fault`. One of the files that import onnx (see `onnx_io`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -18,7 +20,8 @@ import onnx.shape_inference
 from onnx import TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.types import Array, DType
+from bbgrap.graph.onnx_tidy import drop_unread, graphs_of, make_dense, sort_nodes
+from bbgrap.graph.types import STORABLE, Array, DType
 
 INLINE_BYTES = 1024
 """A weight of at most this many bytes stays inside the protobuf: every parameter that steers a shape is smaller (at most one int64
@@ -27,17 +30,18 @@ per axis), and onnxruntime's optimiser and ONNX's shape inference look only at w
 LEAST_IR_VERSION = 8
 """The least IR version that is written: since version 4, weights need not be graph inputs."""
 
-_NO_SHAPE = "Field 'shape' of 'type' is required but missing"
-"""How the ONNX checker says that an output is declared without a shape."""
-
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """A graph input or output as the file declares it: a dimension is a number, a symbol, or unknown; `shape=None` has no rank."""
+    """A graph input or output as the file declares it: a dimension is a number, a symbol, or unknown; `shape=None` has no rank.
+
+    A value that numpy cannot hold (`DType.OTHER`) has its ONNX type in `onnx`, and no shape.
+    """
 
     name: str
     dtype: DType
     shape: tuple[int | str | None, ...] | None
+    onnx: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +54,7 @@ class ModelFile:
 
     name: str
     inputs: tuple[ModelInput, ...]
-    """What a caller must give; initializers that old files list as inputs too are not among them."""
+    """What a caller must give."""
     outputs: tuple[ModelInput, ...]
     opsets: Mapping[str, int]
     """Domain ('' is ai.onnx) to version."""
@@ -58,6 +62,10 @@ class ModelFile:
     weights: Mapping[str, Array] = field(repr=False)
     files: tuple[str, ...] = ()
     """Files beside the model that hold weights, relative to its directory, sorted; only `read_model` fills this in."""
+    overridable: tuple[ModelInput, ...] = ()
+    """Weights that the file lists as inputs too: a caller may give others. Only `read_model` fills this in."""
+    fault: str = ""
+    """What the ONNX checker says against the model; onnxruntime decides whether it runs. Only `read_model` fills this in."""
 
     def detached(self) -> tuple[bytes, Mapping[str, Array]]:
         """Return the model without its large weights, and these by initializer name."""
@@ -70,11 +78,11 @@ class ModelFile:
 
 
 def read_model(path: Path) -> ModelFile:
-    """Read and check an ONNX file.
+    """Read an ONNX file.
 
     Raises:
-        ModelError: if the file is missing, is not ONNX, breaks the ONNX rules, is newer than the onnx package, uses sparse weights,
-            or keeps weights in files that are missing, too short, or not inside the directory of the model.
+        ModelError: if the file is missing, is not ONNX, is newer than the onnx package, or keeps weights in files that are missing, too
+            short, or not inside the directory of the model.
     """
     try:
         data = path.read_bytes()
@@ -88,27 +96,25 @@ def read_model(path: Path) -> ModelFile:
         raise ModelError(f"model '{path}': it is not an ONNX file, or it has no nodes")
     _check_versions(path, proto)
     files = _check_external_files(path, proto)
+    fault = _fault(path)
     try:
-        onnx.checker.check_model(path, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
-        if _NO_SHAPE in str(error):  # of an output; onnxruntime does without, and judges the rest when it loads the model
-            return replace(_handle(path.stem, proto, path.parent), files=files)
-        raise ModelError(f"model '{path}': the ONNX checker rejects it: {_first_line(error)}") from None
-    return replace(_handle(path.stem, proto, path.parent), files=files)
+        return replace(_handle(path.stem, proto, path.parent), files=files, fault=fault)
+    except (ValueError, TypeError, KeyError, RuntimeError, onnx.checker.ValidationError) as error:  # a broken tensor, function or graph
+        raise ModelError(f"model '{path}': the ONNX checker rejects it: {fault or _first_line(error)}") from None
+
+
+def _fault(path: Path) -> str:
+    """Return what the ONNX checker says against a model; nothing about shapes: there onnxruntime has the last word."""
+    try:
+        onnx.checker.check_model(path)
+    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
+        return _first_line(error)
+    return ""
 
 
 def parse_model(data: bytes, directory: Path, name: str) -> ModelFile:
     """Make a handle of a model that onnxruntime has just written, unchecked; `directory` holds the weights that it left out."""
     return _handle(name, onnx.ModelProto.FromString(data), directory)
-
-
-def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and every graph inside it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from graphs_of(body)
 
 
 def dtype_of(code: int) -> DType:
@@ -147,10 +153,12 @@ def is_external(tensor: TensorProto) -> bool:
 def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> ModelFile:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
-    if any(graph.sparse_initializer for graph in graphs_of(proto.graph)):
-        raise ModelError(f"model '{name}': it has sparse weights, which are not supported; export it with dense ones")
     for tensor in _inner_tensors(proto.graph):
         _load(tensor, directory)
+    for graph in graphs_of(proto.graph):
+        make_dense(graph, partial(_load, directory=directory))
+        sort_nodes(graph)
+    drop_unread(proto.graph)
     weights: dict[str, Array] = {}
     for tensor in proto.graph.initializer:
         dtype = dtype_of(tensor.data_type)
@@ -163,9 +171,25 @@ def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> ModelFile:
     proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = [value for value in proto.graph.input if value.name not in constants]
+    overridable = tuple(_declared(value) for value in proto.graph.input if value.name in constants)
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
-    return describe(name, proto, weights)
+    model = describe(name, proto, weights)
+    return replace(model, overridable=overridable, outputs=_with_inferred(proto, model.outputs))
+
+
+def _with_inferred(proto: onnx.ModelProto, outputs: tuple[ModelInput, ...]) -> tuple[ModelInput, ...]:
+    """Return the outputs with the types and shapes that follow from the model, where the file declares none."""
+    kinds = {value.name: value.type for value in proto.graph.output}
+    bare = {n for n, k in kinds.items() if not k.WhichOneof("value") or (k.HasField("tensor_type") and not k.tensor_type.HasField("shape"))}
+    if not bare:
+        return outputs
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto)
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        return outputs
+    found = {value.name: _declared(value) for value in inferred.graph.output}
+    return tuple(found[item.name] if item.name in bare else item for item in outputs)
 
 
 def _load(tensor: TensorProto, directory: Path) -> None:
@@ -187,12 +211,19 @@ def describe(name: str, proto: onnx.ModelProto, weights: Mapping[str, Array]) ->
 
 def _declared(value: onnx.ValueInfoProto) -> ModelInput:
     tensor = value.type.tensor_type
-    if not value.type.HasField("tensor_type"):
-        return ModelInput(value.name, DType.OTHER, None)
+    dtype = dtype_of(tensor.elem_type) if value.type.HasField("tensor_type") else DType.OTHER
+    if dtype not in STORABLE:
+        return ModelInput(value.name, DType.OTHER, None, value.type.SerializeToString(deterministic=True))
     if not tensor.HasField("shape"):
-        return ModelInput(value.name, dtype_of(tensor.elem_type), None)
-    dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
-    return ModelInput(value.name, dtype_of(tensor.elem_type), dims)
+        return ModelInput(value.name, dtype, None)
+    return ModelInput(value.name, dtype, tuple(_dimension(d) for d in tensor.shape.dim))
+
+
+def _dimension(declared: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    """Return a declared dimension; some exporters write -1 where any size is meant."""
+    if declared.HasField("dim_value"):
+        return declared.dim_value if declared.dim_value >= 0 else None
+    return declared.dim_param or None
 
 
 def _check_versions(path: Path, proto: onnx.ModelProto) -> None:
@@ -208,7 +239,7 @@ def _check_external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]
     """Refuse weights that are kept outside the model's directory, before anything opens them; return the files, sorted."""
     files: set[str] = set()
     functions = [onnx.GraphProto(node=function.node) for function in proto.functions]
-    tensors = [t for graph in (proto.graph, *functions) for t in (*graph.initializer, *_inner_tensors(graph))]
+    tensors = [t for graph in (proto.graph, *functions) for t in (*graph.initializer, *_inner_tensors(graph), *_sparse_parts(graph))]
     for tensor in tensors:
         if is_external(tensor):
             file, offset, length = _location(tensor, path.parent)
@@ -255,6 +286,14 @@ def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
             for attribute in node.attribute:
                 yield from ([attribute.t] if attribute.HasField("t") else [])
                 yield from attribute.tensors
+
+
+def _sparse_parts(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Yield the tensors that sparse weights consist of."""
+    for body in graphs_of(graph):
+        attributes = [a.sparse_tensor for node in body.node for a in node.attribute if a.HasField("sparse_tensor")]
+        for sparse in (*body.sparse_initializer, *attributes):
+            yield from (sparse.values, sparse.indices)
 
 
 def _first_line(error: Exception) -> str:

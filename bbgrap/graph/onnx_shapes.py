@@ -5,14 +5,16 @@ One of the files that import onnx (see `onnx_io`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from bbgrap.errors import InputError
-from bbgrap.graph.onnx_read import LEAST_IR_VERSION, ModelFile, ModelInput, array_of, describe, graphs_of, is_external
+from bbgrap.graph.onnx_read import LEAST_IR_VERSION, ModelFile, ModelInput, array_of, describe, is_external
+from bbgrap.graph.onnx_tidy import graphs_of
+from bbgrap.graph.types import DType
 
 OLDEST_OPSET = 13
 """Older models are converted: from here on, parameters such as the axes of `Squeeze` are inputs."""
@@ -42,7 +44,9 @@ def normalize_opset(model: ModelFile) -> ModelFile:
 
 
 def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -> ModelFile:
-    """Fix the shapes of all inputs.
+    """Fix the shapes of all inputs that are tensors of numbers or strings; what is said of others is ignored.
+
+    A weight that the file lists as an input too becomes one if it has a shape here: the caller gives another.
 
     A dimension that the file fixes must be the one given, except the first one: where that differs, the file hard-codes a batch
     size (exporters do), and the constants of `Reshape` that repeat it become 0, 'as in the input'.
@@ -51,24 +55,46 @@ def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -
         InputError: if a shape is for no input, has the wrong rank, or differs from a dimension that is fixed; or if one is missing
             for an input with free dimensions.
     """
-    fixed = {item.name: _fixed_shape(item, shapes.get(item.name)) for item in model.inputs}
-    strangers = sorted(set(shapes) - set(fixed))
+    model = _overridden(model, shapes)
+    strangers = sorted(set(shapes) - {item.name for item in model.inputs})
     if strangers:
-        raise InputError(f"input '{strangers[0]}': the model has no such input, it has {', '.join(sorted(fixed))}")
-    if all(item.shape == fixed[item.name] for item in model.inputs):
+        names = ", ".join(sorted(item.name for item in model.inputs))
+        raise InputError(f"input '{strangers[0]}': the model has no such input, it has {names}")
+    tensors = [item for item in model.inputs if item.dtype is not DType.OTHER]
+    fixed = {item.name: _fixed_shape(item, shapes.get(item.name)) for item in tensors}
+    if all(item.shape == fixed[item.name] for item in tensors):
         return model
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    leading = {item.name: item.shape[0] for item in model.inputs if item.shape}
+    leading = {item.name: item.shape[0] for item in tensors if item.shape}
     old_batches = {size for name, size in leading.items() if isinstance(size, int) and size != fixed[name][0]}
     if old_batches:
         _free_reshapes(proto.graph, old_batches)
     for value in proto.graph.input:
+        if value.name not in fixed:
+            continue
+        value.type.tensor_type.shape.SetInParent()
         del value.type.tensor_type.shape.dim[:]
         for size in fixed[value.name]:
             value.type.tensor_type.shape.dim.add().dim_value = size
     _forget_shapes(proto.graph)
     return describe(model.name, proto, model.weights)
+
+
+def _overridden(model: ModelFile, names: Container[str]) -> ModelFile:
+    """Make inputs of the weights of these names that may be overridden."""
+    chosen = [item for item in model.overridable if item.name in names]
+    if not chosen:
+        return model
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    gone = {item.name for item in chosen}
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in gone]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    for item in chosen:
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(item.name, item.dtype.value, item.shape))
+    return describe(model.name, proto, {name: array for name, array in model.weights.items() if name not in gone})
 
 
 def _forget_shapes(graph: onnx.GraphProto) -> None:

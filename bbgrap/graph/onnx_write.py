@@ -16,6 +16,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, numpy_h
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import INLINE_BYTES, LEAST_IR_VERSION, detach
+from bbgrap.graph.onnx_types import declare
 from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, Weight
 
 _PROTOBUF_LIMIT = 2_000_000_000
@@ -99,8 +100,9 @@ def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free_batch: bool
         if domain in used or any(_has_body(node) for node in graph.nodes):  # a body may use any domain
             proto.opset_import.add(domain=domain, version=version)
     proto.graph.name = graph.name
-    proto.graph.input.extend(_value(graph, name, free_batch) for name in graph.inputs)
-    proto.graph.output.extend(_value(graph, name, free_batch) for name in graph.outputs)
+    free_sizes = graph.hides_sizes and any(_has_body(node) for node in graph.nodes)
+    proto.graph.input.extend(_value(graph, name, free_batch, free_sizes) for name in graph.inputs)
+    proto.graph.output.extend(_value(graph, name, free_batch, free_sizes) for name in graph.outputs)
     proto.graph.node.extend(_node(node, graph.opsets) for node in graph.nodes)
     proto.graph.initializer.extend(_tensor(weight, places.get(name)) for name, weight in sorted(graph.weights.items()))
     return proto
@@ -112,20 +114,14 @@ def _has_body(node: Node) -> bool:
     )
 
 
-def _value(graph: Graph, name: str, free_batch: bool) -> ValueInfoProto:
-    type_ = graph.types[name]
+def _value(graph: Graph, name: str, free_batch: bool, free_sizes: bool) -> ValueInfoProto:
     value = ValueInfoProto(name=name)
-    if type_.dtype is DType.OTHER:
-        return value  # onnxruntime infers it
-    value.type.tensor_type.elem_type = type_.dtype.value
-    if type_.shape is not None:
-        value.type.tensor_type.shape.SetInParent()
-        for axis, size in enumerate(type_.shape):
-            dim = value.type.tensor_type.shape.dim.add()
-            if axis == 0 and free_batch:
-                dim.dim_param = "N"
-            else:
-                dim.dim_value = size
+    declare(value, graph.types[name])
+    for axis, dim in enumerate(value.type.tensor_type.shape.dim if graph.types[name].shape else ()):
+        if free_sizes:
+            dim.Clear()
+        elif axis == 0 and free_batch:
+            dim.dim_param = "N"
     return value
 
 

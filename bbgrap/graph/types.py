@@ -42,7 +42,7 @@ class DType(Enum):
     COMPLEX128 = 15
     BFLOAT16 = 16
     OTHER = 0
-    """Anything without a numpy counterpart of its own (float8, int4, sequences, optionals): never split, moved or stored by us."""
+    """Anything without a numpy counterpart of its own (float8, int4, sequences, optionals, maps): never split; it travels packed."""
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -96,10 +96,14 @@ _FROM_NUMPY = {dtype: code for code, dtype in _NUMPY.items()}
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Element type and concrete shape of a value; `shape=None` where only the run will tell."""
+    """Element type and concrete shape of a value; `shape=None` where only the run will tell.
+
+    A value that no numpy array holds is `DType.OTHER` without a shape; `onnx` is its ONNX type (a serialized `TypeProto`), if it is known.
+    """
 
     dtype: DType
     shape: tuple[int, ...] | None
+    onnx: bytes = b""
 
     @property
     def known_shape(self) -> tuple[int, ...]:
@@ -197,6 +201,9 @@ class Graph:
     opsets: Mapping[str, int]
     """Domain ('' is ai.onnx) to version."""
     ir_version: int = 8
+    hides_sizes: bool = False
+    """Whether onnxruntime refuses the bodies of its control flow when it is told the sizes of inputs: then models with bodies do not
+    declare them."""
 
     @cached_property
     def node_by_name(self) -> Mapping[str, Node]:

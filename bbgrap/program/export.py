@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 
 from bbgrap.errors import ProgramError
-from bbgrap.graph import Array, Graph
+from bbgrap.graph import Array, DType, Graph
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.program.assembly import box_within
@@ -88,7 +88,9 @@ def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment
 def _spec(graph: Graph, device: DeviceProgram, names: Mapping[BufferId, str], buffer: BufferId) -> BufferSpec:
     held = device.buffers[buffer]
     kind = graph.types[held.value]
-    return BufferSpec(names[buffer], kind.dtype, None if kind.shape is None else held.region.shape)
+    # What no array holds is packed into bytes wherever it leaves a segment.
+    dtype = DType.UINT8 if kind.dtype is DType.OTHER else kind.dtype
+    return BufferSpec(names[buffer], dtype, None if kind.shape is None else held.region.shape)
 
 
 def _part(device: DeviceProgram, numbers: Mapping[BufferId, int], piece: Piece) -> Part:

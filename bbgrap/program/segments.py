@@ -120,6 +120,7 @@ def build_segment(
         types,
         source.opsets,
         source.ir_version,
+        source.hides_sizes,
     )
     return Segment(graph, inputs, outputs)
 

@@ -6,6 +6,7 @@ from then on. Laws: a feed that does not fit the model fails before anything is 
 
 from __future__ import annotations
 
+import copy
 import logging
 import shutil
 import tempfile
@@ -19,10 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
 from bbgrap.engine.images import image_seconds
+from bbgrap.engine.load import confirm_runs
 from bbgrap.engine.routes import serves_streams
 from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
 from bbgrap.graph.onnx_read import read_model
-from bbgrap.graph.types import Array
+from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.program.trace import HOST_NAME, Trace, clock_error_s, timeline_of
 from bbgrap.protocol.client_messages import (
@@ -40,6 +42,7 @@ from bbgrap.session.microbatches import Answers, microbatch_size, microbatches_o
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.prepared import ModelMetadata, PreparedPlan
 from bbgrap.session.signature import NodeArg, Signature
+from bbgrap.session.values import unpacked_output
 
 PROVIDER = "BBGrapExecutionProvider"
 _TRIES = 3
@@ -114,6 +117,8 @@ class InferenceSession:
         self.options = options or PlanOptions(planner=planner, split=split)  # type: ignore[arg-type]
         self._path = self._locate(path_or_bytes)
         model = read_model(self._path)
+        if model.fault:
+            confirm_runs(model, self._path)
         self._name = model.name
         self._files = ModelFiles(self._path, model.files)
         self._signature = Signature.of(model)
@@ -122,19 +127,28 @@ class InferenceSession:
             weakref.finalize(self, self._connection.close)
         self._deadline_s = deadline_s
         self._on_progress = on_progress
+        self._pool: ThreadPoolExecutor | None = None
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        """Begin without any plan."""
         self._plans: dict[Shapes, PreparedPlan] = {}
         self._latest: PreparedPlan | None = None
         self._lock = threading.Lock()
         self._first_inputs = FirstInputs(self.options.input_values, _PLANS)
         self._sizes: dict[Shapes, int | None] = {}
         self._sizes_lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._overriding: dict[tuple[str, ...], InferenceSession] = {}
 
     # --- onnxruntime's surface ------------------------------------------------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
         """Return the inputs as the model declares them."""
         return list(self._signature.inputs)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return the weights instead of which a feed may have others."""
+        return list(self._signature.overridable)
 
     def get_outputs(self) -> list[NodeArg]:
         """Return the outputs as the model declares them."""
@@ -148,7 +162,7 @@ class InferenceSession:
         """Return the model's name, and nothing about the rest."""
         return ModelMetadata(self._name)
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None) -> list[Array]:
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None) -> list[Any]:
         """Run the model once and return the outputs, all of them or those named.
 
         With the objective `throughput` a batch is run in micro-batches, if the model computes every image by itself.
@@ -159,24 +173,52 @@ class InferenceSession:
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
         del run_options  # onnxruntime's run options steer its own threads and logs
+        fitting = self._fitting(input_feed)
+        return fitting._run_once(output_names, input_feed)
+
+    def _fitting(self, feed: Mapping[str, Any]) -> InferenceSession:
+        """Return this session; or, if the feed overrides weights, one for the model that takes them as inputs."""
+        signature = self._signature.overriding(feed)
+        if signature is self._signature:
+            return self
+        names = tuple(arg.name for arg in signature.inputs)
+        with self._lock:
+            if names not in self._overriding:
+                other = copy.copy(self)
+                other._signature = signature
+                other._forget_plans()
+                self._overriding[names] = other
+            return self._overriding[names]
+
+    def _run_once(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
         chosen = self._signature.choose_outputs(output_names)
         feeds = self._signature.check_feed(input_feed)
-        size = self._microbatch_size(_shapes_of(feeds))
+        size = self._microbatch_size(self._signature.shapes_of(feeds))
         if size is not None:
             outputs = self._answer_in_microbatches(feeds, size)
             return [outputs[index] for index in chosen]
         result = self._answer(feeds)
-        return [_writable(result, index) for index in chosen]
+        return [self._output(result, index) for index in chosen]
 
     def _answer(self, feeds: Sequence[Array], *, record: bool = False) -> RunResult:
-        shapes = _shapes_of(feeds)
-        headers = tuple(TensorHeader(arg.name, arg.dtype, array.shape) for arg, array in zip(self._signature.inputs, feeds, strict=True))
+        shapes = self._signature.shapes_of(feeds)
+        headers = tuple(
+            TensorHeader(arg.name, DType.UINT8 if arg.is_packed else arg.dtype, array.shape)
+            for arg, array in zip(self._signature.inputs, feeds, strict=True)
+        )
         contents = tuple(encode_array(array) for array in feeds)
         self._first_inputs.see(shapes, feeds)
         result = self._retrying(lambda: self._run(shapes, headers, contents, record=record))
         if len(result.outputs) != len(self._signature.outputs):
             raise InputError(f"model '{self._name}': expected {len(self._signature.outputs)} outputs, got {len(result.outputs)}")
         return result
+
+    def _output(self, result: RunResult, index: int) -> Any:  # noqa: ANN401 - a list, a dictionary or None where the model says so
+        header = result.outputs[index]
+        array = decode_array(header.dtype, header.shape, result.payload[index])
+        if self._signature.outputs[index].is_packed:
+            return unpacked_output(array)
+        return array if array.flags.writeable else array.copy()
 
     def _answer_in_microbatches(self, feeds: Sequence[Array], size: int) -> list[Array]:
         """Run a batch in micro-batches of so many images, a few of them on their way at once."""
@@ -260,7 +302,7 @@ class InferenceSession:
         if any(result.epoch != plan.epoch for result in results):
             raise ExecutionError(f"model '{self._name}': it was planned anew while it was traced; trace again")
         names = (*plan.agents, HOST_NAME)
-        outputs = tuple(_writable(results[-1], index) for index in range(len(results[-1].outputs)))
+        outputs = tuple(self._output(results[-1], index) for index in range(len(results[-1].outputs)))
         timelines = tuple(timeline_of(result.records, names) for result in results)
         return Trace(timelines, max(clock_error_s(result.records) for result in results), outputs)
 
@@ -375,17 +417,7 @@ class InferenceSession:
         return Path(model)
 
 
-def _shapes_of(feeds: Sequence[Array]) -> Shapes:
-    return tuple(array.shape for array in feeds)
-
-
 def _connection(cluster: Connection | HasConnection | str) -> Connection:
     if isinstance(cluster, str):
         return connect(cluster)
     return cluster if isinstance(cluster, Connection) else cluster.connection
-
-
-def _writable(result: RunResult, index: int) -> Array:
-    header = result.outputs[index]
-    array = decode_array(header.dtype, header.shape, result.payload[index])
-    return array if array.flags.writeable else array.copy()

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from bbgrap.errors import InputError, ModelError
+from bbgrap.errors import InputError
 from bbgrap.graph.onnx_read import ModelFile, ModelInput
+from bbgrap.graph.onnx_types import text_of
 from bbgrap.graph.types import Array, DType
-
-_TYPE_NAMES = {DType.FLOAT: "float", DType.OTHER: "unknown"}
+from bbgrap.session.first_inputs import Shapes
+from bbgrap.session.values import packed_input
 
 
 @dataclass(frozen=True, slots=True)
 class NodeArg:
-    """An input or output, with the attributes onnxruntime gives it; `shape` holds numbers, symbols and None."""
+    """An input or output, with the attributes onnxruntime gives it; `shape` holds numbers, symbols and None.
+
+    What no array holds has `DType.OTHER`, and its ONNX type in `onnx`.
+    """
 
     name: str
     dtype: DType
     shape: list[int | str | None]
     has_rank: bool
+    onnx: bytes = b""
 
     @property
     def type(self) -> str:
-        """The type as onnxruntime writes it: `tensor(float)`."""
-        return f"tensor({_TYPE_NAMES.get(self.dtype, self.dtype.name.lower())})"
+        """The type as onnxruntime writes it: `tensor(float)`, `seq(tensor(int64))`."""
+        return text_of(self.onnx) if self.dtype is DType.OTHER else f"tensor({self.dtype.name.lower()})"
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it travels packed, as one array of bytes."""
+        return self.dtype is DType.OTHER and bool(self.onnx)
 
     @classmethod
     def of(cls, declared: ModelInput) -> NodeArg:
         """Make one of what the file declares."""
-        return cls(declared.name, declared.dtype, list(declared.shape or ()), declared.shape is not None)
+        return cls(declared.name, declared.dtype, list(declared.shape or ()), declared.shape is not None, declared.onnx)
 
     def __str__(self) -> str:
+        if self.is_packed:
+            return self.type
         dims = ", ".join("?" if dim is None else str(dim) for dim in self.shape) if self.has_rank else "..."
         return f"{self.dtype.name.lower()}[{dims}]"
 
@@ -45,16 +57,28 @@ class Signature:
 
     inputs: tuple[NodeArg, ...]
     outputs: tuple[NodeArg, ...]
+    overridable: tuple[NodeArg, ...] = ()
+    """Weights instead of which a caller may give others."""
 
     @classmethod
     def of(cls, model: ModelFile) -> Signature:
         """Return the signature of a model."""
-        return cls(tuple(map(NodeArg.of, model.inputs)), tuple(map(NodeArg.of, model.outputs)))
+        inputs, outputs, overridable = (tuple(map(NodeArg.of, side)) for side in (model.inputs, model.outputs, model.overridable))
+        return cls(inputs, outputs, overridable)
+
+    def overriding(self, names: Collection[str]) -> Signature:
+        """Return the signature of the model of which weights of these names are inputs, after all others."""
+        chosen = tuple(arg for arg in self.overridable if arg.name in names)
+        return replace(self, inputs=(*self.inputs, *chosen), overridable=()) if chosen else self
 
     @property
     def has_free_batch(self) -> bool:
         """Whether the first axis of every input may have any extent."""
         return all(arg.has_rank and arg.shape and not isinstance(arg.shape[0], int) for arg in self.inputs)
+
+    def shapes_of(self, feeds: Sequence[Array]) -> Shapes:
+        """Return the shapes that a plan is made for; none of a packed input: its bytes may be as many as they like."""
+        return tuple(() if arg.is_packed else array.shape for arg, array in zip(self.inputs, feeds, strict=True))
 
     def choose_outputs(self, names: Sequence[str] | None) -> list[int]:
         """Return the places of the named outputs; of all if there are no names.
@@ -71,7 +95,7 @@ class Signature:
         return [places[name] for name in names]
 
     def check_feed(self, feed: Mapping[str, Any]) -> list[Array]:
-        """Return the inputs as arrays in the model's order.
+        """Return the inputs as arrays in the model's order; what is no array is packed.
 
         Raises:
             InputError: if a name is unknown or missing, or a dtype or shape does not fit.
@@ -83,7 +107,10 @@ class Signature:
             got = ", ".join(f"'{name}'" for name in feed) or "none"
             raise InputError(f"inputs: expected {expected}, got {got}")
         sizes: dict[str, int] = {}
-        return [_checked(arg, feed[arg.name], sizes) for arg in self.inputs]
+        return [
+            packed_input(arg.name, arg.onnx, feed[arg.name]) if arg.is_packed else _checked(arg, feed[arg.name], sizes)
+            for arg in self.inputs
+        ]
 
     def declared_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes the model declares.
@@ -93,17 +120,17 @@ class Signature:
         """
         shapes = {arg.name: tuple(dim for dim in arg.shape if isinstance(dim, int)) for arg in self.inputs}
         for arg in self.inputs:
-            if not arg.has_rank or len(shapes[arg.name]) != len(arg.shape):
+            if not arg.is_packed and (not arg.has_rank or len(shapes[arg.name]) != len(arg.shape)):
                 raise InputError(f"input '{arg.name}': its declared shape {arg} is not concrete; run the model once or give the shapes")
         return shapes
 
 
 def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa: ANN401 - whatever numpy makes an array of
-    try:
-        expected = arg.dtype.numpy
-    except ModelError as error:
-        raise InputError(f"input '{arg.name}': {error}") from error
-    array: Array = np.asarray(value)
+    expected = arg.dtype.numpy
+    # Lists have no element type of their own: they get the declared one, as in onnxruntime.
+    array: Array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else _of_list(arg, value)
+    if array.dtype.newbyteorder("=") == expected and not array.dtype.isnative:
+        array = array.astype(expected)
     if array.dtype != expected and not (arg.dtype is DType.STRING and array.dtype.kind in "OUST"):
         raise InputError(
             f"input '{arg.name}': expected {arg}, got {array.dtype}{list(array.shape)}; convert it with .astype(np.{expected})"
@@ -112,9 +139,17 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
         return array
     fits = len(arg.shape) == array.ndim
     for dim, size in zip(arg.shape, array.shape, strict=False):
-        # A symbol stands for one number, wherever the inputs use it.
-        fits = fits and (dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim))
+        fits = fits and (not isinstance(dim, int) or size == dim)
+        if isinstance(dim, str):
+            sizes.setdefault(dim, size)
     if not fits:
         also = "".join(f" with {name} = {size}" for name, size in sizes.items() if name in arg.shape)
         raise InputError(f"input '{arg.name}': expected {arg}{also}, got {array.dtype}{list(array.shape)}")
     return array
+
+
+def _of_list(arg: NodeArg, value: Any) -> Array:  # noqa: ANN401 - whatever numpy makes an array of
+    try:
+        return np.asarray(value) if arg.dtype is DType.STRING else np.asarray(value, arg.dtype.numpy)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"input '{arg.name}': expected {arg}, got a {type(value).__name__}: {error}") from None

@@ -88,3 +88,11 @@ def test_the_worst_of_two():
     assert worst.max_abs_err == near.max_abs_err
     assert worst.fault == far.fault
     assert not worst.verified
+
+
+def test_lists_and_dictionaries_are_compared_value_by_value():
+    values = [[{1: 0.25, 2: 0.75}, {1: 0.5, 2: 0.5}], [np.ones(3, np.float32), np.zeros((2, 2), np.int64)]]
+    assert compare(values, values).bit_identical
+    other = [[{1: 0.25, 2: 0.75}, {1: 0.5, 2: 0.25}], values[1]]
+    assert not compare(other, values).verified
+    assert "inside" in compare([values[0][:1], values[1]], values).fault

@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 
 from bbgrap.cli import main as command
 from bbgrap.errors import BbgrapError, ClusterUnavailableError, ModelError, UsageError
+from tests.value_models import chances_by_label
 
 COMMANDS = ("demo", "local", "nodes", "submit", "bench", "plan", "export", "simulate", "zoo", "profile")
 
@@ -164,3 +165,14 @@ def test_verdicts(error, exit_code, said):
     text, code = command._verdict(error)
     assert code == exit_code
     assert said in text
+
+
+def test_models_of_lists_and_dictionaries_are_inspected_and_simulated(run, tmp_path):
+    proto, _ = chances_by_label()
+    onnx.save(proto, tmp_path / "chances.onnx")
+    inspected = run("inspect", tmp_path / "chances.onnx")
+    assert inspected.exit_code == 0
+    assert "output  named: seq(map(string,tensor(float)))" in inspected.stdout
+    simulated = run("simulate", tmp_path / "chances.onnx", "--agents", 2)
+    assert simulated.exit_code == 0
+    assert "verified against plain onnxruntime" in simulated.stdout

@@ -97,6 +97,12 @@ def test_operators_nobody_knows_are_refused(tmp_path):
         load_graph(path, {})
 
 
+def test_what_onnxruntime_refuses_is_refused_with_the_words_of_the_checker(tmp_path):
+    path = save(tmp_path, [helper.make_node("Nonsense", ["x"], ["y"])], {"x": [4]}, {"y": [4]})
+    with pytest.raises(ModelError, match=r"onnxruntime .* cannot load the model: .*; the ONNX checker rejects it: .*Nonsense"):
+        load_graph(path, {})
+
+
 def test_operators_of_onnxruntime_have_types(tmp_path):
     nodes = [helper.make_node("FusedMatMul", ["x", "w"], ["a"], domain="com.microsoft", alpha=2.0), helper.make_node("Relu", ["a"], ["y"])]
     path = save(tmp_path, nodes, {"x": [2, 4]}, {"y": [2, 3]}, {"w": np.ones((4, 3), np.float32)}, ["com.microsoft"])

@@ -33,7 +33,7 @@ def test_lists_become_arrays():
     ("feed", "message"),
     [
         ({"image": np.zeros((2, 4, 7), np.float32), "label": ["a", "b"]}, r"input 'image': expected float\[N, 3, \?\] with N = 2, got"),
-        ({"image": np.zeros((2, 3, 7), np.float32), "label": ["a"]}, r"input 'label': expected string\[N\] with N = 2, got <U1\[1\]"),
+        ({"image": np.zeros((2, 3, 7), np.float32), "label": "a"}, r"input 'label': expected string\[N\] with N = 2, got <U1\[\]"),
         ({"image": np.zeros((2, 3, 7)), "label": ["a", "b"]}, r"got float64\[2, 3, 7\]; convert it with \.astype\(np\.float32\)"),
         ({"image": np.zeros(1)}, r"inputs: expected 'image' float\[N, 3, \?\], 'label' string\[N\], got 'image'"),
     ],
@@ -41,6 +41,19 @@ def test_lists_become_arrays():
 def test_a_feed_that_does_not_fit(feed, message):
     with pytest.raises(InputError, match=message):
         signature(IMAGE, LABEL).check_feed(feed)
+
+
+def test_a_symbol_may_stand_for_two_sizes_as_in_onnxruntime():
+    image, label = signature(IMAGE, LABEL).check_feed({"image": np.zeros((2, 3, 7), np.float32), "label": ["a"]})
+    assert (image.shape, label.shape) == ((2, 3, 7), (1,))
+
+
+def test_lists_get_the_declared_type_and_foreign_bytes_are_turned():
+    (array,) = signature(("x", DType.FLOAT, (2,))).check_feed({"x": [1, 2]})
+    assert array.dtype == np.float32
+    (array,) = signature(("x", DType.FLOAT, (2,))).check_feed({"x": np.array([1, 2], ">f4")})
+    assert array.dtype == np.float32
+    assert array.tolist() == [1, 2]
 
 
 def test_types_are_written_as_onnxruntime_does():

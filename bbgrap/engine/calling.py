@@ -1,0 +1,81 @@
+"""Calling a session with arrays only: what is no array crosses machines packed into one (`bbgrap.protocol.values`).
+
+Which inputs and outputs these are, the session's own declarations say: sequences, optionals, maps, and tensors of numbers that numpy lacks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import onnxruntime as ort
+
+from bbgrap.engine.sessions import declared_type
+from bbgrap.graph.types import Array, DType, TensorType
+from bbgrap.protocol.values import Numbers, Value, pack_value, unpack_value
+
+Call = Callable[[Sequence[Array]], Sequence[Array]]
+"""Runs a model; inputs and outputs in order."""
+
+
+def caller(session: ort.InferenceSession, inputs: Sequence[str], outputs: Sequence[str]) -> Call:
+    """Return a function that runs a session on arrays; what is no array is unpacked before and packed after."""
+    run, names = session.run, list(outputs)
+    packed, strange = packed_names(session.get_inputs()), packed_names(session.get_outputs())
+
+    def call(arrays: Sequence[Array]) -> Sequence[Array]:
+        results: Sequence[Array] = run(names, dict(zip(inputs, arrays, strict=True)))
+        return results
+
+    def call_packed(arrays: Sequence[Array]) -> Sequence[Array]:
+        feeds = {name: unpack_value(array) if name in packed else array for name, array in zip(inputs, arrays, strict=True)}
+        results = run_values(session, names, feeds)
+        return [pack_value(value) if name in strange else np.asarray(value) for name, value in zip(names, results, strict=True)]
+
+    return call_packed if packed.intersection(inputs) or strange.intersection(outputs) else call
+
+
+def packed_names(arguments: Sequence[ort.NodeArg]) -> frozenset[str]:
+    """Return the names of the inputs or outputs that no numpy array holds."""
+    return frozenset(item.name for item in arguments if declared_type(item).dtype is DType.OTHER)
+
+
+def run_values(session: ort.InferenceSession, names: Sequence[str], feeds: dict[str, Value | Array]) -> list[Value]:
+    """Run a session on values of any type, and return the outputs of these names."""
+    given = {name: _made(value) if isinstance(value, Numbers) else value for name, value in feeds.items()}
+    exotic = {item.name for item in session.get_outputs() if item.type.startswith("tensor(")} & packed_names(session.get_outputs())
+    found: dict[str, Value] = {}
+    if plain := [name for name in names if name not in exotic]:
+        found |= dict(zip(plain, session.run(plain, given), strict=True))
+    if rest := [name for name in names if name in exotic]:
+        # `run` gives no arrays of such numbers; this way takes tensors only.
+        tensors = {
+            name: value if isinstance(value, ort.OrtValue) else ort.OrtValue.ortvalue_from_numpy(value) for name, value in given.items()
+        }
+        found |= {name: _content(value) for name, value in zip(rest, session.run_with_ort_values(rest, tensors), strict=True)}
+    return [found[name] for name in names]
+
+
+def _made(numbers: Numbers) -> ort.OrtValue:
+    value = ort.OrtValue.ortvalue_from_shape_and_type(list(numbers.shape), numbers.code)
+    ctypes.memmove(value.data_ptr(), numbers.content, min(len(numbers.content), value.tensor_size_in_bytes()))
+    return value
+
+
+def _content(value: ort.OrtValue) -> Numbers:
+    return Numbers(value.element_type(), tuple(value.shape()), ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()))
+
+
+def packed_feeds(kinds: Iterable[TensorType], values: Iterable[object]) -> list[Array]:
+    """Return inputs of these types as arrays: what is no array packed.
+
+    Raises:
+        InputError: if one is nothing that a model can take.
+    """
+    return [pack_value(value) if kind.dtype is DType.OTHER else np.asarray(value) for kind, value in zip(kinds, values, strict=True)]
+
+
+def unpacked_results(kinds: Iterable[TensorType], arrays: Iterable[Array]) -> list[Value]:
+    """Return outputs of these types: what was packed as it was before."""
+    return [unpack_value(array) if kind.dtype is DType.OTHER else array for kind, array in zip(kinds, arrays, strict=True)]

@@ -1,0 +1,158 @@
+"""Types of all values of a model as onnxruntime really makes them.
+
+ONNX's inference tells which shapes follow from those of the inputs alone, nearly always rightly. Two things are asked of onnxruntime:
+
+    types of values of which onnx knows nothing     a session that has them as outputs declares them
+    shapes that some operators make                 each node of theirs runs alone, on zeros: see `DOUBTED`
+
+Where these differ from what was inferred, all that follows is inferred anew from what is so. Laws: a shape that depends on the inputs'
+values stays unknown; a shape that is known is the one that onnxruntime makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime as ort
+
+from bbgrap.engine.sessions import declared_type, open_session, session_options
+from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_io import ModelFile, to_graph, weights_of, write_graph
+from bbgrap.graph.onnx_types import UNKNOWN
+from bbgrap.graph.types import STORABLE, Attribute, Graph, Node, TensorType
+
+POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool", "NhwcMaxPool"})
+"""With `ceil_mode`, onnx counts a last window that begins beyond the data, and onnxruntime does not."""
+
+DOUBTED = POOLS | {"ConvTranspose", "PRelu", "Resize", "Upsample"}
+"""Operators of which onnxruntime makes other shapes than onnx infers, in some cases; found by comparing thousands of random models."""
+
+_Shapes = dict[tuple[object, ...], tuple[tuple[int, ...], ...] | None]
+"""Shapes that a node made, by what decides about them; None where it could not be run alone."""
+
+
+def typed_graph(model: ModelFile, *, hides_sizes: bool = False) -> Graph:
+    """Return the graph of a model with concrete input shapes; arguments as those of `to_graph`.
+
+    Raises:
+        ModelError: if it cannot be represented.
+    """
+    seen: dict[str, TensorType] = {}
+    declared: dict[str, TensorType] = {}
+    asked: set[str] = set()
+    shapes: _Shapes = {}
+    stored = weights_of(model)
+    while True:
+        graph = to_graph(model, declared | seen, hides_sizes=hides_sizes, stored=stored)
+        if wrong := _first_wrong(graph, shapes):
+            seen |= wrong
+            declared.clear()  # what follows was declared for other shapes
+            asked.clear()
+            continue
+        unknown = [name for name, kind in graph.types.items() if kind.shape is None and name not in {*asked, *graph.inputs}]
+        asked.update(unknown)
+        found = _declared_by_runtime(graph, seen, unknown) if unknown else {}
+        if not found:
+            return graph
+        declared |= found
+
+
+def _first_wrong(graph: Graph, shapes: _Shapes) -> dict[str, TensorType]:
+    """Return the true types of what the first node makes whose shapes are not so; nothing if there is none."""
+    for node in graph.nodes:
+        names = [name for name in node.outputs if name]
+        if node.op not in DOUBTED or any(graph.types[n].shape is None for n in names):
+            continue
+        made = _made_shapes(graph, node, shapes)
+        if made != tuple(graph.types[name].shape for name in names):
+            # Where nobody can tell, the run will.
+            return {n: replace(graph.types[n], shape=None if made is None else made[k]) for k, n in enumerate(names)}
+    return {}
+
+
+def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: list[str]) -> dict[str, TensorType]:
+    """Return what onnxruntime can tell of types that onnx could not infer, where those of `seen` are so."""
+    cut = {name for name, kind in seen.items() if kind.shape is not None and name in graph.producers}
+    nodes = tuple(node for node in graph.nodes if not cut.issuperset(name for name in node.outputs if name))
+    made = tuple(name for name in graph.producers if name in cut)
+    asked = replace(graph, nodes=nodes, inputs=(*graph.inputs, *made), outputs=tuple(name for name in unknown if name not in cut))
+    written = write_graph(asked, weights="detached")
+    options = session_options(threads=1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = open_session(written.data, options, {name: graph.weights[name].array for name in written.detached})
+    except ModelError:  # an operator that onnxruntime has only at a higher level, say; the types stay unknown
+        return {}
+    found = {item.name: declared_type(item) for item in session.get_outputs()}
+    return {name: kind for name, kind in found.items() if kind not in (graph.types[name], UNKNOWN)}
+
+
+def _made_shapes(graph: Graph, node: Node, table: _Shapes) -> tuple[tuple[int, ...], ...] | None:
+    """Return the shapes of a node's outputs as onnxruntime makes them; None if it cannot be run alone."""
+    alone = _alone(graph, node)
+    if alone is None:
+        return None
+    weights = tuple((place, alone.weights[name].digest) for place, name in enumerate(node.inputs) if name in alone.weights)
+    key = (
+        node.op,
+        node.domain,
+        repr(sorted(alone.nodes[0].attributes.items())),
+        weights,
+        tuple(alone.types[name].shape for name in alone.inputs),
+    )
+    if key not in table:
+        table[key] = _run(alone)
+    made = table[key]
+    kinds = [graph.types[name] for name in node.outputs if name]
+    return None if made is None else tuple(_with_outer(node, kind.known_shape, shape) for kind, shape in zip(kinds, made, strict=True))
+
+
+def _with_outer(node: Node, inferred: tuple[int, ...], made: tuple[int, ...]) -> tuple[int, ...]:
+    """Put images and channels back, of which one was enough."""
+    if node.op not in POOLS and node.op != "ConvTranspose":
+        return made
+    return (inferred[0], *made[1:-1], inferred[-1]) if _has_channels_last(node) else (*inferred[:2], *made[2:])
+
+
+def _has_channels_last(node: Node) -> bool:
+    return bool(node.attributes.get("channels_last", 0)) or node.op.startswith("Nhwc")
+
+
+def _alone(graph: Graph, node: Node) -> Graph | None:
+    """Return a graph of one node, its first operand as small as possible; None if its shape depends on values that nobody knows."""
+    types = {name: graph.types[name] for name in (*node.inputs, *node.outputs) if name}
+    if any(kind.shape is None or kind.dtype not in STORABLE for kind in types.values()):
+        return None
+    attributes: dict[str, Attribute] = dict(node.attributes)
+    inputs = [name if name else "" for name in node.inputs]
+    if node.op in POOLS or node.op == "ConvTranspose":
+        types[inputs[0]] = _one_channel(types[inputs[0]], last=_has_channels_last(node))
+    if node.op == "ConvTranspose":
+        types[inputs[1]] = _one_channel(types[inputs[1]])
+        attributes["group"] = 1
+        inputs = inputs[:2]
+    elif node.op in ("Resize", "Upsample") and any(name and name not in graph.weights for name in inputs[1:]):
+        return None
+    steering = {name: graph.weights[name] for name in inputs[1:] if name in graph.weights and node.op not in ("ConvTranspose", "PRelu")}
+    fed = tuple(dict.fromkeys(name for name in inputs if name and name not in steering))
+    single = replace(node, inputs=tuple(inputs), attributes=attributes)
+    kinds = {name: types[name] for name in types} | {name: TensorType(types[name].dtype, None) for name in node.outputs if name}
+    outputs = tuple(name for name in node.outputs if name)
+    return Graph(graph.name, (single,), fed, outputs, steering, kinds, graph.opsets, graph.ir_version)
+
+
+def _one_channel(kind: TensorType, *, last: bool = False) -> TensorType:
+    return TensorType(kind.dtype, (1, *kind.known_shape[1:-1], 1) if last else (1, 1, *kind.known_shape[2:]))
+
+
+def _run(alone: Graph) -> tuple[tuple[int, ...], ...] | None:
+    options = session_options(threads=1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = open_session(write_graph(alone, weights="inline").data, options, {})
+        found = session.run(None, {name: np.zeros(alone.types[name].known_shape, alone.types[name].dtype.numpy) for name in alone.inputs})
+    except Exception:  # onnxruntime's exceptions have no common base; the whole model tells what is wrong with it
+        return None
+    return tuple(array.shape for array in found)

@@ -1,0 +1,130 @@
+"""Graphs as onnxruntime takes them, made such that every later step can: sorted, dense, without weights that nobody reads.
+
+One of the files that import onnx (see `onnx_io`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+
+from bbgrap.errors import ModelError
+
+
+def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
+    """Yield a graph and every graph inside it."""
+    yield graph
+    for node in graph.node:
+        for body in bodies_of(node):
+            yield from graphs_of(body)
+
+
+def bodies_of(node: NodeProto) -> Iterator[GraphProto]:
+    """Yield the graphs that are attributes of a node."""
+    for attribute in node.attribute:
+        yield from ([attribute.g] if attribute.HasField("g") else [])
+        yield from attribute.graphs
+
+
+def captured_by(body: GraphProto) -> dict[str, None]:
+    """Return the outer names that a body reads, in order (the values of the dict mean nothing)."""
+    found: dict[str, None] = {}
+    defined = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+    defined |= {name for node in body.node for name in node.output}
+    for node in body.node:
+        found |= dict.fromkeys(name for name in reads_of(node) if name not in defined)
+    return found | dict.fromkeys(value.name for value in body.output if value.name not in defined)
+
+
+def reads_of(node: NodeProto) -> Iterator[str]:
+    """Yield every name that a node reads: its inputs, then what its bodies capture."""
+    yield from (name for name in node.input if name)
+    for body in bodies_of(node):
+        yield from captured_by(body)
+
+
+def sort_nodes(graph: GraphProto) -> None:
+    """Put the nodes of a graph in topological order, in place; nodes keep their order where it is one.
+
+    Raises:
+        ModelError: if nodes depend on each other in a circle.
+    """
+    made = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    before = [{made[name] for name in reads_of(node) if name in made} for node in graph.node]
+    if all(all(other < place for other in others) for place, others in enumerate(before)):
+        return
+    order: list[int] = []
+    done: set[int] = set()
+    for place in range(len(before)):
+        _visit(graph, place, before, done, order)
+    nodes = []
+    for place in order:
+        node = NodeProto()
+        node.CopyFrom(graph.node[place])
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _visit(graph: GraphProto, first: int, before: list[set[int]], done: set[int], order: list[int]) -> None:
+    """Append a node to the order, after all that it depends on; without recursion, since chains are long."""
+    path = [first]
+    entered: set[int] = set()
+    while path:
+        place = path[-1]
+        missing = sorted(before[place] - done)
+        if place in done or not missing:
+            path.pop()
+            if place not in done:
+                done.add(place)
+                order.append(place)
+        elif place in entered:
+            name = graph.node[place].name or graph.node[place].op_type
+            raise ModelError(f"graph '{graph.name}': node '{name}' depends on its own output")
+        else:
+            entered.add(place)
+            path += missing
+
+
+def drop_unread(graph: GraphProto) -> None:
+    """Remove the weights that nothing reads, in place: onnxruntime does, and then misses their content."""
+    read = {value.name for value in graph.output}.union(*(reads_of(node) for node in graph.node))
+    kept = [tensor for tensor in graph.initializer if tensor.name in read]
+    if len(kept) < len(graph.initializer):
+        unread = {tensor.name for tensor in graph.initializer} - read
+        inputs = [value for value in graph.input if value.name not in unread]
+        del graph.initializer[:], graph.input[:]
+        graph.initializer.extend(kept)
+        graph.input.extend(inputs)
+
+
+def make_dense(graph: GraphProto, load: Callable[[TensorProto], None]) -> None:
+    """Replace the sparse weights of a graph and of its constants by dense ones, in place; `load` reads bytes that are elsewhere.
+
+    Raises:
+        ModelError: if their indices are not such.
+    """
+    for sparse in graph.sparse_initializer:
+        graph.initializer.append(_dense(sparse, load))
+    del graph.sparse_initializer[:]
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "sparse_value":
+            dense = _dense(node.attribute[0].sparse_tensor, load)
+            node.attribute[0].CopyFrom(onnx.helper.make_attribute("value", dense))
+
+
+def _dense(sparse: onnx.SparseTensorProto, load: Callable[[TensorProto], None]) -> TensorProto:
+    load(sparse.values)
+    load(sparse.indices)
+    name, shape = sparse.values.name, tuple(sparse.dims)
+    values, indices = (numpy_helper.to_array(part) for part in (sparse.values, sparse.indices))
+    flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), shape)
+    if len(flat) != values.size or (len(flat) and (flat.min() < 0 or flat.max() >= prod(shape))):
+        raise ModelError(f"weight '{name}': its sparse form has indices that do not fit its shape {list(shape)}")
+    array = np.zeros(prod(shape), values.dtype)
+    array[flat] = values
+    return numpy_helper.from_array(array.reshape(shape), name)

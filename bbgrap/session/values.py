@@ -1,0 +1,109 @@
+"""Inputs and outputs that are no arrays: lists, dictionaries, None, and numbers that numpy lacks, checked against their ONNX types."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import numpy as np
+
+from bbgrap.errors import InputError
+from bbgrap.graph.onnx_types import Kind, MapOf, OptionalOf, SequenceOf, TensorOf, Unknown, array_of_content, content_of, kind_of, text_of
+from bbgrap.graph.types import Array, DType
+from bbgrap.protocol.values import Numbers, Value, pack_value, unpack_value
+
+_SCALARS = {"f": float, "i": int, "u": int, "O": str}
+_FLOAT8 = range(17, 21)
+"""ONNX's codes of numbers whose bytes onnxruntime gives as uint8."""
+
+
+def packed_input(name: str, serialized: bytes, value: object) -> Array:
+    """Return a value for an input of a type, packed.
+
+    Raises:
+        InputError: if it is no value of that type.
+    """
+    try:
+        return pack_value(_fitted(kind_of(serialized), value))
+    except _MisfitError as misfit:
+        raise InputError(f"input '{name}': expected {text_of(serialized)}, got {misfit}") from None
+
+
+def unpacked_output(packed: Array) -> Value:
+    """Return a packed output as onnxruntime gives it; numbers that it cannot give become arrays of `ml_dtypes`."""
+    return _shown(unpack_value(packed))
+
+
+class _MisfitError(Exception):
+    """A value is not of a type; the message is what it is."""
+
+
+def _shown(value: Value) -> Value:
+    match value:
+        case Numbers(code, shape, content):
+            array = array_of_content(code, shape, content)
+            return array.view(np.uint8) if code in _FLOAT8 else array
+        case np.ndarray():
+            return value if value.flags.writeable else value.copy()
+        case list():
+            return [_shown(item) for item in value]
+        case _:
+            return value
+
+
+def _fitted(kind: Kind, value: object) -> Value:
+    match kind:
+        case OptionalOf(item=item):
+            return None if value is None else _fitted(item, value)
+        case SequenceOf(item=item):
+            if not isinstance(value, list | tuple):
+                raise _MisfitError(f"{_what(value)}; give a list")
+            return [_fitted(item, inner) for inner in value]
+        case MapOf(key=key, item=item):
+            return _fitted_map(key, item, value)
+        case TensorOf():
+            return _fitted_tensor(kind, value)
+        case Unknown():
+            raise _MisfitError(f"{_what(value)}; such values cannot be given")
+        case _:
+            assert_never(kind)
+
+
+def _fitted_map(key: DType, item: Kind, value: object) -> Value:
+    if not isinstance(value, dict):
+        raise _MisfitError(f"{_what(value)}; give a dictionary")
+    if not isinstance(item, TensorOf) or item.dtype is DType.OTHER:
+        raise _MisfitError("a dictionary; only those of numbers and texts can be given")
+    scalar = _SCALARS.get(item.dtype.numpy.kind)
+    if scalar is None:
+        raise _MisfitError("a dictionary; only those of numbers and texts can be given")
+    try:
+        if key is DType.STRING:
+            return {str(name): scalar(inner) for name, inner in value.items()}
+        return {int(number): scalar(inner) for number, inner in value.items()}
+    except (TypeError, ValueError) as error:
+        raise _MisfitError(f"a dictionary with {error}") from None
+
+
+def _fitted_tensor(kind: TensorOf, value: object) -> Value:
+    if value is None or isinstance(value, dict):
+        raise _MisfitError(f"{_what(value)}; give an array")
+    array: Array = np.asarray(value)
+    if kind.dtype is DType.OTHER:
+        content = content_of(array, kind.code)
+        if content is None:
+            raise _MisfitError(f"{_what(array)}; give an array of the type of that name in `ml_dtypes`")
+        return Numbers(kind.code, array.shape, content)
+    if DType.of(array.dtype) is kind.dtype:
+        return array
+    if isinstance(value, np.ndarray | np.generic) and not (array.size == 0 and array.ndim):
+        raise _MisfitError(f"{_what(array)}; convert it with .astype")
+    try:
+        return np.asarray(value, kind.dtype.numpy)  # lists have no element type of their own
+    except (TypeError, ValueError) as error:
+        raise _MisfitError(f"{_what(value)}: {error}") from None
+
+
+def _what(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"

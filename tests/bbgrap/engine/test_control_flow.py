@@ -1,0 +1,180 @@
+"""Control flow as exporters write it: decided branches become nodes that split, the rest runs whole, answers are onnxruntime's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap.cluster import Cluster
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.sessions import make_session
+from bbgrap.errors import ModelError
+from bbgrap.graph import Graph
+from bbgrap.graph.onnx_io import with_input_shapes
+from bbgrap.graph.onnx_read import read_model
+from bbgrap.planners.options import PlanOptions
+from bbgrap.program.export import export
+from bbgrap.program.simulate import simulate
+from tests.light_control_flow import node, normal, speech_like, untyped
+from tests.value_models import same
+
+F, I64, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+MAP = [1, 4, 8, 8]
+OPTIONS = [
+    PlanOptions(),
+    PlanOptions(split="channels"),
+    PlanOptions(planner="tofu"),
+    PlanOptions(planner="widest"),
+    PlanOptions(planner="auto", search_seconds=0.5),
+]
+
+
+def value(name: str, kind: int, shape: list[int]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], free: bool = False) -> onnx.ModelProto:
+    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
+    x = helper.make_tensor_value_info("x", F, ["N", 4, "H", "W"] if free else MAP)
+    graph = helper.make_graph(nodes, "flow", [x], [untyped("y")], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def conv(x: str, y: str) -> onnx.NodeProto:
+    return node("Conv", f"{x} w", y, pads=[1, 1, 1, 1])
+
+
+def decided_by_a_shape() -> onnx.ModelProto:
+    """The branch is known once the input's shape is: a small map is processed as it is, a large one is pooled first."""
+    small = helper.make_graph([node("Relu", "a", "s0"), conv("s0", "s")], "small", [], [untyped("s")])
+    large = helper.make_graph([node("MaxPool", "a", "l0", kernel_shape=[2, 2]), conv("l0", "l")], "large", [], [untyped("l")])
+    nodes = [
+        conv("x", "a"),
+        node("Shape", "x", "shape"),
+        node("Gather", "shape two", "rows"),
+        node("Less", "rows bound", "is_small"),
+        node("If", "is_small", "b", then_branch=small, else_branch=large),
+        conv("b", "y"),
+    ]
+    return model(nodes, {"w": normal(1, 4, 4, 3, 3), "two": np.int64(2), "bound": np.int64(100)}, free=True)
+
+
+def branch_in_a_branch() -> onnx.ModelProto:
+    inner = [helper.make_graph([node(op, "a", f"{op}i")], op, [], [untyped(f"{op}i")]) for op in ("Neg", "Abs")]
+    outer = helper.make_graph(
+        [node("If", "c2", "i", then_branch=inner[0], else_branch=inner[1]), conv("i", "o")], "outer", [], [untyped("o")]
+    )
+    other = helper.make_graph([node("Identity", "a", "p")], "other", [], [untyped("p")])
+    nodes = [
+        conv("x", "a"),
+        node("ReduceMax", "a", "m", keepdims=0),
+        node("Greater", "m zero", "c1"),
+        node("Less", "m zero", "c2"),
+        node("If", "c1", "b", then_branch=outer, else_branch=other),
+        conv("b", "y"),
+    ]
+    return model(nodes, {"w": normal(2, 4, 4, 3, 3), "zero": np.float32(0)})
+
+
+def a_loop_that_reads_outside() -> onnx.ModelProto:
+    body = helper.make_graph(
+        [conv("s", "t"), node("Add", "t a", "u"), node("Mul", "u half", "so"), node("Identity", "ci", "co")],
+        "body",
+        [value("i", I64, []), value("ci", B, []), value("s", F, MAP)],
+        [value("co", B, []), value("so", F, MAP)],
+    )
+    nodes = [conv("x", "a"), node("Loop", "n true a", "b", body=body), conv("b", "y")]
+    return model(nodes, {"w": normal(3, 4, 4, 3, 3), "half": np.float32(0.1), "n": np.int64(3), "true": np.array(True)})
+
+
+def a_scan_that_reads_outside() -> onnx.ModelProto:
+    row = [4, 8]
+    body = helper.make_graph(
+        [node("Add", "state part", "t"), node("Mul", "t scale", "state2"), node("Relu", "state2", "made")],
+        "body",
+        [value("state", F, row), value("part", F, row)],
+        [value("state2", F, row), value("made", F, row)],
+    )
+    nodes = [
+        conv("x", "a"),
+        node("Squeeze", "a zero", "rows"),
+        node("ReduceMean", "a", "scale", keepdims=0),
+        node("Scan", "start rows", "last all", body=body, num_scan_inputs=1, scan_input_axes=[1]),
+        node("Unsqueeze", "all zero", "b"),
+        node("Transpose", "b", "c", perm=[0, 2, 1, 3]),
+        conv("c", "y"),
+    ]
+    return model(nodes, {"w": normal(4, 4, 4, 3, 3), "zero": np.array([0]), "start": np.zeros(row, np.float32)})
+
+
+def functions_in_functions() -> onnx.ModelProto:
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    twice = helper.make_function("own", "Twice", ["p"], ["q"], [node("Add", "p p", "q")], imports)
+    block = helper.make_function(
+        "own",
+        "Block",
+        ["p", "v"],
+        ["q"],
+        [helper.make_node("Twice", ["p"], ["t"], domain="own"), helper.make_node("Conv", ["t", "v"], ["q"], pads=[1, 1, 1, 1])],
+        imports,
+    )
+    calls = [helper.make_node("Block", [x, "w"], [y], domain="own") for x, y in (("x", "a"), ("a", "b"))]
+    proto = model([*calls, node("Relu", "b", "y")], {"w": normal(5, 4, 4, 3, 3)})
+    proto.functions.extend([twice, block])
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    return proto
+
+
+def compared(path: Path, feed: dict[str, np.ndarray]) -> Graph:
+    """Compare every partition with plain onnxruntime, and return the graph."""
+    want = make_session(path, threads=1).run(None, feed)
+    graph = load_graph(path, {name: array.shape for name, array in feed.items()})
+    for options, devices in product(OPTIONS, (2, 3)):
+        artifacts = export(compile_graph(graph, Cluster.even(devices), options)[0].optimized)
+        got = simulate(artifacts, [feed[name] for name in graph.inputs], local_kernels(artifacts))
+        assert all(map(same, got, want)), f"{options.planner}, {options.split}, {devices} devices"
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("make", "whole"),
+    [
+        (decided_by_a_shape, set()),
+        (branch_in_a_branch, {"If"}),
+        (a_loop_that_reads_outside, {"Loop"}),
+        (a_scan_that_reads_outside, {"Scan"}),
+        (functions_in_functions, set()),
+    ],
+)
+def test_control_flow_agrees_with_onnxruntime(make: Callable[[], onnx.ModelProto], whole: set[str], tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(make(), path)
+    graph = compared(path, {"x": normal(9, *MAP)})
+    assert {item.op for item in graph.nodes} & {"If", "Loop", "Scan", "Block", "Twice"} == whole
+    assert graph.types["y"].shape == tuple(MAP) or whole & {"If", "Loop"}  # of these, nobody knows shapes before the run
+
+
+def test_the_branch_follows_the_shape(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(decided_by_a_shape(), path)
+    small, large = (load_graph(path, {"x": (1, 4, rows, 8)}) for rows in (8, 200))
+    assert "MaxPool" not in {item.op for item in small.nodes}
+    assert "MaxPool" in {item.op for item in large.nodes}
+
+
+def test_a_branch_that_the_sizes_contradict_is_never_told_them(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(speech_like(), path)
+    feed = {"sound": normal(6, 1, 64), "state": np.zeros((2, 1, 8), np.float32), "rate": np.array(16000)}
+    told = with_input_shapes(read_model(path), {name: array.shape for name, array in feed.items()})
+    with pytest.raises(ModelError, match="onnxruntime"):
+        make_session(told.detached()[0], weights=told.weights, threads=1)
+    assert compared(path, feed).hides_sizes

@@ -1,0 +1,132 @@
+"""Known shapes are those that onnxruntime makes, and models of which onnx infers other ones agree with it in every partition."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from bbgrap.cluster import Cluster
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.sessions import make_session, open_session, session_options
+from bbgrap.graph import Graph
+from bbgrap.graph.onnx_io import write_graph
+from bbgrap.planners.options import SPLITS, PlanOptions
+from bbgrap.program.export import export
+from bbgrap.program.simulate import simulate
+from tests.value_models import same
+
+FOUND = Path(__file__).parents[2] / "found"
+PLANNERS = ("widest", "tofu", "fewer-exchanges", "fused-tiles", "pipeline", "equal-chop", "spartan", "allrow-greedy")
+OPTIONS = [*(PlanOptions(split=split) for split in SPLITS), *(PlanOptions(planner=planner) for planner in PLANNERS)]
+F = TensorProto.FLOAT
+
+
+@pytest.mark.parametrize("path", sorted(FOUND.glob("*.onnx")), ids=lambda path: path.stem)
+def test_models_of_which_onnx_infers_other_shapes_agree_everywhere(path: Path) -> None:
+    stored = np.load(path.with_suffix(".npz"))
+    session = make_session(path, threads=1)
+    feed = {item.name: stored[item.name] for item in session.get_inputs()}
+    wanted = session.run(None, feed)
+    graph = load_graph(path, {name: array.shape for name, array in feed.items()})
+    for options, devices in product(OPTIONS, (2, 3, 5)):
+        artifacts = export(compile_graph(graph, Cluster.even(devices), options)[0].optimized)
+        found = simulate(artifacts, [feed[name] for name in graph.inputs], local_kernels(artifacts))
+        for name, got, want in zip(graph.outputs, found, wanted, strict=True):
+            assert same(got, want), f"{options.planner}, {options.split}, {devices} devices: '{name}' differs"
+
+
+def made_shapes(graph: Graph, feed: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all values as a run makes them."""
+    inner = [name for node in graph.nodes for name in node.outputs if name]
+    asked = Graph(graph.name, graph.nodes, graph.inputs, tuple(inner), graph.weights, graph.types, graph.opsets, graph.ir_version)
+    options = session_options(threads=1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = open_session(write_graph(asked, weights="inline").data, options, {})
+    return {name: array.shape for name, array in zip(inner, session.run(None, feed), strict=True)}
+
+
+def save(folder: Path, nodes: list[NodeProto], shape: list[int], weights: dict[str, Any] | None = None) -> Path:
+    x = helper.make_tensor_value_info("x", F, shape)
+    y = helper.make_tensor_value_info("y", F, None)
+    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "g", [x], [y], stored)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+@st.composite
+def odd_nodes(draw: st.DrawFn) -> tuple[NodeProto, dict[str, Any]]:
+    op = draw(st.sampled_from(["MaxPool", "AveragePool", "LpPool", "Resize", "ConvTranspose"]))
+    if op == "Resize":
+        scales = [1, 1, *draw(st.tuples(*[st.floats(0.4, 3).map(np.float32)] * 2))]
+        return helper.make_node(op, ["x", "", "scales"], ["p"], mode=draw(st.sampled_from(["nearest", "linear"]))), {
+            "scales": np.array(scales, np.float32)
+        }
+    kernel = draw(st.lists(st.integers(1, 4), min_size=2, max_size=2))
+    strides = draw(st.lists(st.integers(1, 4), min_size=2, max_size=2))
+    if op == "ConvTranspose":
+        extra = [draw(st.integers(0, stride - 1)) for stride in strides]
+        padding = draw(st.sampled_from([{"auto_pad": "SAME_LOWER"}, {"auto_pad": "SAME_UPPER"}, {"pads": [0, 0, 0, 0]}]))
+        weights = {"w": np.ones((3, 2, *kernel), np.float32)}
+        return helper.make_node(op, ["x", "w"], ["p"], strides=strides, output_padding=extra, **padding), weights
+    pads = [draw(st.integers(0, k - 1)) for k in (*kernel, *kernel)]
+    dilations = draw(st.lists(st.integers(1, 2), min_size=2, max_size=2))
+    return helper.make_node(op, ["x"], ["p"], kernel_shape=kernel, strides=strides, pads=pads, ceil_mode=1, dilations=dilations), {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(odd_nodes(), st.tuples(st.integers(3, 11), st.integers(3, 11)))
+def test_known_shapes_are_those_that_a_run_makes(tmp_path_factory: pytest.TempPathFactory, odd: Any, extents: tuple[int, int]) -> None:
+    node, weights = odd
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), node, helper.make_node("Transpose", ["p"], ["t"], perm=[0, 2, 3, 1])]
+    node.input[0] = "r"
+    nodes.append(helper.make_node("Sigmoid", ["t"], ["y"]))
+    path = save(tmp_path_factory.mktemp("odd"), nodes, [2, 3, *extents], weights)
+    feed = {"x": np.ones((2, 3, *extents), np.float32)}
+    try:
+        session = make_session(path, threads=1)
+        (want,) = session.run(None, feed)
+    except Exception:
+        return
+    graph = load_graph(path, {})
+    assert {name: kind.shape for name, kind in graph.types.items() if name in graph.producers} == made_shapes(graph, feed)
+    assert graph.types["y"].shape == want.shape
+
+
+def test_shapes_that_depend_on_values_stay_unknown(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1),
+        helper.make_node("NonZero", ["p"], ["n"]),
+        helper.make_node("Cast", ["n"], ["y"], to=F),
+    ]
+    graph = load_graph(save(tmp_path, nodes, [1, 1, 9, 9]), {})
+    assert graph.types["p"].shape == (1, 1, 3, 3)
+    assert graph.types["n"].shape is None
+    assert graph.types["y"].shape is None
+
+
+def test_a_file_that_declares_wrong_shapes_is_not_believed(tmp_path: Path) -> None:
+    path = save(tmp_path, [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Transpose", ["a"], ["y"])], [2, 3])
+    proto = onnx.load(path)
+    proto.graph.value_info.append(helper.make_tensor_value_info("a", F, [7, 7]))
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", F, ["K", -1]))
+    onnx.save(proto, path)
+    graph = load_graph(path, {})
+    assert graph.types["a"].shape == (2, 3)
+    assert graph.types["y"].shape == (3, 2)
+
+
+def test_a_dimension_of_minus_one_is_free(tmp_path: Path) -> None:
+    path = save(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], [-1, 3])
+    assert load_graph(path, {"x": (5, 3)}).types["y"].shape == (5, 3)
