@@ -105,10 +105,12 @@ def compare(got: Sequence[Any], expected: Sequence[Any], transfers: TransferType
     Without `evidence`, differences that are more than rounding are faults. Of lists and dictionaries every value is compared.
     """
     result = replace(SAME, transfer_dtype=transfers)
+    if len(got) != len(expected):
+        return replace(result, bit_identical=False, rule=Rule.NONE, fault=f"{len(got)} outputs instead of {len(expected)}")
     mine, theirs = _leaves(got), _leaves(expected)
     if mine.keys() != theirs.keys():
-        fault = f"{len(got)} outputs of {len(mine)} values instead of {len(expected)} of {len(theirs)}, or others inside"
-        return replace(result, bit_identical=False, rule=Rule.NONE, fault=fault)
+        strange = ", ".join(sorted(mine.keys() ^ theirs.keys())[:3])
+        return replace(result, bit_identical=False, rule=Rule.NONE, fault=f"values inside that only one of both has: {strange}")
     for who, array in theirs.items():
         result = result.worse(_compare_one(who, mine[who], array, transfers, evidence))
     return result
