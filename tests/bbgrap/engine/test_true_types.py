@@ -116,6 +116,18 @@ def test_shapes_that_depend_on_values_stay_unknown(tmp_path: Path) -> None:
     assert graph.types["y"].shape is None
 
 
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.UINT8])
+def test_shapes_are_known_whatever_the_numbers(kind: int, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["c"], to=kind),
+        helper.make_node("MaxPool", ["c"], ["p", "places"], kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1),
+        helper.make_node("Cast", ["p"], ["y"], to=F),
+        helper.make_node("Neg", ["places"], ["unread"]),
+    ]
+    path = save(tmp_path, nodes, [1, 1, 9, 9])
+    assert load_graph(path, {}).types["y"].shape == (1, 1, 3, 3)
+
+
 def test_a_file_that_declares_wrong_shapes_is_not_believed(tmp_path: Path) -> None:
     path = save(tmp_path, [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Transpose", ["a"], ["y"])], [2, 3])
     proto = onnx.load(path)
