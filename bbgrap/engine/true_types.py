@@ -19,9 +19,11 @@ import onnxruntime as ort
 
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
+from bbgrap.graph.lower import unique_name
 from bbgrap.graph.onnx_io import ModelFile, to_graph, weights_of, write_graph
 from bbgrap.graph.onnx_types import UNKNOWN
 from bbgrap.graph.types import STORABLE, Attribute, DType, Graph, Node, TensorType
+from bbgrap.graph.weights import make_weight
 
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"})
 """With `ceil_mode`, onnx counts a last window that begins beyond the data, and onnxruntime does not."""
@@ -55,8 +57,27 @@ def typed_graph(model: ModelFile, *, hides_sizes: bool = False) -> Graph:
         asked.update(unknown)
         found = _declared_by_runtime(graph, seen, unknown) if unknown else {}
         if not found:
-            return graph
+            return plain_slopes(graph)
         declared |= found
+
+
+def plain_slopes(graph: Graph) -> Graph:
+    """Spell out every `PRelu` whose slope has the higher rank: in a segment, inference would contradict what onnxruntime makes of it."""
+    taken = dict.fromkeys((*graph.types, *graph.node_by_name))
+    nodes: list[Node] = []
+    types, weights = dict(graph.types), dict(graph.weights)
+    for node in graph.nodes:
+        if node.op != "PRelu" or not _is_doubted(graph, node) or any(graph.types[name].shape is None for name in node.inputs):
+            nodes.append(node)
+            continue
+        (x, slope), (y,) = node.inputs, node.outputs
+        zero, scaled, negative = (unique_name(f"{node.name}.{part}", taken) for part in ("zero", "scaled", "negative"))
+        weights[zero] = make_weight(zero, np.zeros((), types[x].dtype.numpy))
+        types |= {zero: weights[zero].type, scaled: types[y], negative: TensorType(DType.BOOL, types[x].shape)}
+        nodes.append(Node(negative, "Less", (x, zero), (negative,)))
+        nodes.append(Node(scaled, "Mul", (x, slope), (scaled,)))
+        nodes.append(Node(node.name, "Where", (negative, scaled, x), (y,)))
+    return graph if len(weights) == len(graph.weights) else replace(graph, nodes=tuple(nodes), types=types, weights=weights)
 
 
 def _first_wrong(graph: Graph, shapes: _Shapes) -> dict[str, TensorType]:

@@ -104,6 +104,31 @@ def test_known_shapes_are_those_that_a_run_makes(tmp_path_factory: pytest.TempPa
     assert graph.types["y"].shape == want.shape
 
 
+SLOPE = np.linspace(-1, 2, 6, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("node", "weights"),
+    [
+        (helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[1, 2], dilations=[1, 2], auto_pad="SAME_UPPER"), {}),
+        (helper.make_node("AveragePool", ["r"], ["p"], kernel_shape=[3, 3], strides=[4, 2], dilations=[2, 1], auto_pad="SAME_LOWER"), {}),
+        (helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[1, 2], strides=[5, 4], pads=[0, 1, 0, 1], ceil_mode=1), {}),
+        (helper.make_node("PRelu", ["r", "s"], ["p"]), {"s": SLOPE[:1].reshape(1, 1, 1, 1, 1)}),
+        (helper.make_node("PRelu", ["r", "s"], ["p"]), {"s": SLOPE.reshape(2, 1, 3, 1, 1)}),
+    ],
+)
+@pytest.mark.parametrize("after", ["Tanh", "GlobalAveragePool"])
+def test_what_onnxruntime_does_otherwise_agrees_in_pieces(node: NodeProto, weights: dict[str, Any], after: str, tmp_path: Path) -> None:
+    path = save(tmp_path, [helper.make_node("Neg", ["x"], ["r"]), node, helper.make_node(after, ["p"], ["y"])], [2, 3, 9, 11], weights)
+    x = np.random.default_rng(0).standard_normal((2, 3, 9, 11)).astype(np.float32)
+    (want,) = make_session(path, threads=1).run(None, {"x": x})
+    graph = load_graph(path, {})
+    for options, devices in product(OPTIONS, (2, 5)):
+        artifacts = export(compile_graph(graph, Cluster.even(devices), options)[0].optimized)
+        (got,) = simulate(artifacts, [x], local_kernels(artifacts))
+        assert same(got, want), f"{options.planner}, {options.split}, {devices} devices"
+
+
 def test_shapes_that_depend_on_values_stay_unknown(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1),
