@@ -72,7 +72,7 @@ DYNAMIC: Mapping[str, Convert] = {
 HALF: Mapping[str, Convert] = {
     "float16": partial(_half, outside=False),
     "float16-inside": partial(_half, outside=True),
-    "mixed": partial(_half, outside=True, kept=("Conv", "Softmax")),
+    "mixed": partial(_half, outside=True, kept=("Gemm", "Softmax")),
 }
 FORMATS: Mapping[str, Convert] = {**INTEGER, **DYNAMIC, **HALF}
 """How a file of floats becomes another one, by name; the third argument is an input."""

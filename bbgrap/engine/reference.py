@@ -25,7 +25,7 @@ class Reference:
         """
         self._session = make_session(path, threads=threads)
         self.inputs, self.outputs = (
-            tuple(ModelInput(item.name, declared_type(item).dtype, tuple(item.shape)) for item in side)
+            tuple(ModelInput(item.name, declared_type(item).dtype, tuple(item.shape), declared_type(item).onnx) for item in side)
             for side in (self._session.get_inputs(), self._session.get_outputs())
         )
 

@@ -19,9 +19,11 @@ import onnxruntime as ort
 
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
+from bbgrap.graph.lower import unique_name
 from bbgrap.graph.onnx_io import ModelFile, to_graph, weights_of, write_graph
 from bbgrap.graph.onnx_types import UNKNOWN
-from bbgrap.graph.types import STORABLE, Attribute, Graph, Node, TensorType
+from bbgrap.graph.types import STORABLE, Attribute, DType, Graph, Node, TensorType
+from bbgrap.graph.weights import make_weight
 
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool", "NhwcMaxPool"})
 """With `ceil_mode`, onnx counts a last window that begins beyond the data, and onnxruntime does not."""
@@ -55,21 +57,53 @@ def typed_graph(model: ModelFile, *, hides_sizes: bool = False) -> Graph:
         asked.update(unknown)
         found = _declared_by_runtime(graph, seen, unknown) if unknown else {}
         if not found:
-            return graph
+            return plain_slopes(graph)
         declared |= found
+
+
+def plain_slopes(graph: Graph) -> Graph:
+    """Spell out every `PRelu` whose slope has the higher rank: in a segment, inference would contradict what onnxruntime makes of it."""
+    taken = dict.fromkeys((*graph.types, *graph.node_by_name))
+    nodes: list[Node] = []
+    types, weights = dict(graph.types), dict(graph.weights)
+    for node in graph.nodes:
+        if node.op != "PRelu" or not _is_doubted(graph, node) or any(graph.types[name].shape is None for name in node.inputs):
+            nodes.append(node)
+            continue
+        (x, slope), (y,) = node.inputs, node.outputs
+        zero, scaled, negative = (unique_name(f"{node.name}.{part}", taken) for part in ("zero", "scaled", "negative"))
+        weights[zero] = make_weight(zero, np.zeros((), types[x].dtype.numpy))
+        types |= {zero: weights[zero].type, scaled: types[y], negative: TensorType(DType.BOOL, types[x].shape)}
+        nodes.append(Node(negative, "Less", (x, zero), (negative,)))
+        nodes.append(Node(scaled, "Mul", (x, slope), (scaled,)))
+        nodes.append(Node(node.name, "Where", (negative, scaled, x), (y,)))
+    return graph if len(weights) == len(graph.weights) else replace(graph, nodes=tuple(nodes), types=types, weights=weights)
 
 
 def _first_wrong(graph: Graph, shapes: _Shapes) -> dict[str, TensorType]:
     """Return the true types of what the first node makes whose shapes are not so; nothing if there is none."""
     for node in graph.nodes:
         names = [name for name in node.outputs if name]
-        if node.op not in DOUBTED or any(graph.types[n].shape is None for n in names):
+        if any(graph.types[name].shape is None for name in names) or not _is_doubted(graph, node):
             continue
         made = _made_shapes(graph, node, shapes)
         if made != tuple(graph.types[name].shape for name in names):
             # Where nobody can tell, the run will.
             return {n: replace(graph.types[n], shape=None if made is None else made[k]) for k, n in enumerate(names)}
     return {}
+
+
+def _is_doubted(graph: Graph, node: Node) -> bool:
+    """Whether a node may make other shapes than were inferred."""
+    match node.op:
+        case "PRelu":
+            data, slope = (graph.types[name].shape for name in node.inputs)
+            return data is None or slope is None or len(slope) > len(data)
+        case "Resize":
+            # sizes that are given are made, unless the ratio is to be kept
+            return not any(node.inputs[3:4]) or node.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch"
+        case op:
+            return op in DOUBTED
 
 
 def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: list[str]) -> dict[str, TensorType]:
@@ -106,14 +140,22 @@ def _made_shapes(graph: Graph, node: Node, table: _Shapes) -> tuple[tuple[int, .
         table[key] = _run(alone)
     made = table[key]
     kinds = [graph.types[name] for name in node.outputs if name]
-    return None if made is None else tuple(_with_outer(node, kind.known_shape, shape) for kind, shape in zip(kinds, made, strict=True))
+    if made is None:
+        return None
+    kept = _irrelevant_axes(graph, node)
+    shapes = zip((kind.known_shape for kind in kinds), made, strict=True)
+    return tuple(tuple(old[axis] if axis in kept else size for axis, size in enumerate(new)) for old, new in shapes)
 
 
-def _with_outer(node: Node, inferred: tuple[int, ...], made: tuple[int, ...]) -> tuple[int, ...]:
-    """Put images and channels back, of which one was enough."""
-    if node.op not in POOLS and node.op != "ConvTranspose":
-        return made
-    return (inferred[0], *made[1:-1], inferred[-1]) if _has_channels_last(node) else (*inferred[:2], *made[2:])
+def _irrelevant_axes(graph: Graph, node: Node) -> frozenset[int]:
+    """Return the axes of the first operand of which one element is enough: images and channels, or what is not resized."""
+    if node.op in POOLS or node.op == "ConvTranspose":
+        return frozenset({0, len(graph.types[node.inputs[0]].known_shape) - 1 if _has_channels_last(node) else 1})
+    scales = graph.constant(node.inputs[2]) if node.op == "Resize" and len(node.inputs) == 3 else None
+    cropped = node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if scales is None or cropped or "axes" in node.attributes:
+        return frozenset()
+    return frozenset(axis for axis, scale in enumerate(scales.tolist()) if scale == 1)
 
 
 def _has_channels_last(node: Node) -> bool:
@@ -126,25 +168,25 @@ def _alone(graph: Graph, node: Node) -> Graph | None:
     if any(kind.shape is None or kind.dtype not in STORABLE for kind in types.values()):
         return None
     attributes: dict[str, Attribute] = dict(node.attributes)
-    inputs = [name if name else "" for name in node.inputs]
-    if node.op in POOLS or node.op == "ConvTranspose":
-        types[inputs[0]] = _one_channel(types[inputs[0]], last=_has_channels_last(node))
+    inputs = list(node.inputs)
+    small = _irrelevant_axes(graph, node)
+    first = types[inputs[0]]
+    types[inputs[0]] = TensorType(first.dtype, tuple(1 if axis in small else size for axis, size in enumerate(first.known_shape)))
     if node.op == "ConvTranspose":
-        types[inputs[1]] = _one_channel(types[inputs[1]])
+        types[inputs[1]] = TensorType(first.dtype, (1, 1, *types[inputs[1]].known_shape[2:]))
         attributes["group"] = 1
         inputs = inputs[:2]
-    elif node.op in ("Resize", "Upsample") and any(name and name not in graph.weights for name in inputs[1:]):
+    parameters = () if node.op in ("ConvTranspose", "PRelu") else tuple(name for name in inputs[1:] if name)
+    if any(name not in graph.weights for name in parameters):
         return None
-    steering = {name: graph.weights[name] for name in inputs[1:] if name in graph.weights and node.op not in ("ConvTranspose", "PRelu")}
-    fed = tuple(dict.fromkeys(name for name in inputs if name and name not in steering))
-    single = replace(node, inputs=tuple(inputs), attributes=attributes)
-    kinds = {name: types[name] for name in types} | {name: TensorType(types[name].dtype, None) for name in node.outputs if name}
+    fed = tuple(dict.fromkeys(name for name in inputs if name and name not in parameters))
     outputs = tuple(name for name in node.outputs if name)
-    return Graph(graph.name, (single,), fed, outputs, steering, kinds, graph.opsets, graph.ir_version)
-
-
-def _one_channel(kind: TensorType, *, last: bool = False) -> TensorType:
-    return TensorType(kind.dtype, (1, *kind.known_shape[1:-1], 1) if last else (1, 1, *kind.known_shape[2:]))
+    types |= {name: TensorType(types[name].dtype, None) for name in outputs}
+    if not node.domain:  # there are kernels for 32-bit floats; shapes do not depend on the type
+        types |= {name: TensorType(DType.FLOAT, types[name].shape) for name in (*fed, outputs[0])}
+    single = replace(node, inputs=tuple(inputs), attributes=attributes)
+    weights = {name: graph.weights[name] for name in parameters}
+    return Graph(graph.name, (single,), fed, outputs, weights, types, graph.opsets, graph.ir_version)
 
 
 def _run(alone: Graph) -> tuple[tuple[int, ...], ...] | None:

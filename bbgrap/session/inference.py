@@ -327,7 +327,7 @@ class InferenceSession:
         The planner `auto` weighs what machines can do: nodes of which that is not known are measured first, once,
         which takes some seconds each.
         """
-        ordered = tuple(tuple(shapes[arg.name]) for arg in self._signature.inputs)
+        ordered = tuple(() if arg.is_packed else tuple(shapes[arg.name]) for arg in self._signature.inputs)
         size = self._microbatch_size(ordered)
         wanted = ordered if size is None else tuple((size, *shape[1:]) for shape in ordered)
         self._first_inputs.see(wanted, () if input_feed is None else self._signature.check_feed(input_feed))

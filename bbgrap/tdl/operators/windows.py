@@ -140,8 +140,9 @@ def describe_pool(site: Site) -> Description | None:
     """out[n, c, s...] = reduction over k... of x[n, c, s * S + k * D - P...]."""
     layout, windows = layout_of(site), pool_windows(site)
     same = site.text("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
-    if not yields_only(site) or site.integer("storage_order", 0) or is_odd(windows) or (same and site.integer("ceil_mode", 0)):
-        return None  # the standard leaves the combination of SAME padding and ceil_mode open
+    open_cases = bool(site.integer("ceil_mode", 0)) or any(w.dilation != 1 for w in windows)
+    if not yields_only(site) or site.integer("storage_order", 0) or is_odd(windows) or (same and open_cases):
+        return None  # the standard leaves SAME with ceil_mode open; with dilations, onnxruntime pads as if there were none
     n, c, s = output_axes(site, layout)
     k = spatial("k", tuple(w.kernel for w in windows))
     positions = [w.subscript(si, ki) for w, si, ki in zip(windows, s, k, strict=True)]

@@ -104,6 +104,31 @@ def test_known_shapes_are_those_that_a_run_makes(tmp_path_factory: pytest.TempPa
     assert graph.types["y"].shape == want.shape
 
 
+SLOPE = np.linspace(-1, 2, 6, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("node", "weights"),
+    [
+        (helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[1, 2], dilations=[1, 2], auto_pad="SAME_UPPER"), {}),
+        (helper.make_node("AveragePool", ["r"], ["p"], kernel_shape=[3, 3], strides=[4, 2], dilations=[2, 1], auto_pad="SAME_LOWER"), {}),
+        (helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[1, 2], strides=[5, 4], pads=[0, 1, 0, 1], ceil_mode=1), {}),
+        (helper.make_node("PRelu", ["r", "s"], ["p"]), {"s": SLOPE[:1].reshape(1, 1, 1, 1, 1)}),
+        (helper.make_node("PRelu", ["r", "s"], ["p"]), {"s": SLOPE.reshape(2, 1, 3, 1, 1)}),
+    ],
+)
+@pytest.mark.parametrize("after", ["Tanh", "GlobalAveragePool"])
+def test_what_onnxruntime_does_otherwise_agrees_in_pieces(node: NodeProto, weights: dict[str, Any], after: str, tmp_path: Path) -> None:
+    path = save(tmp_path, [helper.make_node("Neg", ["x"], ["r"]), node, helper.make_node(after, ["p"], ["y"])], [2, 3, 9, 11], weights)
+    x = np.random.default_rng(0).standard_normal((2, 3, 9, 11)).astype(np.float32)
+    (want,) = make_session(path, threads=1).run(None, {"x": x})
+    graph = load_graph(path, {})
+    for options, devices in product(OPTIONS, (2, 5)):
+        artifacts = export(compile_graph(graph, Cluster.even(devices), options)[0].optimized)
+        (got,) = simulate(artifacts, [x], local_kernels(artifacts))
+        assert same(got, want), f"{options.planner}, {options.split}, {devices} devices"
+
+
 def test_shapes_that_depend_on_values_stay_unknown(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1),
@@ -114,6 +139,18 @@ def test_shapes_that_depend_on_values_stay_unknown(tmp_path: Path) -> None:
     assert graph.types["p"].shape == (1, 1, 3, 3)
     assert graph.types["n"].shape is None
     assert graph.types["y"].shape is None
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.UINT8])
+def test_shapes_are_known_whatever_the_numbers(kind: int, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["c"], to=kind),
+        helper.make_node("MaxPool", ["c"], ["p", "places"], kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1),
+        helper.make_node("Cast", ["p"], ["y"], to=F),
+        helper.make_node("Neg", ["places"], ["unread"]),
+    ]
+    path = save(tmp_path, nodes, [1, 1, 9, 9])
+    assert load_graph(path, {}).types["y"].shape == (1, 1, 3, 3)
 
 
 def test_a_file_that_declares_wrong_shapes_is_not_believed(tmp_path: Path) -> None:
