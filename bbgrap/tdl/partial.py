@@ -6,7 +6,7 @@ node's reducer, are the result. Terms that must count once (a bias) belong to th
 The law of partial sums (docs/equations.md): parts are made only where they do no harm.
 
 1. Storing a part loses nothing: sums and products of 32 or 64 bits. A maximum is one of its elements, whatever its type.
-2. No jump that counts depends on a sum of floats (`bbgrap.tdl.jumps`), since it adds up in another order.
+2. No jump that counts depends on a sum of floats (`bbgrap.tdl.jumps`), since it adds up in another order. Integers do not mind.
 3. Parts of a product of 8-bit integers begin at multiples of 4: x86 without VNNI adds neighbours in 16 bits and saturates, in pairs
    that start with the first element of every call; other processors take four at a time.
 """

@@ -1,0 +1,138 @@
+"""Plans of models at the edge: products of vectors, tiles in padding, pieces with gaps, sequences: what once crashed planners."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap.cluster import Cluster
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.reference import Reference
+from bbgrap.graph import Array, DType, Graph, Node, TensorType
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import SPLITS, PlanOptions
+from bbgrap.planners.plan import Plan, Tile, bound_together, check_plan
+from bbgrap.planners.registry import PLANNERS, make_plan
+from bbgrap.program.compile import compile_plan
+from bbgrap.program.export import export
+from bbgrap.program.simulate import simulate
+from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
+from bbgrap.tdl import Part, can_make
+from tests.partition import assert_close
+
+OPTIONS = [*(PlanOptions(split=split) for split in SPLITS), *(PlanOptions(planner=name) for name in PLANNERS if name != "bbgrap")]
+RANDOM = np.random.default_rng(11)
+F = TensorProto.FLOAT
+
+
+def normal(*shape: int) -> Array:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def saved(path: Path, nodes: list[onnx.NodeProto], shape: list[int], **weights: Array) -> Path:
+    inputs, outputs = [helper.make_tensor_value_info("x", F, shape)], [helper.make_tensor_value_info("y", F, None)]
+    graph = helper.make_graph(nodes, "edge", inputs, outputs, [numpy_helper.from_array(array, name) for name, array in weights.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+    return path
+
+
+def assert_all_agree(path: Path, shape: tuple[int, ...], devices: int) -> None:
+    feed = normal(*shape)
+    (want,) = Reference(path).run({"x": feed})
+    graph = load_graph(path, {"x": shape})
+    for options in OPTIONS:
+        artifacts = export(compile_graph(graph, Cluster.even(devices), options)[0].optimized)
+        (got,) = simulate(artifacts, [feed], local_kernels(artifacts))
+        assert_close(got, want, f"{options.planner} {options.split}")
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_product_of_two_vectors_has_no_features_to_cut(devices: int, tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Add", ["p", "b"], ["y"])]
+    assert_all_agree(saved(tmp_path / "m.onnx", nodes, [12], w=normal(12), b=normal(3)), (12,), devices)
+
+
+def test_a_partial_tile_that_reads_only_padding_has_nothing_to_fetch(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], pads=[3, 0, 3, 0], name="conv")]
+    path = saved(tmp_path / "m.onnx", nodes, [1, 4, 2, 5], w=normal(3, 4, 2, 1))
+    feed = normal(1, 4, 2, 5)
+    (want,) = Reference(path).run({"x": feed})
+    graph = load_graph(path, {"x": feed.shape})
+    descriptions = all_descriptions(graph)
+    (conv,) = graph.nodes
+    whole = ShapeMap.full((1, 3, 7, 5))
+    rows = [whole.replace(2, IntervalSet.of(each)) for each in ((0, 2), (2, 7))]
+    parts = [Part("ci", Interval(0, 2)), Part("ci", Interval(2, 4))]
+    tiles = tuple(Tile(2 * r + p, region, part) for r, region in enumerate(rows) for p, part in enumerate(parts))
+    plan = Plan("by hand", graph, Cluster.even(4), {conv.name: tiles})
+    assert check_plan(plan, descriptions) == ()
+    artifacts = export(compile_plan(plan, descriptions, verify=True).optimized)
+    (got,) = simulate(artifacts, [feed], local_kernels(artifacts))
+    assert_close(got, want, "conv")
+
+
+def rolled(tmp_path: Path) -> Path:
+    """A convolution whose rows are rolled: what is needed of a part of the result has a gap in the convolution's rows."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], name="conv"),
+        helper.make_node("Slice", ["c", "from", "end", "axis"], ["low"]),
+        helper.make_node("Slice", ["c", "zero", "from", "axis"], ["high"]),
+        helper.make_node("Concat", ["low", "high"], ["r"], axis=2),
+        helper.make_node("Conv", ["r", "v"], ["y"], pads=[1, 1, 1, 1]),
+    ]
+    integers = {"from": np.array([7]), "end": np.array([9]), "zero": np.array([0]), "axis": np.array([2])}
+    return saved(tmp_path / "m.onnx", nodes, [1, 3, 9, 8], w=normal(4, 3, 3, 3), v=normal(2, 4, 3, 3), **integers)
+
+
+def test_an_operator_that_slides_makes_no_piece_with_gaps(tmp_path: Path) -> None:
+    graph = load_graph(rolled(tmp_path), {"x": (1, 3, 9, 8)})
+    descriptions = all_descriptions(graph)
+    conv = graph.node_by_name["conv"]
+    whole = ShapeMap.full((1, 4, 9, 8))
+    gaps = whole.replace(2, IntervalSet.of((0, 2), (6, 9)))
+    assert not can_make(graph, conv, descriptions["conv"], gaps)
+    assert can_make(graph, conv, descriptions["conv"], whole.replace(1, IntervalSet.of((0, 1), (3, 4))))
+    tiles = {"conv": (Tile(0, gaps), Tile(1, whole.replace(2, IntervalSet.of((2, 6)))))}
+    others = {node.name: (Tile(0, ShapeMap.full(graph.types[node.outputs[0]].known_shape)),) for node in graph.nodes if node != conv}
+    (fault,) = check_plan(Plan("by hand", graph, Cluster.even(2), tiles | others), descriptions)
+    assert "makes no piece with gaps" in fault
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_rolled_maps_agree_in_every_plan(devices: int, tmp_path: Path) -> None:
+    assert_all_agree(rolled(tmp_path), (1, 3, 9, 8), devices)
+
+
+def sequence_graph() -> Graph:
+    tensor, sequence = TensorType(DType.FLOAT, (2, 3)), TensorType(DType.OTHER, None)
+    nodes = (
+        Node("before", "Relu", ("x",), ("r",)),
+        Node("pack", "SequenceConstruct", ("r", "x"), ("s",)),
+        Node("join", "ConcatFromSequence", ("s",), ("y",), {"axis": 0}),
+    )
+    types = {"x": tensor, "r": tensor, "s": sequence, "y": TensorType(DType.FLOAT, (4, 3))}
+    return Graph("g", nodes, ("x",), ("y",), {}, types, {"": 18})
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: f"{options.planner}-{options.split}")
+def test_sequences_stay_on_the_machine_that_makes_them(options: PlanOptions) -> None:
+    graph = sequence_graph()
+    assert bound_together(graph) == (("pack", "join"),)
+    tiles = make_plan(graph, Cluster.even(3), options).tiles
+    assert tiles["pack"][0].device == tiles["join"][0].device
+
+
+def test_a_sequence_that_would_have_to_cross_machines_is_a_fault() -> None:
+    graph = sequence_graph()
+    plan = make_plan(graph, Cluster.even(2), PlanOptions(planner="single"))
+    torn = replace(plan, tiles={**plan.tiles, "join": tuple(replace(tile, device=1) for tile in plan.tiles["join"])})
+    (fault,) = check_plan(torn)
+    assert "what they hand on cannot cross machines" in fault
