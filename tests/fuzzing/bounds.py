@@ -24,7 +24,7 @@ TIMES_SPREAD = 4.0
 ULP = {2: 1e-3, 4: 1.2e-7, 8: 2.3e-16}
 
 
-class PlainFailure(Exception):
+class PlainFailureError(Exception):
     """Plain onnxruntime does not load or run the model: nothing to compare with."""
 
 
@@ -40,20 +40,20 @@ def onnxruntime_answers(model: bytes, feeds: Mapping[str, Array]) -> Answers:
     """Run a model in all ways.
 
     Raises:
-        PlainFailure: if it fails at all optimisations, one thread.
+        PlainFailureError: if it fails at all optimisations, one thread.
     """
     level = ort.GraphOptimizationLevel
     try:
         plain = _run(model, feeds, level.ORT_ENABLE_ALL, 1)
     except Exception as error:  # its exceptions have no common base
-        raise PlainFailure(" ".join(str(error).split())[:300]) from None
+        raise PlainFailureError(" ".join(str(error).split())[:300]) from None
     others = []
     for optimisation, threads in (
         (level.ORT_DISABLE_ALL, 1), (level.ORT_ENABLE_BASIC, 1), (level.ORT_ENABLE_EXTENDED, 1), (level.ORT_ENABLE_ALL, 2),
     ):  # fmt: skip
         try:
             others.append(_run(model, feeds, optimisation, threads))
-        except Exception:  # noqa: BLE001, S112 - some models run at some levels only
+        except Exception:  # noqa: S112 - some models run at some levels only
             continue
     return Answers(plain, tuple(others))
 
@@ -130,7 +130,7 @@ def is_shaky(model: bytes, feeds: Mapping[str, Array], got: Sequence[Any], answe
         nudged = {name: _nudged(array, random) for name, array in feeds.items()}
         try:
             moved.append(_run(model, nudged, ort.GraphOptimizationLevel.ORT_ENABLE_ALL, 1))
-        except Exception:  # noqa: BLE001 - not even that runs
+        except Exception:  # not even that runs
             return False
     return excess(got, Answers(answers.plain, (*answers.others, *moved)))[0] <= 1
 

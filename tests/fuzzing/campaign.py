@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fuzzing.configurations import ALL, chosen
 from tests.fuzzing.judge import Finding, Verdict, judge
-from tests.fuzzing.sources import SOURCES, NotMade
+from tests.fuzzing.sources import SOURCES, NotMadeError
 from tests.fuzzing.workers import Ended
 
 BEFORE_JUDGING = ("starting", "making", "onnxruntime")
@@ -31,7 +31,7 @@ def do(job: Job, progress: Callable[[str], None]) -> Verdict:
     progress("making")
     try:
         sample = SOURCES[job.source].sample(job.seed)
-    except NotMade as reason:
+    except NotMadeError as reason:
         return Verdict(f"{job.source}{job.seed}", (Finding("not made", where=str(reason)[:100], words=str(reason)),))
     return judge(sample, ALL if job.everywhere else chosen(job.seed), progress)
 

@@ -128,7 +128,7 @@ class Growth:
                 self._model([node], feeds, constants, outputs).SerializeToString(), _quiet(), ["CPUExecutionProvider"]
             )
             return [array for array in session.run(None, feeds) if isinstance(array, np.ndarray)]
-        except Exception:  # noqa: BLE001 - its exceptions have no common base
+        except Exception:  # its exceptions have no common base
             return []
 
     def _useful(self, array: Array) -> bool:

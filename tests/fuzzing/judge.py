@@ -17,14 +17,14 @@ from bbgrap.graph import Graph
 from bbgrap.program.artifacts import Artifacts
 from bbgrap.program.export import export
 from bbgrap.program.simulate import simulate
-from tests.fuzzing.bounds import Answers, PlainFailure, excess, is_shaky, onnxruntime_answers
+from tests.fuzzing.bounds import Answers, PlainFailureError, excess, is_shaky, onnxruntime_answers
 from tests.fuzzing.configurations import Configuration
 from tests.fuzzing.samples import Sample
 
 Kind = Literal["not made", "onnxruntime fails", "refused", "agrees", "shaky", "crash", "mismatch"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""`not made`: the source has no model. `refused`: this project says at loading that it does not take the model. `shaky`: beyond the bound, but onnxruntime itself moves as far
-when inputs move in their last bits. `crash`: any error after loading, or one at loading that is no refusal."""
+"""`not made`: the source has no model. `refused`: this project says at loading that it does not take the model. `shaky`: beyond the
+bound, but onnxruntime itself moves as far when inputs move in their last bits. `crash`: any error that is no refusal."""
 
 FAULTS: tuple[Kind, ...] = ("crash", "mismatch")
 
@@ -67,14 +67,14 @@ def judge(
     progress("onnxruntime")
     try:
         answers = onnxruntime_answers(sample.model, sample.feeds)
-    except PlainFailure as failure:
+    except PlainFailureError as failure:
         return Verdict(sample.name, (Finding("onnxruntime fails", where=str(failure)[:80], words=str(failure)),))
     progress("loading")
     try:
         graph = _loaded(sample)
     except (ModelError, InputError) as error:
         return Verdict(sample.name, (Finding("refused", where=str(error)[:120], words=str(error)),))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+    except Exception as error:  # whatever it is, it is a finding
         return Verdict(sample.name, (_crash(error, "loading"),))
     findings = []
     for configuration in configurations:
@@ -103,14 +103,14 @@ def _judge_one(sample: Sample, graph: Graph, configuration: Configuration, answe
     label = configuration.label
     try:
         got = answer_of(sample, graph, configuration, alter)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+    except Exception as error:  # whatever it is, it is a finding
         return _crash(error, label)
     worst, words = excess(got, answers)
     if worst <= 1:
         return Finding("agrees", label)
     shaky = is_shaky(sample.model, sample.feeds, got, answers)
-    operators = ",".join(sorted({node.op for node in graph.nodes}))
-    return Finding("shaky" if shaky else "mismatch", label, operators, words)
+    what = "another shape" if "expected" in words else "other values"
+    return Finding("shaky" if shaky else "mismatch", label, f"{what} by {configuration.planner}", words)
 
 
 def _crash(error: Exception, label: str) -> Finding:

@@ -34,11 +34,11 @@ class Failure:
     def shown_by(self, sample: Sample) -> bool:
         """Whether another model fails in the same way: the same error at the same place, or a wrong answer."""
         found = judge(sample, [self.configuration]).findings[0]
-        same_place = found.where.split(" at ")[:2] == self.finding.where.split(" at ")[:2] or self.finding.kind == "mismatch"
-        return found.kind == self.finding.kind and (same_place or _place(found) == _place(self.finding))
+        return found.kind == self.finding.kind and _cause(found) == _cause(self.finding)
 
 
-def _place(finding: Finding) -> str:
+def _cause(finding: Finding) -> str:
+    """Return the words of a cause that do not name a model: the error and its place, or what differs."""
     return " ".join(finding.where.split()[:3])
 
 
@@ -46,19 +46,25 @@ def minimised(failure: Failure) -> Sample:
     """Return the smallest model found that fails in the same way."""
     best = failure.sample
     for _ in range(MOST_ROUNDS):
-        for candidate in _smaller(best):
-            if _is_run(candidate) and failure.shown_by(candidate):
-                best = candidate
-                break
-        else:
+        size = _size(best)
+        candidates = sorted((c for c in _smaller(best) if _size(c) < size), key=_size)
+        found = next((c for c in candidates if _is_run(c) and failure.shown_by(c)), None)
+        if found is None:
             return best
+        best = found
     return best
+
+
+def _size(sample: Sample) -> tuple[int, int, int]:
+    """Return how large a model is: nodes, outputs, and bytes."""
+    graph = onnx.load_from_string(sample.model).graph
+    return len(graph.node), len(graph.output), len(sample.model) + sum(array.nbytes for array in sample.feeds.values())
 
 
 def _is_run(sample: Sample) -> bool:
     try:
         _session(sample.model).run(None, sample.feeds)
-    except Exception:  # noqa: BLE001 - its exceptions have no common base
+    except Exception:  # its exceptions have no common base
         return False
     return True
 
@@ -71,24 +77,33 @@ def _session(model: bytes) -> ort.InferenceSession:
 
 
 def _smaller(sample: Sample) -> Iterator[Sample]:
-    """Yield smaller models, the smallest first."""
+    """Yield other models, most of them smaller."""
     model = onnx.load_from_string(sample.model)
     values = _all_values(sample, model)
+    outputs = [o.name for o in model.graph.output if o.name in values]
     for node in model.graph.node:  # up to this node only
-        made = [name for name in node.output if name in values]
-        if made and {o.name for o in model.graph.output} != set(made):
-            yield _with_outputs(sample, model, values, made)
-    for output in model.graph.output:
-        rest = [o.name for o in model.graph.output if o.name != output.name]
-        if rest:
-            yield _with_outputs(sample, model, values, rest)
-    for node in reversed(model.graph.node):
+        yield _rebuilt(sample, model, values, [name for name in node.output if name in values], [])
+    for output in outputs:
+        yield _rebuilt(sample, model, values, [name for name in outputs if name != output], [])
+    fixed = _constants(model)
+    for node in model.graph.node:
         made = [name for name in node.output if name]
-        if all(name in values for name in made) and len(model.graph.node) > 1:
-            yield _given(sample, model, values, made)
-            same = [name for name in node.input if name in values and all(_alike(values[name], values[o]) for o in made)]
-            if same and len(made) == 1:
-                yield _bypassed(sample, model, values, made[0], same[0])
+        if not all(name in values for name in made):
+            continue
+        rest = [name for name in outputs if name not in made]
+        yield _rebuilt(sample, model, values, rest, made, fixed=fixed)
+        same = [name for name in node.input if name in values and all(_alike(values[name], values[o]) for o in made)]
+        if same and len(made) == 1:
+            yield _bypassed(sample, model, values, made[0], same[0])
+
+
+def _constants(model: onnx.ModelProto) -> frozenset[str]:
+    """Return the values that depend on initializers only."""
+    found = {tensor.name for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if all(name in found for name in node.input if name) and not any(a.HasField("g") for a in node.attribute):
+            found.update(node.output)
+    return frozenset(found)
 
 
 def _alike(one: Array, other: Array) -> bool:
@@ -107,13 +122,20 @@ def _all_values(sample: Sample, model: onnx.ModelProto) -> dict[str, Array]:
         session = _session(asked.SerializeToString())
         found = session.run(None, sample.feeds)
         values |= {out.name: array for out, array in zip(session.get_outputs(), found, strict=True) if isinstance(array, np.ndarray)}
-    except Exception:  # noqa: BLE001, S110 - then only the model's inputs are known
+    except Exception:  # noqa: S110 - then only the model's inputs are known
         pass
     return values | {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-def _rebuilt(sample: Sample, model: onnx.ModelProto, values: dict[str, Array], outputs: list[str], given: list[str]) -> Sample:
-    """Return the model of what some outputs depend on, with values given as inputs instead of computed."""
+def _rebuilt(
+    sample: Sample,
+    model: onnx.ModelProto,
+    values: dict[str, Array],
+    outputs: list[str],
+    given: list[str],
+    fixed: frozenset[str] = frozenset(),
+) -> Sample:
+    """Return the model of what some outputs depend on, with values given as inputs (as initializers, if `fixed`) instead of computed."""
     needed, nodes = set(outputs), []
     for node in reversed(model.graph.node):
         if needed.intersection(node.output) - set(given):
@@ -126,23 +148,19 @@ def _rebuilt(sample: Sample, model: onnx.ModelProto, values: dict[str, Array], o
     for field in ("node", "input", "output", "initializer", "value_info"):
         smaller.graph.ClearField(field)
     smaller.graph.node.extend(nodes[::-1])
-    kept = [value for value in model.graph.input if value.name in needed]
-    smaller.graph.input.extend(kept)
-    made_inputs = [name for name in given if name in needed]
-    smaller.graph.input.extend(helper.make_tensor_value_info(name, elem_type(values[name]), values[name].shape) for name in made_inputs)
+    smaller.graph.input.extend(value for value in model.graph.input if value.name in needed)
+    inside = [name for name in given if name in needed]
+    smaller.graph.input.extend(_declared(name, values[name]) for name in inside if name not in fixed)
     smaller.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in needed)
-    smaller.graph.output.extend(helper.make_tensor_value_info(name, elem_type(values[name]), values[name].shape) for name in outputs)
+    smaller.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in inside if name in fixed)
+    # without shapes: onnx and onnxruntime may disagree about them, which would be another failure
+    smaller.graph.output.extend(helper.make_tensor_value_info(name, elem_type(values[name]), None) for name in outputs)
     feeds = {value.name: values[value.name] for value in smaller.graph.input}
     return Sample(sample.name, smaller.SerializeToString(), feeds)
 
 
-def _with_outputs(sample: Sample, model: onnx.ModelProto, values: dict[str, Array], outputs: list[str]) -> Sample:
-    return _rebuilt(sample, model, values, [name for name in outputs if name in values], [])
-
-
-def _given(sample: Sample, model: onnx.ModelProto, values: dict[str, Array], given: list[str]) -> Sample:
-    outputs = [o.name for o in model.graph.output if o.name in values and o.name not in given]
-    return _rebuilt(sample, model, values, outputs or [o.name for o in model.graph.output if o.name in values], given if outputs else [])
+def _declared(name: str, array: Array) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, elem_type(array), array.shape)
 
 
 def _bypassed(sample: Sample, model: onnx.ModelProto, values: dict[str, Array], made: str, instead: str) -> Sample:
@@ -152,5 +170,5 @@ def _bypassed(sample: Sample, model: onnx.ModelProto, values: dict[str, Array], 
             if name == made:
                 node.input[place] = instead
     outputs = [o.name if o.name != made else instead for o in model.graph.output if o.name in values]
-    inner = [name for name in outputs if any(name in node.output for node in model.graph.node)]
-    return _rebuilt(sample, shorter, values, inner or outputs, [])
+    inner = [name for name in dict.fromkeys(outputs) if any(name in node.output for node in model.graph.node)]
+    return _rebuilt(sample, shorter, values, inner, [])

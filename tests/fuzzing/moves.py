@@ -255,6 +255,6 @@ def branch(growth: Growth, x: str) -> str | None:
 
 
 MOVES: tuple[Layer, ...] = (
-    unary, unary, unary, unary, binary, binary, binary, binary, clip, reduction, reduction, arg_reduction, top, concat, concat, split, slices,
-    pad, move, move, move, quantize, quantize, integer_product, cast, gather, where, by_shape, branch,
+    unary, unary, unary, unary, binary, binary, binary, binary, clip, reduction, reduction, arg_reduction, top, concat, concat, split,
+    slices, pad, move, move, move, quantize, quantize, integer_product, cast, gather, where, by_shape, branch,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tests.fuzzing.samples import Sample
 
 
-class NotMade(Exception):
+class NotMadeError(Exception):
     """A source has no model for this seed: its own tool failed, or there is nothing to convert."""
 
 
@@ -31,7 +31,7 @@ class Source:
         """Return the model of a seed.
 
         Raises:
-            NotMade: if there is none.
+            NotMadeError: if there is none.
         """
         make: Callable[[int], Sample] = importlib.import_module(f"tests.fuzzing.{self.module}").sample
         return make(seed)
