@@ -16,7 +16,7 @@ from tests.bbgrap.tdl.verifier import Case
 from tests.fuzzing.calls import OPERATORS, Operator, random_call
 from tests.fuzzing.growth import Call, Growth, attributes_of
 from tests.fuzzing.layers import NETWORK
-from tests.fuzzing.moves import MOVES
+from tests.fuzzing.moves import MOVES, PLAIN
 from tests.fuzzing.operands import fitted, normal, parameter, weight
 from tests.fuzzing.samples import Sample
 
@@ -54,6 +54,22 @@ def random_sample(seed: int) -> Sample:
     if not growth.nodes:
         kept = growth.add("Identity", [growth.made[0]])
     return _finished(growth, kept, f"own{seed}")
+
+
+def random_network(seed: int) -> Sample:
+    """Return a network of plain layers for converters: one float32 image or sequence, all weights initializers."""
+    random = np.random.default_rng((seed, 7))
+    growth = Growth(random, int(random.choice(OPSETS[:-2])), plain=True)
+    shape = (growth.number(1, 2), growth.one_of(3, 4, 6, 8), growth.number(6, 14), growth.number(6, 14))
+    if growth.chance(0.25):
+        shape = (growth.number(1, 2), growth.number(4, 9), growth.one_of(8, 12, 16))  # type: ignore[assignment]
+    growth.made.append(growth.give(normal(growth, shape)))
+    for _ in range(growth.number(2, 9)):
+        if len(growth.nodes) < MOST_NODES:
+            layer: Callable[[Growth, str], Any] = growth.one_of(*(NETWORK if growth.chance(0.65) else PLAIN))
+            layer(growth, growth.made[-growth.one_of(*[1] * 6, min(2, len(growth.made)))])
+    kept = growth.made[-1:] if growth.nodes else growth.add("Relu", growth.made[:1])
+    return _finished(growth, kept, f"network{seed}")
 
 
 def _input(growth: Growth) -> Array:

@@ -62,8 +62,9 @@ class Growth:
     `values` holds every value by name, `inputs` those that are model inputs, `weights` those that are initializers.
     """
 
-    def __init__(self, random: np.random.Generator, opset: int) -> None:
-        """Start without a node."""
+    def __init__(self, random: np.random.Generator, opset: int, *, plain: bool = False) -> None:
+        """Start without a node; `plain`: all weights are initializers."""
+        self.plain = plain
         self.random = random
         self.opset = opset
         self.values: dict[str, Array] = {}

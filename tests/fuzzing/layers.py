@@ -226,7 +226,7 @@ def softmax(growth: Growth, x: str) -> str | None:
 def attention(growth: Growth, x: str) -> str | None:
     """Softmax(Q K^T / s + mask) V in single operators, heads by Reshape and Transpose."""
     heads, size, length, batch = growth.number(1, 4), growth.number(1, 5), growth.number(1, 9), growth.number(1, 2)
-    kind = np.dtype(growth.one_of(np.float32, np.float32, np.float16))
+    kind = np.dtype(np.float32 if growth.plain else growth.one_of(np.float32, np.float32, np.float16))
     name = fitted(growth, x, (batch, length, heads * size), kind)
     if name is None or growth.values[x].dtype.kind != "f":
         return None

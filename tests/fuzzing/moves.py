@@ -258,3 +258,6 @@ MOVES: tuple[Layer, ...] = (
     unary, unary, unary, unary, binary, binary, binary, binary, clip, reduction, reduction, arg_reduction, top, concat, concat, split,
     slices, pad, move, move, move, quantize, quantize, integer_product, cast, gather, where, by_shape, branch,
 )  # fmt: skip
+
+PLAIN: tuple[Layer, ...] = (unary, unary, unary, binary, binary, clip, reduction, concat, split, slices, pad, move, gather)
+"""Those that converters expect in a network."""

@@ -28,6 +28,8 @@ def ints(growth: Growth, *values: int) -> str:
 def parameter(growth: Growth, array: Array) -> str:
     """Add an operand that steers an operator: an initializer, seldom in a form that must be folded first."""
     form = growth.random.random()
+    if growth.plain:
+        return growth.keep(array)
     if form < 0.03 and array.dtype.kind != "O":
         return constant(growth, array)
     name = growth.keep(array)
@@ -47,7 +49,7 @@ def constant(growth: Growth, array: Array) -> str:
 def weight(growth: Growth, array: Array) -> str:
     """Add an operand with data: an initializer, a model input, or computed from one; its values may change a little."""
     form = growth.random.random()
-    if array.dtype.kind == "O" or form < 0.55:
+    if growth.plain or array.dtype.kind == "O" or form < 0.55:
         return growth.keep(array)
     if form < 0.70:
         return growth.give(array)
