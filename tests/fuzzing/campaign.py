@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import onnxruntime as ort
+
 from tests.fuzzing.configurations import ALL, chosen
 from tests.fuzzing.judge import Finding, Verdict, judge
 from tests.fuzzing.sources import SOURCES, NotMadeError
@@ -28,6 +30,7 @@ class Job:
 
 def do(job: Job, progress: Callable[[str], None]) -> Verdict:
     """Make a model and judge it; runs in a child process."""
+    ort.set_default_logger_severity(4)  # what matters arrives as an exception, too
     progress("making")
     try:
         sample = SOURCES[job.source].sample(job.seed)

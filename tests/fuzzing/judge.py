@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ def judge(
     try:
         graph = _loaded(sample)
     except (ModelError, InputError) as error:
-        return Verdict(sample.name, (Finding("refused", where=str(error)[:120], words=str(error)),))
+        return Verdict(sample.name, (Finding("refused", where=_reason(error), words=str(error)),))
     except Exception as error:  # whatever it is, it is a finding
         return Verdict(sample.name, (_crash(error, "loading"),))
     findings = []
@@ -81,6 +82,12 @@ def judge(
         progress(configuration.label)
         findings.append(_judge_one(sample, graph, configuration, answers, alter))
     return Verdict(sample.name, tuple(findings))
+
+
+def _reason(error: Exception) -> str:
+    """Return what a refusal says beyond the names of the model, its nodes and its values."""
+    words = str(error).partition("': ")[2] or str(error)
+    return re.sub(r"node name: \w+|name: \w+|\(\w+\)", "", words)[:160]
 
 
 def _loaded(sample: Sample) -> Graph:

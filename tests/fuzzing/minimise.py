@@ -38,8 +38,8 @@ class Failure:
 
 
 def _cause(finding: Finding) -> str:
-    """Return the words of a cause that do not name a model: the error and its place, or what differs."""
-    return " ".join(finding.where.split()[:3])
+    """Return the words of a cause that do not name a model: the error and its place, what differs, or why it is refused."""
+    return finding.where if finding.kind == "refused" else " ".join(finding.where.split()[:3])
 
 
 def minimised(failure: Failure) -> Sample:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnxruntime as ort
+
 from tests.fuzzing.campaign import Tally
 from tests.fuzzing.configurations import ALL
 from tests.fuzzing.judge import FAULTS, Finding
@@ -38,11 +40,12 @@ class Shrink:
 
 def do(job: Shrink, progress: Callable[[str], None]) -> str:
     """Make one model small and write it; runs in a child process."""
+    ort.set_default_logger_severity(4)
     progress("making")
     sample = SOURCES[job.source].sample(job.seed)
     named = Sample(job.name, sample.model, sample.feeds)
     named.write(job.folder)  # what stays if making it small does not end
-    configuration = next(c for c in ALL if c.label == job.finding.configuration)
+    configuration = next((c for c in ALL if c.label == job.finding.configuration), ALL[0])  # a refusal comes before any
     progress("making it small")
     path = minimised(Failure(named, configuration, job.finding)).write(job.folder)
     return f"{path} ({configuration.label})"
@@ -50,13 +53,12 @@ def do(job: Shrink, progress: Callable[[str], None]) -> str:
 
 def shrink_causes(tallies: Mapping[str, Tally], folder: Path, workers: int) -> Iterator[str]:
     """Make models of every cause small and yield a line for each."""
-    known = {configuration.label for configuration in ALL}
     jobs = [
         Shrink(source, seed, finding, folder)
         for source, tally in tallies.items()
         for found in tally.causes.values()
         for seed, finding in found[:PER_CAUSE]
-        if finding.kind in FAULTS and finding.configuration in known and "process" not in finding.where
+        if finding.kind in (*FAULTS, "refused") and "the process ended" not in finding.where
     ]
     for ended in Workers(do, workers, LIMIT_S).run(iter(jobs)):
         yield f"{ended.job.name}: {ended.result or ended.reason}"
