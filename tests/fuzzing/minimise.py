@@ -5,6 +5,7 @@ Only what plain onnxruntime still runs counts; values that take the place of nod
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -33,8 +34,25 @@ class Failure:
 
     def shown_by(self, sample: Sample) -> bool:
         """Whether another model fails in the same way: the same error at the same place, or a wrong answer."""
+        if self.finding.where.startswith("the process ended"):
+            return _kills(sample, self.configuration)
+        if not _is_run(sample):
+            return False
         found = judge(sample, [self.configuration]).findings[0]
         return found.kind == self.finding.kind and _cause(found) == _cause(self.finding)
+
+
+def _kills(sample: Sample, configuration: Configuration) -> bool:
+    """Whether a model ends the process that judges it, but not one that only runs onnxruntime."""
+    context = multiprocessing.get_context("fork")  # everything is imported already, and no thread runs
+    ends = []
+    for work, arguments in ((_is_run, (sample,)), (judge, (sample, [configuration]))):
+        child = context.Process(target=work, args=arguments, daemon=True)
+        child.start()
+        child.join(30)
+        child.kill()
+        ends.append(child.exitcode)
+    return ends[0] == 0 and ends[1] not in (0, None)
 
 
 def _cause(finding: Finding) -> str:
@@ -48,7 +66,7 @@ def minimised(failure: Failure) -> Sample:
     for _ in range(MOST_ROUNDS):
         size = _size(best)
         candidates = sorted((c for c in _smaller(best) if _size(c) < size), key=_size)
-        found = next((c for c in candidates if _is_run(c) and failure.shown_by(c)), None)
+        found = next((c for c in candidates if failure.shown_by(c)), None)
         if found is None:
             return best
         best = found
@@ -153,8 +171,9 @@ def _rebuilt(
     smaller.graph.input.extend(_declared(name, values[name]) for name in inside if name not in fixed)
     smaller.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in needed)
     smaller.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in inside if name in fixed)
-    # without shapes: onnx and onnxruntime may disagree about them, which would be another failure
-    smaller.graph.output.extend(helper.make_tensor_value_info(name, elem_type(values[name]), None) for name in outputs)
+    # new outputs have no shapes: onnx and onnxruntime may disagree about them, which would be another failure
+    known = {output.name: output for output in model.graph.output}
+    smaller.graph.output.extend(known.get(name) or helper.make_tensor_value_info(name, elem_type(values[name]), None) for name in outputs)
     feeds = {value.name: values[value.name] for value in smaller.graph.input}
     return Sample(sample.name, smaller.SerializeToString(), feeds)
 

@@ -58,7 +58,7 @@ def shrink_causes(tallies: Mapping[str, Tally], folder: Path, workers: int) -> I
         for source, tally in tallies.items()
         for found in tally.causes.values()
         for seed, finding in found[:PER_CAUSE]
-        if finding.kind in (*FAULTS, "refused") and "the process ended" not in finding.where
+        if finding.kind in (*FAULTS, "refused")
     ]
     for ended in Workers(do, workers, LIMIT_S).run(iter(jobs)):
         yield f"{ended.job.name}: {ended.result or ended.reason}"

@@ -87,7 +87,7 @@ class Workers:
         ours, theirs = self._context.Pipe()
         before = dict(os.environ)
         os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-        process = self._context.Process(target=_serve, args=(theirs, self.work), daemon=True)
+        process = self._context.Process(target=_serve, args=(theirs, self.work))
         process.start()
         os.environ.clear()
         os.environ.update(before)
