@@ -59,13 +59,15 @@ ALL: tuple[Configuration, ...] = tuple(
 """Every planner and split, 2, 3 and 5 nodes, even and uneven."""
 
 COSTLY = (AUTO,)
+RARE = (AUTO, "single")
+"""Planners of one in twelve choices: one takes a second, the other divides nothing."""
 
 
 def chosen(seed: int, count: int = CHEAP_COUNT) -> tuple[Configuration, ...]:
-    """Return a seeded choice: different planners, the splits among them; the planner that searches in one of twelve choices."""
+    """Return a seeded choice of different planners and splits, one of the rare ones among twelve choices."""
     random = np.random.default_rng((seed, 1))
-    words = [("bbgrap", split) for split in SPLITS] + [(name, SPLITS[0]) for name in NAMES if name not in ("bbgrap", *COSTLY)]
+    words = [("bbgrap", split) for split in SPLITS] + [(name, SPLITS[0]) for name in NAMES if name not in ("bbgrap", *RARE)]
     picked = [words[int(k)] for k in random.choice(len(words), min(count, len(words)), replace=False)]
     if random.random() < 1 / 12:
-        picked[-1] = (AUTO, SPLITS[0])
+        picked[-1] = (str(random.choice(RARE)), SPLITS[0])
     return tuple(Configuration(p, s, int(random.choice(NODES)), bool(random.random() < 0.4)) for p, s in picked)
