@@ -21,7 +21,7 @@ def base_sample(seed: int, *, any_operator: bool = False) -> Sample:
     random = np.random.default_rng((seed, 2))
     if seed % 16 == 15:
         return zoo_sample(ZOO[seed // 16 % len(ZOO)], random)
-    if any_operator and random.random() < 0.4:
+    if any_operator and random.random() < 0.2:
         return random_sample(seed)
     return random_network(seed)
 

@@ -7,10 +7,11 @@ disagree in kind (finite or not) or, for integers, in value, bind nobody. `exces
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
 from bbgrap.graph import Array
@@ -34,6 +35,8 @@ class Answers:
 
     plain: list[Any]
     others: tuple[list[Any], ...]
+    least_bytes: int = 8
+    """Bytes of the narrowest float inside the model: wider outputs are rounded as that is, wherever a model is cut."""
 
 
 def onnxruntime_answers(model: bytes, feeds: Mapping[str, Array]) -> Answers:
@@ -55,7 +58,18 @@ def onnxruntime_answers(model: bytes, feeds: Mapping[str, Array]) -> Answers:
             others.append(_run(model, feeds, optimisation, threads))
         except Exception:  # noqa: S112 - some models run at some levels only
             continue
-    return Answers(plain, tuple(others))
+    return Answers(plain, tuple(others), least_float(model))
+
+
+def least_float(model: bytes) -> int:
+    """Return the bytes of the narrowest float that a model declares, holds or casts to; 8 if it has none that is narrower."""
+    graph = onnx.load_from_string(model).graph
+    kinds = {tensor.data_type for tensor in graph.initializer} | {value.type.tensor_type.elem_type for value in graph.input}
+    kinds |= {attribute.i for node in graph.node if node.op_type == "Cast" for attribute in node.attribute if attribute.name == "to"}
+    kinds |= {attribute.t.data_type for node in graph.node for attribute in node.attribute if attribute.HasField("t")}
+    if kinds & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}:
+        return 2
+    return 4 if onnx.TensorProto.FLOAT in kinds else 8
 
 
 def _run(model: bytes, feeds: Mapping[str, Array], level: Any, threads: int) -> list[Any]:  # noqa: ANN401 - onnxruntime has no types
@@ -77,13 +91,13 @@ def excess(got: Sequence[Any], answers: Answers) -> tuple[float, str]:
         if not isinstance(plain, np.ndarray):
             found = (0.0, "") if repr(mine) == repr(plain) else (np.inf, "values that are no tensors differ")
         else:
-            found = _excess_of(np.asarray(mine), plain, [other[number] for other in answers.others])
+            found = _excess_of(np.asarray(mine), plain, [other[number] for other in answers.others], answers.least_bytes)
         if found[0] > worst:
             worst, words = found[0], f"output {number}: {found[1]}" if found[0] > 1 else ""
     return worst, words
 
 
-def _excess_of(mine: Array, plain: Array, others: Sequence[Array]) -> tuple[float, str]:
+def _excess_of(mine: Array, plain: Array, others: Sequence[Array], least_bytes: int) -> tuple[float, str]:
     if mine.dtype != plain.dtype or mine.shape != plain.shape:
         return np.inf, f"expected {plain.dtype}{list(plain.shape)}, got {mine.dtype}{list(mine.shape)}"
     alike = [other for other in others if other.shape == plain.shape and other.dtype == plain.dtype]
@@ -99,14 +113,18 @@ def _excess_of(mine: Array, plain: Array, others: Sequence[Array]) -> tuple[floa
     known = agreed_kind & settled
     if not np.isfinite(mine[known]).all():
         return np.inf, "infinities or NaN where onnxruntime has numbers"
-    wide = plain[known].astype(np.float64)
-    largest = float(np.abs(wide).max(initial=0.0))
-    spread = max((float(np.abs(other[known] - wide).max(initial=0.0)) for other in alike), default=0.0)
-    error = float(np.abs(mine[known].astype(np.float64) - wide).max(initial=0.0))
-    allowed = max(ROUNDING[plain.dtype.itemsize] * largest, TIMES_SPREAD * spread)
-    return (
-        error / allowed if allowed else np.inf * (error > 0) if error else 0.0
-    ), f"off by {error / max(largest, 1e-300):.2g} of the largest, {error / max(allowed, 1e-300):.2g} times what is allowed"
+    return _excess_of_finite(mine[known], plain[known], [other[known] for other in alike], least_bytes)
+
+
+def _excess_of_finite(mine: Array, plain: Array, others: Sequence[Array], least_bytes: int) -> tuple[float, str]:
+    wide = plain.astype(np.float64)
+    largest, error = (float(np.abs(array).max(initial=0.0)) for array in (wide, mine.astype(np.float64) - wide))
+    if not error:
+        return 0.0, ""
+    spread = max((float(np.abs(other.astype(np.float64) - wide).max(initial=0.0)) for other in others), default=0.0)
+    allowed = max(ROUNDING[min(plain.dtype.itemsize, least_bytes)] * largest, TIMES_SPREAD * spread)
+    times = error / allowed if allowed else np.inf
+    return times, f"off by {error:.2g} where the largest is {largest:.2g}, {times:.2g} times what is allowed"
 
 
 def _excess_of_exact(mine: Array, plain: Array, others: Sequence[Array]) -> tuple[float, str]:
@@ -132,7 +150,7 @@ def is_shaky(model: bytes, feeds: Mapping[str, Array], got: Sequence[Any], answe
             moved.append(_run(model, nudged, ort.GraphOptimizationLevel.ORT_ENABLE_ALL, 1))
         except Exception:  # not even that runs
             return False
-    return excess(got, Answers(answers.plain, (*answers.others, *moved)))[0] <= 1
+    return excess(got, replace(answers, others=(*answers.others, *moved)))[0] <= 1
 
 
 def _nudged(array: Array, random: np.random.Generator) -> Array:

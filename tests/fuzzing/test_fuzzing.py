@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.program.artifacts import Artifacts
-from tests.fuzzing.bounds import Answers, excess, onnxruntime_answers
+from tests.fuzzing.bounds import Answers, excess, least_float, onnxruntime_answers
 from tests.fuzzing.calls import OPERATORS
 from tests.fuzzing.campaign import Job, do, verdict_of
 from tests.fuzzing.configurations import ALL, Configuration, chosen
@@ -24,7 +24,7 @@ from tests.fuzzing.minimise import Failure, minimised
 from tests.fuzzing.samples import Sample, read_sample
 from tests.fuzzing.workers import Workers
 
-SEEDS = range(420, 430)
+SEEDS = range(420, 428)
 """A few models for the default suite; `make fuzz` runs thousands."""
 
 FOR_OPERATOR = 12
@@ -137,6 +137,19 @@ def test_bound_widens_with_what_onnxruntime_differs_from_itself() -> None:
     plain, other, got = (np.array([value], np.float32) for value in (1.0, 1.001, 1.003))
     assert excess([got], Answers([plain], ([plain],)))[0] > 1
     assert excess([got], Answers([plain], ([other],)))[0] <= 1
+
+
+def test_bound_is_that_of_float16_where_a_model_has_it_inside() -> None:
+    plain, got = np.array([1.0], np.float32), np.array([1.001], np.float32)
+    assert excess([got], Answers([plain], ([plain],), least_bytes=4))[0] > 1
+    assert excess([got], Answers([plain], ([plain],), least_bytes=2))[0] <= 1
+
+
+def test_narrowest_float_of_a_model_is_found_behind_a_cast() -> None:
+    model = onnx.load_from_string(convolutions().model)
+    assert least_float(model.SerializeToString()) == 4
+    model.graph.node.append(helper.make_node("Cast", ["y"], ["z"], to=TensorProto.FLOAT16))
+    assert least_float(model.SerializeToString()) == 2
 
 
 def test_integers_must_be_equal_where_onnxruntime_agrees_with_itself() -> None:
