@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.fuzzing.campaign import Tally, do, jobs_of, verdict_of
+from tests.fuzzing.campaign import Tally, do, jobs_of, judged_of
 from tests.fuzzing.report import causes_text, table
 from tests.fuzzing.shrinking import shrink_causes
 from tests.fuzzing.sources import SOURCES
@@ -43,7 +43,7 @@ def _run(source: str, arguments: argparse.Namespace) -> Tally:
     until = said + 60 * arguments.minutes
     jobs = jobs_of(source, arguments.seed, arguments.models, until, everywhere=arguments.everywhere)
     for ended in Workers(do, arguments.workers).run(jobs):
-        tally.add(ended.job.seed, verdict_of(ended))
+        tally.add(ended.job.seed, judged_of(ended))
         if time.monotonic() - said > EVERY_S:
             said = time.monotonic()
             c = tally.counts

@@ -11,7 +11,8 @@ from typing import Any
 import onnxruntime as ort
 
 from tests.fuzzing.configurations import ALL, chosen
-from tests.fuzzing.judge import Finding, Verdict, judge
+from tests.fuzzing.judge import Finding, Kind, Verdict, judge
+from tests.fuzzing.samples import Sample
 from tests.fuzzing.sources import SOURCES, NotMadeError
 from tests.fuzzing.workers import Ended
 
@@ -28,28 +29,38 @@ class Job:
     everywhere: bool = False
 
 
-def do(job: Job, progress: Callable[[str], None]) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict, with the model if something is to be done about it: not every foreign generator makes it again from its seed."""
+
+    verdict: Verdict
+    sample: Sample | None = None
+
+
+def do(job: Job, progress: Callable[[str], None]) -> Judged:
     """Make a model and judge it; runs in a child process."""
     ort.set_default_logger_severity(4)  # what matters arrives as an exception, too
     progress("making")
     try:
         sample = SOURCES[job.source].sample(job.seed)
     except NotMadeError as reason:
-        return Verdict(f"{job.source}{job.seed}", (Finding("not made", where=str(reason)[:100], words=str(reason)),))
-    return judge(sample, ALL if job.everywhere else chosen(job.seed), progress)
+        return Judged(Verdict(f"{job.source}{job.seed}", (Finding("not made", where=str(reason)[:100], words=str(reason)),)))
+    verdict = judge(sample, ALL if job.everywhere else chosen(job.seed), progress)
+    return Judged(verdict, sample if verdict.kinds & {"crash", "mismatch", "refused"} else None)
 
 
-def verdict_of(ended: Ended) -> Verdict:
-    """Return the verdict of a job, also of one whose process died."""
+def judged_of(ended: Ended) -> Judged:
+    """Return what came of a job, also of one whose process died."""
     if not ended.reason:
-        assert isinstance(ended.result, Verdict)
+        assert isinstance(ended.result, Judged)
         return ended.result
     job: Job = ended.job
     name = f"{job.source}{job.seed}"
     if ended.doing in BEFORE_JUDGING:
-        kind = "onnxruntime fails" if ended.doing == "onnxruntime" else "not made"
-        return Verdict(name, (Finding(kind, where=ended.reason, words=f"while {ended.doing}"),))
-    return Verdict(name, (Finding("crash", ended.doing, f"{ended.reason} while {ended.doing.partition('-')[0]}", ended.reason),))
+        kind: Kind = "onnxruntime fails" if ended.doing == "onnxruntime" else "not made"
+        return Judged(Verdict(name, (Finding(kind, where=ended.reason, words=f"while {ended.doing}"),)))
+    where = f"{ended.reason} while {ended.doing.partition('-')[0]}"
+    return Judged(Verdict(name, (Finding("crash", ended.doing, where, ended.reason),)))
 
 
 @dataclass
@@ -59,11 +70,15 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     causes: defaultdict[str, list[tuple[int, Finding]]] = field(default_factory=lambda: defaultdict(list))
     """By cause: the seeds and a finding of each."""
+    samples: dict[int, Sample] = field(default_factory=dict)
+    """By seed, the models with faults, as far as their process lived to hand them over."""
     configurations: int = 0
 
-    def add(self, seed: int, verdict: Verdict) -> None:
+    def add(self, seed: int, judged: Judged) -> None:
         """Count a verdict."""
-        kinds = verdict.kinds
+        verdict, kinds = judged.verdict, judged.verdict.kinds
+        if judged.sample is not None:
+            self.samples[seed] = judged.sample
         self.counts["models"] += 1
         for kind in ("not made", "onnxruntime fails", "refused", "shaky", "crash", "mismatch"):
             self.counts[kind] += kind in kinds

@@ -30,6 +30,8 @@ class Shrink:
     seed: int
     finding: Finding
     folder: Path
+    sample: Sample | None
+    """None if the process that judged it died: then it is made again."""
 
     @property
     def name(self) -> str:
@@ -42,7 +44,7 @@ def do(job: Shrink, progress: Callable[[str], None]) -> str:
     """Make one model small and write it; runs in a child process."""
     ort.set_default_logger_severity(4)
     progress("making")
-    sample = SOURCES[job.source].sample(job.seed)
+    sample = job.sample or SOURCES[job.source].sample(job.seed)
     named = Sample(job.name, sample.model, sample.feeds)
     named.write(job.folder)  # what stays if making it small does not end
     configuration = next((c for c in ALL if c.label == job.finding.configuration), ALL[0])  # a refusal comes before any
@@ -54,7 +56,7 @@ def do(job: Shrink, progress: Callable[[str], None]) -> str:
 def shrink_causes(tallies: Mapping[str, Tally], folder: Path, workers: int) -> Iterator[str]:
     """Make models of every cause small and yield a line for each."""
     jobs = [
-        Shrink(source, seed, finding, folder)
+        Shrink(source, seed, finding, folder, tally.samples.get(seed))
         for source, tally in tallies.items()
         for found in tally.causes.values()
         for seed, finding in found[:PER_CAUSE]

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bbgrap.program.artifacts import Artifacts
 from tests.fuzzing.bounds import Answers, excess, least_float, onnxruntime_answers
 from tests.fuzzing.calls import OPERATORS
-from tests.fuzzing.campaign import Job, do, verdict_of
+from tests.fuzzing.campaign import Job, do, judged_of
 from tests.fuzzing.configurations import ALL, Configuration, chosen
 from tests.fuzzing.dying import die
 from tests.fuzzing.faults import lose_a_partial_sum, send_the_row_before, shift_pads
@@ -89,7 +89,7 @@ def test_equal_seeds_give_equal_models() -> None:
 @pytest.mark.timeout(120)
 def test_random_models_agree_with_onnxruntime() -> None:
     jobs = (Job("own", seed) for seed in SEEDS)
-    verdicts = [verdict_of(ended) for ended in Workers(do, 1).run(jobs)]
+    verdicts = [judged_of(ended).verdict for ended in Workers(do, 1).run(jobs)]
     assert not [f"{verdict.name}: {fault}" for verdict in verdicts for fault in verdict.faults]
     run = [verdict for verdict in verdicts if "agrees" in verdict.kinds]
     assert len(run) >= 0.8 * len(SEEDS), "most seeds must give models that run"
