@@ -115,7 +115,7 @@ $(VENV)/test.stamp: $(VENV)/created.stamp pyproject.toml constraints.txt
 	@$(INSTALL) '.[test]'
 	@touch $(VENV)/runtime.stamp $@
 
-# whichever of the foreign generators cannot be had is left out, and its source then skipped with a line
+# where the foreign generators cannot be installed, their sources are skipped with a line each
 $(VENV)/fuzz.stamp: $(VENV)/test.stamp
 	@echo "installing generators of models for fuzzing (minutes on a fresh machine)"
 	@$(INSTALL) '.[test,fuzz]' || echo "some generators of models are missing: their sources are skipped" >&2

@@ -29,7 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="child processes, one core each (default: 1)")
     parser.add_argument("--everywhere", action="store_true", help="every configuration, instead of a choice by seed")
     parser.add_argument("--minimise", action="store_true", help="make one model of every cause small and write it")
-    parser.add_argument("--output", type=Path, default=Path("fuzzing"), help="where --minimise writes (default: ./fuzzing)")
+    parser.add_argument("--output", type=Path, default=Path("build/fuzzing"), help="where --minimise writes (default: build/fuzzing)")
     parser.add_argument("--json", action="store_true", help="everything as JSON on stdout, the table on stderr")
     return parser.parse_args()
 
