@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.program.artifacts import Artifacts
-from tests.fuzzing.bounds import Answers, excess, least_float, onnxruntime_answers
+from tests.fuzzing.bounds import Answers, excess, is_shaky, least_float, onnxruntime_answers
 from tests.fuzzing.calls import OPERATORS
 from tests.fuzzing.campaign import Job, do, judged_of
 from tests.fuzzing.configurations import ALL, Configuration, chosen
@@ -150,6 +150,18 @@ def test_narrowest_float_of_a_model_is_found_behind_a_cast() -> None:
     assert least_float(model.SerializeToString()) == 4
     model.graph.node.append(helper.make_node("Cast", ["y"], ["z"], to=TensorProto.FLOAT16))
     assert least_float(model.SerializeToString()) == 2
+
+
+def test_answers_between_which_a_last_bit_decides_are_shaky() -> None:
+    x = np.array([1 / 3], np.float32)
+    nodes = [helper.make_node("Mul", ["x", "three"], ["a"]), helper.make_node("Floor", ["a"], ["y"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(np.array([3], np.float32), "three")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    answers = onnxruntime_answers(model, {"x": x})
+    assert answers.plain[0].tolist() == [1]
+    assert is_shaky(model, {"x": x}, [np.array([0], np.float32)], answers)
+    assert not is_shaky(model, {"x": x}, [np.array([9], np.float32)], answers)
 
 
 def test_integers_must_be_equal_where_onnxruntime_agrees_with_itself() -> None:
