@@ -120,9 +120,17 @@ def _judge_one(sample: Sample, graph: Graph, configuration: Configuration, answe
     return Finding("shaky" if shaky else "mismatch", label, f"{what} by {configuration.planner}", words)
 
 
+_NAMES = r"Name:'[^']*'|Node, \(\"[^\"]*\"|Node \([^)]*\)|input: \S+|input \([^)]*\)|index: \d+|Got: \d+|Expected: \d+|/\S*/"
+
+
+def _nameless(words: str) -> str:
+    """Return an error without the names of nodes and values, numbers of extents, and folders: so equal faults share it."""
+    return " ".join(re.sub(_NAMES, "", words).split())
+
+
 def _crash(error: Exception, label: str) -> Finding:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/bbgrap/" in f.filename]
     place = f"{Path(frames[-1].filename).parent.name}/{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside"
     words = " ".join(str(error).split())
-    detail = f" {words[:110]}" if isinstance(error, BbgrapError) or "ONNXRuntimeError" in words else ""
+    detail = f" {_nameless(words)[:140]}" if isinstance(error, BbgrapError) or "ONNXRuntimeError" in words else ""
     return Finding("crash", label, f"{type(error).__name__} at {place}{detail}", words[:600])

@@ -6,6 +6,7 @@ Only what plain onnxruntime still runs counts; values that take the place of nod
 from __future__ import annotations
 
 import multiprocessing
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ def _kills(sample: Sample, configuration: Configuration) -> bool:
 
 
 def _cause(finding: Finding) -> str:
-    """Return the words of a cause that do not name a model: the error and its place, what differs, or why it is refused."""
-    return finding.where if finding.kind == "refused" else " ".join(finding.where.split()[:3])
+    """Return the words of a cause without numbers, which change with the size of a model."""
+    return re.sub(r"\d+", "", finding.where)
 
 
 def minimised(failure: Failure) -> Sample:
