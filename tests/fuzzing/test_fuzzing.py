@@ -164,6 +164,13 @@ def test_answers_between_which_a_last_bit_decides_are_shaky() -> None:
     assert not is_shaky(model, {"x": x}, [np.array([9], np.float32)], answers)
 
 
+def test_maps_of_probabilities_are_compared_as_numbers() -> None:
+    plain = [{0: 0.25, 1: 0.75}]
+    assert excess([[{0: 0.25, 1: 0.7500001}]], Answers([plain], ()))[0] <= 1
+    assert excess([[{0: 0.25, 1: 0.76}]], Answers([plain], ()))[0] > 1
+    assert excess([[{0: 0.25, 2: 0.75}]], Answers([plain], ()))[0] > 1
+
+
 def test_integers_must_be_equal_where_onnxruntime_agrees_with_itself() -> None:
     plain, other, got = np.array([1, 2, 3]), np.array([1, 2, 4]), np.array([1, 2, 5])
     assert excess([got], Answers([plain], ([other],)))[0] <= 1
