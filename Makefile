@@ -9,9 +9,10 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c const
 CODE := $(wildcard bbgrap agents coordinator tests benchmarks tools)
 MAX_LINES := 500
 BENCH_ARGS ?= zoo:resnet50 --agents 2
+FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-network bench bench-network bench-planning bench-prediction bench-scale bench-streams bench-unequal soak check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-network bench bench-network bench-planning bench-prediction bench-scale bench-streams bench-unequal soak fuzz check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -50,6 +51,9 @@ bench-unequal: $(VENV)/runtime.stamp ## one core and half a core (Linux, as root
 
 bench-streams: $(VENV)/runtime.stamp ## single requests per second over links, and with half a core (Linux, as root)
 	@$(BIN)/python benchmarks/streams.py $(STREAMS_ARGS)
+
+fuzz: $(VENV)/fuzz.stamp ## random models in random configurations, of other generators, too (docs/fuzzing.md)
+	@$(BIN)/python -m tests.fuzzing $(FUZZ_ARGS)
 
 soak: $(VENV)/runtime.stamp ## 20,000 requests, 32 in flight: none lost, no process grows
 	@$(BIN)/python benchmarks/soak.py $(SOAK_ARGS)
@@ -110,6 +114,12 @@ $(VENV)/test.stamp: $(VENV)/created.stamp pyproject.toml constraints.txt
 	@echo "installing bbgrap and the test tools (about a minute on a fresh machine)"
 	@$(INSTALL) '.[test]'
 	@touch $(VENV)/runtime.stamp $@
+
+# where the foreign generators cannot be installed, their sources are skipped with a line each
+$(VENV)/fuzz.stamp: $(VENV)/test.stamp
+	@echo "installing generators of models for fuzzing (minutes on a fresh machine)"
+	@$(INSTALL) '.[test,fuzz]' || echo "some generators of models are missing: their sources are skipped" >&2
+	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/created.stamp pyproject.toml constraints.txt
 	@echo "installing bbgrap, the test tools and the checkers (about a minute on a fresh machine)"
