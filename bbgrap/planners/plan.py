@@ -3,8 +3,8 @@
 Laws (`check_plan`): the tiles of a node lie inside its output and cover it; a node without a description has one tile, the whole;
 tiles cut only axes that the operator can split, and have several ranges only of axes along which a piece with gaps can be made. Either no
 tile of a node is partial or all are: then they cut one reduction index, the ranges are disjoint and cover it, begin at multiples of the
-node's unit, and the tiles of every range cover the output. Values that cannot cross machines
-(bfloat16) are read where they are made. Tiles may overlap (computed twice instead of sent), leave devices out, or put a
+node's unit, and the tiles of every range cover the output. Values of a type that nobody
+knows are read where they are made. Tiles may overlap (computed twice instead of sent), leave devices out, or put a
 whole layer on one device.
 """
 
@@ -18,12 +18,9 @@ from itertools import pairwise
 from bbgrap.cluster import Cluster
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph, Node
-from bbgrap.graph.types import STORABLE, DType
+from bbgrap.graph.types import STORABLE, TensorType
 from bbgrap.shapemap import Interval, ShapeMap, subtract_all
 from bbgrap.tdl import Description, Part, can_make, describe, part_unit, reducible, splittable_axes
-
-CAN_TRAVEL = STORABLE | {DType.OTHER}
-"""Types of values that cross machines: arrays, and what travels packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +78,11 @@ def is_torn(groups: Sequence[Sequence[str]], tiles: Mapping[str, tuple[Tile, ...
 
 
 def bound_together(graph: Graph) -> tuple[tuple[str, ...], ...]:
-    """Return the groups of nodes, by name, that one device computes: those that hand on a type that nobody can send."""
+    """Return the groups of nodes, by name, that one device computes: those that hand on values of a type that nobody knows."""
     group: dict[str, list[str]] = {}
     for node in graph.nodes:
         for value in node.outputs:
-            if not value or graph.types[value].dtype in CAN_TRAVEL or value not in graph.consumers:
+            if not value or _can_travel(graph.types[value]) or value not in graph.consumers:
                 continue
             members = group.setdefault(node.name, [node.name])
             for reader in graph.consumers[value]:
@@ -94,6 +91,11 @@ def bound_together(graph: Graph) -> tuple[tuple[str, ...], ...]:
                     members += other
                     group |= dict.fromkeys(other, members)
     return tuple(tuple(members) for members in {id(members): members for members in group.values()}.values())
+
+
+def _can_travel(kind: TensorType) -> bool:
+    """Tell whether a value crosses machines: as an array, or packed by its type; one whose type nobody knows cannot be declared there."""
+    return kind.dtype in STORABLE or bool(kind.onnx)
 
 
 def _tile_faults(plan: Plan, node: Node, tiles: tuple[Tile, ...], described: Description | None) -> list[str]:
