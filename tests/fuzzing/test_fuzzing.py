@@ -74,10 +74,17 @@ def test_every_described_operator_is_reached() -> None:
     assert ended.result == []
 
 
+def has_its_operator(seed: int, progress: Callable[[str], None]) -> bool:
+    progress(f"seed {seed}")
+    return operator_of(seed) in operators_in(random_sample(seed))
+
+
 @pytest.mark.slow
-def test_every_described_operator_is_reached_many_times() -> None:
-    found = [operator_of(seed) in operators_in(random_sample(seed)) for seed in range(AT_LENGTH)]
-    assert np.mean(found) > 0.9
+@pytest.mark.timeout(900)
+def test_most_seeds_reach_their_operator() -> None:
+    ends = list(Workers(has_its_operator, 1).run(iter(range(AT_LENGTH))))
+    assert np.mean([ended.result is True for ended in ends]) > 0.9
+    assert sum(bool(ended.reason) for ended in ends) < AT_LENGTH / 500, "few models end the process while they are made"
 
 
 def test_equal_seeds_give_equal_models() -> None:
