@@ -69,7 +69,7 @@ def _weights_of(model: SegmentModel, store: WeightStore) -> dict[str, Array]:
 def _load_segment(model: SegmentModel, store: WeightStore, threads: int) -> Segment:
     weights = _weights_of(model, store)
     try:
-        session = make_session(model.skeleton, weights=weights, threads=threads, shared_pool=threads > 1, spinning=_SPIN_US, fuse_qdq=False)
+        session = make_session(model.skeleton, weights=weights, threads=threads, shared_pool=threads > 1, spinning=_SPIN_US, segment=True)
     except BbgrapError as error:
         raise ModelError(f"segment '{model.name}': {error}") from error
     return caller(session, model.inputs, model.outputs)

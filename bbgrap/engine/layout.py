@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from bbgrap.engine.load import optimized
-from bbgrap.engine.sessions import make_session
+from bbgrap.engine.sessions import SEGMENTS_WITHOUT, make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import crops_to_pools
 from bbgrap.graph.onnx_io import ModelFile, write_graph
@@ -96,7 +96,7 @@ class SegmentCompiler:
                 raise ModelError(f"segment '{self.name}': {sorted(inputs - self.candidates)} have no whole blocks of channels")
             data = with_stand_ins(self._data, inputs)
             level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-            self._optimized = inputs, optimized(data, self._weights, level, self.name)
+            self._optimized = inputs, optimized(data, self._weights, level, self.name, SEGMENTS_WITHOUT)
         return self._optimized[1]
 
 

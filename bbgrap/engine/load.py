@@ -27,6 +27,8 @@ _OUTSIDE_BYTES = 1024
 
 _WEIGHTS_FILE = "weights.bin"
 
+_WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
+
 
 def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     """Load a model for concrete input shapes.
@@ -80,19 +82,35 @@ def _folded(model: ModelFile) -> ModelFile:
 
 
 def fold(model: ModelFile) -> ModelFile:
-    """Apply onnxruntime's basic optimisations.
+    """Apply onnxruntime's basic optimisations; to a quantized model also those that bring it into its integer form.
 
     Raises:
         ModelError: if onnxruntime cannot load the model.
     """
-    if is_quantized(model):
-        return optimized(*model.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_ALL, model.name, without=FLOAT_FUSIONS)
-    folded = optimized(*model.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
+    quantized = is_quantized(model)
+    level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL if quantized else ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    folded = optimized(*model.detached(), level, model.name, without=FLOAT_FUSIONS if quantized else ())
+    added = {op for op in folded.operators - model.operators if op[0]}
+    if (added and not quantized) or not _loads_again(folded):
+        return model
     if any(array.dtype == np.float16 for array in model.weights.values()):
         # Without kernels for float16, onnxruntime computes in float32 behind casts, which it adds when constants have been folded.
-        folded = optimized(*folded.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
-    added = {op for op in folded.operators - model.operators if op[0]}
-    return model if added else folded
+        return optimized(*folded.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
+    return folded
+
+
+def _loads_again(folded: ModelFile) -> bool:
+    """Tell whether onnxruntime takes what it has made: with bodies it may name a cast inside like one outside, and refuse that."""
+    if not any(("", op) in folded.operators for op in _WITH_BODIES):
+        return True
+    options = session_options(threads=1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data, weights = folded.detached()
+    try:
+        open_session(data, options, weights)
+    except ModelError:
+        return False
+    return True
 
 
 def optimized(

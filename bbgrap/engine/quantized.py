@@ -4,7 +4,7 @@
     QLinearConv                                     what onnxruntime makes of it: everything between the operators is a byte
 
 The whole model is fused once, before it is cut: maps and halos then travel as bytes, and a segment runs the kernels that the whole would.
-A segment is therefore loaded without these fusions (`make_session(fuse_qdq=False)`): it would fuse pairs that the whole keeps, where the
+A segment is therefore loaded without these fusions (`make_session(segment=True)`): it would fuse pairs that the whole keeps, where the
 other readers of a value are on another machine.
 """
 

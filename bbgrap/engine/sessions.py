@@ -25,6 +25,10 @@ _FATAL = 4
 
 _DTYPES = {f"tensor({dtype.name.lower()})": dtype for dtype in DType if dtype is not DType.OTHER}
 
+SEGMENTS_WITHOUT = ("Pad_Fusion",)
+"""Optimisations that segments do without: pads of a piece are written out, and a Pad before a pool may be added to them beyond what
+onnxruntime's own check of pads allows. Pairs of quantization are not fused either (`bbgrap.engine.quantized`)."""
+
 _pool_threads = 0
 """Size of this process's shared pool; 0 while there is none."""
 
@@ -42,7 +46,7 @@ def make_session(
     shared_pool: bool = False,
     spinning: bool | int = True,
     optimize: bool = True,
-    fuse_qdq: bool = True,
+    segment: bool = False,
 ) -> ort.InferenceSession:
     """Load a model for running on the CPU.
 
@@ -53,8 +57,7 @@ def make_session(
         shared_pool: Use one pool for all sessions of this process. Its size is what the first such session asks for.
         spinning: Whether idle helpers wait busily for the next operator (faster, burns a core); a number is for how many microseconds.
         optimize: Apply all of onnxruntime's optimisations; without, run the model as it is.
-        fuse_qdq: Fuse pairs of QuantizeLinear and DequantizeLinear with what is between them; what is part of a model must not, for
-            the whole has been fused before it was cut (`bbgrap.engine.quantized`).
+        segment: The model is part of one that was optimised before it was cut: what belongs to the whole is not tried again.
 
     Raises:
         ModelError: if onnxruntime cannot load the model.
@@ -62,9 +65,9 @@ def make_session(
     options = session_options(threads=threads, shared_pool=shared_pool, spinning=spinning)
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    if not fuse_qdq:
+    if segment:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-    return open_session(model, options, weights or {})
+    return open_session(model, options, weights or {}, SEGMENTS_WITHOUT if segment else ())
 
 
 def session_options(*, threads: int | None, shared_pool: bool = False, spinning: bool | int = True) -> ort.SessionOptions:
