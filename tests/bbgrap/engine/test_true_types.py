@@ -21,10 +21,13 @@ from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.graph import Graph
 from bbgrap.graph.onnx_io import write_graph
+from bbgrap.planners.options import SPLITS, PlanOptions
 from bbgrap.program.export import export
 from bbgrap.program.simulate import simulate
 from tests.value_models import same
 
+PLANNERS = ("widest", "tofu", "fewer-exchanges", "fused-tiles", "pipeline", "equal-chop", "spartan", "allrow-greedy")
+OPTIONS = [*(PlanOptions(split=split) for split in SPLITS), *(PlanOptions(planner=planner) for planner in PLANNERS)]
 F = TensorProto.FLOAT
 
 
