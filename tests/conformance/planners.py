@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
+from bbgrap.comparison import compare
+from bbgrap.engine.calling import packed_feeds, unpacked_results
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.sessions import make_session
@@ -84,7 +87,8 @@ class Loaded:
         with tempfile.TemporaryDirectory(prefix="bbgrap-") as directory:
             path = Path(directory) / "model.onnx"
             path.write_bytes(run.model)
-            self.graph: Graph = load_graph(path, {name: value.shape for name, value in run.feeds.items()})
+            shapes = {name: value.shape for name, value in run.feeds.items() if isinstance(value, np.ndarray)}
+            self.graph: Graph = load_graph(path, shapes)
         self.descriptions: Descriptions = all_descriptions(self.graph)
         self._known: dict[object, str] = {}
 
@@ -102,18 +106,23 @@ class Loaded:
         key = (plan.cluster.host, tuple(plan.tiles[node.name] for node in self.graph.nodes))
         if key not in self._known:
             artifacts = export(compile_plan(plan, self.descriptions).optimized)
-            got = simulate(artifacts, [self.run.feeds[name] for name in self.graph.inputs], local_kernels(artifacts))
+            ins, outs = ([self.graph.types[name] for name in side] for side in (self.graph.inputs, self.graph.outputs))
+            feeds = packed_feeds(ins, [self.run.feeds[name] for name in self.graph.inputs])
+            got = unpacked_results(outs, simulate(artifacts, feeds, local_kernels(artifacts)))
             self._known[key] = differences(self.run, got)
         return self._known[key]
 
 
-def differences(run: Run, got: Iterable[Array]) -> str:
+def differences(run: Run, got: Iterable[Any]) -> str:
     """Return where answers differ from plain onnxruntime's by more than rounding does; empty if nowhere."""
     found: dict[int, float] = {}
     for number, (have, want) in enumerate(zip(got, run.answers, strict=True)):
-        if (have.shape, have.dtype) != (want.shape, want.dtype):
+        if not isinstance(want, np.ndarray):
+            if not compare([have], [want]).verified:
+                return f"output {number}: a value that is no tensor differs"
+        elif (have.shape, have.dtype) != (want.shape, want.dtype):
             return f"output {number}: {have.dtype}{have.shape}, expected {want.dtype}{want.shape}"
-        if (error := _error(have, want)) > CLOSE.get(want.dtype.name, 0.0):
+        elif (error := _error(have, want)) > CLOSE.get(want.dtype.name, 0.0):
             found[number] = error
     own = _own_differences(run) if found else []
     return "; ".join(f"output {number}: off by {error:.2g}" for number, error in found.items() if error > OWN * own[number])
@@ -151,17 +160,12 @@ def examined(tests: Mapping[str, Run], configurations: Iterable[Configuration]) 
 
 def _examined(run: Run, configurations: tuple[Configuration, ...]) -> Iterator[tuple[Configuration, str, str]]:
     """Yield what becomes of a test in every configuration, and how it went wrong if it did."""
-    loaded = None
-    whole = "" if run.has_tensors_only else "uncut: sequences or optionals"
-    if not whole:
-        try:
-            loaded = Loaded(run)
-        except ModelError as error:
-            whole = "uncut: " + str(error).split(": ", 1)[-1][:60]
+    try:
+        loaded = Loaded(run)
+    except ModelError as error:
+        yield from ((configuration, "refused", str(error)[:200]) for configuration in configurations)
+        return
     for configuration in configurations:
-        if loaded is None:
-            yield configuration, whole, ""
-            continue
         try:
             plan = loaded.plan(configuration)
             became = "split" if any(len(tiles) > 1 for tiles in plan.tiles.values()) else _whole(plan, loaded.descriptions)

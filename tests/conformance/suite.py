@@ -31,11 +31,6 @@ class Run:
     feeds: dict[str, Any]
     answers: tuple[Any, ...]
 
-    @property
-    def has_tensors_only(self) -> bool:
-        """Whether no input or output is a sequence or an optional."""
-        return all(isinstance(value, np.ndarray) for value in (*self.feeds.values(), *self.answers))
-
 
 @dataclass
 class Outcome:

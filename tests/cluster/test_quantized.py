@@ -1,0 +1,48 @@
+"""Quantized and float16 files on two real agents: what onnxruntime answers, to the bit where its kernels do not depend on the piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bbgrap
+from bbgrap.engine.spread import Witnesses
+from bbgrap.local import LocalCluster
+from bbgrap.planners.options import PlanOptions
+from tests.quantized_models import DYNAMIC, INTEGER, converted, networks
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+OPTIONS = [PlanOptions(), PlanOptions(split="channels"), PlanOptions(planner="tofu"), PlanOptions(planner="auto", search_seconds=1)]
+
+
+@pytest.fixture(scope="module")
+def agents() -> Iterator[LocalCluster]:
+    with LocalCluster(agents=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    return networks(tmp_path_factory.mktemp("quantized"))
+
+
+@pytest.mark.parametrize(
+    ("network", "form"),
+    [
+        ("tiny", "qdq-u8s8-channels"), ("tiny", "operators-u8s8-tensors"), ("tiny", "dynamic-u8"), ("tiny", "float16"),
+        ("attention", "qdq-u8s8-channels"), ("attention", "dynamic-s8-channels"), ("attention", "float16-inside"),
+    ],
+)  # fmt: skip
+def test_agents_answer_as_onnxruntime_does(
+    network: str, form: str, sources: dict[str, tuple[Path, tuple[int, ...]]], agents: LocalCluster
+) -> None:
+    path, x = converted(form, *sources[network])
+    witnesses = Witnesses(path, {"input": x})
+    for options in OPTIONS:
+        found = witnesses.judge(bbgrap.InferenceSession(path, cluster=agents, options=options).run(None, {"input": x}))
+        label = f"{options.planner} {options.split}: {found.text}"
+        assert found.verified, label
+        assert found.bit_identical or network != "tiny" or form not in INTEGER | DYNAMIC, label
