@@ -12,7 +12,7 @@ BENCH_ARGS ?= zoo:resnet50 --agents 2
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-network bench bench-network bench-planning bench-prediction bench-scale bench-streams bench-unequal soak fuzz check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-conformance test-network bench bench-network bench-planning bench-prediction bench-scale bench-streams bench-unequal soak fuzz check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -25,6 +25,9 @@ test: $(VENV)/test.stamp ## the default test suite
 
 test-slow: $(VENV)/test.stamp ## long property runs, 2,000 examples each
 	@$(BIN)/python -m pytest -m slow --hypothesis-profile=thorough --timeout=1800 $(PYTEST_ARGS)
+
+test-conformance: $(VENV)/test.stamp ## the ONNX backend tests through every planner, and quantized files in every plan
+	@$(BIN)/python -m pytest -m conformance $(PYTEST_ARGS)
 
 test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root)
 	@[ "$$(id -u)" = 0 ] || { echo "test-network makes network namespaces and must run as root" >&2; exit 1; }

@@ -25,9 +25,20 @@ _FATAL = 4
 
 _DTYPES = {f"tensor({dtype.name.lower()})": dtype for dtype in DType if dtype is not DType.OTHER}
 
-SEGMENTS_WITHOUT = ("Pad_Fusion",)
-"""Optimisations that segments do without: pads of a piece are written out, and a Pad before a pool may be added to them beyond what
-onnxruntime's own check of pads allows. Pairs of quantization are not fused either (`bbgrap.engine.quantized`)."""
+SEGMENTS_WITHOUT = (
+    "DQMatMulNBitsFusion",
+    "DoubleQDQPairsRemover",
+    "EnsureUniqueDQForNodeUnit",
+    "Pad_Fusion",
+    "QDQPropagationTransformer",
+    "QDQS8ToU8Transformer",
+    "QDQSelectorActionTransformer",
+    "WeightBiasQuantization",
+)
+"""Optimisations that segments do without. Pairs of quantization have been fused in the whole, and what is left of them stays as it is
+(`bbgrap.engine.quantized`). Pads of a piece are written out, and a Pad before a pool may be added to them beyond what onnxruntime's own
+check allows. Switching off all that has to do with quantization (`session.disable_quant_qdq`) would also fold dequantized weights, which
+the whole does not, and so choose other kernels."""
 
 _pool_threads = 0
 """Size of this process's shared pool; 0 while there is none."""
@@ -65,8 +76,6 @@ def make_session(
     options = session_options(threads=threads, shared_pool=shared_pool, spinning=spinning)
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    if segment:
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
     return open_session(model, options, weights or {}, SEGMENTS_WITHOUT if segment else ())
 
 

@@ -41,6 +41,9 @@ class Patch:
     shape: Extents
 
 
+_QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
+
+
 @dataclass(frozen=True, slots=True)
 class Front:
     """A model without the assemblies at its front.
@@ -69,10 +72,12 @@ def split_front(data: bytes) -> Front:
     """Take `Concat` and `Slice` of inputs out of a model, where they make feature maps.
 
     Raises:
-        ModelError: if the model has control flow, which could read inputs unseen, or returns an input.
+        ModelError: if the model has control flow, which could read inputs unseen, quantizes, or returns an input.
     """
     proto = onnx.ModelProto.FromString(data)
     graph = proto.graph
+    if any(node.op_type in _QUANTIZES for node in graph.node):
+        raise ModelError(f"model '{graph.name}': it quantizes, and a step of that may show what a kernel adds in another order")
     if sum(1 for _ in graphs_of(graph)) > 1:
         raise ModelError(f"model '{graph.name}': it has control flow")
     constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer if not is_external(t)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,9 @@ from bbgrap.program.export import export
 from bbgrap.program.simulate import simulate
 from tests.quantized_models import DYNAMIC, FORMATS, INTEGER, converted, networks, of_four_bits
 
+BRIEF = [PlanOptions(), PlanOptions(split="channels"), PlanOptions(planner="tofu")]
+"""What the default suite runs; `make test-conformance` runs all of `OPTIONS`."""
+
 OPTIONS = [
     *(PlanOptions(split=split) for split in ("rows", "columns", "channels", "inputs", "batch")),
     *(PlanOptions(planner=planner) for planner in ("widest", "tofu", "hypar", "fewer-exchanges", "pipeline")),
@@ -35,10 +39,10 @@ def answers(path: Path, x: Array, options: PlanOptions, cluster: Cluster) -> lis
     return simulate(artifacts, [x], local_kernels(artifacts))
 
 
-def assert_same(path: Path, x: Array, *, to_the_bit: bool) -> None:
+def assert_same(path: Path, x: Array, ways: Sequence[PlanOptions], *, to_the_bit: bool) -> None:
     witnesses = Witnesses(path, {"input": x})
     for cluster in CLUSTERS:
-        for options in OPTIONS:
+        for options in ways:
             found = witnesses.judge(answers(path, x, options, cluster))
             label = f"{len(cluster.nodes)} nodes, {options.planner} {options.split}: {found.text}"
             assert found.verified, label
@@ -50,18 +54,27 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, t
     return networks(tmp_path_factory.mktemp("quantized"))
 
 
+WAYS = pytest.mark.parametrize("ways", [BRIEF, pytest.param(OPTIONS, marks=pytest.mark.conformance)], ids=["brief", "all"])
+
+
 @pytest.mark.timeout(300)
+@WAYS
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("network", ["tiny", "attention"])
-def test_a_converted_model_answers_as_onnxruntime_does(network: str, form: str, sources: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
+def test_a_converted_model_answers_as_onnxruntime_does(
+    network: str, form: str, ways: Sequence[PlanOptions], sources: dict[str, tuple[Path, tuple[int, ...]]]
+) -> None:
     path, x = converted(form, *sources[network])
     # In a transformer, floats stand between the integers: their sums depend on the piece, by their last bit.
-    assert_same(path, x, to_the_bit=network == "tiny" and form in INTEGER | DYNAMIC)
+    assert_same(path, x, ways, to_the_bit=network == "tiny" and form in INTEGER | DYNAMIC)
 
 
+@WAYS
 @pytest.mark.parametrize(("accuracy", "pairs"), [(0, False), (4, False), (4, True)])
-def test_products_with_weights_of_four_bits_answer_as_onnxruntime_does(accuracy: int, pairs: bool, tmp_path: Path) -> None:
-    assert_same(*of_four_bits(tmp_path, accuracy=accuracy, pairs=pairs), to_the_bit=False)
+def test_products_with_weights_of_four_bits_answer_as_onnxruntime_does(
+    accuracy: int, pairs: bool, ways: Sequence[PlanOptions], tmp_path: Path
+) -> None:
+    assert_same(*of_four_bits(tmp_path, accuracy=accuracy, pairs=pairs), ways, to_the_bit=False)
 
 
 @pytest.mark.parametrize("form", INTEGER)
