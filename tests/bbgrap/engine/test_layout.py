@@ -154,3 +154,10 @@ def test_what_is_no_assembly_of_inputs_or_is_a_result_stays():
     branch = onnx.helper.make_node("If", ["yes"], ["y"], then_branch=body, else_branch=body)
     with pytest.raises(ModelError, match="control flow"):
         split_front(front_model([condition, branch], ["y"]))
+
+
+def test_what_quantizes_is_not_compiled():
+    """A last bit that another kernel leaves otherwise may be a step of the quantization."""
+    nodes = [CONCAT, relu("both"), onnx.helper.make_node("DynamicQuantizeLinear", ["y"], ["q", "scale", "zero"])]
+    with pytest.raises(ModelError, match="it quantizes"):
+        split_front(front_model(nodes, ["y"]))

@@ -6,7 +6,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bbgrap import zoo
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.reference import Reference
-from bbgrap.engine.sessions import make_session
+from bbgrap.engine.sessions import SEGMENTS_WITHOUT, make_session, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import write_graph
 from tests.light_models import NAMES, light_model
@@ -127,3 +127,16 @@ def test_no_operator_of_onnxruntime_is_brought_in(tmp_path):
     weights = {"w": np.ones((4, 3, 1, 1), np.float32)} | scalars
     graph = load_graph(save(tmp_path, nodes, {"x": [1, 3, 4, 4]}, {"y": [1, 4, 4, 4]}, weights), {})
     assert {node.domain for node in graph.nodes} == {""}
+
+
+def test_a_segment_keeps_dequantized_weights_as_the_whole_does(tmp_path):
+    """Folded, they would be constants, and a convolution of constants has another kernel."""
+    nodes = [helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["f"]), helper.make_node("Conv", ["x", "f"], ["y"])]
+    stored = {"w": np.ones((16, 16, 1, 1), np.uint8), "scale": np.array(0.5, np.float32), "zero": np.array(3, np.uint8)}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 16, 4, 4]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(array, name) for name, array in stored.items()])
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    options = session_options(threads=1)
+    options.optimized_model_filepath = str(tmp_path / "seen.onnx")
+    open_session(data, options, {}, SEGMENTS_WITHOUT)
+    assert [node.op_type for node in onnx.load(tmp_path / "seen.onnx").graph.node] == ["DequantizeLinear", "Conv"]
