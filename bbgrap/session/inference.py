@@ -177,7 +177,7 @@ class InferenceSession:
         return fitting._run_once(output_names, input_feed)
 
     def _fitting(self, feed: Mapping[str, Any]) -> InferenceSession:
-        """Return this session; or, if the feed overrides weights, one for the model that takes them as inputs."""
+        """Return itself; or, if the feed overrides weights, a session of the model that takes them as inputs."""
         signature = self._signature.overriding(feed)
         if signature is self._signature:
             return self
