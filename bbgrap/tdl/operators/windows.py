@@ -108,8 +108,8 @@ def windows_of(site: Site, extents: Shape, kernel: Shape) -> tuple[Window, ...]:
 
 
 def is_odd(windows: Sequence[Window]) -> bool:
-    """Tell whether some padding is negative: what SAME then means is left open, and runtimes differ."""
-    return any(w.pad_begin < 0 or w.pad_end < 0 for w in windows)
+    """Tell whether some padding is negative, as SAME may make it, or a window exceeds the padded map: runtimes differ there."""
+    return any(w.pad_begin < 0 or w.pad_end < 0 or w.reach > w.pad_begin + w.extent + w.pad_end for w in windows)
 
 
 def local_attributes(site: Site, region: ShapeMap, windows: tuple[Window, ...], *, ceil_mode: bool = False) -> dict[str, Attribute]:
