@@ -48,7 +48,7 @@ def typed_graph(model: ModelFile, *, hides_sizes: bool = False) -> Graph:
     stored = weights_of(model)
     while True:
         graph = to_graph(model, declared | seen, hides_sizes=hides_sizes, stored=stored)
-        if wrong := _first_wrong(graph, shapes):
+        if wrong := _first_wrong(graph, seen, shapes):
             seen |= wrong
             declared.clear()  # what follows was declared for other shapes
             asked.clear()
@@ -80,13 +80,18 @@ def plain_slopes(graph: Graph) -> Graph:
     return graph if len(weights) == len(graph.weights) else replace(graph, nodes=tuple(nodes), types=types, weights=weights)
 
 
-def _first_wrong(graph: Graph, shapes: _Shapes) -> dict[str, TensorType]:
-    """Return the true types of what the first node makes whose shapes are not so; nothing if there is none."""
+def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) -> dict[str, TensorType]:
+    """Return the true types of what the first node makes whose shapes are not so; nothing if there is none.
+
+    What was `seen` of a node stays while what it reads is not known again.
+    """
     for node in graph.nodes:
         names = [name for name in node.outputs if name]
         if any(graph.types[name].shape is None for name in names) or not _is_doubted(graph, node):
             continue
         made = _made_shapes(graph, node, shapes)
+        if made is None and seen.keys() >= set(names):
+            continue
         if made != tuple(graph.types[name].shape for name in names):
             # Where nobody can tell, the run will.
             return {n: replace(graph.types[n], shape=None if made is None else made[k]) for k, n in enumerate(names)}
@@ -108,7 +113,7 @@ def _is_doubted(graph: Graph, node: Node) -> bool:
 
 def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: list[str]) -> dict[str, TensorType]:
     """Return what onnxruntime can tell of types that onnx could not infer, where those of `seen` are so."""
-    cut = {name for name, kind in seen.items() if kind.shape is not None and name in graph.producers}
+    cut = {name for name in seen if name in graph.producers}
     nodes = tuple(node for node in graph.nodes if not cut.issuperset(name for name in node.outputs if name))
     made = tuple(name for name in graph.producers if name in cut)
     asked = replace(graph, nodes=nodes, inputs=(*graph.inputs, *made), outputs=tuple(name for name in unknown if name not in cut))
