@@ -35,31 +35,31 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 
 bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
-	@$(BIN)/python benchmarks/overheads.py
+	@$(BIN)/python -m benchmarks.overheads
 
 bench-network: $(VENV)/runtime.stamp ## two machines on an emulated network against one (links need root)
-	@$(BIN)/python benchmarks/network.py $(NETWORK_ARGS)
+	@$(BIN)/python -m benchmarks.network $(NETWORK_ARGS)
 
 bench-planning: $(VENV)/runtime.stamp ## planner auto against all others, against enumeration, and its search time
-	@$(BIN)/python benchmarks/planning.py $(PLANNING_ARGS)
+	@$(BIN)/python -m benchmarks.planning $(PLANNING_ARGS)
 
 bench-prediction: $(VENV)/runtime.stamp ## predicted against measured latency on two local agents
-	@$(BIN)/python benchmarks/prediction.py $(PREDICTION_ARGS)
+	@$(BIN)/python -m benchmarks.prediction $(PREDICTION_ARGS)
 
 bench-scale: $(VENV)/runtime.stamp ## more machines than there are here, from measured kernels
-	@$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
+	@$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)
 
 bench-unequal: $(VENV)/runtime.stamp ## one core and half a core (Linux, as root)
-	@$(BIN)/python benchmarks/unequal.py $(UNEQUAL_ARGS)
+	@$(BIN)/python -m benchmarks.unequal $(UNEQUAL_ARGS)
 
 bench-streams: $(VENV)/runtime.stamp ## single requests per second over links, and with half a core (Linux, as root)
-	@$(BIN)/python benchmarks/streams.py $(STREAMS_ARGS)
+	@$(BIN)/python -m benchmarks.streams $(STREAMS_ARGS)
 
 fuzz: $(VENV)/fuzz.stamp ## random models in random configurations, of other generators, too (docs/fuzzing.md)
 	@$(BIN)/python -m tests.fuzzing $(FUZZ_ARGS)
 
 soak: $(VENV)/runtime.stamp ## 20,000 requests, 32 in flight: none lost, no process grows
-	@$(BIN)/python benchmarks/soak.py $(SOAK_ARGS)
+	@$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 check: format-check lint types imports sizes ## all static checks (make -k check: all, even after a failure)
 

@@ -18,6 +18,8 @@ import onnx
 from onnx.backend.base import Backend, BackendRep
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.calling import packed_feeds, unpacked_results
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
@@ -29,8 +31,6 @@ from bbgrap.graph.onnx_read import ModelInput, read_model
 from bbgrap.planners.inspection import reason_of
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.plan import Plan
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from bbgrap.protocol.values import Value
 from bbgrap.tdl import describe
 

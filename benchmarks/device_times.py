@@ -26,18 +26,18 @@ from bbgrap_agent.executor import Deployment
 from bbgrap_agent.loading import load
 from bbgrap_agent.weights import WeightStore
 
+from bbgrap.compiler.artifacts import DeviceArtifacts
+from bbgrap.costmodel.clock import Act, Await, Post, Work
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.types import Array, TensorType
-from bbgrap.program.artifacts import DeviceArtifacts
-from bbgrap.program.clock import Act, Await, Post, Work
-from bbgrap.program.execution import Copies, Execution
-from bbgrap.program.schedule import Receive, Run, Schedule, Send
 from bbgrap.protocol.data import Frame, Kind
-from bbgrap.protocol.letters import Letter, pack, unpack
+from bbgrap.protocol.message_layout import Letter, pack, unpack
 from bbgrap.protocol.messages import Deploy
+from bbgrap.runtime.execution import Copies, Execution
+from bbgrap.runtime.schedule import Receive, Run, Schedule, Send
 from bbgrap.transport.data import Arrival
 from bbgrap.transport.tcp import TcpDataPlane
-from benchmarks.company import Company
+from benchmarks.contention import Company
 
 TURNS = 7
 WALKS = 3

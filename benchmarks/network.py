@@ -1,4 +1,4 @@
-"""One request on two machines against one: `python benchmarks/network.py --models resnet50,vgg16 --links 100mbit,1gbit`.
+"""One request on two machines against one: `python -m benchmarks.network --models resnet50,vgg16 --links 100mbit,1gbit`.
 
 Two agents, one core each, fp32, batch 1 unless said (`resnet50@10`). The single node is plain onnxruntime in one process on one such core
 with the input at hand; coordinator, client and input live on the first machine, so only the second machine's share crosses the link.
@@ -28,7 +28,7 @@ from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
 from bbgrap.session import connect
-from benchmarks.exits import exit_status
+from benchmarks.exit_status import exit_status
 from benchmarks.plots import grouped_bars
 from benchmarks.testbed import CORES, Rate, at, can_limit, open_testbed, probe
 

@@ -1,7 +1,7 @@
 """How good is planner `auto`, and how long does it search? Predicted times only: nothing is run.
 
-    python benchmarks/planning.py                        all three parts
-    python benchmarks/planning.py --parts grid --json
+    python -m benchmarks.planning                        all three parts
+    python -m benchmarks.planning --parts grid --json
 
 exhaustive   small random networks on unequal nodes: the best of all plans of a large set, enumerated, against what `auto` finds
 grid         zoo models on clusters: `auto` against every other planner under every split, and against the best single node

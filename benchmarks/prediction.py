@@ -1,7 +1,7 @@
 """Does the cost model tell the truth? Predicted against measured latency of every zoo model, split several ways over two real agents.
 
-    python benchmarks/prediction.py                       a table, and the error's median and 90th percentile
-    python benchmarks/prediction.py --models resnet50,vgg16 --splits rows,auto --runs 15 --json
+    python -m benchmarks.prediction                       a table, and the error's median and 90th percentile
+    python -m benchmarks.prediction --models resnet50,vgg16 --splits rows,auto --runs 15 --json
 
 Two agents, a core each, and the coordinator run on this machine. Each is profiled first (`bbgrap profile`); from the profiles alone comes
 the first prediction. Then some requests are recorded, the measured times of segments and messages correct the model (one calibration
@@ -27,6 +27,9 @@ from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.output import print_table, say
 from bbgrap.cluster.types import Cluster, Network, NodeProfile
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.predict import Predictor
+from bbgrap.control.calibrations import medians_of
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.local import LocalCluster
@@ -34,11 +37,8 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.registry import AUTO
 from bbgrap.planners.single import plan_whole
-from bbgrap.program.compile import compile_plan
-from bbgrap.program.predict import Predictor
 from bbgrap.program.statistics import statistics_of
-from bbgrap.program.trace import Trace
-from bbgrap.protocol.coordinator_calibrations import medians_of
+from bbgrap.report.trace import Trace
 from bbgrap.session import InferenceSession
 from bbgrap.zoo import names
 

@@ -1,7 +1,7 @@
-"""More machines than there are here: `python benchmarks/scale.py --models resnet50,vgg16 --nodes 3,4,6,8,16`.
+"""More machines than there are here: `python -m benchmarks.scale --models resnet50,vgg16 --nodes 3,4,6,8,16`.
 
 All nodes are like one core of this machine. For every number of nodes the model is planned and exported, every device's part is measured
-alone on one core (`benchmarks/device_times.py`), and a clock (`bbgrap.program.clock`) walks through the measured steps: messages queue at
+alone on one core (`benchmarks/device_times.py`), and a clock (`bbgrap.costmodel.clock`) walks through the measured steps: messages queue at
 the network interface of every machine, both ways, and are a latency on their way. Coordinator, client and input are on the first node's
 machine. What client and coordinator need besides is measured with an operator that computes nothing.
 
@@ -37,17 +37,17 @@ from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import LOCAL, Link, Network, NodeProfile
+from bbgrap.costmodel.clock import Wires, run_clock
+from bbgrap.costmodel.timeline import Timeline
 from bbgrap.engine.prepare import prepare
 from bbgrap.engine.reference import Reference
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.clock import Wires, run_clock
-from bbgrap.program.timeline import Timeline
-from bbgrap.protocol.letters import letters_sent
+from bbgrap.protocol.message_layout import letters_sent
 from bbgrap.session import InferenceSession, connect
-from benchmarks.company import Work, company
+from benchmarks.contention import Work, company
 from benchmarks.device_times import TURNS, Peers, Stopwatch, Walk, loaded
-from benchmarks.exits import exit_status
+from benchmarks.exit_status import exit_status
 from benchmarks.network import Job, ModelAt, measure, parse_planner
 from benchmarks.plots import lines
 from benchmarks.testbed import CORES, Place, Rate, at, can_limit, open_testbed, probe

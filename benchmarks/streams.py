@@ -1,6 +1,6 @@
 """How many single requests per second do two machines answer, against one core of plain onnxruntime?
 
-    python benchmarks/streams.py --models resnet50 --links loopback,1gbit --part 0.5 --json
+    python -m benchmarks.streams --models resnet50 --links loopback,1gbit --part 0.5 --json
 
 Two agents, a core each, joined by every link in turn; with `--part`, then on loopback with the second held to a part of its core. Client
 and coordinator share the first machine's core. Several requests are on their way at once, answers are compared. Links and parts of a core
@@ -24,7 +24,7 @@ from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, connect
 from bbgrap.stream import measure_stream
-from benchmarks.exits import exit_status
+from benchmarks.exit_status import exit_status
 from benchmarks.testbed import Rate, at, can_limit, open_testbed
 from benchmarks.unequal import CGROUP, limited
 

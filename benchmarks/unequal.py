@@ -1,6 +1,6 @@
 """One full core and one half core: does planner `auto` give the slow node less work, and is that faster than the fast node alone?
 
-    python benchmarks/unequal.py --model vgg16 --runs 15 --json          (Linux, as root: the half core is a cgroup quota)
+    python -m benchmarks.unequal --model vgg16 --runs 15 --json          (Linux, as root: the half core is a cgroup quota)
 
 Two agents, a core each; the second one's processor time is limited to a part of its core. Both are profiled under that limit. Plain
 onnxruntime on the first core, an even split by rows that knows nothing of the profiles, and `auto` take turns, run by run.

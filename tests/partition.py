@@ -8,6 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.compiler.assembly import box_within
+from bbgrap.compiler.compile import Compiled, compile_plan
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.sessions import make_session
@@ -16,14 +21,9 @@ from bbgrap.graph.onnx_io import write_graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.planners.registry import make_plan
-from bbgrap.program.artifacts import Artifacts
-from bbgrap.program.assembly import box_within
-from bbgrap.program.compile import Compiled, compile_plan
-from bbgrap.program.execution import Kernel
-from bbgrap.program.export import export
-from bbgrap.program.schedule import Run, extract
-from bbgrap.program.simulate import simulate
 from bbgrap.program.steps import DeviceProgram, Program
+from bbgrap.runtime.execution import Kernel
+from bbgrap.runtime.schedule import Run, extract
 from bbgrap.shapemap import ShapeMap
 
 

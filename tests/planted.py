@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.graph import Array
-from bbgrap.program.artifacts import Artifacts
-from bbgrap.program.export import export
-from bbgrap.program.schedule import Box, Receive, Run, Schedule, Send, reads_of
-from bbgrap.program.simulate import simulate
 from bbgrap.program.steps import Combine, Compute
+from bbgrap.runtime.schedule import Box, Receive, Run, Schedule, Send, reads_of
 from tests.victim import Victim
 
 Plant = Callable[[Victim, np.random.Generator], "list[Array] | None"]

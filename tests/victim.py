@@ -8,13 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
+from bbgrap.compiler.artifacts import Artifacts, SegmentModel
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import load_segment, local_kernels
 from bbgrap.graph import Array
-from bbgrap.program.artifacts import Artifacts, SegmentModel
-from bbgrap.program.execution import Kernel
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from bbgrap.program.steps import Program
+from bbgrap.runtime.execution import Kernel
 
 Feeds = Sequence[Array]
 

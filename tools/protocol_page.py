@@ -1,9 +1,9 @@
-"""Redraw the state diagrams of docs/protocol.md from the tables in `bbgrap.protocol.states`; takes no arguments."""
+"""Redraw the state diagrams of docs/protocol.md from the tables in `bbgrap.control.states`; takes no arguments."""
 
 import re
 from pathlib import Path
 
-from bbgrap.protocol.states import Role, diagram
+from bbgrap.control.states import Role, diagram
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"
 

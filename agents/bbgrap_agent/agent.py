@@ -18,14 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 
+from bbgrap.control import agent_events as events
+from bbgrap.control.agent import AgentMachine
 from bbgrap.errors import BbgrapError, RemoteProtocolError
-from bbgrap.protocol import agent_events as events
-from bbgrap.protocol.agent_machine import AgentMachine
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.messages import Deploy, Join, WeightChunk
 from bbgrap.transport.control import ControlClient
 from bbgrap.transport.data import DataPlane
-from bbgrap.transport.mailbox import Mailbox
+from bbgrap.transport.wakeup_queue import Mailbox
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.links import measure_links
 from bbgrap_agent.loading import load, reachable

@@ -19,14 +19,14 @@ from math import prod
 
 import numpy as np
 
+from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.engine.layout import SegmentCompiler, block_size
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_layout import Boundary, Patch
 from bbgrap.graph.types import Array, DType
-from bbgrap.program.artifacts import SegmentModel
-from bbgrap.program.blocked import BlockedCopies, blocked
-from bbgrap.program.execution import Copies
-from bbgrap.program.schedule import Box, BufferSpec, Join, Part, Run, Schedule, Step, box_shape
+from bbgrap.runtime.blocked import BlockedCopies, blocked
+from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.schedule import Box, BufferSpec, Join, Part, Run, Schedule, Step, box_shape
 from bbgrap_agent.executor import Segment
 
 TOLERANCE = 1e-5

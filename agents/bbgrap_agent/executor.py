@@ -19,15 +19,15 @@ from functools import partial
 
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array
-from bbgrap.program.execution import Copies, Execution, Outbox
-from bbgrap.program.recording import Clock
-from bbgrap.program.schedule import Schedule, Send
 from bbgrap.protocol.data import Frame, Headers, Kind
-from bbgrap.protocol.letters import Letter, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.message_layout import Letter, letters_received, letters_sent, pack, unpack
 from bbgrap.protocol.messages import Buffer, Peer
+from bbgrap.runtime.execution import Copies, Execution, Outbox
+from bbgrap.runtime.recording import Clock
+from bbgrap.runtime.schedule import Schedule, Send
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
-from bbgrap_agent.envelopes import Envelope, envelopes_of
+from bbgrap_agent.prepared_messages import Envelope, envelopes_of
 from bbgrap_agent.recording import OnRecord, Recorder
 
 MAX_EARLY = 1024

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.engine.calling import caller
 from bbgrap.engine.layout import SegmentCompiler
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph.onnx_layout import Boundary
 from bbgrap.graph.types import Array
-from bbgrap.program.artifacts import SegmentModel
-from bbgrap.program.schedule import Run
 from bbgrap.protocol.messages import Deploy, Peer
+from bbgrap.runtime.schedule import Run
 from bbgrap_agent.compiling import Loaded, Loader, load_compiled, load_portable
 from bbgrap_agent.executor import Deployment, Segment
 from bbgrap_agent.weights import WeightStore

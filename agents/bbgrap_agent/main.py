@@ -67,7 +67,7 @@ def _work(
 
     from bbgrap.cluster.files import read_profile
     from bbgrap.transport.control import ControlClient, check_address
-    from bbgrap.transport.lifeline import stop_with_parent
+    from bbgrap.transport.exit_with_parent import stop_with_parent
     from bbgrap.transport.tcp import TcpDataPlane
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.facts import introduce

@@ -22,11 +22,11 @@ from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.graph.types import Array, DType
-from bbgrap.program.blocked import aligned_empty
-from bbgrap.program.execution import Copies
-from bbgrap.program.schedule import BufferSpec, Part, Schedule, Send
 from bbgrap.protocol.data import Frame
-from bbgrap.protocol.letters import unpack
+from bbgrap.protocol.message_layout import unpack
+from bbgrap.runtime.blocked import aligned_empty
+from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.schedule import BufferSpec, Part, Schedule, Send
 from bbgrap.tdl.work import Work
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.zoo.builder import Builder

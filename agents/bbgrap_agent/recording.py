@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bbgrap.program.execution import Copies
-from bbgrap.program.recording import Clock, Record, RecordedExecution, RoundTrip, labels_of
-from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.data import Frame, Kind, pack_clock, unpack_clock
 from bbgrap.protocol.messages import Buffer
+from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.recording import Clock, Record, RecordedExecution, RoundTrip, labels_of
+from bbgrap.runtime.schedule import Schedule
 from bbgrap.transport.data import DataPlane
 
 ROUND_TRIPS = 8

@@ -12,11 +12,11 @@ from statistics import median
 
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.speeds import speeds_together, typical_seconds
-from bbgrap.program.compile import Compiled
-from bbgrap.program.predict import ANY_NODE, MESSAGES, NOT_CALIBRATED, Calibration, Predictor
+from bbgrap.compiler.compile import Compiled
+from bbgrap.compiler.predict import ANY_NODE, MESSAGES, NOT_CALIBRATED, Calibration, Predictor
+from bbgrap.costmodel.timeline import Lane, Span, Timeline
 from bbgrap.program.steps import Apply, Compute
-from bbgrap.program.timeline import Lane, Span, Timeline
-from bbgrap.program.trace import SegmentTime
+from bbgrap.report.trace import SegmentTime
 
 LEAST, MOST = 0.05, 20.0
 """Bounds of a factor: what lies beyond was no measurement of that segment."""

@@ -12,18 +12,18 @@ from math import inf
 import numpy as np
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.direct import build_direct
+from bbgrap.compiler.memory import program_bytes
+from bbgrap.compiler.passes import InInstalments, SlowestFirst
+from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration, Predictor
+from bbgrap.costmodel.clock import Post, Work
+from bbgrap.costmodel.timeline import Timeline
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, bound_together, is_torn
 from bbgrap.planners.search import TileChoices
-from bbgrap.program.clock import Post, Work
-from bbgrap.program.direct import build_direct
-from bbgrap.program.memory import program_bytes
-from bbgrap.program.palettes import ways_of_palettes
-from bbgrap.program.passes import InInstalments, SlowestFirst
-from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
+from bbgrap.program.dictionaries import ways_of_palettes
 from bbgrap.program.steps import Apply, Program
-from bbgrap.program.timeline import Timeline
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import LocalOp, can_make
 from bbgrap.tdl.work import Work as Amount

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bbgrap.auto.forecast import Forecast
+from bbgrap.compiler.passes.fuse import layer_phases
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
-from bbgrap.program.passes.fuse import layer_phases
 from bbgrap.program.steps import Apply, Compute
 
 AXES = {

@@ -10,13 +10,13 @@ from bbgrap.auto.calibrate import Segments, segments_of
 from bbgrap.auto.search import Found, plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, NodeProfile
+from bbgrap.compiler.compile import Compiled
+from bbgrap.compiler.direct import build_direct
+from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration, Predictor
+from bbgrap.costmodel.timeline import LANES, Timeline, plain_timeline
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.single import plan_whole
-from bbgrap.program.compile import Compiled
-from bbgrap.program.direct import build_direct
-from bbgrap.program.predict import NOT_CALIBRATED, Calibration, Predictor
-from bbgrap.program.timeline import LANES, Timeline, plain_timeline
 from bbgrap.tdl import Description
 
 Descriptions = Mapping[str, Description | None]

@@ -19,11 +19,11 @@ from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.auto.improve import improve
 from bbgrap.auto.mix import mixtures
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, verify_plan
-from bbgrap.program.predict import NOT_CALIBRATED, Calibration
 from bbgrap.tdl import Description
 
 INGREDIENTS = 8

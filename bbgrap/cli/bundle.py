@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bbgrap.compiler.export import schedule_of, segment_graphs
 from bbgrap.errors import UsageError
 from bbgrap.graph.onnx_io import save_graph
-from bbgrap.program.export import schedule_of, segment_graphs
-from bbgrap.program.schedule import Join, Part, Receive, Run, Schedule, Send, Step
 from bbgrap.program.steps import Program
+from bbgrap.runtime.schedule import Join, Part, Receive, Run, Schedule, Send, Step
 
 _HOST = "coordinator"
 

@@ -57,7 +57,7 @@ def plan(
     from bbgrap.auto.explain import explain_forecast
     from bbgrap.cli.options import plan_options
     from bbgrap.cli.planning import Request, plan_offline
-    from bbgrap.program.report import explain as explain_plan
+    from bbgrap.report.plan_report import explain as explain_plan
 
     options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
     planned = plan_offline(Request(model, agents, cluster, shares, options, tuple(shapes or ()), batch))

@@ -27,8 +27,8 @@ from bbgrap.cli.output import before_and_after, print_json, print_result, print_
 if TYPE_CHECKING:
     from bbgrap.cli.planning import Planned
     from bbgrap.comparison import Comparison
+    from bbgrap.compiler.artifacts import Artifacts
     from bbgrap.planners.options import PlanOptions
-    from bbgrap.program.artifacts import Artifacts
 
 
 def simulate(
@@ -76,7 +76,7 @@ def simulate(
     from bbgrap.cli.options import plan_options
     from bbgrap.cli.planning import Request, plan_offline
     from bbgrap.cli.timelines import check_suffix, write_timeline
-    from bbgrap.program.export import export
+    from bbgrap.compiler.export import export
 
     check_suffix(timeline)
     options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
@@ -109,10 +109,10 @@ def simulate(
 def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed: int) -> Comparison:
     """Run the partitioned model and plain onnxruntime on the same random inputs."""
     from bbgrap.cli.inputs import random_inputs
+    from bbgrap.compiler.simulate import simulate as walk
     from bbgrap.engine.calling import unpacked_results
     from bbgrap.engine.kernels import local_kernels
     from bbgrap.engine.spread import Witnesses
-    from bbgrap.program.simulate import simulate as walk
 
     feeds = random_inputs(planned.inputs, planned.shapes, seed)
     say(f"inputs: random, seed {seed}")

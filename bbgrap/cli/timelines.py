@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bbgrap.errors import UsageError
 
 if TYPE_CHECKING:
-    from bbgrap.program.timeline import Timeline
+    from bbgrap.costmodel.timeline import Timeline
 
 SUFFIXES = (".json", ".svg", ".html")
 """A trace for Chrome and Perfetto, a picture, a report."""
@@ -37,15 +37,15 @@ def write_timeline(path: Path, timeline: Timeline, title: str, *, predicted: boo
         case ".json":
             import json
 
-            from bbgrap.program.pictures.chrome import chrome_trace
+            from bbgrap.report.chrome import chrome_trace
 
             content = json.dumps(chrome_trace(timeline, title)) + "\n"
         case ".svg":
-            from bbgrap.program.pictures.gantt import timeline_svg
+            from bbgrap.report.gantt import timeline_svg
 
             content = timeline_svg(timeline, title) + "\n"
         case _:
-            from bbgrap.program.pictures.report import report_html
+            from bbgrap.report.html import report_html
 
             content = report_html(title, predicted=timeline) if predicted else report_html(title, measured=timeline)
     write_text(path, content)

@@ -26,7 +26,7 @@ from bbgrap.cli.options import (
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 
 if TYPE_CHECKING:
-    from bbgrap.program.trace import Trace
+    from bbgrap.report.trace import Trace
 
 
 def trace(
@@ -65,9 +65,9 @@ def trace(
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
     from bbgrap.cli.options import plan_options
     from bbgrap.cli.timelines import check_suffix, write_text, write_timeline
-    from bbgrap.program.layers import read_layers
-    from bbgrap.program.pictures.report import report_html
-    from bbgrap.program.timeline import read_timeline
+    from bbgrap.costmodel.timeline import read_timeline
+    from bbgrap.report.html import report_html
+    from bbgrap.report.layers import read_layers
     from bbgrap.session import InferenceSession
 
     check_suffix(output)
@@ -122,8 +122,8 @@ def trace(
 
 def summary_of(traced: Trace) -> dict[str, Any]:
     """Return the numbers of a trace: the keys of `trace --json` that come from it."""
-    from bbgrap.program.pictures.tables import exchanges_of
-    from bbgrap.program.timeline import LANES
+    from bbgrap.costmodel.timeline import LANES
+    from bbgrap.report.tables import exchanges_of
 
     median = traced.median
     return {

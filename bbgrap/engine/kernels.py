@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import onnxruntime as ort
 
+from bbgrap.compiler.artifacts import Artifacts, SegmentModel
 from bbgrap.engine.calling import caller
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph import Array
-from bbgrap.program.artifacts import Artifacts, SegmentModel
-from bbgrap.program.execution import Kernel
+from bbgrap.runtime.execution import Kernel
 
 
 def load_segment(model: SegmentModel, weights: Mapping[str, Array], *, threads: int = 1) -> ort.InferenceSession:

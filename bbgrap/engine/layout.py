@@ -21,7 +21,7 @@ from bbgrap.graph.onnx_crops import crops_to_pools
 from bbgrap.graph.onnx_io import ModelFile, write_graph
 from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, split_front, with_stand_ins
 from bbgrap.graph.types import Array, DType, Graph, Node, TensorType
-from bbgrap.program.blocked import aligned_empty
+from bbgrap.runtime.blocked import aligned_empty
 
 _DOMAIN = "com.microsoft.nchwc"
 _PROBED_CHANNELS = 64

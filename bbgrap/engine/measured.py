@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel
 from bbgrap.engine.kernels import load_segment
 from bbgrap.graph import Array
-from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel
-from bbgrap.program.schedule import BufferSpec, Run
+from bbgrap.runtime.schedule import BufferSpec, Run
 
 RUNS = 5
 """Runs of a segment that are timed, after one that is not."""

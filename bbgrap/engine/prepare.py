@@ -12,21 +12,21 @@ from typing import Any
 from bbgrap.auto.forecast import Forecast
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.compiler.compile import Compiled, compile_plan
+from bbgrap.compiler.export import export
+from bbgrap.compiler.memory import needed_bytes, overfull
+from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepared import Prepared
-from bbgrap.engine.routes import beside, is_guarded, serves_streams, whole_on_each
+from bbgrap.engine.variants import beside, is_guarded, serves_streams, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import AUTO, make_plan
-from bbgrap.program.artifacts import Artifacts
-from bbgrap.program.compile import Compiled, compile_plan
-from bbgrap.program.export import export
-from bbgrap.program.memory import needed_bytes, overfull
-from bbgrap.program.palettes import ways_of_palettes
-from bbgrap.program.predict import NOT_CALIBRATED, Calibration
-from bbgrap.program.report import report_of
+from bbgrap.program.dictionaries import ways_of_palettes
+from bbgrap.report.plan_report import report_of
 
 TIGHT = 0.85
 """Part of the declared memory that a second search may use: chosen."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bbgrap.auto.calibrate import Segments
-from bbgrap.program.artifacts import Artifacts
+from bbgrap.compiler.artifacts import Artifacts
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ direction does not reach is computed
     (a) by output features over all nodes, if it is a product whose weights are heavy: reading them is then the work;
     (b) as partial results, each node's of its own rows, if it reduces the direction (a global pool) to less than half of what it reads;
     (c) whole on one node otherwise, the one with the largest share.
-Which regions the machines need of each other is not decided here: it follows from the tiles, back to front (`bbgrap.program.build`).
+Which regions the machines need of each other is not decided here: it follows from the tiles, back to front (`bbgrap.compiler.build`).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions, follow_layers
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.placements import Levels
 from bbgrap.planners.plan import Plan
-from bbgrap.planners.words import Levels
 
 
 def plan_data_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:

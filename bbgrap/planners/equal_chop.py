@@ -9,10 +9,10 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.placements import Levels
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.search import Choices
 from bbgrap.planners.tofu import further_words
-from bbgrap.planners.words import Levels
 
 
 def plan_equal_chop(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:

@@ -12,10 +12,10 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.placements import Levels, Word
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.search import Choices
 from bbgrap.planners.tofu import further_words
-from bbgrap.planners.words import Levels, Word
 from bbgrap.tdl import Description
 
 LIMIT = 24

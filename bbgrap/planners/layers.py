@@ -12,8 +12,8 @@ from math import prod
 
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
+from bbgrap.planners.placements import SOMEWHERE, Along, Letter, Levels, Over, Word, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
-from bbgrap.planners.words import SOMEWHERE, Along, Letter, Levels, Over, Word, tiles_of
 from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
 
 Descriptions = Mapping[str, Description | None]

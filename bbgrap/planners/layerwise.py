@@ -14,8 +14,8 @@ from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.layers import Descriptions, layers_of
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.placements import Levels
 from bbgrap.planners.plan import Plan, Tile, whole_output
-from bbgrap.planners.words import Levels
 
 
 def plan_layerwise(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:

@@ -10,8 +10,8 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.placements import SOMEWHERE, Along, Letter, Levels
 from bbgrap.planners.plan import Plan
-from bbgrap.planners.words import SOMEWHERE, Along, Letter, Levels
 
 
 def plan_model_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions, first_output, operands_by_size
 from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.placements import Levels, Word, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
-from bbgrap.planners.words import Levels, Word, tiles_of
 from bbgrap.shapemap import ShapeMap
 
 Integers = NDArray[np.int64]

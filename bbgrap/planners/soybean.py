@@ -24,9 +24,9 @@ from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.layers import Descriptions, Layer, first_output, layers_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.papers.tilings import COLUMNS, COPY, FORMS, ROWS, tables_of
+from bbgrap.planners.placements import EVERYWHERE, SOMEWHERE, Along, Letter, Levels, Over, Word, tiles_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
-from bbgrap.planners.words import EVERYWHERE, SOMEWHERE, Along, Letter, Levels, Over, Word, tiles_of
+from bbgrap.planners.tilings import COLUMNS, COPY, FORMS, ROWS, tables_of
 from bbgrap.tdl import Description, is_elementwise
 
 TILINGS = ROWS + COLUMNS + COPY

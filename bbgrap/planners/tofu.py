@@ -17,9 +17,9 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.placements import SOMEWHERE, Along, Letter, Levels, Over, Word
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.search import Choices
-from bbgrap.planners.words import SOMEWHERE, Along, Letter, Levels, Over, Word
 from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
 
 

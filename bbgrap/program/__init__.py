@@ -1,1 +1,1 @@
-"""Programs: what every machine runs, sends and receives. Build, optimise, export, simulate."""
+"""The distributed program: its steps, how tensors become bytes, its counts."""

@@ -23,7 +23,7 @@ from functools import cached_property
 
 from bbgrap.graph import Graph
 from bbgrap.planners.options import TransferType
-from bbgrap.program.wire import WireType, wire_bytes, wire_of
+from bbgrap.program.encodings import WireType, wire_bytes, wire_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import LocalOp
 from bbgrap.tdl.language import ReducerKind

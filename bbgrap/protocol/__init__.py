@@ -1,1 +1,1 @@
-"""Messages, their encoding, and the state machines of agents, coordinator and clients: no socket, no clock, no thread."""
+"""The wire format: messages, their encoding, limits and version. No socket, no clock."""

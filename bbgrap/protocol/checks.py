@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bbgrap.program.artifacts import SegmentModel
-from bbgrap.program.schedule import Run
+from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.protocol.limits import is_digest
 from bbgrap.protocol.messages import Deploy
+from bbgrap.runtime.schedule import Run
 
 
 def check_deploy(deploy: Deploy) -> tuple[str, ...]:

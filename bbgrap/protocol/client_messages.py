@@ -21,9 +21,9 @@ from bbgrap.errors import (
     UsageError,
 )
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.recording import Record
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, FileName, Length, Name, Text
 from bbgrap.protocol.messages import Chunk, TensorHeader, Tensors
+from bbgrap.runtime.recording import Record
 
 # --- client -> coordinator: every one but `Ask` and `Cancel` is a call that gets one final answer ---------------------------------
 

@@ -2,7 +2,7 @@
 
     magic | version | kind | source | message | epoch | request
 
-The payload of tensors is a letter (`bbgrap.protocol.letters`). Law: `Frame.parse` raises nothing but `RemoteProtocolError`.
+The payload of tensors is a letter (`bbgrap.protocol.message_layout`). Law: `Frame.parse` raises nothing but `RemoteProtocolError`.
 """
 
 from __future__ import annotations

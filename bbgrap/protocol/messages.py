@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from bbgrap.cluster.types import LinkProfile, NodeProfile
+from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.graph.types import DType, TensorType
-from bbgrap.program.artifacts import SegmentModel
-from bbgrap.program.recording import Record
-from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.limits import (
     MAX_CHUNK_BYTES,
     MAX_TENSOR_BYTES,
@@ -26,6 +24,8 @@ from bbgrap.protocol.limits import (
     Payload,
     Text,
 )
+from bbgrap.runtime.recording import Record
+from bbgrap.runtime.schedule import Schedule
 
 PROTOCOL_VERSION = 3
 

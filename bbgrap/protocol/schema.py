@@ -15,8 +15,6 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from bbgrap.errors import LocalProtocolError
-from bbgrap.program.recording import Record, check_record
-from bbgrap.program.schedule import Schedule, check_schedule
 from bbgrap.protocol.checks import check_deploy
 from bbgrap.protocol.limits import (
     MAX_INTEGER,
@@ -29,6 +27,8 @@ from bbgrap.protocol.limits import (
     is_plain_name,
 )
 from bbgrap.protocol.messages import Deploy
+from bbgrap.runtime.recording import Record, check_record
+from bbgrap.runtime.schedule import Schedule, check_schedule
 
 Reader = Callable[[object], object]
 

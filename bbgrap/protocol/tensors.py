@@ -13,9 +13,9 @@ import numpy as np
 
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
-from bbgrap.program.schedule import Schedule
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import Buffer, TensorHeader
+from bbgrap.runtime.schedule import Schedule
 
 Inputs = tuple[tuple[TensorHeader, ...], tuple[Buffer, ...]]
 """The inputs of a request, and their contents."""

@@ -17,8 +17,8 @@ from typing import Self, TypeVar
 import zmq
 
 from bbgrap.cluster.types import NodeProfile
+from bbgrap.control import client as machine
 from bbgrap.errors import BbgrapError, RemoteProtocolError
-from bbgrap.protocol import client_machine as machine
 from bbgrap.protocol.client_messages import (
     Call,
     Failed,
@@ -37,7 +37,7 @@ from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import PROTOCOL_VERSION, Buffer
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlClient, check_address, unavailable
-from bbgrap.transport.mailbox import Mailbox
+from bbgrap.transport.wakeup_queue import Mailbox
 
 A = TypeVar("A")
 OnProgress = Callable[[Progress], None]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import InputValues
-from bbgrap.program.palettes import have_few_values
+from bbgrap.program.dictionaries import have_few_values
 
 Shapes = tuple[tuple[int, ...], ...]
 

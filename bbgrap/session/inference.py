@@ -21,12 +21,11 @@ from typing import Any, Protocol, TypeVar, get_args
 
 from bbgrap.engine.images import image_seconds
 from bbgrap.engine.load import confirm_runs
-from bbgrap.engine.routes import serves_streams
+from bbgrap.engine.variants import serves_streams
 from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions, Split
-from bbgrap.program.trace import HOST_NAME, Trace, clock_error_s, timeline_of
 from bbgrap.protocol.client_messages import (
     Fault,
     ModelPrepared,
@@ -36,6 +35,7 @@ from bbgrap.protocol.client_messages import (
 )
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
+from bbgrap.report.trace import HOST_NAME, Trace, clock_error_s, timeline_of
 from bbgrap.session.connection import CallFailedError, Connection, OnProgress, connect
 from bbgrap.session.first_inputs import FirstInputs, Shapes
 from bbgrap.session.microbatches import Answers, microbatch_size, microbatches_of

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel
-from bbgrap.protocol.coordinator_uploads import offer_digest
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 from bbgrap.session.connection import Connection
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 from bbgrap.protocol.messages import Buffer
 from bbgrap.transport.framing import GREETING, SMALL_BYTES, frame_head, shelf_frame
-from bbgrap.transport.mailbox import Mailbox
 from bbgrap.transport.shelf import Shelf, offer_shelf
+from bbgrap.transport.wakeup_queue import Mailbox
 
 _LINGER_S = 0.2
 _FIRST_RETRY_S = 0.05

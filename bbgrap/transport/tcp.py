@@ -26,9 +26,9 @@ from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.messages import Buffer
 from bbgrap.transport.data import Admit, Arrival
 from bbgrap.transport.framing import Reader
-from bbgrap.transport.mailbox import Mailbox
 from bbgrap.transport.outbox import Outbox, detect_silence
 from bbgrap.transport.shelf import Shelves
+from bbgrap.transport.wakeup_queue import Mailbox
 
 MAX_CONNECTIONS = 512
 """Incoming connections. Chosen: one per device of the largest clusters we know, several times over."""

@@ -15,8 +15,8 @@ from math import inf
 from pathlib import Path
 
 from bbgrap.auto.calibrate import LEAST, MOST, MachineFactors
-from bbgrap.protocol.coordinator_calibrations import MAX_MACHINES, MAX_MODELS
-from bbgrap.protocol.coordinator_events import KeepCalibration
+from bbgrap.control.calibrations import MAX_MACHINES, MAX_MODELS
+from bbgrap.control.coordinator_events import KeepCalibration
 from bbgrap.protocol.limits import is_digest
 
 FORMAT = 1

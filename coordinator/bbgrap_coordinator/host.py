@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from bbgrap.control.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
-from bbgrap.program.execution import Copies, Empty, Execution
-from bbgrap.program.recording import RecordedExecution, labels_of
-from bbgrap.program.schedule import Join, Receive, Schedule, Send
 from bbgrap.protocol.client_messages import Fault
-from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.protocol.data import Frame, Kind, pack_clock
-from bbgrap.protocol.letters import Letter, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.message_layout import Letter, letters_received, letters_sent, pack, unpack
 from bbgrap.protocol.messages import Buffer, Peer, TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
+from bbgrap.runtime.execution import Copies, Empty, Execution
+from bbgrap.runtime.recording import RecordedExecution, labels_of
+from bbgrap.runtime.schedule import Join, Receive, Schedule, Send
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import PingAnswers
 

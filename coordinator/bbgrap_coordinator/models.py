@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from bbgrap.control.coordinator_events import ChunkWritten, WriteChunk
 from bbgrap.protocol.client_messages import ModelFile
-from bbgrap.protocol.coordinator_events import ChunkWritten, WriteChunk
 from bbgrap.protocol.limits import is_digest
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.engine.prepare import prepare
 from bbgrap.engine.prepared import Prepared
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
-from bbgrap.program.artifacts import Artifacts
-from bbgrap.transport.lifeline import stop_with_parent
+from bbgrap.transport.exit_with_parent import stop_with_parent
 from bbgrap_coordinator.planning import Job, Packed, pack
 
 FIRST_TO_GO = "500"

@@ -26,10 +26,10 @@ from types import TracebackType
 from typing import IO, Self
 
 from bbgrap.cluster.types import Cluster
+from bbgrap.compiler.predict import Calibration
 from bbgrap.engine.prepared import Prepared
 from bbgrap.errors import PlanError
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.predict import Calibration
 
 ALIGNMENT = 64
 """Where arrays begin in the file of weights, in bytes: no less than any of their elements needs."""

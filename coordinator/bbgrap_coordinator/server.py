@@ -18,13 +18,9 @@ from pathlib import Path
 import zmq
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.engine.prepared import Prepared
-from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
-from bbgrap.planners.options import PlanOptions
-from bbgrap.program.predict import Calibration
-from bbgrap.protocol.client_messages import Failed, Fault, StillWorking
-from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
-from bbgrap.protocol.coordinator_events import (
+from bbgrap.compiler.predict import Calibration
+from bbgrap.control.coordinator import CoordinatorMachine
+from bbgrap.control.coordinator_events import (
     DropRequest,
     Event,
     FromPeer,
@@ -44,11 +40,15 @@ from bbgrap.protocol.coordinator_events import (
     ToClient,
     WriteChunk,
 )
-from bbgrap.protocol.coordinator_machine import CoordinatorMachine
+from bbgrap.engine.prepared import Prepared
+from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.client_messages import Failed, Fault, StillWorking
+from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import Deploy, DeploymentFailed
 from bbgrap.transport.control import ControlServer
-from bbgrap.transport.mailbox import Mailbox
 from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap.transport.wakeup_queue import Mailbox
 from bbgrap_coordinator.calibrations import CalibrationStore
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import zmq
 
-from bbgrap.protocol.coordinator_events import Settings
-from bbgrap.protocol.coordinator_machine import CoordinatorMachine
+from bbgrap.control.coordinator import CoordinatorMachine
+from bbgrap.control.coordinator_events import Settings
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
-from bbgrap.transport.lifeline import stop_with_parent
+from bbgrap.transport.exit_with_parent import stop_with_parent
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.calibrations import CalibrationStore
 from bbgrap_coordinator.models import ModelStore

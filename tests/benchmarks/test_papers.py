@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.papers import bbgrap, hypar, soybean, tofu
+from benchmarks.papers.tables import bbgrap, hypar, soybean, tofu
 
 
 def test_json_has_every_table() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from bbgrap import zoo
 from bbgrap.cluster.types import LOCAL, NodeProfile
+from bbgrap.costmodel.clock import Await, Post, Work
 from bbgrap.engine.prepare import prepare
-from bbgrap.program.clock import Await, Post, Work
-from bbgrap.program.schedule import Join, Receive, Run, Send
-from bbgrap.protocol.letters import letters_sent
+from bbgrap.protocol.message_layout import letters_sent
+from bbgrap.runtime.schedule import Join, Receive, Run, Send
 from benchmarks import scale
 from benchmarks.device_times import Stopwatch, Walk
 from benchmarks.network import ModelAt, parse_planner

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.cluster.types import COORDINATOR, LinkProfile
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.prepare import prepare
 from bbgrap.graph.onnx_io import save_graph
 from bbgrap.local import LocalCluster
-from bbgrap.program.simulate import simulate
 from bbgrap.session import InferenceSession
 from tests.partition import assert_close, plain_outputs
 from tests.random_models import networks, plan_options, random_feeds

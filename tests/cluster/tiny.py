@@ -17,15 +17,15 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.compiler.predict import Calibration
 from bbgrap.engine.prepared import Alternative, Prepared
-from bbgrap.engine.routes import serves_streams
+from bbgrap.engine.variants import serves_streams
 from bbgrap.errors import PlanError
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
-from bbgrap.program.predict import Calibration
-from bbgrap.program.schedule import Box, BufferSpec, Join, Part, Receive, Run, Schedule, Send, Step
+from bbgrap.runtime.schedule import Box, BufferSpec, Join, Part, Receive, Run, Schedule, Send, Step
 
 OPSET = 17
 WEIGHT_ELEMENTS = int(os.environ.get("TINY_WEIGHT", "1024"))

@@ -14,6 +14,9 @@ import numpy as np
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.comparison import compare
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.calling import packed_feeds, unpacked_results
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
@@ -25,9 +28,6 @@ from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import SPLITS, PlanOptions
 from bbgrap.planners.plan import Plan, verify_plan
 from bbgrap.planners.registry import AUTO, make_plan
-from bbgrap.program.compile import compile_plan
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from tests.conformance.suite import Run
 
 DEVICES = (2, 3, 5)

@@ -11,14 +11,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.reference import Reference
 from bbgrap.graph import Array
 from bbgrap.planners.options import SPLITS, PlanOptions
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from tests.partition import assert_close
 
 RANDOM = np.random.default_rng(5)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
@@ -17,8 +19,6 @@ from bbgrap.engine.spread import Witnesses
 from bbgrap.graph import Array
 from bbgrap.graph.types import DType
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from tests.quantized_models import DYNAMIC, FORMATS, INTEGER, converted, networks, of_four_bits
 
 BRIEF = [PlanOptions(), PlanOptions(split="channels"), PlanOptions(planner="tofu")]

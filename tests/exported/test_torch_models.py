@@ -14,13 +14,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bbgrap.cluster import Cluster  # noqa: E402 - after the check
+from bbgrap.compiler.export import export  # noqa: E402
+from bbgrap.compiler.simulate import simulate  # noqa: E402
 from bbgrap.engine.kernels import local_kernels  # noqa: E402
 from bbgrap.engine.load import load_graph  # noqa: E402
 from bbgrap.engine.prepare import compile_graph  # noqa: E402
 from bbgrap.engine.reference import Reference  # noqa: E402
 from bbgrap.planners.options import PlanOptions  # noqa: E402
-from bbgrap.program.export import export  # noqa: E402
-from bbgrap.program.simulate import simulate  # noqa: E402
 from tests.exported.modules import MODULES  # noqa: E402
 from tests.partition import assert_close  # noqa: E402
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import onnx
 
-from bbgrap.program.artifacts import Artifacts, DeviceArtifacts, SegmentModel
-from bbgrap.program.schedule import Box, Part, Send, Step
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel
+from bbgrap.runtime.schedule import Box, Part, Send, Step
 
 
 def shift_pads(artifacts: Artifacts) -> Artifacts:

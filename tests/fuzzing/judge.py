@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.calling import unpacked_results
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
@@ -17,9 +20,6 @@ from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.spread import Witnesses
 from bbgrap.errors import BbgrapError, InputError, ModelError
 from bbgrap.graph import Graph
-from bbgrap.program.artifacts import Artifacts
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from tests.fuzzing.bounds import Answers, PlainFailureError, excess, is_shaky, onnxruntime_answers
 from tests.fuzzing.configurations import Configuration
 from tests.fuzzing.samples import Sample

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bbgrap.program.artifacts import Artifacts
+from bbgrap.compiler.artifacts import Artifacts
 from tests.fuzzing.bounds import Answers, excess, is_shaky, least_float, onnxruntime_answers
 from tests.fuzzing.calls import OPERATORS
 from tests.fuzzing.campaign import Job, do, judged_of

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import LOCAL, Network
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import load_segment
 from bbgrap.engine.layout import block_size
 from bbgrap.engine.prepare import compile_graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.artifacts import Artifacts, DeviceArtifacts
-from bbgrap.program.blocked import BlockedCopies
-from bbgrap.program.compile import compile_plan
-from bbgrap.program.execution import Copies
-from bbgrap.program.export import export
-from bbgrap.program.schedule import Join, check_schedule
-from bbgrap.program.simulate import simulate
+from bbgrap.runtime.blocked import BlockedCopies
+from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.schedule import Join, check_schedule
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
 from tests.partition import assert_close

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from bbgrap_agent.envelopes import Envelope, envelopes_of
+from bbgrap_agent.prepared_messages import Envelope, envelopes_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.types import DType
-from bbgrap.program.blocked import BlockedCopies, blocked
-from bbgrap.program.schedule import BufferSpec, Part, Schedule, Send
 from bbgrap.protocol.data import Frame, Headers, Kind
-from bbgrap.protocol.letters import letters_sent, pack
+from bbgrap.protocol.message_layout import letters_sent, pack
+from bbgrap.runtime.blocked import BlockedCopies, blocked
+from bbgrap.runtime.schedule import BufferSpec, Part, Schedule, Send
 from bbgrap.transport.framing import SMALL_BYTES, frame_head
 
 BLOCK = 4

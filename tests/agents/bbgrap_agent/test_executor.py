@@ -7,10 +7,10 @@ import pytest
 from bbgrap_agent.executor import MAX_EARLY, Deployment, Executor
 
 from bbgrap.graph.types import DType
-from bbgrap.program.execution import Copies
-from bbgrap.program.schedule import BufferSpec, Part, Receive, Run, Schedule, Send
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
+from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.schedule import BufferSpec, Part, Receive, Run, Schedule, Send
 from bbgrap.transport.framing import SMALL_BYTES
 from bbgrap.transport.inproc import InprocNetwork
 

@@ -15,6 +15,9 @@ from bbgrap.auto.improve import shifted
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, LinkProfile, Network, NodeProfile
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.predict import ANY_NODE, MESSAGES, Calibration, Predictor
+from bbgrap.costmodel.clock import Work
 from bbgrap.engine.prepare import fit, plan_graph
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
@@ -23,10 +26,7 @@ from bbgrap.planners.options import SPLITS, PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, check_plan, whole_output
 from bbgrap.planners.registry import PLANNERS, make_plan
-from bbgrap.program.clock import Work
-from bbgrap.program.compile import compile_plan
-from bbgrap.program.predict import ANY_NODE, MESSAGES, Calibration, Predictor
-from bbgrap.program.trace import SegmentTime
+from bbgrap.report.trace import SegmentTime
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
 from benchmarks.planning import exhaustive_gap

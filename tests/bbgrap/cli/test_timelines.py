@@ -3,8 +3,8 @@ import json
 import pytest
 
 from bbgrap.cli.timelines import write_timeline
+from bbgrap.costmodel.timeline import Span, Timeline
 from bbgrap.errors import UsageError
-from bbgrap.program.timeline import Span, Timeline
 
 TIMELINE = Timeline(("a",), (Span(0, "compute", "s", 0.0, 0.001, segment=0),))
 

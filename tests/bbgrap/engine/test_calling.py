@@ -9,6 +9,10 @@ import onnx
 import pytest
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.calling import run_values
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
@@ -19,11 +23,7 @@ from bbgrap.graph.onnx_read import read_model
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
-from bbgrap.program.artifacts import Artifacts
-from bbgrap.program.compile import compile_plan
-from bbgrap.program.export import export
-from bbgrap.program.schedule import Receive
-from bbgrap.program.simulate import simulate
+from bbgrap.runtime.schedule import Receive
 from bbgrap.session.signature import Signature
 from bbgrap.session.values import unpacked_output
 from tests.value_models import CASES, Case, plain_answers, same, sequences_inside_and_outside

@@ -12,6 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
@@ -21,8 +23,6 @@ from bbgrap.graph import Graph
 from bbgrap.graph.onnx_io import with_input_shapes
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from tests.light_control_flow import node, normal, speech_like, untyped
 from tests.value_models import same
 

@@ -9,7 +9,7 @@ from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.graph.onnx_layout import Boundary, Patch, split_front
-from bbgrap.program.blocked import blocked, blocks_of, from_blocks
+from bbgrap.runtime.blocked import blocked, blocks_of, from_blocks
 from bbgrap.zoo.builder import Builder
 
 BLOCK = block_size() or 16

@@ -1,11 +1,11 @@
 """Segments timed one by one: each once per content, every one of every device."""
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.export import export
 from bbgrap.engine import measured
 from bbgrap.engine.prepare import plan_graph
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.export import export
-from bbgrap.program.schedule import Run
+from bbgrap.runtime.schedule import Run
 from bbgrap.zoo import build
 
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
@@ -22,8 +24,6 @@ from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.graph import Graph
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.planners.options import SPLITS, PlanOptions
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from tests.value_models import same
 
 PLANNERS = ("widest", "tofu", "fewer-exchanges", "fused-tiles", "pipeline", "equal-chop", "spartan", "allrow-greedy")

@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.compiler.compile import compile_plan
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import check_plan
 from bbgrap.planners.registry import PLANNERS, make_plan
-from bbgrap.program.compile import compile_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.compiler.compile import compile_plan
 from bbgrap.errors import UsageError
 from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import make_plan
 from bbgrap.planners.shares import grid_of, split_by_shares
-from bbgrap.program.compile import compile_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.tdl import even_split
 from bbgrap.zoo import build

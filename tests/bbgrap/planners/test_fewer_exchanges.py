@@ -9,12 +9,12 @@ import pytest
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.cluster.speeds import Speed
 from bbgrap.cluster.types import Link, Network
+from bbgrap.compiler.compile import compile_plan
 from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
 from bbgrap.planners.fewer_exchanges import join_phases, plan_fewer_exchanges
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import check_plan
-from bbgrap.program.compile import compile_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.tdl.work import KINDS
 from bbgrap.zoo import build

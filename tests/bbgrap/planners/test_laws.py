@@ -11,6 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
@@ -20,9 +23,6 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import SPLITS, PlanOptions
 from bbgrap.planners.plan import Plan, Tile, bound_together, check_plan
 from bbgrap.planners.registry import PLANNERS, make_plan
-from bbgrap.program.compile import compile_plan
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl import Part, can_make
 from tests.partition import assert_close

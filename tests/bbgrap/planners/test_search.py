@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.compile import compile_plan
 from bbgrap.graph import DType, Graph, Node, TensorType
 from bbgrap.graph.weights import make_weight
 from bbgrap.planners.bbgrap import all_descriptions
@@ -15,7 +16,6 @@ from bbgrap.planners.equal_chop import chop_choices
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.search import Choices
-from bbgrap.program.compile import compile_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.zoo.builder import Builder
 from tests.partition import assert_partition_agrees

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from bbgrap.cluster.speeds import Speed
 from bbgrap.cluster.types import KernelRate, LinkProfile, NodeProfile
+from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.artifacts import SegmentModel, WeightRef
-from bbgrap.program.recording import Record, StepLabel
-from bbgrap.program.schedule import BufferSpec, Join, Part, Receive, Run, Schedule, Send
 from bbgrap.protocol import client_messages as client
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
+from bbgrap.runtime.recording import Record, StepLabel
+from bbgrap.runtime.schedule import BufferSpec, Join, Part, Receive, Run, Schedule, Send
 
 DIGEST = "0123456789abcdef" * 4
 PROFILE = NodeProfile("a", 0.5, 2, 1, 10, 1e9, (KernelRate("conv", 3.5),), (LinkProfile("b", 1e8, 1e-4),), "rack", (Speed("conv", 1e9),))

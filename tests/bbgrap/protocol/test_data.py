@@ -8,11 +8,11 @@ from hypothesis.extra import numpy as hnp
 
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
-from bbgrap.program.schedule import BufferSpec, Part, Receive, Schedule, Send
-from bbgrap.program.wire import carried
+from bbgrap.program.encodings import carried
 from bbgrap.protocol.data import Frame, Headers, Kind
-from bbgrap.protocol.letters import Letter, letters_received, letters_sent, pack, unpack
+from bbgrap.protocol.message_layout import Letter, letters_received, letters_sent, pack, unpack
 from bbgrap.protocol.tensors import decode_array, encode_array
+from bbgrap.runtime.schedule import BufferSpec, Part, Receive, Schedule, Send
 
 DTYPES = [DType.FLOAT, DType.BOOL, DType.INT64, DType.FLOAT16, DType.UINT8, DType.COMPLEX128, DType.STRING]
 

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.graph import Array, DType, Graph, Node, TensorType
 from bbgrap.graph.weights import make_weight
@@ -15,9 +18,6 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, check_plan
 from bbgrap.planners.registry import make_plan
-from bbgrap.program.compile import compile_plan
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl import Part, reducible
 from bbgrap.tdl.jumps import before_jumps

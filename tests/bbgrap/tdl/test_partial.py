@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.compile import compile_plan
 from bbgrap.errors import PlanError
 from bbgrap.graph import Attribute, DType, Graph, Node, TensorType
 from bbgrap.graph.weights import make_weight
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.plan import Plan, Tile, check_plan
-from bbgrap.program.compile import compile_plan
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl import Part, localize_part, part_unit, reducible
 from bbgrap.tdl.partial import partial_operators

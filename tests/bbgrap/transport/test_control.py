@@ -5,7 +5,7 @@ import zmq
 
 from bbgrap.errors import UsageError
 from bbgrap.transport.control import ControlClient, ControlServer, check_address
-from bbgrap.transport.mailbox import Mailbox
+from bbgrap.transport.wakeup_queue import Mailbox
 
 
 def wait(receive):

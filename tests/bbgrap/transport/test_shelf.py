@@ -13,7 +13,7 @@ import pytest
 
 from bbgrap.errors import LocalProtocolError
 from bbgrap.graph.types import DType, TensorType
-from bbgrap.protocol.letters import Letter, unpack
+from bbgrap.protocol.message_layout import Letter, unpack
 from bbgrap.transport import outbox
 from bbgrap.transport.arena import ALIGN
 from bbgrap.transport.framing import GREETING, SMALL_BYTES, frame_head, framed, shelf_frame

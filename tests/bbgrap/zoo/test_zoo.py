@@ -3,6 +3,8 @@ import pytest
 
 from bbgrap import zoo
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.reference import Reference
@@ -10,8 +12,6 @@ from bbgrap.errors import ModelError
 from bbgrap.graph import DType, check_graph
 from bbgrap.graph.onnx_io import read_model, save_graph, to_graph, with_input_shapes
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.export import export
-from bbgrap.program.simulate import simulate
 from bbgrap.program.steps import Send
 from bbgrap.zoo.ranges import RANGES
 from bbgrap.zoo.vit import vit

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.auto.calibrate import LEAST, MOST, MachineFactors
-from bbgrap.protocol.coordinator_calibrations import MAX_MODELS
-from bbgrap.protocol.coordinator_events import KeepCalibration
+from bbgrap.control.calibrations import MAX_MODELS
+from bbgrap.control.coordinator_events import KeepCalibration
 
 MODEL, TYPICAL_S = "ab" * 32, 0.5
 GOOD = {"format": 1, "machines": {"a": {"typical_s": TYPICAL_S, "factors": {"conv": 1.5, "": 1.5}}}}

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from bbgrap_coordinator.host import Host
 
+from bbgrap.control.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.graph.types import DType
-from bbgrap.program.schedule import BufferSpec, Join, Part, Receive, Schedule, Send
 from bbgrap.protocol.client_messages import Fault
-from bbgrap.protocol.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.protocol.data import Frame, Kind, unpack_clock
 from bbgrap.protocol.messages import Peer, TensorHeader
+from bbgrap.runtime.schedule import BufferSpec, Join, Part, Receive, Schedule, Send
 from bbgrap.transport.data import Arrival
 from bbgrap.transport.inproc import InprocNetwork
 

@@ -4,8 +4,8 @@ import hashlib
 
 from bbgrap_coordinator.models import ModelStore
 
+from bbgrap.control.coordinator_events import ChunkWritten, WriteChunk
 from bbgrap.protocol.client_messages import ModelChunk, ModelFile
-from bbgrap.protocol.coordinator_events import ChunkWritten, WriteChunk
 
 CONTENT = b"0123456789"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

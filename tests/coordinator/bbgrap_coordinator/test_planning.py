@@ -13,12 +13,12 @@ import pytest
 from bbgrap_coordinator.planning import PlannerProcess, pack, unpack
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.compiler.predict import NOT_CALIBRATED
 from bbgrap.engine.prepare import prepare
 from bbgrap.engine.prepared import Prepared
 from bbgrap.errors import ModelError, PlanError
 from bbgrap.planners.options import PlanOptions
-from bbgrap.program.artifacts import Artifacts
-from bbgrap.program.predict import NOT_CALIBRATED
 from bbgrap.zoo import materialize
 
 SHAPES = {"input": (1, 3, 32, 32)}

@@ -1,0 +1,60 @@
+"""What is shipped: for every device its schedule and its stand-alone ONNX models, and the weight slices they use, by content.
+
+A segment's `skeleton` is a complete ONNX model except that the bytes of its weights are left out: each initializer refers to external
+data, and whoever loads it supplies the tensors by initializer name. Equal weight slices have equal digests on every device and in
+every deployment, so they are sent and kept once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bbgrap.graph.types import Array, TensorType
+from bbgrap.runtime.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRef:
+    """A weight slice by the digest of its content, with its element type and shape."""
+
+    digest: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentModel:
+    """One stand-alone model of one device.
+
+    `inputs` and `outputs` are the names in the model, in the order in which `Run` lists their buffers.
+    `weights` maps initializer names to the slices that fill them. `digest` is the SHA-256 (hex) of `skeleton`.
+    """
+
+    name: str
+    digest: str
+    skeleton: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: Mapping[str, WeightRef]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArtifacts:
+    """Everything one device needs, apart from the bytes of the weights."""
+
+    schedule: Schedule
+    segments: tuple[SegmentModel, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the distinct weight slices this device holds."""
+        return sum({ref.digest: ref.type.nbytes for s in self.segments for ref in s.weights.values()}.values())
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """A whole deployment: devices 0..N-1, the host's schedule (device N), and the weight slices by digest (read-only arrays)."""
+
+    devices: tuple[DeviceArtifacts, ...]
+    host: Schedule
+    weights: Mapping[str, Array] = field(repr=False, compare=False)

@@ -1,0 +1,192 @@
+"""The initial program (BBGraP, section 3.2): after every layer all pieces go to all devices, are concatenated, and are cropped again.
+
+For every value that a node computes: each device that holds a tile sends it to all other devices; each device concatenates the whole
+value; before each use the needed region is cropped out of it. The model's inputs are sent whole to every device that reads them, its
+outputs go from the tiles to the host, which does the concatenations that only make outputs. Nothing is pruned here: `passes` do that, and
+`simulate` shows that they change no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from bbgrap.compiler.host_concat import joined_by_host
+from bbgrap.graph import Graph, Node
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
+from bbgrap.shapemap import ShapeMap, subtract_all
+from bbgrap.tdl import Description, localize, localize_part, output_regions, reducer_of
+from bbgrap.tdl.language import ReducerKind
+from bbgrap.tdl.work import WorkCounter
+
+
+class _DeviceBuilder:
+    """The growing program of one device."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.buffers: dict[BufferId, Buffer] = {}
+        self.steps: list[Step] = []
+        self.full: dict[str, BufferId] = {}
+        """The buffer that holds the whole of a value, once it is there."""
+
+    def buffer(self, value: str, region: ShapeMap, part: int | None = None) -> BufferId:
+        number = len(self.buffers)
+        self.buffers[number] = Buffer(value, region, part)
+        return number
+
+    def finish(self, feeds: tuple[BufferId, ...] = (), results: tuple[BufferId, ...] = ()) -> DeviceProgram:
+        return DeviceProgram(self.device, self.buffers, tuple(self.steps), feeds, results)
+
+
+def build_initial(plan: Plan, descriptions: Mapping[str, Description | None]) -> Program:
+    """Return the initial program of a plan."""
+    return _Builder(plan, descriptions).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a device holds of a value that was just computed; `part` numbers partial results."""
+
+    device: int
+    piece: Piece
+    part: int | None
+
+
+class _Builder:
+    def __init__(self, plan: Plan, descriptions: Mapping[str, Description | None]) -> None:
+        self.graph: Graph = plan.graph
+        self.plan = plan
+        self.descriptions = descriptions
+        self.host = plan.cluster.host
+        self.devices = [_DeviceBuilder(d) for d in range(self.host + 1)]
+        self.messages = count()
+        self.counter = WorkCounter(plan.graph, descriptions)
+        self.joined = joined_by_host(plan, descriptions)
+        joined = (plan.graph.node_by_name[name] for name in self.joined)
+        self.returned = {*plan.graph.outputs, *(name for node in joined for name in node.inputs)}
+        """What the host gets of agents."""
+
+    def run(self) -> Program:
+        host = self.devices[self.host]
+        feeds = tuple(self._scatter(name) for name in self.graph.inputs)
+        for node in self.graph.nodes:
+            if node.name in self.joined:
+                host.full[node.outputs[0]] = self._compute(node, Tile(self.host, whole_output(self.graph, node)), None)[0]
+            else:
+                self._layer(node)
+        results = tuple(host.full[name] for name in self.graph.outputs)
+        return Program(self.graph, tuple(d.finish(feeds, results) if d is host else d.finish() for d in self.devices))
+
+    def _whole(self, value: str) -> ShapeMap:
+        return ShapeMap.full(self.graph.types[value].shape or ())
+
+    def _scatter(self, value: str) -> BufferId:
+        whole = self._whole(value)
+        buffer = self.devices[self.host].buffer(value, whole)
+        self.devices[self.host].full[value] = buffer
+        readers = {tile.device for node in self.graph.consumers.get(value, ()) for tile in self.plan.tiles[node.name]}
+        for device in sorted(readers):
+            self.devices[device].full[value] = self._send(self.host, Piece(buffer, whole), device)
+        return buffer
+
+    def _send(self, source: int, piece: Piece, destination: int) -> BufferId:
+        message = next(self.messages)
+        self.devices[source].steps.append(Send(message, destination, (piece,)))
+        held = self.devices[source].buffers[piece.buffer]
+        received = self.devices[destination].buffer(held.value, piece.region, held.part)
+        self.devices[destination].steps.append(Receive(message, source, (received,)))
+        return received
+
+    def _layer(self, node: Node) -> None:
+        outputs = [name for name in node.outputs if name]
+        own: dict[str, list[_Held]] = {name: [] for name in outputs}
+        tiles = self.plan.tiles[node.name]
+        parts = sorted({tile.part.interval for tile in tiles if tile.part is not None})
+        for tile in tiles:
+            part = None if tile.part is None else parts.index(tile.part.interval)
+            for name, buffer in zip(outputs, self._compute(node, tile, part), strict=True):
+                own[name].append(_Held(tile.device, Piece(buffer, self.devices[tile.device].buffers[buffer].region), part))
+        kind = reducer_of(description) if (description := self.descriptions[node.name]) is not None else None
+        for name in outputs:
+            if name in self.graph.consumers:
+                for device in range(self.host):
+                    self._gather(name, own[name], device, kind)
+            if name in self.returned:
+                self._return(name, own[name], kind)
+
+    def _return(self, value: str, holders: list[_Held], kind: ReducerKind | None) -> None:
+        """Bring a model output to the host; partial results are added up by an agent before, since the host computes nothing."""
+        if holders[0].part is None:
+            self._gather(value, holders, self.host, kind)
+            return
+        adder = self.devices[holders[0].device]
+        if value not in adder.full:
+            self._gather(value, holders, adder.device, kind)
+        self.devices[self.host].full[value] = self._send(adder.device, Piece(adder.full[value], self._whole(value)), self.host)
+
+    def _compute(self, node: Node, tile: Tile, part: int | None) -> list[BufferId]:
+        builder = self.devices[tile.device]
+        description = self.descriptions[node.name]
+        if tile.part is not None and description is not None:
+            local = localize_part(self.graph, node, description, tile.region, tile.part)
+        else:
+            local = localize(self.graph, node, description, tile.region)
+        needed = [*zip(node.inputs, local.reads, strict=True), *((name, self._whole(name)) for name in node.captured)]
+        reads = tuple(self._crop(builder, name, region) for name, region in needed)
+        outputs = [name for name in node.outputs if name]
+        regions = output_regions(description, tile.region, [self.graph.types[name].shape for name in outputs])
+        writes = [builder.buffer(name, region, part) for name, region in zip(outputs, regions, strict=True)]
+        parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
+        work = self.counter.work(node, local.reads, regions, parts)
+        builder.steps.append(Compute((Apply(node.name, local, reads, tuple(writes), work),)))
+        return writes
+
+    def _crop(self, builder: _DeviceBuilder, value: str, region: ShapeMap | None) -> BufferId | None:
+        if not value or region is None or value in self.graph.weights or region.is_empty:
+            return None
+        full = builder.full[value]
+        if region == builder.buffers[full].region:
+            return full
+        cropped = builder.buffer(value, region)
+        builder.steps.append(Compute((Assemble(cropped, (Piece(full, region),)),)))
+        return cropped
+
+    def _gather(self, value: str, holders: list[_Held], device: int, kind: ReducerKind | None) -> None:
+        """Bring all pieces of a value to a device, concatenate them, and add up partial results."""
+        here = self.devices[device]
+        parts = list(dict.fromkeys(sorted(h.part for h in holders if h.part is not None)))
+        if not parts:
+            here.full[value] = self._concatenate(value, holders, here, None)
+            return
+        assert kind is not None, "partial tiles belong to a reduction"
+        whole = [self._concatenate(value, [h for h in holders if h.part == part], here, part) for part in parts]
+        here.full[value] = here.buffer(value, self._whole(value))
+        here.steps.append(Compute((Combine(here.full[value], kind, tuple(whole)),)))
+
+    def _concatenate(self, value: str, holders: list[_Held], here: _DeviceBuilder, part: int | None) -> BufferId:
+        """Return the buffer of a whole value, its own piece first where tiles overlap; an empty value has no pieces."""
+        whole = self._whole(value)
+        pieces = sorted(holders, key=lambda held: (held.device != here.device, held.device))
+        local = [
+            held.piece if held.device == here.device else Piece(self._send(held.device, held.piece, here.device), held.piece.region)
+            for held in ([] if whole.is_empty else pieces)
+        ]
+        if len(local) == 1:
+            return local[0].buffer
+        target = here.buffer(value, whole, part)
+        here.steps.append(Compute((Assemble(target, disjoint_pieces(whole, local)),)))
+        return target
+
+
+def disjoint_pieces(region: ShapeMap, sources: list[Piece]) -> tuple[Piece, ...]:
+    """Cover a region from sources that may overlap: each takes what the ones before it left."""
+    if sum(source.region.size for source in sources) == region.size:
+        return tuple(sources)  # they cover the region, and have as many elements: so they are disjoint
+    found: list[Piece] = []
+    for source in sources:
+        wanted = region.intersect(source.region)
+        found += [Piece(source.buffer, rest) for rest in subtract_all(wanted, (p.region for p in found))]
+    return tuple(found)

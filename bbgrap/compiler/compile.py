@@ -1,0 +1,47 @@
+"""From a plan to its programs, initial and optimised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from bbgrap.compiler.build import build_initial
+from bbgrap.compiler.passes import DEFAULT_PASSES, InInstalments, RelayBroadcasts, SlowestFirst, optimize
+from bbgrap.compiler.passes.derived import narrower
+from bbgrap.compiler.predict import Predictor
+from bbgrap.planners.options import TransferType
+from bbgrap.planners.plan import Plan
+from bbgrap.program.steps import Program
+from bbgrap.tdl import Description
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A plan with the program before and after the passes."""
+
+    plan: Plan
+    initial: Program
+    optimized: Program
+
+
+def compile_plan(
+    plan: Plan,
+    descriptions: Mapping[str, Description | None],
+    transfers: TransferType = "exact",
+    palettes: frozenset[int] = frozenset(),
+    *,
+    verify: bool = False,
+) -> Compiled:
+    """Build and optimise the program of a plan.
+
+    Args:
+        plan: What the devices compute.
+        descriptions: Of its nodes, by name.
+        transfers: What 32-bit floats become on their way to an agent.
+        palettes: The devices that get the model's inputs with palettes.
+        verify: Check every law between passes.
+    """
+    initial = replace(build_initial(plan, descriptions), transfers=transfers, palettes=palettes)
+    early = InInstalments(Predictor(plan.cluster), narrower(plan.graph, descriptions))
+    passes = (*DEFAULT_PASSES, RelayBroadcasts(plan.cluster), early, SlowestFirst(plan.cluster))
+    return Compiled(plan, initial, optimize(initial, passes, verify=verify))

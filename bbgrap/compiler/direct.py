@@ -1,0 +1,193 @@
+"""The program of a plan without the way over the initial one: for planners that look at many plans.
+
+What `build` and the passes before fusing arrive at together is made here at once: a device fetches what it needs of a value and does not
+hold, from the first device that has it. The operations know their work but not how to run, so such a program can be timed, not executed.
+A test compares it with the long way: the same messages of the same bytes, the same work.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+from bbgrap.compiler.host_concat import joined_by_host
+from bbgrap.compiler.passes.fuse import FuseSegments
+from bbgrap.graph import Node
+from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
+from bbgrap.shapemap import ShapeMap, subtract_all
+from bbgrap.tdl import LocalOp, reducer_of
+from bbgrap.tdl.language import ReducerKind
+
+Part = int | None
+"""The number of a partial result."""
+
+
+def build_direct(plan: Plan, pieces: Pieces) -> Program:
+    """Return the fused program of a plan, to be timed."""
+    return FuseSegments().run(_Builder(plan, pieces).run())
+
+
+class _Device:
+    """The growing program of one device, and what it holds of every value, by part."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[BufferId, Buffer] = {}
+        self.steps: list[Step] = []
+        self.held: dict[tuple[str, Part], list[tuple[BufferId, ShapeMap]]] = {}
+        self.summed: dict[str, list[tuple[BufferId, ShapeMap]]] = {}
+        """What partial results were added up to, by value."""
+
+    def buffer(self, value: str, region: ShapeMap, part: Part = None) -> BufferId:
+        number = len(self.buffers)
+        self.buffers[number] = Buffer(value, region, part)
+        return number
+
+
+class _Builder:
+    def __init__(self, plan: Plan, pieces: Pieces) -> None:
+        self.plan = plan
+        self.pieces = pieces
+        self.graph = pieces.graph
+        self.host = plan.cluster.host
+        self.devices = [_Device() for _ in range(self.host + 1)]
+        self.holders: dict[tuple[str, Part], list[tuple[int, BufferId, ShapeMap]]] = {}
+        self.parts: dict[str, int] = {}
+        self.messages = count()
+
+    def run(self) -> Program:
+        feeds = tuple(self._feed(name) for name in self.graph.inputs)
+        joined = joined_by_host(self.plan, self.pieces.descriptions)
+        for node in self.graph.nodes:
+            if node.name in joined:
+                for name in node.inputs:
+                    self._result(name)
+                self._compute(node, Tile(self.host, whole_output(self.graph, node)))
+                continue
+            for tile in self.plan.tiles[node.name]:
+                self._compute(node, tile)
+        results = tuple(self._result(name) for name in self.graph.outputs)
+        return Program(
+            self.graph,
+            tuple(
+                DeviceProgram(n, device.buffers, tuple(device.steps), *((feeds, results) if n == self.host else ()))
+                for n, device in enumerate(self.devices)
+            ),
+        )
+
+    def _whole(self, value: str) -> ShapeMap:
+        return ShapeMap.full(self.graph.types[value].shape or ())
+
+    def _feed(self, value: str) -> BufferId:
+        buffer = self.devices[self.host].buffer(value, self._whole(value))
+        self._hold(self.host, value, None, buffer, self._whole(value))
+        return buffer
+
+    def _hold(self, device: int, value: str, part: Part, buffer: BufferId, region: ShapeMap) -> None:
+        self.devices[device].held.setdefault((value, part), []).append((buffer, region))
+        self.holders.setdefault((value, part), []).append((device, buffer, region))
+
+    def _compute(self, node: Node, tile: Tile) -> None:
+        found, regions = self.pieces.piece(node, tile)
+        needed = [*zip(node.inputs, found, strict=True), *((name, self._whole(name)) for name in node.captured)]
+        device = self.devices[tile.device]
+        reads = tuple(self._fetch(tile.device, name, region) for name, region in needed)
+        part = self._part_number(node, tile)
+        names = [name for name in node.outputs if name]
+        writes = tuple(device.buffer(name, region, part) for name, region in zip(names, regions, strict=True))
+        work = self.pieces.work(node, tile)
+        device.steps.append(Compute((Apply(node.name, LocalOp(found, ()), reads, writes, work),)))
+        for name, buffer, region in zip(names, writes, regions, strict=True):
+            self._hold(tile.device, name, part, buffer, region)
+
+    def _part_number(self, node: Node, tile: Tile) -> Part:
+        if tile.part is None:
+            return None
+        parts = sorted({t.part.interval for t in self.plan.tiles[node.name] if t.part is not None})
+        self.parts |= dict.fromkeys(filter(None, node.outputs), len(parts))
+        return parts.index(tile.part.interval)
+
+    def _fetch(self, device: int, value: str, region: ShapeMap | None) -> BufferId | None:
+        """Return a buffer of the device that holds just this region; None for what is not read from a buffer."""
+        if not value or region is None or value in self.graph.weights or region.is_empty:
+            return None
+        if value not in self.parts:
+            return self._gather(device, value, None, region)
+        here = self.devices[device]
+        for buffer, held in here.summed.get(value, ()):
+            if held.issuperset(region):
+                return buffer if held == region else self._assemble(device, value, None, region, [Piece(buffer, region)])
+        inputs = tuple(self._gather(device, value, part, region) for part in range(self.parts[value]))
+        total = here.buffer(value, region)
+        kind = self._kind(value)
+        here.steps.append(Compute((Combine(total, kind, inputs),)))
+        here.summed.setdefault(value, []).append((total, region))
+        return total
+
+    def _kind(self, value: str) -> ReducerKind:
+        description = self.pieces.descriptions[self.graph.producers[value].name]
+        kind = None if description is None else reducer_of(description)
+        assert kind is not None, "partial tiles belong to a reduction"
+        return kind
+
+    def _gather(self, device: int, value: str, part: Part, region: ShapeMap) -> BufferId:
+        here = self.devices[device].held.setdefault((value, part), [])
+        for buffer, held in here:
+            if held == region:
+                return buffer
+        for buffer, held in here:
+            if held.issuperset(region):
+                return self._assemble(device, value, part, region, [Piece(buffer, region)])
+        missing = subtract_all(region, (own for _, own in here if not own.is_apart_from(region)))
+        for source, buffer, held in self.holders[value, part]:
+            if not missing:
+                break
+            if source == device or all(held.is_apart_from(rest) for rest in missing):
+                continue
+            wanted = [common for rest in missing if not (common := rest.intersect(held)).is_empty]
+            here += [(self._send(source, Piece(buffer, common), device), common) for common in wanted]
+            if wanted:
+                missing = tuple(left for rest in missing for left in rest.subtract(held))
+        return self._joined(device, value, part, region, here)
+
+    def _joined(self, device: int, value: str, part: Part, region: ShapeMap, here: list[tuple[BufferId, ShapeMap]]) -> BufferId:
+        pieces: list[Piece] = []
+        for buffer, held in here:
+            if held == region:
+                return buffer
+            if held.is_apart_from(region) or (common := held.intersect(region)).is_empty:
+                continue
+            pieces += [Piece(buffer, rest) for rest in subtract_all(common, (piece.region for piece in pieces))]
+        return self._assemble(device, value, part, region, pieces)
+
+    def _assemble(self, device: int, value: str, part: Part, region: ShapeMap, pieces: list[Piece]) -> BufferId:
+        here = self.devices[device]
+        made = here.buffer(value, region, part)
+        here.steps.append(Compute((Assemble(made, tuple(pieces)),)))
+        here.held.setdefault((value, part), []).append((made, region))
+        return made
+
+    def _send(self, source: int, piece: Piece, destination: int) -> BufferId:
+        message = next(self.messages)
+        self.devices[source].steps.append(Send(message, destination, (piece,)))
+        held = self.devices[source].buffers[piece.buffer]
+        received = self.devices[destination].buffer(held.value, piece.region, held.part)
+        self.devices[destination].steps.append(Receive(message, source, (received,)))
+        return received
+
+    def _result(self, value: str) -> BufferId:
+        whole = self._whole(value)
+        if value not in self.parts:
+            return self._gather(self.host, value, None, whole) if not whole.is_empty else self._empty(value)
+        adder = self.holders[value, 0][0][0]
+        known = self.devices[self.host].summed.get(value)
+        if known is not None:
+            return known[0][0]
+        summed = self._fetch(adder, value, whole)
+        assert summed is not None, "a value with partial results is not empty"
+        received = self._send(adder, Piece(summed, whole), self.host)
+        self.devices[self.host].summed[value] = [(received, whole)]
+        return received
+
+    def _empty(self, value: str) -> BufferId:
+        return self._assemble(self.host, value, None, self._whole(value), [])

@@ -1,0 +1,132 @@
+"""From a program to what is shipped: every device's schedule and stand-alone models."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.compiler.assembly import box_within
+from bbgrap.compiler.host_concat import places_of, shifted
+from bbgrap.compiler.segments import Segment, WeightCutter, buffer_names, build_segment, read_outside
+from bbgrap.errors import ProgramError
+from bbgrap.graph import Array, DType, Graph
+from bbgrap.graph.onnx_io import write_graph
+from bbgrap.program.steps import Apply, Assemble, BufferId, Compute, DeviceProgram, Op, Piece, Program, Receive, Send, reads_of
+from bbgrap.runtime.schedule import Box, BufferSpec, Join, Part, Run, Schedule
+from bbgrap.runtime.schedule import Receive as LocalReceive
+from bbgrap.runtime.schedule import Send as LocalSend
+from bbgrap.runtime.schedule import Step as LocalStep
+
+
+def segment_graphs(program: Program) -> tuple[tuple[Segment, ...], ...]:
+    """Return the stand-alone models of every device but the host, in the order in which it runs them."""
+    cutter = WeightCutter(program.graph)
+    found = []
+    for device in program.devices[: program.host]:
+        names, outside = buffer_names(program.graph, device), read_outside(device)
+        computes = [(n, step) for n, step in enumerate(device.steps) if isinstance(step, Compute)]
+        found.append(
+            tuple(
+                build_segment(program, device, step, outside[n], names, cutter, f"device{device.device}.segment{k}")
+                for k, (n, step) in enumerate(computes)
+            )
+        )
+    return tuple(found)
+
+
+def export(program: Program) -> Artifacts:
+    """Return schedules, models with their weights detached, and the weight slices by digest."""
+    weights: dict[str, Array] = {}
+    devices = []
+    for device, segments in zip(program.devices, segment_graphs(program), strict=False):
+        models = tuple(_ship(segment, weights) for segment in segments)
+        devices.append(DeviceArtifacts(schedule_of(program, device, segments), models))
+    return Artifacts(tuple(devices), schedule_of(program, program.devices[program.host], ()), weights)
+
+
+def _ship(segment: Segment, weights: dict[str, Array]) -> SegmentModel:
+    written = write_graph(segment.graph, weights="detached")
+    used = {name: segment.graph.weights[name] for name in written.detached}
+    weights.update({weight.digest: weight.array for weight in used.values()})
+    references = {name: WeightRef(weight.digest, weight.type) for name, weight in used.items()}
+    graph = segment.graph
+    return SegmentModel(graph.name, hashlib.sha256(written.data).hexdigest(), written.data, graph.inputs, graph.outputs, references)
+
+
+def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment, ...]) -> Schedule:
+    """Return a device's steps in local coordinates, with its buffers renumbered in the order of `device.buffers`."""
+    names = buffer_names(program.graph, device)
+    numbers = {buffer: n for n, buffer in enumerate(device.buffers)}
+    steps: list[LocalStep] = []
+    runs = iter(enumerate(segments))
+    joins = _HostJoins(program.graph, device, numbers)
+    for step in device.steps:
+        match step:
+            case Receive():
+                wire = program.wire(step.source, device.device)
+                steps.append(LocalReceive(step.message, step.source, tuple(numbers[b] for b in step.buffers), wire))
+            case Send():
+                parts = tuple(_part(device, numbers, p) for p in step.parts)
+                steps.append(LocalSend(step.message, step.destination, parts, program.wire(device.device, step.destination)))
+            case Compute() if device.device == program.host:
+                steps += [join for op in step.ops for join in joins.of(op)]
+            case Compute():
+                number, segment = next(runs)
+                ins, outs = (tuple(numbers[b] for b in side) for side in (segment.inputs, segment.outputs))
+                steps.append(Run(number, ins, outs))
+    return Schedule(
+        device=device.device,
+        host=program.host,
+        buffers=tuple(_spec(program.graph, device, names, b) for b in device.buffers),
+        steps=tuple(steps),
+        feeds=tuple(numbers[b] for b in device.feeds),
+        results=tuple(numbers[b] for b in device.results),
+    )
+
+
+def _spec(graph: Graph, device: DeviceProgram, names: Mapping[BufferId, str], buffer: BufferId) -> BufferSpec:
+    held = device.buffers[buffer]
+    kind = graph.types[held.value]
+    # What no array holds is packed into bytes wherever it leaves a segment.
+    dtype = DType.UINT8 if kind.dtype is DType.OTHER else kind.dtype
+    return BufferSpec(names[buffer], dtype, None if kind.shape is None else held.region.shape)
+
+
+def _part(device: DeviceProgram, numbers: Mapping[BufferId, int], piece: Piece) -> Part:
+    return Part(numbers[piece.buffer], box_within(piece.region, device.buffers[piece.buffer].region))
+
+
+class _HostJoins:
+    """What the host puts together; an operand of a concatenation goes to its place in one step, from wherever its pieces are."""
+
+    def __init__(self, graph: Graph, device: DeviceProgram, numbers: Mapping[BufferId, int]) -> None:
+        self.graph = graph
+        self.device = device
+        self.numbers = numbers
+        ops = [op for step in device.steps if isinstance(step, Compute) for op in step.ops]
+        assembled = {b for op in ops if not isinstance(op, Apply) for b in reads_of(op)}
+        self.passing = {b for op in ops if isinstance(op, Apply) for b in reads_of(op)} - {*device.results, *assembled}
+        """Buffers that are read for concatenations only."""
+        self.pieces: dict[BufferId, tuple[tuple[Part, Box | None], ...]] = {}
+
+    def of(self, op: Op) -> tuple[Join, ...]:
+        """Return the step that an operation becomes; none if the only reader of its output does it, too."""
+        match op:
+            case Assemble(output=output, pieces=pieces):
+                target = self.device.buffers[output].region
+                joined = tuple((_part(self.device, self.numbers, p), box_within(p.region, target)) for p in pieces)
+            case Apply(node=node, reads=reads, writes=(output,)):
+                places = places_of(self.graph, self.graph.node_by_name[node])
+                joined = tuple(
+                    (part, shifted(place, box))
+                    for buffer, place in zip(reads, places, strict=True)
+                    if buffer is not None
+                    for part, box in self.pieces.get(buffer, ((Part(self.numbers[buffer], None), None),))
+                )
+            case _:
+                raise ProgramError(f"host: it puts tensors together, but is to do {type(op).__name__}")
+        if output in self.passing:
+            self.pieces[output] = joined
+            return ()
+        return (Join(self.numbers[output], joined),)

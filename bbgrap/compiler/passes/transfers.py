@@ -1,0 +1,123 @@
+"""Passes that tailor what travels between devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bbgrap.compiler.passes.crops import map_ops
+from bbgrap.program.steps import Assemble, BufferId, DeviceProgram, Op, Piece, Program, Receive, Send, Step, reads_of
+from bbgrap.shapemap import ShapeMap, subtract_all
+
+
+@dataclass(frozen=True, slots=True)
+class TailorTransfers:
+    """Figure 5 (b), (d), (e): send only `needed - held`.
+
+    1. A received buffer that nobody reads is not sent.
+    2. One of which only some regions are read is replaced by buffers of just those regions, disjoint; the sender sends those.
+    3. One that is read whole, or by an operation that is no assembly, stays as it is.
+    """
+
+    def run(self, program: Program) -> Program:
+        """Return the program with every transfer cut down to what its receiver reads."""
+        wanted: dict[tuple[int, int], list[ShapeMap]] = {}
+        receivers = [_tailor_receiver(device, wanted) for device in program.devices]
+        return replace(program, devices=tuple(_tailor_sender(device, wanted) for device in receivers))
+
+
+def _regions_read(device: DeviceProgram) -> dict[BufferId, list[ShapeMap]]:
+    """Return, per buffer, the regions that are read of it; whole for readers other than assemblies."""
+    found: dict[BufferId, list[ShapeMap]] = {}
+    for step in device.steps:
+        for item in getattr(step, "ops", (step,)):
+            if isinstance(item, Assemble | Send):
+                pieces = item.pieces if isinstance(item, Assemble) else item.parts
+                for piece in pieces:
+                    found.setdefault(piece.buffer, []).append(piece.region)
+            else:
+                for buffer in reads_of(item):
+                    found.setdefault(buffer, []).append(device.buffers[buffer].region)
+    for buffer in device.results:
+        found.setdefault(buffer, []).append(device.buffers[buffer].region)
+    return found
+
+
+def disjoint_union(regions: list[ShapeMap]) -> list[ShapeMap]:
+    """Return disjoint regions with the same elements; one region where the hull has no more of them."""
+    found: list[ShapeMap] = []
+    for region in regions:
+        if region not in found:
+            found += subtract_all(region, found)
+    if len(found) > 1:
+        hull = found[0]
+        for region in found[1:]:
+            hull = hull.hull(region)
+        if hull.size == sum(region.size for region in found):
+            return [hull]
+    return found
+
+
+def _tailor_receiver(device: DeviceProgram, wanted: dict[tuple[int, int], list[ShapeMap]]) -> DeviceProgram:
+    """Replace received buffers by the regions read of them; note them in `wanted` by (message, part number)."""
+    read = _regions_read(device)
+    buffers = dict(device.buffers)
+    fresh = max(buffers, default=0) + 1
+    split: dict[BufferId, list[Piece]] = {}
+    steps: list[Step] = []
+    for step in device.steps:
+        if not isinstance(step, Receive):
+            steps.append(step)
+            continue
+        kept: list[BufferId] = []
+        for number, buffer in enumerate(step.buffers):
+            old = device.buffers[buffer]
+            regions = disjoint_union(read.get(buffer, []))
+            wanted[step.message, number] = regions
+            if regions == [old.region]:
+                kept.append(buffer)
+                continue
+            del buffers[buffer]
+            split[buffer] = []
+            for region in regions:
+                buffers[fresh] = replace(old, region=region)
+                split[buffer].append(Piece(fresh, region))
+                kept.append(fresh)
+                fresh += 1
+        steps.append(Receive(step.message, step.source, tuple(kept)))
+
+    def redirected(op: Op) -> Op:
+        if not isinstance(op, Assemble):
+            return op
+        pieces = [
+            Piece(part.buffer, common)
+            for piece in op.pieces
+            for part in split.get(piece.buffer, [piece])
+            if not (common := part.region.intersect(piece.region)).is_empty
+        ]
+        return Assemble(op.output, tuple(pieces))
+
+    return replace(device, buffers=buffers, steps=tuple(map_ops(step, redirected) for step in steps))
+
+
+def _tailor_sender(device: DeviceProgram, wanted: dict[tuple[int, int], list[ShapeMap]]) -> DeviceProgram:
+    def tailored(step: Step) -> Step:
+        if not isinstance(step, Send):
+            return step
+        parts = (Piece(p.buffer, region) for number, p in enumerate(step.parts) for region in wanted[step.message, number])
+        return Send(step.message, step.destination, tuple(parts))
+
+    return replace(device, steps=tuple(tailored(step) for step in device.steps))
+
+
+@dataclass(frozen=True, slots=True)
+class DropEmptyMessages:
+    """Drop synchronisation that carries no data: messages without parts are neither sent nor awaited."""
+
+    def run(self, program: Program) -> Program:
+        """Return the program without empty messages."""
+        return replace(program, devices=tuple(_drop_empty(device) for device in program.devices))
+
+
+def _drop_empty(device: DeviceProgram) -> DeviceProgram:
+    kept = (s for s in device.steps if not (isinstance(s, Send) and not s.parts) and not (isinstance(s, Receive) and not s.buffers))
+    return replace(device, steps=tuple(kept))

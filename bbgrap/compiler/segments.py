@@ -1,0 +1,225 @@
+"""From the operations of one `Compute` step to a stand-alone model: a `Graph` with only the weights, and of them the slices, it uses.
+
+Names stay readable: a node keeps its name, a whole value its name, and a region of a value is called `value[:,:,0:28,:]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bbgrap.compiler.assembly import Assembly, Concatenate, Crop, assembly_of, box_within
+from bbgrap.compiler.crops import Cut, without_idle_crops
+from bbgrap.graph import Array, Graph, Node, TensorType, Weight
+from bbgrap.graph.weights import make_weight
+from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Program, reads_of, writes_of
+from bbgrap.runtime.schedule import extract
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl import Input, Literal, Result
+from bbgrap.tdl.language import ReducerKind
+
+COMBINERS: Mapping[ReducerKind, str] = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stand-alone model and the buffers that its inputs and outputs are, in order."""
+
+    graph: Graph
+    inputs: tuple[BufferId, ...]
+    outputs: tuple[BufferId, ...]
+
+
+@dataclass(slots=True)
+class WeightCutter:
+    """Cuts weights into slices, each slice once for all devices of a deployment."""
+
+    graph: Graph
+    cut: dict[tuple[str, ShapeMap], Weight] = field(default_factory=dict)
+
+    def slice(self, name: str, region: ShapeMap) -> Weight:
+        """Return a region of a weight, named after it."""
+        weight = self.graph.weights[name]
+        whole = ShapeMap.full(weight.type.known_shape)
+        if region == whole:
+            return weight
+        key = (name, region)
+        if key not in self.cut:
+            array = np.ascontiguousarray(extract(weight.array, box_within(region, whole)))
+            self.cut[key] = make_weight(region_name(name, region, whole), array, weight.type.dtype)
+        return self.cut[key]
+
+
+def region_name(value: str, region: ShapeMap, whole: ShapeMap) -> str:
+    """Name a region of a value, whole axes as `:`; the whole value has its own name."""
+    if region == whole:
+        return value
+    axes = (":" if part == full else str(part) for part, full in zip(region.axes, whole.axes, strict=True))
+    return f"{value}[{','.join(axes)}]"
+
+
+def buffer_names(graph: Graph, device: DeviceProgram) -> dict[BufferId, str]:
+    """Name every buffer of a device after its value and region; two of one name get a number."""
+    names: dict[BufferId, str] = {}
+    taken: dict[str, int] = {}
+    for number, buffer in device.buffers.items():
+        name = region_name(buffer.value, buffer.region, ShapeMap.full(graph.types[buffer.value].shape or ()))
+        name += "" if buffer.part is None else f".partial{buffer.part}"
+        taken[name] = taken.get(name, 0) + 1
+        names[number] = name if taken[name] == 1 else f"{name}#{taken[name]}"
+    return names
+
+
+def read_outside(device: DeviceProgram) -> dict[int, set[BufferId]]:
+    """Return, per number of a `Compute` step, which of its buffers later steps or the results read; all of them if none is read."""
+    found: dict[int, set[BufferId]] = {}
+    later = set(device.results)
+    for number in range(len(device.steps) - 1, -1, -1):
+        step = device.steps[number]
+        if isinstance(step, Compute):
+            written = set(writes_of(step))
+            found[number] = later & written or written
+        later.update(reads_of(step))
+    return found
+
+
+def build_segment(
+    program: Program,
+    device: DeviceProgram,
+    step: Compute,
+    kept: set[BufferId],
+    names: Mapping[BufferId, str],
+    cutter: WeightCutter,
+    label: str,
+) -> Segment:
+    """Return the model of one `Compute` step; `kept` are the buffers that others read of it."""
+    writer = _Writer(program, device, names, cutter)
+    for op in step.ops:
+        match op:
+            case Apply():
+                writer.apply(op)
+            case Assemble():
+                writer.assemble(op)
+            case Combine():
+                writer.combine(op)
+    written = set(writes_of(step))
+    inputs = tuple(dict.fromkeys(b for b in reads_of(step) if b not in written))
+    outputs = tuple(b for b in dict.fromkeys(writes_of(step)) if b in kept)
+    types = writer.types | {names[b]: writer.buffer_type(b) for b in (*inputs, *outputs)} | {n: w.type for n, w in writer.weights.items()}
+    source = program.graph
+    nodes = without_idle_crops(writer.nodes, writer.cuts, writer.weights, {names[b] for b in outputs})
+    read = {name for node in nodes for name in node.reads} | {names[b] for b in outputs}
+    graph = Graph(
+        label,
+        tuple(nodes),
+        tuple(names[b] for b in inputs),
+        tuple(names[b] for b in outputs),
+        {name: weight for name, weight in writer.weights.items() if name in read},
+        types,
+        source.opsets,
+        source.ir_version,
+        source.hides_sizes,
+    )
+    return Segment(graph, inputs, outputs)
+
+
+class _Writer:
+    """Collects the nodes and weights of one segment."""
+
+    def __init__(self, program: Program, device: DeviceProgram, names: Mapping[BufferId, str], cutter: WeightCutter) -> None:
+        self.graph = program.graph
+        self.device = device
+        self.names = names
+        self.cutter = cutter
+        self.nodes: list[Node] = []
+        self.cuts: dict[str, Cut] = {}
+        self.weights: dict[str, Weight] = {}
+        self.types: dict[str, TensorType] = {}
+
+    def buffer_type(self, buffer: BufferId) -> TensorType:
+        held = self.device.buffers[buffer]
+        kind = self.graph.types[held.value]
+        return kind if kind.shape is None else TensorType(kind.dtype, held.region.shape)
+
+    def apply(self, op: Apply) -> None:
+        source = self.graph.node_by_name[op.node]
+        results: list[str] = []
+        for number, local in enumerate(op.local.nodes):
+            last = number == len(op.local.nodes) - 1
+            name = op.node if last else f"{op.node}.step{number}"
+            operands: list[str] = []
+            for place, item in enumerate(local.operands):
+                match item:
+                    case None:
+                        operands.append("")
+                    case Input(operand=k):
+                        operands.append(self._operand(source, op, k))
+                    case Literal(array=array):
+                        operands.append(self._literal(f"{name}.parameter{place}", array))
+                    case Result(node=n):
+                        operands.append(results[n])
+            outputs = self._outputs(source, op) if last else (f"{name}.out",)
+            results.append(outputs[0])
+            self.nodes.append(Node(name, local.op, tuple(operands), outputs, local.attributes, local.domain))
+        for captured in source.captured:
+            if captured in self.graph.weights:
+                self.weights[captured] = self.graph.weights[captured]
+
+    def _outputs(self, source: Node, op: Apply) -> tuple[str, ...]:
+        written = iter(op.writes)
+        return tuple(self.names[next(written)] if name else "" for name in source.outputs)
+
+    def _operand(self, source: Node, op: Apply, number: int) -> str:
+        buffer = op.reads[number]
+        if buffer is not None:
+            return self.names[buffer]
+        region = op.local.reads[number]
+        assert region is not None, "an operand that is no buffer is a weight, read by region"
+        weight = self.cutter.slice(source.inputs[number], region)
+        self.weights[weight.name] = weight
+        return weight.name
+
+    def _literal(self, name: str, array: Array) -> str:
+        weight = make_weight(name, np.array(array))
+        self.weights[name] = weight
+        return name
+
+    def assemble(self, op: Assemble) -> None:
+        held = {piece.buffer: self.device.buffers[piece.buffer].region for piece in op.pieces}
+        target = self.device.buffers[op.output]
+        assembly = assembly_of(target.region, op.pieces, held)
+        name = self.names[op.output]
+        made = self._emit(assembly, name)
+        if made != name:
+            self.nodes.append(Node(f"pass {name}", "Identity", (made,), (name,)))
+
+    def combine(self, op: Combine) -> None:
+        """Add up pairwise, in the order of the parts: `Sum` takes floats only, and leaves its order open."""
+        name = self.names[op.output]
+        made = self.names[op.inputs[0]]
+        for number, buffer in enumerate(op.inputs[1:], 2):
+            target = name if number == len(op.inputs) else f"{name}.parts{number}"
+            self.nodes.append(Node(f"combine {target}", COMBINERS[op.kind], (made, self.names[buffer]), (target,)))
+            made = target
+        if made != name:
+            self.nodes.append(Node(f"pass {name}", "Identity", (made,), (name,)))
+
+    def _emit(self, assembly: Assembly, name: str) -> str:
+        match assembly:
+            case Crop(buffer=buffer, bounds=None):
+                return self.names[buffer]
+            case Crop(buffer=buffer, bounds=bounds):
+                assert bounds is not None, "the case above"
+                shape = self.device.buffers[buffer].region.shape
+                cut = [axis for axis, (b, extent) in enumerate(zip(bounds, shape, strict=True)) if len(b) != extent]
+                parameters = ([bounds[a].start for a in cut], [bounds[a].stop for a in cut], cut)
+                literals = [self._literal(f"crop {name}.parameter{k}", np.array(p, np.int64)) for k, p in enumerate(parameters)]
+                self.nodes.append(Node(f"crop {name}", "Slice", (self.names[buffer], *literals), (name,)))
+                if not any(b.start for b in bounds):
+                    self.cuts[name] = Cut(self.names[buffer], shape, tuple(map(len, bounds)))
+            case Concatenate(axis=axis, parts=parts):
+                operands = tuple(self._emit(part, f"{name}.part{k}") for k, part in enumerate(parts))
+                self.nodes.append(Node(f"concat {name}", "Concat", operands, (name,), {"axis": axis}))
+        return name

@@ -1,0 +1,189 @@
+"""What can happen to an agent, and what it can ask its process to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bbgrap.cluster.types import LinkProfile, NodeProfile
+from bbgrap.protocol.messages import AgentCommand, AgentMessage, Deploy, Peer, WeightChunk
+from bbgrap.runtime.recording import Record
+
+# --- events ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message of the coordinator arrived."""
+
+    message: AgentCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsChecked:
+    """Answer to `CheckWeights`: these are not in the store."""
+
+    epoch: int
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightArrived:
+    """A chunk was stored: up to `received` bytes of a weight are here; `fault` says that its content is not what it claims."""
+
+    digest: str
+    received: int
+    complete: bool
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Answer to `Load`: loaded after so long, or `fault`."""
+
+    epoch: int
+    seconds: float
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """A request failed on this agent."""
+
+    epoch: int
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepsRecorded:
+    """A request that was to be recorded is over, and the clocks are compared."""
+
+    epoch: int
+    request: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuringDone:
+    """Answer to `StartMeasuring`."""
+
+    measurement: int
+    profile: NodeProfile | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinksDone:
+    """Answer to `StartMeasuringLinks`."""
+
+    measurement: int
+    links: tuple[LinkProfile, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The operator ends this agent."""
+
+    reason: str
+
+
+Event = Received | Tick | WeightsChecked | WeightArrived | Loaded | Broke | StepsRecorded | MeasuringDone | LinksDone | Stop
+
+
+# --- instructions ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send a message to the coordinator."""
+
+    message: AgentMessage
+
+
+@dataclass(frozen=True, slots=True)
+class CheckWeights:
+    """Look these digests up in the store."""
+
+    epoch: int
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChunk:
+    """Put a chunk into the store."""
+
+    chunk: WeightChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Make the sessions of a deployment, warm them up, connect to the peers."""
+
+    deploy: Deploy
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Forget a deployment with all its requests."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget a request."""
+
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllowPings:
+    """Answer pings of these peers only."""
+
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartMeasuring:
+    """Measure how fast this machine works."""
+
+    measurement: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartMeasuringLinks:
+    """Measure the links to the peers."""
+
+    measurement: int
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Open the control connection anew: the old one is silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Write a line for the operator."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """End the process; an empty `fault` is a polite end."""
+
+    fault: str
+
+
+Instruction = (
+    Say | CheckWeights | StoreChunk | Load | Unload | Drop | AllowPings | StartMeasuring | StartMeasuringLinks | Reconnect | Tell | Quit
+)

@@ -1,0 +1,245 @@
+"""What can happen to a coordinator, and what it can ask its process to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bbgrap.auto.calibrate import MachineFactors, Segments
+from bbgrap.cluster.types import Cluster
+from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
+from bbgrap.protocol.messages import AgentCommand, AgentMessage, Buffer, Peer, TensorHeader
+from bbgrap.runtime.recording import Record
+from bbgrap.runtime.schedule import Schedule
+
+Identity = bytes
+"""The routing id of an agent's or client's control connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The choices of a coordinator; times in seconds.
+
+    `dead_after_s` is four heartbeats: three may be lost or late; an agent that loads a deployment may be silent for `dead_loading_after_s`,
+    since onnxruntime lets no other thread of its process run while it prepares a large segment. `resend_s` is when an unanswered
+    `Deploy` is said again. Of a route `in_flight_per_node` requests are on their way for each of its nodes: one that it works on, and the
+    next one's input. What waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy.
+    """
+
+    version: str
+    data_address: str
+    shortcut: str = ""
+    first_epoch: int = 1
+    heartbeat_s: float = 0.5
+    dead_after_s: float = 2.0
+    dead_loading_after_s: float = 10.0
+    resend_s: float = 5.0
+    deploy_within_s: float = 300.0
+    measure_within_s: float = 120.0
+    records_within_s: float = 5.0
+    max_deployments: int = 8
+    max_plans: int = 64
+    in_flight_per_node: int = 2
+    max_waiting: int = 256
+    max_waiting_bytes: int = 1 << 30
+    probe_within_s: float = 30.0
+
+
+# --- events ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeer:
+    """A control message arrived."""
+
+    identity: Identity
+    message: AgentMessage | ClientMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed, and every message that had arrived before has been handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWritten:
+    """Answer to `WriteChunk`: the file is here up to `received`; a `fault` says that it is not what it claims."""
+
+    identity: Identity
+    call: int
+    digest: str
+    received: int
+    complete: bool
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRoute:
+    """Another way to run the planned model; `report` is JSON, `segments` what they are predicted to take."""
+
+    name: str
+    artifacts: Artifacts
+    report: str
+    segments: Segments = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Answer to `StartPlanning`; `report` is JSON. The plan itself is called `name` (empty: as its planner)."""
+
+    epoch: int
+    artifacts: Artifacts
+    report: str
+    name: str = ""
+    alternatives: tuple[PlannedRoute, ...] = ()
+    segments: Segments = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailed:
+    """Answer to `StartPlanning`: there is no plan."""
+
+    epoch: int
+    fault: Fault
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDone:
+    """The host's part of a request is finished; `record` is there if one was asked for."""
+
+    request: int
+    outputs: tuple[TensorHeader, ...]
+    payload: tuple[Buffer, ...]
+    record: Record | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBroke:
+    """The host's part of a request failed."""
+
+    request: int
+    fault: Fault
+    reason: str
+
+
+Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke
+
+
+# --- instructions ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToAgent:
+    """Send a message to an agent."""
+
+    identity: Identity
+    message: AgentCommand
+
+
+@dataclass(frozen=True, slots=True)
+class ToClient:
+    """Send a message to a client."""
+
+    identity: Identity
+    message: ClientAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class WriteChunk:
+    """Store a piece of a model file of `size` bytes."""
+
+    identity: Identity
+    chunk: ModelChunk
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlanning:
+    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`. `calibration` corrects the predictions."""
+
+    epoch: int
+    files: tuple[ModelFile, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    cluster: Cluster
+    options: PlanOptions
+    calibration: Calibration = NOT_CALIBRATED
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCalibration:
+    """Store what was measured of a model, by machine, for the next coordinator; it replaces what was stored of that model."""
+
+    model: str
+    machines: Mapping[str, MachineFactors]
+
+
+@dataclass(frozen=True, slots=True)
+class HostDeploy:
+    """Be the host of a deployment: connect to the devices that take part."""
+
+    epoch: int
+    schedule: Schedule
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRelease:
+    """End the host's part of a deployment, with all its requests."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostPings:
+    """Answer measuring messages of these peers, and of no others."""
+
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """Run the host's schedule for a request; answer with `RequestDone` or `RequestBroke`. With `record`, note when, there and here.
+
+    `client` is who gets the outputs; empty: nobody.
+    """
+
+    epoch: int
+    request: int
+    inputs: Sequence[TensorHeader]
+    payload: Sequence[Buffer]
+    record: bool = False
+    client: Identity = b""
+
+
+@dataclass(frozen=True, slots=True)
+class DropRequest:
+    """Forget the host's part of a request."""
+
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Write a line for the operator."""
+
+    text: str
+
+
+Instruction = (
+    ToAgent
+    | ToClient
+    | WriteChunk
+    | StartPlanning
+    | KeepCalibration
+    | HostDeploy
+    | HostRelease
+    | HostPings
+    | StartRequest
+    | DropRequest
+    | Tell
+)

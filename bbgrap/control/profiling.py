@@ -1,0 +1,195 @@
+"""Measuring nodes for clients: how fast they work all at once, as they will, then their links one node after the other.
+
+Laws: links are measured while nothing else is; who cannot be measured does not keep the others from it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from bbgrap.cluster.types import COORDINATOR, NodeProfile
+from bbgrap.control.coordinator_events import HostPings, Identity, Instruction, Settings, ToAgent, ToClient
+from bbgrap.control.membership import Member, Members
+from bbgrap.protocol.client_messages import Failed, Fault, MeasureNodes, Profiles, Progress
+from bbgrap.protocol.messages import AnswerPings, LinksMeasured, Measure, Measured, MeasureLinks, Peer
+
+MAX_WAITING = 64
+"""Calls that wait to be begun; further ones are refused as busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """An agent that measures now, and under which number."""
+
+    member: Member
+    number: int
+    began: float
+
+
+@dataclass(slots=True)
+class _Round:
+    """A call to measure that has begun.
+
+    Invariants: every node of the call is in `working`, `unlinked` (measured but for its links), `linking` or `done`, or `faults` says why
+    it is not; while anybody is `working`, nobody is `linking`.
+    """
+
+    identity: Identity
+    call: int
+    working: dict[Identity, _Turn]
+    unlinked: deque[tuple[Member, NodeProfile]] = field(default_factory=deque)
+    linking: tuple[_Turn, NodeProfile] | None = None
+    done: list[NodeProfile] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def turns(self) -> tuple[_Turn, ...]:
+        """Who measures now."""
+        return tuple(self.working.values()) if self.linking is None else (self.linking[0],)
+
+    def leave_out(self, member: Member, fault: str) -> None:
+        """Go on without a member."""
+        self.working.pop(member.identity, None)
+        self.unlinked = deque(entry for entry in self.unlinked if entry[0] is not member)
+        if self.linking is not None and self.linking[0].member is member:
+            self.linking = None
+        self.faults.append(fault)
+
+    def progress(self) -> ToClient:
+        """Return who measures now, and how many have: themselves, or their links."""
+        names = ", ".join(turn.member.name for turn in self.turns)[:200]
+        what, done = ("", len(self.unlinked)) if self.linking is None else ("links of ", len(self.done))
+        total = len(self.turns) + len(self.unlinked) + len(self.done) + len(self.faults)
+        return ToClient(self.identity, Progress(self.call, f"measuring {what}{names}", done, total))
+
+    def answer(self) -> ToClient:
+        """Return what the caller is told in the end."""
+        profiles = tuple(sorted(self.done, key=lambda profile: profile.name))
+        if not self.faults:
+            return ToClient(self.identity, Profiles(self.call, profiles))
+        names = ", ".join(profile.name for profile in profiles) or "none"
+        return ToClient(self.identity, Failed(self.call, Fault.EXECUTION, f"{'; '.join(self.faults)}; measured: {names}"))
+
+
+class Measurements:
+    """Who is measured for whom.
+
+    Invariants: after every event, whoever has begun measures; calls wait only while another one has begun.
+    """
+
+    def __init__(self, settings: Settings, members: Members) -> None:
+        """Start idle."""
+        self.settings = settings
+        self.members = members
+        self._round: _Round | None = None
+        self._waiting: deque[tuple[Identity, MeasureNodes]] = deque()
+        self._numbers = count(1)
+
+    def is_known(self, caller: tuple[Identity, int]) -> bool:
+        """Whether a call will still be answered."""
+        begun = self._round is not None and (self._round.identity, self._round.call) == caller
+        return begun or any((identity, message.call) == caller for identity, message in self._waiting)
+
+    def begin(self, identity: Identity, message: MeasureNodes, now: float) -> list[Instruction]:
+        """Queue a call."""
+        if self.is_known((identity, message.call)):
+            return []
+        if not self._named(message.name):
+            there = ", ".join(m.name for m in self.members.alive()) or "none"
+            reason = f"node '{message.name}': no live agent has that name; there are: {there}"
+            fault = Fault.USAGE if message.name and self.members.by_name else Fault.UNAVAILABLE
+            return [ToClient(identity, Failed(message.call, fault, reason))]
+        if len(self._waiting) >= MAX_WAITING:
+            return [ToClient(identity, Failed(message.call, Fault.BUSY, f"measuring: {MAX_WAITING} calls wait already; try again later"))]
+        self._waiting.append((identity, message))
+        return self._go_on(now) if self._round is None else []
+
+    def measured(self, member: Member, message: Measured, now: float) -> list[Instruction]:
+        """Take how fast an agent works, and go on."""
+        running = self._round
+        turn = running.working.get(member.identity) if running is not None else None
+        if running is None or turn is None or turn.number != message.measurement:
+            return []
+        if message.profile is None:
+            running.leave_out(member, f"agent '{member.name}' could not be measured: {message.reason}")
+        else:
+            del running.working[member.identity]
+            running.unlinked.append((member, message.profile))
+        return self._go_on(now)
+
+    def links_measured(self, member: Member, message: LinksMeasured, now: float) -> list[Instruction]:
+        """Take the links of an agent, and go on."""
+        running = self._round
+        if running is None or running.linking is None:
+            return []
+        turn, profile = running.linking
+        if turn.member is not member or turn.number != message.measurement:
+            return []
+        member.measured = replace(profile, links=message.links)
+        if message.reason:
+            running.leave_out(member, f"the links of agent '{member.name}' could not be measured: {message.reason}")
+        else:
+            running.linking = None
+            running.done.append(member.measured)
+        return self._go_on(now)
+
+    def lost(self, member: Member, now: float) -> list[Instruction]:
+        """Go on without an agent that is gone."""
+        running = self._round
+        if running is None or all(member is not other for other in (*(t.member for t in running.turns), *(m for m, _ in running.unlinked))):
+            return []
+        running.leave_out(member, f"agent '{member.name}' was lost before it was measured")
+        return self._go_on(now)
+
+    def overdue(self, now: float) -> list[Instruction]:
+        """Go on without agents that take too long."""
+        running, within_s = self._round, self.settings.measure_within_s
+        if running is None:
+            return []
+        late = [turn.member for turn in running.turns if now - turn.began > within_s]
+        for member in late:
+            running.leave_out(member, f"agent '{member.name}' was not measured in {within_s:.0f} s")
+        return self._go_on(now) if late else []
+
+    def _named(self, name: str) -> list[Member]:
+        return [member for member in self.members.alive() if name in {"", member.name}]
+
+    def _is_unknown(self, member: Member) -> bool:
+        known = self.members.known_of(member)
+        return known is None or not known.work
+
+    def _go_on(self, now: float) -> list[Instruction]:
+        """Let measure whoever is next, answer what is done, and begin what waits."""
+        done: list[Instruction] = []
+        while True:
+            match self._round:
+                case None if not self._waiting:
+                    return done
+                case None:
+                    done += self._begin_round(*self._waiting.popleft(), now)
+                case _Round(turns=()) as running if running.unlinked:
+                    done += self._begin_links(running, *running.unlinked.popleft(), now)
+                case _Round(turns=()) as running:
+                    self._round = None
+                    done += [HostPings(()), running.answer()]
+                case running:
+                    return [*done, running.progress()]
+
+    def _begin_round(self, identity: Identity, message: MeasureNodes, now: float) -> list[Instruction]:
+        """Ask everybody at once; agents that went while the call waited are none of its nodes."""
+        members = [member for member in self._named(message.name) if message.again or self._is_unknown(member)]
+        turns = {member.identity: _Turn(member, next(self._numbers), now) for member in members}
+        self._round = _Round(identity, message.call, turns)
+        return [ToAgent(turn.member.identity, Measure(turn.number)) for turn in turns.values()]
+
+    def _begin_links(self, running: _Round, member: Member, profile: NodeProfile, now: float) -> list[Instruction]:
+        """Ask one agent, and let everybody answer its pings."""
+        turn = _Turn(member, next(self._numbers), now)
+        running.linking = (turn, profile)
+        alive = self.members.alive()
+        peers = tuple(Peer(device, m.name, m.join.data_address) for device, m in enumerate(alive))
+        others = (*(peer for peer in peers if peer.name != member.name), Peer(len(peers), COORDINATOR, self.settings.data_address))
+        allow: list[Instruction] = [HostPings(peers), *(ToAgent(m.identity, AnswerPings(peers)) for m in alive)]
+        return [*allow, ToAgent(member.identity, MeasureLinks(turn.number, others))]

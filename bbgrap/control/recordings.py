@@ -1,0 +1,66 @@
+"""Recorded requests: an answer waits here until every agent that took part has said when it did what.
+
+Laws: only agents that take part are listened to, each for its own device; a request is answered once, or forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bbgrap.control.coordinator_events import Identity, RequestDone
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.runtime.recording import Record
+
+
+@dataclass(slots=True)
+class _Awaited:
+    devices: dict[Identity, int]
+    records: dict[int, Record] = field(default_factory=dict)
+    done: RequestDone | None = None
+    since: float = 0.0
+
+
+class Recordings:
+    """The recorded requests that run, by number."""
+
+    def __init__(self, within_s: float) -> None:
+        """Start without any; records that are not there `within_s` after the answer are given up."""
+        self._within_s = within_s
+        self._awaited: dict[int, _Awaited] = {}
+
+    def begin(self, number: int, devices: dict[Identity, int]) -> None:
+        """Expect records of a request from these agents, which are these devices."""
+        self._awaited[number] = _Awaited(devices)
+
+    def computed(self, done: RequestDone, now: float) -> None:
+        """Keep the answer to a request until the records are there."""
+        awaited = self._awaited[done.request]
+        awaited.done, awaited.since = done, now
+
+    def take(self, number: int, identity: Identity, record: Record) -> None:
+        """Take an agent's record of a request; one that comes twice counts once.
+
+        Raises:
+            RemoteProtocolError: if it is of another device than the agent's.
+        """
+        awaited = self._awaited.get(number)
+        if awaited is None:
+            return
+        if awaited.devices.get(identity) != record.device:
+            raise RemoteProtocolError(f"request {number}: a record of device {record.device} came from an agent that is another one")
+        awaited.records[record.device] = record
+
+    def complete(self, number: int) -> tuple[RequestDone, tuple[Record, ...]] | None:
+        """Return the answer and all records, by device, the host's last, if they are there."""
+        awaited = self._awaited.get(number)
+        if awaited is None or awaited.done is None or awaited.done.record is None or len(awaited.records) < len(awaited.devices):
+            return None
+        return awaited.done, (*(record for _, record in sorted(awaited.records.items())), awaited.done.record)
+
+    def forget(self, number: int) -> None:
+        """The request has been answered or given up."""
+        self._awaited.pop(number, None)
+
+    def overdue(self, now: float) -> list[int]:
+        """Return the requests that have an answer, but wait too long for records."""
+        return [number for number, entry in self._awaited.items() if entry.done is not None and now - entry.since > self._within_s]

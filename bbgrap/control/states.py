@@ -1,0 +1,232 @@
+"""What may follow what: the legal moves of every role, as tables, and the one engine that looks them up.
+
+Two rules for this file: everything that decides whether an event is legal lives here, and nothing here knows what a move *does*.
+`docs/protocol.md` is drawn from these tables by `tests/bbgrap/control/test_states.py`.
+
+Events named in CamelCase are messages; those in lower case happen inside the role. Delivery is at least once, so every message that may
+come late or twice has a move that stays where it is. An illegal message is the sender's fault (`RemoteProtocolError`), an illegal inner
+event is a bug of this side (`LocalProtocolError`); both errors tell the story of the role's last moves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+
+from bbgrap.errors import LocalProtocolError, RemoteProtocolError
+
+Table = Mapping[str, Mapping[str, str]]
+
+
+class Role(Enum):
+    """Who moves: each has a table; the first state of a table is where it starts."""
+
+    AGENT = "agent"
+    """An agent's view of its membership."""
+    AGENT_DEPLOYMENT = "deployment on an agent"
+    MEMBER = "agent as the coordinator sees it"
+    DEPLOYMENT = "deployment as the coordinator sees it"
+    REQUEST = "request on the coordinator"
+    CALL = "call of a client"
+
+
+TABLES: Mapping[Role, Table] = {
+    Role.AGENT: {
+        "joining": {
+            "Welcome": "joined",
+            "Refused": "joining",
+            "Rejoin": "joining",
+            "HeartbeatSeen": "joining",
+            "Deploy": "joining",
+            "WeightChunk": "joining",
+            "Abandon": "joining",
+            "Release": "joining",
+            "Measure": "joining",
+            "MeasureLinks": "joining",
+            "AnswerPings": "joining",
+            "give up": "left",
+            "stop": "left",
+        },
+        "joined": {
+            "Welcome": "joined",
+            "Rejoin": "joining",
+            "HeartbeatSeen": "joined",
+            "Deploy": "joined",
+            "WeightChunk": "joined",
+            "Abandon": "joined",
+            "Release": "joined",
+            "Measure": "joined",
+            "MeasureLinks": "joined",
+            "AnswerPings": "joined",
+            "silence": "joining",
+            "stop": "left",
+        },
+        "left": {},
+    },
+    Role.AGENT_DEPLOYMENT: {
+        "offered": {
+            "Deploy": "offered",
+            "load failed": "released",
+            "weights missing": "fetching",
+            "weights complete": "loading",
+            "Release": "released",
+            "reset": "released",
+        },
+        "fetching": {
+            "Deploy": "fetching",
+            "weights missing": "fetching",
+            "weights complete": "loading",
+            "broken weight": "released",
+            "Release": "released",
+            "reset": "released",
+        },
+        "loading": {"Deploy": "loading", "loaded": "ready", "load failed": "released", "Release": "released", "reset": "released"},
+        "ready": {"Deploy": "ready", "Abandon": "ready", "evicted": "released", "Release": "released", "reset": "released"},
+        "released": {},
+    },
+    Role.MEMBER: {
+        "unknown": {"Join": "alive", "refused": "unknown"},
+        "alive": {
+            "Join": "alive",
+            "Heartbeat": "alive",
+            "WeightsMissing": "alive",
+            "WeightStored": "alive",
+            "Deployed": "alive",
+            "DeploymentFailed": "alive",
+            "RequestFailed": "alive",
+            "Recorded": "alive",
+            "Measured": "alive",
+            "LinksMeasured": "alive",
+            "Leave": "gone",
+            "silence": "gone",
+        },
+        "gone": {},
+    },
+    Role.DEPLOYMENT: {
+        "planning": {"planned": "loading", "plan failed": "ended", "agent lost": "ended", "stop": "ended"},
+        "loading": {
+            "WeightsMissing": "loading",
+            "Deployed": "loading",
+            "route lost": "loading",
+            "all deployed": "measuring",
+            "DeploymentFailed": "ended",
+            "agent lost": "ended",
+            "too slow": "ended",
+            "stop": "ended",
+        },
+        "measuring": {
+            "WeightsMissing": "measuring",
+            "Deployed": "measuring",
+            "route lost": "measuring",
+            "measured": "ready",
+            "DeploymentFailed": "ended",
+            "agent lost": "ended",
+            "stop": "ended",
+        },
+        "ready": {
+            "WeightsMissing": "ready",
+            "Deployed": "ready",
+            "route lost": "ready",
+            "DeploymentFailed": "ended",
+            "agent lost": "ended",
+            "released": "ended",
+            "stop": "ended",
+        },
+        "ended": {},
+    },
+    Role.REQUEST: {
+        "waiting": {"route free": "running", "failed": "answered", "Cancel": "answered", "deadline": "answered"},
+        "running": {
+            "Recorded": "running",
+            "computed": "recording",
+            "route lost": "waiting",
+            "finished": "answered",
+            "RequestFailed": "answered",
+            "failed": "answered",
+            "agent lost": "answered",
+            "Cancel": "answered",
+            "deadline": "answered",
+        },
+        "recording": {
+            "Recorded": "recording",
+            "route lost": "waiting",
+            "finished": "answered",
+            "RequestFailed": "answered",
+            "failed": "answered",
+            "agent lost": "answered",
+            "Cancel": "answered",
+            "deadline": "answered",
+        },
+        "answered": {},
+    },
+    Role.CALL: {
+        "waiting": {
+            "Progress": "waiting",
+            "StillWorking": "waiting",
+            "answer": "done",
+            "send again": "waiting",
+            "cancel": "done",
+            "silence": "done",
+        },
+        "done": {},
+    },
+}
+
+
+class Tracker:
+    """Where one thing stands, and how it got there.
+
+    Invariants: `state` is a state of the role's table; it changes by `move` only.
+    """
+
+    __slots__ = ("_story", "_table", "label", "role", "state")
+
+    def __init__(self, role: Role, label: str) -> None:
+        """Stand at the first state of the role's table; `label` names the thing in errors."""
+        self.role = role
+        self.label = label
+        self._table = TABLES[role]
+        self.state = next(iter(self._table))
+        self._story: deque[str] = deque(maxlen=8)
+
+    @property
+    def over(self) -> bool:
+        """Whether no move is left."""
+        return not self._table[self.state]
+
+    def may(self, event: str) -> bool:
+        """Whether an event is legal now."""
+        return event in self._table[self.state]
+
+    def move(self, event: str) -> str:
+        """Go where the table says and return that state.
+
+        Raises:
+            RemoteProtocolError: if the event is a message that must not come now.
+            LocalProtocolError: if the event is one of this side.
+        """
+        target = self._table[self.state].get(event)
+        if target is None:
+            kind = RemoteProtocolError if event[:1].isupper() else LocalProtocolError
+            expected = ", ".join(sorted(self._table[self.state])) or "nothing any more"
+            story = ", ".join(self._story) or "nothing"
+            raise kind(f"{self.role.value}, {self.label}: got '{event}' while {self.state}; expected {expected}; before: {story}")
+        if target != self.state:
+            self._story.append(f"{event} -> {target}")
+        self.state = target
+        return target
+
+
+def diagram(role: Role) -> str:
+    """Draw a role's table as a mermaid state diagram."""
+    table = TABLES[role]
+    lines = ["stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
+    for state, moves in table.items():
+        targets: dict[str, list[str]] = {}
+        for event, target in moves.items():
+            targets.setdefault(target, []).append(event)
+        lines += [f"    {state} --> {target}: {', '.join(events)}" for target, events in targets.items()]
+        if not moves:
+            lines.append(f"    {state} --> [*]")
+    return "\n".join(lines)

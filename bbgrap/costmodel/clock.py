@@ -1,0 +1,153 @@
+"""A clock for programs: when every machine computes, sends, receives and waits, given what each of these costs.
+
+Every device does its acts one after the other. A message leaves when the sender has packed it, its machine's way out is free and the
+receiver's way in is free; it then occupies both for its bytes, and is there a latency later. Two devices of one machine share its ways,
+and use none of them between each other. Whoever is earliest acts first, so messages queue in the order in which they are sent.
+
+Laws: the same acts and costs give the same timeline; nobody receives before the message was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bbgrap.cluster.types import Link
+from bbgrap.costmodel.timeline import Span, Timeline
+from bbgrap.errors import ProgramError
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute for so many seconds."""
+
+    seconds: float
+    label: str
+    segment: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Send a message of so many bytes to a device."""
+
+    message: int
+    destination: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait for a message and unpack it."""
+
+    message: int
+    source: int
+    bytes: int
+
+
+Act = Work | Post | Await
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What messages cost.
+
+    `link` is the way from one device to another, `machine` the machine that a device runs on. `handling` are the seconds that a processor
+    spends on a message: by the device that does, one of both ends, the message's source, its destination and its bytes. `taken` is what
+    a message between machines takes of a processor besides, later: by the same four, whose work it is that gets longer, and the seconds;
+    None if there is none.
+    """
+
+    link: Callable[[int, int], Link]
+    handling: Callable[[int, int, int, int], float]
+    machine: Callable[[int], int]
+    taken: Callable[[int, int, int, int], tuple[int, float] | None] = lambda device, source, destination, size: None
+
+    def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
+        """Return what a message that a device handles takes besides, and of whom; nothing if it stays on one machine."""
+        return None if self.machine(source) == self.machine(destination) else self.taken(device, source, destination, size)
+
+
+def run_clock(names: Sequence[str], acts: Sequence[Sequence[Act]], wires: Wires) -> Timeline:
+    """Return when every device does its acts.
+
+    Raises:
+        ProgramError: if devices wait for each other for ever.
+    """
+    return _Clock(acts, wires).run(tuple(names))
+
+
+class _Clock:
+    """The state of one walk: where every device stands, what is on its way, and when ways are free."""
+
+    def __init__(self, acts: Sequence[Sequence[Act]], wires: Wires) -> None:
+        self.acts = acts
+        self.wires = wires
+        self.now = [0.0] * len(acts)
+        self.position = [0] * len(acts)
+        self.arrivals: dict[int, float] = {}
+        self.way_out: dict[int, float] = {}
+        self.way_in: dict[int, float] = {}
+        self.taken = [0.0] * len(acts)
+        """Seconds that others have taken of a device's processor, and that its work has not become longer by yet."""
+        self.spans: list[Span] = []
+
+    def run(self, names: tuple[str, ...]) -> Timeline:
+        left = {device for device, acts in enumerate(self.acts) if acts}
+        while left:
+            ready = [device for device in left if self._can_act(device)]
+            if not ready:
+                raise ProgramError(f"clock: devices {sorted(left)} wait for each other for ever")
+            device = min(ready, key=lambda d: (self._at(d), d))
+            self._act(device)
+            if self.position[device] == len(self.acts[device]):
+                left.discard(device)
+        return Timeline(names, tuple(sorted(self.spans, key=lambda span: (span.device, span.start_s))))
+
+    def _can_act(self, device: int) -> bool:
+        act = self.acts[device][self.position[device]]
+        return not isinstance(act, Await) or act.message in self.arrivals
+
+    def _at(self, device: int) -> float:
+        """Return when a device's next act begins."""
+        act = self.acts[device][self.position[device]]
+        return max(self.now[device], self.arrivals[act.message]) if isinstance(act, Await) else self.now[device]
+
+    def _act(self, device: int) -> None:
+        act = self.acts[device][self.position[device]]
+        self.position[device] += 1
+        now = self.now[device]
+        match act:
+            case Work(seconds=kernels, label=label, segment=segment):
+                seconds, self.taken[device] = kernels + self.taken[device], 0.0
+                self.now[device] = now + seconds
+                self.spans.append(Span(device, "compute", label, now, now + seconds, segment=segment))
+            case Post(message=message, destination=to, bytes=size):
+                packed = now + self.wires.handling(device, device, to, size)
+                self._take(device, device, to, size)
+                self.now[device] = packed
+                self.arrivals[message] = self._arrival(device, to, size, packed)
+                self.spans.append(Span(device, "send", f"to {to}", now, packed, message, to, size))
+            case Await(message=message, source=source, bytes=size):
+                there = self.arrivals[message]
+                self._take(device, source, device, size)
+                if there > now:
+                    self.taken[device] = max(0.0, self.taken[device] - (there - now))  # it was idle meanwhile
+                    self.spans.append(Span(device, "wait", f"for {source}", now, there, message, source))
+                begun = max(now, there)
+                self.now[device] = begun + self.wires.handling(device, source, device, size)
+                self.spans.append(Span(device, "receive", f"from {source}", begun, self.now[device], message, source, size))
+
+    def _take(self, device: int, source: int, destination: int, size: int) -> None:
+        besides = self.wires.besides(device, source, destination, size)
+        if besides is not None:
+            self.taken[besides[0]] += besides[1]
+
+    def _arrival(self, source: int, destination: int, size: int, packed: float) -> float:
+        link = self.wires.link(source, destination)
+        lasts = size / link.bandwidth_bytes_per_s
+        here, there = self.wires.machine(source), self.wires.machine(destination)
+        if here == there:
+            return packed + lasts + link.latency_s
+        leaves = max(packed, self.way_out.get(here, 0.0), self.way_in.get(there, 0.0))
+        self.way_out[here] = self.way_in[there] = leaves + lasts
+        return leaves + lasts + link.latency_s

@@ -1,0 +1,247 @@
+"""What one `Send` brings to a `Receive`: the parts, each starting at a multiple of 8 bytes, C order, little endian.
+
+Sizes are known from the schedule, so a part of known shape has no header. A part whose shape only the run tells, or of strings, or with
+palettes, starts with its own: [rank, bytes, extents...] as unsigned 64-bit integers. 32-bit floats have the form that the letter's `wire`
+says (`bbgrap.program.encodings`).
+Laws: `unpack(letter, pack(letter, parts))` equals `parts`, rounded as the wire rounds them; `unpack` raises nothing but
+`RemoteProtocolError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from bbgrap.errors import ModelError, RemoteProtocolError
+from bbgrap.graph.types import STORABLE, Array, DType, TensorType
+from bbgrap.program.dictionaries import EXACT, decode_with_palettes, encode_with_palettes
+from bbgrap.program.encodings import WireType, decode_floats, encode_floats, wire_bytes, wire_of
+from bbgrap.protocol.limits import MAX_TENSOR_BYTES
+from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.tensors import decode_array, encode_array, view_of
+from bbgrap.runtime.schedule import Part, Receive, Schedule, Send, part_shape
+
+_ALIGN = 8
+_MIN_BLOCK = 16 << 10
+"""Dense blocks from here on are sent from where they are; smaller ones are copied together. Measured: a copy of 16 KB takes as long as
+a piece more in a system call."""
+_FLOAT = np.dtype(np.float32)
+_FIXED = STORABLE - {DType.STRING}
+_MAX_RANK = 64
+_MOST_BESIDES = 8 * (2 + _MAX_RANK) + 16
+"""Bytes that a part takes besides its numbers, where its size is told: palettes are taken where they save more than they take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Where a part of known size lies in the payload."""
+
+    start: int
+    nbytes: int
+    padding: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    wire: WireType
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """What a `Send` sends or a `Receive` expects: the other device, the types of the parts, and what 32-bit floats become on the way.
+
+    Invariants: `fields` has an entry per part and `nbytes` is the size of the payload; if the run tells a size, `fields` is None and
+    `nbytes` the most there may be, or None. They are computed once, because a letter is packed or unpacked in every request.
+    """
+
+    peer: int
+    types: tuple[TensorType, ...]
+    wire: WireType = "exact"
+    fields: tuple[_Field, ...] | None = field(init=False)
+    nbytes: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Compute the layout."""
+        known = all(map(_fixed, self.types))
+        if self.wire == "palette":
+            object.__setattr__(self, "fields", None)
+            object.__setattr__(self, "nbytes", sum(kind.nbytes + _MOST_BESIDES for kind in self.types) if known else None)
+            return
+        fields, position = [], 0
+        for kind in self.types if known else ():
+            wire = wire_of(kind.dtype, self.wire)
+            nbytes = kind.nbytes if wire == "exact" else wire_bytes(prod(kind.known_shape), wire)
+            padding = -nbytes % _ALIGN if len(self.types) > 1 else 0
+            fields.append(_Field(position, nbytes, padding, kind.dtype.numpy, kind.known_shape, wire))
+            position += nbytes + padding
+        object.__setattr__(self, "fields", tuple(fields) if known else None)
+        object.__setattr__(self, "nbytes", position if known else None)
+
+    def admits(self, size: int) -> bool:
+        """Whether a payload of so many bytes may be this."""
+        if self.fields is None:
+            return self.nbytes is None or size <= self.nbytes
+        return size == self.nbytes
+
+
+def letters_sent(schedule: Schedule) -> Mapping[int, Letter]:
+    """Return the messages a device sends, by number."""
+    return {
+        step.message: Letter(step.destination, tuple(_type_of(schedule, part) for part in step.parts), step.wire)
+        for step in schedule.steps
+        if isinstance(step, Send)
+    }
+
+
+def _type_of(schedule: Schedule, part: Part) -> TensorType:
+    spec = schedule.buffers[part.buffer]
+    return TensorType(spec.dtype, part_shape(spec, part))
+
+
+def letters_received(schedule: Schedule) -> Mapping[int, Letter]:
+    """Return the messages a device expects, by number."""
+    return {
+        step.message: Letter(step.source, tuple(_type_of(schedule, Part(b, None)) for b in step.buffers), step.wire)
+        for step in schedule.steps
+        if isinstance(step, Receive)
+    }
+
+
+def pack(letter: Letter, parts: Sequence[Array]) -> list[Buffer]:
+    """Return the payload of some parts, in pieces: views of dense parts, copies of others, except large ones of few dense blocks.
+
+    Raises:
+        ModelError: if a part has no numpy counterpart or not the type the schedule says.
+    """
+    pieces: list[Buffer] = []
+    if letter.fields is not None:
+        for place, part in zip(letter.fields, parts, strict=True):
+            if part.shape != place.shape or part.dtype != place.dtype:
+                raise _not_planned(letter, parts)
+            if place.wire != "exact":
+                pieces += _content(part, place.wire)
+            else:
+                pieces += _dense_pieces(part)
+            if place.padding:
+                pieces.append(bytes(place.padding))
+        return pieces
+    for kind, part in zip(letter.types, parts, strict=True):
+        if (kind.shape is not None and part.shape != kind.shape) or not _fits(kind.dtype, part):
+            raise _not_planned(letter, parts)
+        wire = wire_of(kind.dtype, letter.wire)
+        content = _content(part, wire)
+        length = sum(map(len, content))
+        head = struct.pack(f"<{2 + part.ndim}Q", part.ndim, length, *part.shape) if _is_told(kind, wire) else b""
+        pieces += [head, *content, bytes(-(len(head) + length) % _ALIGN)]
+    return pieces
+
+
+def _content(part: Array, wire: WireType) -> list[Buffer]:
+    match wire:
+        case "exact":
+            return [encode_array(part)]
+        case "palette":
+            encoded = encode_with_palettes(part)
+            return [EXACT, *_dense_pieces(part)] if encoded is None else [encoded.data]
+        case "float16" | "int8":
+            return [encode_floats(part, wire).data]
+
+
+def _is_told(kind: TensorType, wire: WireType) -> bool:
+    """Whether only the run tells how many bytes a part has; they are sent with it then."""
+    return wire == "palette" or not _fixed(kind)
+
+
+def _dense_pieces(part: Array) -> list[Buffer]:
+    return [_bytes_of(part)] if part.flags.c_contiguous else _blocks(part)
+
+
+def _bytes_of(dense: Array) -> Buffer:
+    if dense.dtype == _FLOAT and dense.size:
+        return dense.data.cast("B")  # one call instead of three: right after a kernel none of their code is in a cache
+    return dense.reshape(-1).view(np.uint8).data
+
+
+def _blocks(part: Array) -> list[Buffer]:
+    """Return the bytes of a part with gaps: its dense blocks if they are large, else a copy."""
+    axis, size = part.ndim, part.itemsize
+    while axis and (part.strides[axis - 1] == size or part.shape[axis - 1] == 1):
+        axis -= 1
+        size *= part.shape[axis]
+    if size < _MIN_BLOCK:
+        return [_bytes_of(np.ascontiguousarray(part))]
+    return [_bytes_of(part[index]) for index in np.ndindex(part.shape[:axis])]
+
+
+def _not_planned(letter: Letter, parts: Sequence[Array]) -> ModelError:
+    for kind, part in zip(letter.types, parts, strict=True):
+        if (kind.shape is not None and part.shape != kind.shape) or not _fits(kind.dtype, part):
+            return ModelError(f"tensor to send: the plan says {kind}, the kernel gave {part.dtype}{list(part.shape)}")
+    raise AssertionError
+
+
+def _fits(dtype: DType, part: Array) -> bool:
+    return part.dtype == dtype.numpy or (dtype is DType.STRING and part.dtype.kind in "OUST")
+
+
+def _fixed(kind: TensorType) -> bool:
+    return kind.shape is not None and kind.dtype in _FIXED
+
+
+def unpack(letter: Letter, payload: Buffer) -> list[Array]:
+    """Return the parts of a payload: views of it, except strings.
+
+    Raises:
+        RemoteProtocolError: if the payload does not have exactly the expected parts.
+    """
+    if letter.fields is not None and len(payload) != letter.nbytes:
+        raise RemoteProtocolError(f"data message: expected a payload of {letter.nbytes} bytes, got {len(payload)}")
+    parts, position = [], 0
+    try:
+        if letter.fields is not None:
+            return [_part_at(place, payload) for place in letter.fields]
+        for kind in letter.types:
+            part, length = _unpack_one(kind, memoryview(payload)[position:], wire_of(kind.dtype, letter.wire))
+            parts.append(part)
+            position += length + -length % _ALIGN
+    except (ValueError, struct.error, ModelError, OverflowError) as error:
+        raise RemoteProtocolError(f"data message: its payload of {len(payload)} bytes has not the expected parts: {error}") from error
+    if position != len(payload):
+        raise RemoteProtocolError(f"data message: expected a payload of {position} bytes, got {len(payload)}")
+    return parts
+
+
+def _part_at(place: _Field, payload: Buffer) -> Array:
+    if place.wire == "exact":
+        return view_of(place.dtype, place.shape, payload, place.start, place.nbytes)
+    return _decoded(DType.FLOAT, place.shape, memoryview(payload)[place.start : place.start + place.nbytes], place.wire)
+
+
+def _unpack_one(kind: TensorType, payload: memoryview, wire: WireType) -> tuple[Array, int]:
+    if not _is_told(kind, wire):
+        nbytes = kind.nbytes if wire == "exact" else wire_bytes(prod(kind.known_shape), wire)
+        return _decoded(kind.dtype, kind.known_shape, payload[:nbytes], wire), nbytes
+    rank, length = struct.unpack_from("<2Q", payload)
+    if rank > _MAX_RANK:
+        raise RemoteProtocolError(f"data message: a tensor of rank {rank}")
+    shape = struct.unpack_from(f"<{rank}Q", payload, 16)
+    start = 16 + 8 * rank
+    if (kind.shape is not None and shape != kind.shape) or length > len(payload) - start:
+        raise RemoteProtocolError(f"data message: expected {kind}, got shape {list(shape)} in {length} of {len(payload)} bytes")
+    if prod(shape) * kind.dtype.itemsize > MAX_TENSOR_BYTES:
+        raise RemoteProtocolError(f"data message: a tensor of shape {list(shape)} has more than {MAX_TENSOR_BYTES} bytes")
+    return _decoded(kind.dtype, shape, payload[start : start + length], wire), start + length
+
+
+def _decoded(dtype: DType, shape: tuple[int, ...], content: memoryview, wire: WireType) -> Array:
+    match wire:
+        case "exact":
+            return decode_array(dtype, shape, content)
+        case "palette":
+            decoded = decode_with_palettes(content, shape)
+            return decoded if decoded.flags.aligned else decoded.copy()
+        case "float16" | "int8":
+            return decode_floats(content, shape, wire)

@@ -1,0 +1,229 @@
+"""Running a schedule, one request at a time: the same code drives agents, the coordinator and `simulate`.
+
+An `Execution` walks through the steps until it needs a message that has not arrived. It never waits, opens nothing and starts nothing:
+whoever owns the sockets calls `deliver` when a message came and `advance` to go on. Compute and sending are given to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from bbgrap.errors import ExecutionError
+from bbgrap.graph.types import Array
+from bbgrap.runtime.schedule import Box, Join, Part, Receive, Run, Schedule, Send, extract, last_reads, place
+
+Kernel = Callable[[int, Sequence[Array]], Sequence[Array]]
+"""Runs segment number n on its inputs."""
+
+Outbox = Callable[[Send, Mapping[int, Array]], None]
+"""Sends the parts of a step out of these arrays, which are those of the buffers by number; nothing changes them any more."""
+
+Take = Callable[[Array], Array]
+"""Takes a region out of a buffer's array; it may return a view."""
+
+Write = Callable[[Array], None]
+"""Copies a region of a buffer's array to where it was prepared for."""
+
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+"""Makes an array that is not filled yet."""
+
+Copy = Callable[[Array, Array], None]
+"""Copies a region of its second argument, a buffer's array, to where it belongs in the first one, a joined array."""
+
+
+class Copies:
+    """How regions are taken out of buffers, buffers put together, and when they are let go: all that is known before any request.
+
+    Here a buffer is the array that its shape says.
+
+    Invariants: what `part` returns is the array that the part's shape says, whatever buffers are; it may be a view.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        """Work for this schedule, any number of requests."""
+        self.schedule = schedule
+        self.freed = last_reads(schedule)
+        self.ahead = _joins_ahead(schedule)
+        self._sent: dict[int, list[tuple[int, Take]]] = {}
+        self._pieces: dict[int, list[tuple[int, Copy]]] = {}
+
+    def sent(self, step: Send, arrays: Mapping[int, Array]) -> list[Array]:
+        """Return the parts of a message; `arrays` are those of the buffers, by number."""
+        takes = self._sent.get(step.message)
+        if takes is None:
+            takes = self._sent[step.message] = [(part.buffer, self.taker(part)) for part in step.parts]
+        return [take(arrays[buffer]) for buffer, take in takes]
+
+    def taker(self, part: Part) -> Take:
+        """Return a function that does what `part` does for one region, with all that can be known before prepared."""
+        index = _index(part.box)
+        return partial(self.part, part) if index is None else itemgetter(index)
+
+    def writer(self, part: Part, target: Array) -> Write:
+        """Return a function that copies what `part` does for one region into `target`, which has its shape and no gaps."""
+        take = self.taker(part)
+
+        def write(array: Array) -> None:
+            target[...] = take(array)
+
+        return write
+
+    def part(self, part: Part, array: Array) -> Array:
+        """Return a region of a buffer's array."""
+        return extract(array, part.box)
+
+    def join(self, step: Join, arrays: Mapping[int, Array], empty: Empty = np.empty) -> Array:
+        """Return the array of a `Join`'s output; `arrays` are those of the buffers, by number, and `empty` makes a new one."""
+        if _is_view(step):
+            part = step.pieces[0][0]
+            return self.part(part, arrays[part.buffer])
+        joined = self.begin(step, empty)
+        for buffer, copy in self.pieces(step):
+            copy(joined, arrays[buffer])
+        return joined
+
+    def begin(self, step: Join, empty: Empty = np.empty) -> Array:
+        """Return the array of a `Join`'s output before anything was copied there."""
+        spec = self.schedule.buffers[step.output]
+        if spec.shape is None:
+            raise ExecutionError(f"device {self.schedule.device}: '{spec.name}' has no shape to join pieces in")
+        return empty(spec.shape, spec.dtype.numpy)
+
+    def pieces(self, step: Join) -> list[tuple[int, Copy]]:
+        """Return the buffers that a `Join` reads, and what copies its pieces of them."""
+        pieces = self._pieces.get(step.output)
+        if pieces is None:
+            pieces = self._pieces[step.output] = [(part.buffer, self.copier(step, part, box)) for part, box in step.pieces]
+        return pieces
+
+    def copier(self, step: Join, part: Part, box: Box | None) -> Copy:
+        """Return what copies one piece of a `Join`."""
+        take, index = self.taker(part), _index(box)
+
+        def copy(joined: Array, array: Array) -> None:
+            if index is None:
+                place(joined, box, take(array))
+            else:
+                joined[index] = take(array)
+
+        return copy
+
+
+def _index(box: Box | None) -> tuple[slice, ...] | None:
+    """Return the index of a region with one range per axis; None for others."""
+    single = box is not None and all(len(ranges) == 1 for ranges in box)
+    return tuple(slice(*ranges[0]) for ranges in box) if box is not None and single else None
+
+
+def _is_view(step: Join) -> bool:
+    return len(step.pieces) == 1 and step.pieces[0][1] is None
+
+
+def _joins_ahead(schedule: Schedule) -> Sequence[tuple[Join, ...]]:
+    """For each step, the joins between it and the next `Run` that copy something: who waits at a `Receive` can begin them.
+
+    None without such a `Run`: the host's processor may be that of an agent, which computes while the host waits.
+    """
+    ahead: list[tuple[Join, ...]] = []
+    joins: tuple[Join, ...] | None = None
+    for step in reversed(schedule.steps):
+        if isinstance(step, Run):
+            joins = ()
+        elif isinstance(step, Join) and joins is not None and not _is_view(step):
+            joins = (step, *joins)
+        ahead.append(joins or ())
+    return ahead[::-1]
+
+
+class Execution:
+    """One request on one device.
+
+    Invariants: `position` only grows; a message is delivered at most once; after the last step `finished` is true.
+    """
+
+    def __init__(self, schedule: Schedule, feeds: Sequence[Array] = (), copies: Copies | None = None, empty: Empty = np.empty) -> None:
+        """Start before the first step, with the feed buffers filled.
+
+        `copies` of the schedule serve many requests; `empty` makes the arrays in which pieces are joined.
+        """
+        if len(feeds) != len(schedule.feeds):
+            raise ExecutionError(f"device {schedule.device}: expected {len(schedule.feeds)} feeds, got {len(feeds)}")
+        self.schedule = schedule
+        self.position = 0
+        self.copies = copies or Copies(schedule)
+        self._empty = empty
+        self._buffers: dict[int, Array] = dict(zip(schedule.feeds, feeds, strict=True))
+        self._mail: dict[int, Sequence[Array]] = {}
+        self._begun: dict[int, tuple[Array, list[tuple[int, Copy]]]] = {}
+        """Joined arrays that are not complete, and what is missing, by the buffer that they will be."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step is done."""
+        return self.position == len(self.schedule.steps)
+
+    @property
+    def awaited(self) -> Receive | None:
+        """The receive step the execution stands at, if it stands at one."""
+        step = None if self.finished else self.schedule.steps[self.position]
+        return step if isinstance(step, Receive) else None
+
+    def deliver(self, message: int, parts: Sequence[Array]) -> None:
+        """Hand over a message that arrived; early ones wait here, a repeated one is ignored."""
+        self._mail.setdefault(message, parts)
+
+    def advance(self, kernel: Kernel, outbox: Outbox, *, limit: int | None = None) -> bool:
+        """Do steps until one needs a message that is not there, the end, or `limit` steps; return whether the end is reached."""
+        steps = self.schedule.steps
+        stop = len(steps) if limit is None else min(len(steps), self.position + limit)
+        while self.position < stop:
+            step = steps[self.position]
+            match step:
+                case Receive():
+                    if step.message not in self._mail:
+                        self._join_ahead()
+                        return False
+                    self._fill(step.buffers, self._mail.pop(step.message))
+                case Run():
+                    self._fill(step.outputs, kernel(step.segment, [self._buffers[b] for b in step.inputs]))
+                case Join():
+                    self._buffers[step.output] = self._joined(step)
+                case Send():
+                    outbox(step, self._buffers)
+            for buffer in self.copies.freed[self.position]:
+                self._buffers.pop(buffer, None)
+            self.position += 1
+        return self.finished
+
+    def results(self) -> list[Array]:
+        """Return the result buffers, in order; only once finished."""
+        return [self._buffers[b] for b in self.schedule.results]
+
+    def _join_ahead(self) -> None:
+        """Copy what is there of the joins that come next: to wait for a message is the time for it."""
+        for step in self.copies.ahead[self.position]:
+            begun = self._begun.get(step.output)
+            missing = self.copies.pieces(step) if begun is None else begun[1]
+            there = [piece for piece in missing if piece[0] in self._buffers]
+            if there:
+                joined = self.copies.begin(step, self._empty) if begun is None else begun[0]
+                self._begun[step.output] = joined, [piece for piece in missing if piece[0] not in self._buffers]
+                for buffer, copy in there:
+                    copy(joined, self._buffers[buffer])
+
+    def _joined(self, step: Join) -> Array:
+        begun = self._begun.pop(step.output, None)
+        if begun is None:
+            return self.copies.join(step, self._buffers, self._empty)
+        joined, missing = begun
+        for buffer, copy in missing:
+            copy(joined, self._buffers[buffer])
+        return joined
+
+    def _fill(self, buffers: Sequence[int], arrays: Sequence[Array]) -> None:
+        self._buffers.update(zip(buffers, arrays, strict=True))

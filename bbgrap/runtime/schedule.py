@@ -1,0 +1,247 @@
+"""What one machine does for one request, in its own local coordinates: the form of a program that agents receive and run.
+
+A schedule is a list of steps over numbered buffers. It knows nothing of the model: a segment is a number, a region is a slice of a
+local array. The last device number, `host`, is the coordinator: it computes nothing, holds the model's inputs and needs its outputs,
+so its schedule only sends, receives and joins.
+
+    device 0:  Receive m0 <- host | Run s0 | Send m3 -> 1 | Receive m4 <- 1 | Run s1 | Send m5 -> host
+    device 1:  Receive m1 <- host | Run s0 | Send m4 -> 0 | Receive m3 <- 0 | Run s1 | Send m6 -> host
+    host:      Send m0 -> 0 | Send m1 -> 1 | Receive m5 <- 0 | Receive m6 <- 1 | Join output
+
+Laws (`check_schedule`): every buffer is written once, before it is read; a message number is used by one `Send` of one device and
+one `Receive` of another; what goes to the host stays exact, and palettes come from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+from math import prod
+
+import numpy as np
+
+from bbgrap.graph.types import Array, DType
+from bbgrap.program.encodings import WireType
+
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open local ranges along one axis, ascending."""
+
+Box = tuple[Ranges, ...]
+"""A region of a local array: ranges per axis, axis 0 first."""
+
+_MANY_SLABS = 64
+"""From here on a region of several ranges is copied by the numbers of its elements: slow, but one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSpec:
+    """One local tensor: a readable name for traces, element type, and shape in elements (None: only the run tells)."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A region of a buffer; `box=None` is all of it."""
+
+    buffer: int
+    box: Box | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Wait for message `message` from device `source`; its parts fill `buffers`, in order; `wire` is that of its `Send`."""
+
+    message: int
+    source: int
+    buffers: tuple[int, ...]
+    wire: WireType = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run stand-alone model number `segment` of this device: its inputs are `inputs`, its outputs fill `outputs`."""
+
+    segment: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Fill buffer `output` by copying each part into its box (local coordinates of `output`); the boxes cover it."""
+
+    output: int
+    pieces: tuple[tuple[Part, Box | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the parts, in order, as message `message` to device `destination`; never waits for the receiver.
+
+    `wire` is what 32-bit floats become on the way (`bbgrap.program.encodings`).
+    """
+
+    message: int
+    destination: int
+    parts: tuple[Part, ...]
+    wire: WireType = "exact"
+
+
+Step = Receive | Run | Join | Send
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """All steps of one device for one request.
+
+    `feeds` are the buffers filled before the first step (the model's inputs, on the host) and `results` those read after the last one
+    (the model's outputs, on the host); both in the model's order.
+    """
+
+    device: int
+    host: int
+    buffers: tuple[BufferSpec, ...]
+    steps: tuple[Step, ...]
+    feeds: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+
+
+def reads_of(step: Step) -> tuple[int, ...]:
+    """Return the buffers a step reads."""
+    match step:
+        case Receive():
+            return ()
+        case Run():
+            return step.inputs
+        case Join():
+            return tuple(part.buffer for part, _ in step.pieces)
+        case Send():
+            return tuple(part.buffer for part in step.parts)
+
+
+def writes_of(step: Step) -> tuple[int, ...]:
+    """Return the buffers a step fills."""
+    match step:
+        case Receive():
+            return step.buffers
+        case Run():
+            return step.outputs
+        case Join():
+            return (step.output,)
+        case Send():
+            return ()
+
+
+def check_schedule(schedule: Schedule) -> tuple[str, ...]:
+    """List every breach of the laws within one schedule; empty if it keeps them. For schedules that come from elsewhere."""
+    faults: list[str] = []
+    count = len(schedule.buffers)
+    written = set(schedule.feeds)
+    messages: set[tuple[str, int]] = set()
+    for number, step in enumerate(schedule.steps):
+        label = f"device {schedule.device}, step {number} ({type(step).__name__})"
+        outside = [b for b in (*reads_of(step), *writes_of(step)) if not 0 <= b < count]
+        if outside:
+            faults.append(f"{label}: buffers {outside} do not exist, there are {count}")
+            continue
+        faults += [f"{label}: reads buffer {b} before it is filled" for b in reads_of(step) if b not in written]
+        faults += [f"{label}: fills buffer {b} a second time" for b in writes_of(step) if b in written]
+        written.update(writes_of(step))
+        if isinstance(step, Receive | Send):
+            key = (type(step).__name__, step.message)
+            peer = step.source if isinstance(step, Receive) else step.destination
+            if key in messages:
+                faults.append(f"{label}: message {step.message} is used twice")
+            if step.wire != "exact" and schedule.host == (schedule.device if isinstance(step, Receive) else step.destination):
+                faults.append(f"{label}: message {step.message} goes to the host as {step.wire}, expected exact")
+            source = peer if isinstance(step, Receive) else schedule.device
+            if step.wire == "palette" and source != schedule.host:
+                faults.append(f"{label}: message {step.message} comes from device {source} as palette, expected that of the host only")
+            if peer == schedule.device or not 0 <= peer <= schedule.host:
+                faults.append(f"{label}: device {peer} is no peer")
+            messages.add(key)
+        faults += [f"{label}: {fault}" for fault in _box_faults(schedule, step)]
+    faults += [f"device {schedule.device}: result buffer {b} is never filled" for b in schedule.results if b not in written]
+    return tuple(faults)
+
+
+def _box_faults(schedule: Schedule, step: Step) -> list[str]:
+    boxed: list[tuple[int, Box | None]] = []
+    if isinstance(step, Send):
+        boxed = [(part.buffer, part.box) for part in step.parts]
+    elif isinstance(step, Join):
+        boxed = [(part.buffer, part.box) for part, _ in step.pieces] + [(step.output, box) for _, box in step.pieces]
+    faults = []
+    for buffer, box in boxed:
+        shape = schedule.buffers[buffer].shape
+        if box is None:
+            continue
+        if shape is None or len(box) != len(shape):
+            faults.append(f"buffer {buffer} of shape {shape} has no region {box}")
+        elif any(not 0 <= a < b <= extent for ranges, extent in zip(box, shape, strict=True) for a, b in ranges):
+            faults.append(f"buffer {buffer} of shape {shape}: region {box} lies outside")
+    return faults
+
+
+def box_shape(box: Box) -> tuple[int, ...]:
+    """Return the extents of the dense tensor that a box cuts out."""
+    return tuple(sum(stop - start for start, stop in ranges) for ranges in box)
+
+
+def extract(array: Array, box: Box | None) -> Array:
+    """Return a region of a local array: a view where every axis has one range, else a copy."""
+    if box is None:
+        return array
+    if all(len(ranges) == 1 for ranges in box):
+        return array[tuple(slice(*ranges[0]) for ranges in box)]
+    if prod(map(len, box)) > _MANY_SLABS:
+        return array[_indices(box)]
+    region = np.empty(box_shape(box), array.dtype)
+    for there, here in _slabs(box):
+        region[here] = array[there]
+    return region
+
+
+def place(array: Array, box: Box | None, piece: Array) -> None:
+    """Copy a piece into a region of a local array, in place."""
+    if box is None:
+        array[...] = piece
+    elif prod(map(len, box)) > _MANY_SLABS:
+        array[_indices(box)] = piece
+    else:
+        for there, here in _slabs(box):
+            array[there] = piece[here]
+
+
+def _slabs(box: Box) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Yield, for every choice of one range per axis, where it lies in a tensor and in the dense tensor that the box cuts out of it."""
+    axes = []
+    for ranges in box:
+        stops = accumulate(stop - start for start, stop in ranges)
+        axes.append([(slice(start, stop), slice(end - (stop - start), end)) for (start, stop), end in zip(ranges, stops, strict=True)])
+    for slab in product(*axes):
+        yield tuple(there for there, _ in slab), tuple(here for _, here in slab)
+
+
+def _indices(box: Box) -> tuple[Array, ...]:
+    return np.ix_(*(np.concatenate([np.arange(*r) for r in ranges]) if ranges else np.arange(0) for ranges in box))
+
+
+def part_shape(spec: BufferSpec, part: Part) -> tuple[int, ...] | None:
+    """Return the shape of a part, or None where only the run tells."""
+    return spec.shape if part.box is None else box_shape(part.box)
+
+
+def last_reads(schedule: Schedule) -> Sequence[tuple[int, ...]]:
+    """For each step, the buffers that nothing reads after it (and that are no results): they can be let go."""
+    keep = set(schedule.results)
+    freed: list[tuple[int, ...]] = []
+    for step in reversed(schedule.steps):
+        done = tuple(b for b in dict.fromkeys((*reads_of(step), *writes_of(step))) if b not in keep)
+        keep.update(done)
+        freed.append(done)
+    return freed[::-1]

@@ -1,0 +1,1 @@
+"""The tables of the papers, recomputed: training traffic, no ONNX."""

@@ -1,0 +1,81 @@
+"""Valid messages in any order, from anybody: the machines refuse with `RemoteProtocolError` or go on, and never break."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bbgrap.control import agent_events as ae
+from bbgrap.control import client as cm
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control.agent import MAX_DEPLOYMENTS, AgentMachine
+from bbgrap.control.coordinator import CoordinatorMachine
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.protocol import client_messages as c
+from tests.bbgrap.control.wire import FILE, introduction, plan_of
+from tests.bbgrap.protocol.test_codec import AGENT, ANSWERS, CLIENT, COMMANDS
+
+STEPS = st.floats(0, 3)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"1", b"2", b"c"]), st.sampled_from([*AGENT, *CLIENT]), STEPS), max_size=40), st.booleans())
+def test_coordinator(moves, offers):
+    machine, now = CoordinatorMachine(ce.Settings("0.1.0", "tcp://h:1"), {FILE.digest: FILE.size}), 0.0
+    if offers:
+        machine.handle(ce.FromPeer(b"1", introduction("a")), now)
+    for identity, message, step in moves:
+        now += step
+        events = [ce.FromPeer(identity, message), ce.Tick()]
+        while events:
+            try:
+                done = machine.handle(events.pop(0), now)
+            except RemoteProtocolError:
+                continue
+            events += [plan_of(i) for i in done if isinstance(i, ce.StartPlanning)]
+            events += [ce.RequestDone(i.request, (), ()) for i in done if isinstance(i, ce.StartRequest)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(COMMANDS), STEPS), max_size=40), st.data())
+def test_agent(moves, data):
+    machine, now = AgentMachine(introduction("a"), 0.0), 0.0
+    for message, step in moves:
+        now += step
+        events = [ae.Received(message), ae.Tick()]
+        while events:
+            try:
+                done = machine.handle(events.pop(0), now)
+            except RemoteProtocolError:
+                continue
+            for instruction in done:
+                if isinstance(instruction, ae.CheckWeights):
+                    missing = data.draw(st.sampled_from([(), instruction.digests]))
+                    events.append(ae.WeightsChecked(instruction.epoch, missing))
+                if isinstance(instruction, ae.StoreChunk):
+                    fault = data.draw(st.sampled_from(["", "damaged"]))
+                    events.append(ae.WeightArrived(instruction.chunk.digest, 16, complete=True, fault=fault))
+                if isinstance(instruction, ae.Load):
+                    events.append(ae.Loaded(instruction.deploy.epoch, 0.1, data.draw(st.sampled_from(["", "no"]))))
+        assert len(machine.deployments) <= MAX_DEPLOYMENTS
+
+
+@given(st.lists(st.tuples(st.sampled_from(ANSWERS), STEPS), max_size=40))
+def test_client(moves):
+    machine, now, completed = cm.ClientMachine("tcp://h:1"), 0.0, []
+    machine.call(c.ListNodes(1), now)
+    machine.call(c.ListNodes(2), now)
+    for answer, step in moves:
+        now += step
+        done = [*machine.received(answer, now), *machine.tick(now)]
+        completed += [instruction.call for instruction in done if isinstance(instruction, cm.Complete)]
+    assert len(set(completed)) == len(completed)
+
+
+def test_a_client_asks_says_again_and_gives_up():
+    machine = cm.ClientMachine("tcp://h:1", ask_s=1.0, silence_s=10.0)
+    assert machine.call(c.ListNodes(1), 0.0) == [cm.Say(c.ListNodes(1))]
+    assert machine.tick(0.5) == []
+    assert machine.tick(1.0) == [cm.Say(c.Ask((1,)))]
+    assert machine.received(c.StillWorking((1,), ()), 1.5) == [cm.Say(c.ListNodes(1))]
+    assert machine.received(c.StillWorking((1,), ()), 1.6) == []
+    assert machine.tick(8.0) == [cm.Reconnect(), cm.Say(c.Ask((1,)))]
+    (gave_up,) = machine.tick(12.0)
+    assert gave_up.answer.reason == "the coordinator at tcp://h:1 has not answered for 10 s; is it running, and is the address right?"
+    assert machine.received(c.Nodes(1, ()), 13.0) == []

@@ -1,0 +1,338 @@
+"""Stories of a coordinator, its agents and a client: events in, answers out, no socket and no clock."""
+
+from dataclasses import replace
+
+import pytest
+
+from bbgrap.cluster.speeds import Speed
+from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile
+from bbgrap.control import agent_events as ae
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control.coordinator import CoordinatorMachine
+from bbgrap.control.membership import Members
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
+from tests.bbgrap.control.wire import CLIENT, Wire, introduction, joined_wire, prepare_message, ready_wire
+
+SETTINGS = ce.Settings("0.1.0", "tcp://head:1")
+
+
+def test_a_request_runs_on_both_agents():
+    wire = ready_wire("a", "b")
+    call = wire.run()
+    wire.settle()
+    assert isinstance(wire.answer(call), c.RunResult)
+    assert all(len(agent.loaded) == 1 for agent in wire.agents.values())
+
+
+def test_a_lost_agent_fails_its_request_and_the_next_one_is_planned_anew():
+    """Agent b loses power while request 1 runs; its silence is noticed after two seconds, a survivor goes on alone."""
+    wire = ready_wire("a", "b")
+    lost = next(agent for agent in wire.agents.values() if agent.name == "b")
+    wire.crash(lost)
+    call = wire.run()
+    wire.settle()
+    assert wire.answers[call] == []
+    for _ in range(5):
+        wire.pass_time(0.5)
+        wire.settle()
+    failed = wire.answer(call)
+    assert isinstance(failed, c.Failed)
+    assert failed.reason == "agent 'b' was lost while request 1 ran; 1 agents are left, submit again"
+    (survivor,) = wire.agents.values()
+    assert survivor.loaded == set()
+    again = wire.run()
+    wire.settle()
+    assert isinstance(wire.answer(again), c.RunResult)
+    assert len(survivor.loaded) == 1
+
+
+def test_exact_instructions_of_a_loss():
+    coordinator = CoordinatorMachine(SETTINGS)
+    joined = coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.0)
+    assert joined == [ce.ToAgent(b"1", m.Welcome(2, 0.5, 2.0))]
+    assert coordinator.handle(ce.Tick(), 2.0) == []
+    assert coordinator.handle(ce.Tick(), 2.1) == [ce.Tell("agent 'a' was lost; 0 left")]
+    assert coordinator.handle(ce.FromPeer(b"1", m.Heartbeat()), 2.2) == [ce.ToAgent(b"1", m.Rejoin())]
+    assert coordinator.handle(ce.FromPeer(b"1", introduction("a")), 2.3) == [ce.ToAgent(b"1", m.Welcome(3, 0.5, 2.0))]
+
+
+def test_agents_at_one_address_share_a_machine():
+    members = Members(SETTINGS)
+    addresses = {"a": "tcp://head:5", "b": "tcp://10.0.0.2:5", "c": "tcp://10.0.0.2:6", "d": "tcp://10.0.0.3:5"}
+    for name, address in addresses.items():
+        members.join(name.encode(), replace(introduction(name), data_address=address), 0.0)
+    cluster = members.cluster(members.alive())
+    assert [cluster.machine(device) for device in range(5)] == [0, 1, 1, 3, 0]
+    members.overrides["b"] = NodeProfile("b", links=(LinkProfile("c", 1e6, 1e-3),))
+    assert [members.cluster(members.alive()).machine(device) for device in range(3)] == [0, 1, 2], (
+        "whoever says what a link is knows better"
+    )
+
+
+def test_links_that_nobody_gave_by_hand_are_local_if_all_are_on_one_machine():
+    members = Members(SETTINGS)
+    for number, name in enumerate("ab"):
+        members.join(name.encode(), replace(introduction(name), data_address=f"tcp://head:{5 + number}"), 0.0)
+    members.overrides["b"] = NodeProfile("b", links=(LinkProfile(COORDINATOR, 1e6, 2e-3),))
+    cluster = members.cluster(members.alive())
+    assert cluster.link(0, 1) == LOCAL
+    assert cluster.link(1, cluster.host) == Link(1e6, 1e-3)
+
+
+def test_refusals_are_readable():
+    coordinator = CoordinatorMachine(SETTINGS)
+    coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.0)
+    taken, _ = coordinator.handle(ce.FromPeer(b"2", introduction("a")), 0.1)
+    assert taken == ce.ToAgent(b"2", m.Refused("the name 'a' is taken by a live agent; choose another with --name", retry=True))
+    other, _ = coordinator.handle(ce.FromPeer(b"3", introduction("c", protocol=9)), 0.1)
+    assert isinstance(other, ce.ToAgent)
+    assert other.message == m.Refused(
+        f"agent 'c' speaks protocol 9 (bbgrap 0.1.0), this coordinator {m.PROTOCOL_VERSION} (bbgrap 0.1.0); "
+        "install the same bbgrap on all machines",
+        retry=False,
+    )
+
+
+def test_a_restarted_agent_waits_until_its_old_name_is_free():
+    wire = ready_wire("a")
+    (old,) = wire.agents.values()
+    wire.crash(old)
+    new = wire.add_agent("a")
+    for _ in range(8):
+        wire.settle()
+        wire.pass_time(0.5)
+    wire.settle()
+    assert new.quit is None
+    assert new.machine.state == "joined"
+
+
+def test_a_second_agent_of_the_same_name_gives_up():
+    wire = ready_wire("a")
+    second = wire.add_agent("a")
+    for _ in range(20):
+        wire.settle()
+        wire.pass_time(0.5)
+    assert second.quit == "the name 'a' is taken by a live agent; choose another with --name"
+
+
+def test_no_agent_is_called_like_the_coordinator():
+    wire = Wire()
+    agent = wire.add_agent("coordinator")
+    wire.settle()
+    assert agent.quit == "the name 'coordinator' is that of the coordinator in links; choose another with --name"
+    assert wire.coordinator.members.statuses() == ()
+
+
+def test_a_profile_by_hand_goes_over_what_was_measured_field_by_field():
+    wire = ready_wire("a")
+    (agent,) = wire.agents.values()
+    fast, slow, guess = Speed("conv3x3", 2e9), Speed("matmul", 1e9), Speed("conv3x3", 5.0)
+    wire.call(lambda n: c.MeasureNodes(n, ""))
+    wire.settle()
+    wire.to_agent(agent, ae.MeasuringDone(1, NodeProfile("a", threads=4, work=(guess, slow))))
+    wire.settle()
+    wire.to_agent(agent, ae.LinksDone(2, (LinkProfile("b", 1e9, 1e-4),)))
+    wire.settle()
+    for profile in (NodeProfile("a", 0.5, group="left", work=(fast,)), NodeProfile("later", 3.0)):
+        wire.call(lambda n, profile=profile: c.SetProfile(n, profile))
+    wire.settle()
+    (status,) = wire.coordinator.members.statuses()
+    assert status.profile == NodeProfile("a", 0.5, threads=4, links=(LinkProfile("b", 1e9, 1e-4),), group="left", work=(fast, slow))
+    wire.add_agent("later")
+    wire.settle()
+    assert [status.profile.share for status in wire.coordinator.members.statuses()] == [0.5, 3.0]
+
+
+def test_a_joined_agent_is_used_for_the_next_preparation():
+    wire = ready_wire("a")
+    wire.add_agent("b")
+    wire.settle()
+    call = wire.prepare()
+    wire.settle()
+    prepared = wire.answer(call)
+    assert isinstance(prepared, c.ModelPrepared)
+    assert prepared.agents == ("a", "b")
+    assert [len(agent.loaded) for agent in wire.agents.values()] == [1, 1]
+
+
+def test_the_same_preparation_is_not_deployed_twice():
+    wire = ready_wire("a")
+    (agent,) = wire.agents.values()
+    before = set(agent.loaded)
+    call = wire.prepare()
+    wire.settle()
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert agent.loaded == before
+
+
+@pytest.mark.parametrize(("bandwidth", "plans"), [(1e9, 1), (1e7, 2)])
+def test_what_inputs_are_like_makes_another_plan_only_where_a_way_is_slow(bandwidth, plans):
+    wire = joined_wire("a", "b")
+    wire.call(lambda n: c.SetProfile(n, NodeProfile("b", links=(LinkProfile("coordinator", bandwidth, 1e-4),))))
+    wire.settle()
+    keys = set()
+    for values in ("auto", "any", "few"):
+        call = wire.call(lambda n, values=values: prepare_message(n, PlanOptions(input_values=values)))
+        wire.settle()
+        keys.add(wire.answer(call).plan)
+    assert len(keys) == plans
+
+
+def test_weights_that_are_there_are_not_sent_again():
+    wire = ready_wire("a")
+    wire.add_agent("b")
+    wire.settle()
+    wire.prepare()
+    (a, _) = wire.agents
+    seen = []
+    while wire.pending():
+        for key in wire.pending():
+            if key == (b"", a):
+                seen += [b"WeightChunk" in bytes(frames[0]) for frames in wire.queues[key]]
+            wire.deliver(key)
+    assert seen
+    assert not any(seen)
+
+
+def test_preparing_without_agents_or_model_is_refused():
+    wire = Wire()
+    unknown = wire.prepare()
+    wire.settle()
+    assert wire.answer(unknown).fault is c.Fault.UNKNOWN_MODEL
+    wire.offer()
+    nobody = wire.prepare()
+    wire.settle()
+    assert wire.answer(nobody).fault is c.Fault.UNAVAILABLE
+
+
+def test_the_last_agent_is_lost_while_a_client_waits():
+    wire = ready_wire("a")
+    (agent,) = wire.agents.values()
+    wire.crash(agent)
+    call = wire.run()
+    for _ in range(6):
+        wire.settle()
+        wire.pass_time(0.5)
+    wire.settle()
+    assert wire.answer(call).reason.endswith("0 agents are left, submit again")
+    late = wire.run()
+    wire.settle()
+    assert wire.answer(late).fault is c.Fault.UNAVAILABLE
+
+
+def test_a_deadline_ends_a_request_everywhere():
+    wire = ready_wire("a")
+    (agent,) = wire.agents.values()
+    agent.loaded.clear()
+    call = wire.run(deadline_s=1.0)
+    wire.settle()
+    for _ in range(3):
+        wire.pass_time(0.5)
+        wire.settle()
+    assert wire.answer(call).reason == "request 1: its deadline of 1 s passed while it ran"
+    assert [number for _, number in agent.dropped] == [1]
+    assert wire.coordinator.requests.open == {}
+
+
+def test_cancel_ends_a_request_without_an_answer():
+    wire = ready_wire("a")
+    (agent,) = wire.agents.values()
+    agent.loaded.clear()
+    call = wire.run()
+    wire.settle()
+    wire.carry_client(wire.client.cancel(call))
+    wire.settle()
+    assert wire.answers[call] == []
+    assert wire.coordinator.requests.open == {}
+    assert [number for _, number in agent.dropped] == [1]
+
+
+def test_a_kernel_error_names_the_agent():
+    wire = ready_wire("a")
+    (agent,) = wire.agents.values()
+    (epoch,) = agent.loaded
+    agent.loaded.clear()
+    call = wire.run()
+    wire.settle()
+    wire.to_agent(agent, ae.Broke(epoch, 1, "segment 's': broken"))
+    wire.settle()
+    assert wire.answer(call).reason == "agent 'a': segment 's': broken"
+
+
+def test_a_new_coordinator_gets_model_and_plan_again():
+    wire = ready_wire("a")
+    call = wire.run()
+    wire.restart_coordinator()
+    wire.settle()
+    for _ in range(10):
+        wire.pass_time(0.5)
+        wire.settle()
+    assert wire.answer(call).fault is c.Fault.UNKNOWN_PLAN
+    assert {node.name for node in wire.coordinator.members.statuses()} == {"a"}
+
+
+def test_deployments_are_bounded_and_the_least_recently_used_one_goes():
+    wire = ready_wire("a")
+    (agent,) = wire.agents.values()
+    for width in range(3, 30):
+        wire.now += 1
+        wire.to_agent(agent, ae.Tick())
+        wire.call(lambda n, width=width: c.PrepareModel(n, wire_model(wire), {"x": (width,)}, plan_options()))
+        wire.settle()
+    assert len(agent.loaded) == wire.settings.max_deployments
+    assert len(wire.coordinator.deployments.by_epoch) == wire.settings.max_deployments
+    assert min(agent.loaded) > 1
+
+
+def wire_model(wire):
+    return next(iter(wire.coordinator.uploads._offers))
+
+
+def plan_options():
+    from bbgrap.planners.options import PlanOptions
+
+    return PlanOptions()
+
+
+def test_messages_of_strangers_change_nothing():
+    wire = ready_wire("a")
+    before = wire.coordinator.members.statuses()
+    for message in (
+        m.Deployed(1, 0.0),
+        m.WeightsMissing(1, ()),
+        m.RequestFailed(1, 1, "x"),
+        m.Leave("bye"),
+        m.Measured(1, None, ""),
+        m.LinksMeasured(1, (), ""),
+    ):
+        done = wire.coordinator.handle(ce.FromPeer(b"stranger", message), wire.now)
+        assert done == [ce.ToAgent(b"stranger", m.Rejoin())]
+    assert wire.coordinator.members.statuses() == before
+    assert wire.coordinator.handle(ce.FromPeer(CLIENT, c.Cancel(99)), wire.now) == []
+
+
+def test_a_slow_transfer_is_neither_begun_again_nor_given_up():
+    """Weights that trickle in for ten minutes are sent once; an agent that loses a chunk asks after ten silent seconds."""
+    wire = Wire()
+    wire.add_agent("a")
+    wire.settle()
+    wire.offer()
+    call = wire.prepare()
+    (key,) = wire.agents
+    chunks = 0
+    for _ in range(40):
+        for queue in wire.pending():
+            frames = wire.queues[queue]
+            held = [f for f in frames if b"WeightChunk" in bytes(f[0])]
+            chunks = max(chunks, len(held))
+            wire.queues[queue] = held
+            for other in [f for f in frames if f not in held]:
+                wire.queues[queue].insert(0, other)
+                wire.deliver(queue)
+        wire.to_coordinator(ce.FromPeer(key, m.WeightStored("ab" * 32, 1)))
+        wire.pass_time(0.5)
+    assert chunks <= 3
+    wire.settle()
+    assert isinstance(wire.answer(call), c.ModelPrepared)

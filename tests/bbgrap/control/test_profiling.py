@@ -1,0 +1,207 @@
+"""Who measures when: nodes at once, then links one after the other, whoever fails or goes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bbgrap.cluster.speeds import Speed
+from bbgrap.cluster.types import LinkProfile, NodeProfile
+from bbgrap.control import agent_events as ae
+from bbgrap.control.profiling import MAX_WAITING
+from bbgrap.protocol import client_messages as c
+from tests.bbgrap.control.wire import FakeAgent, Wire, joined_wire
+
+WORK = (Speed("matmul", 1e9),)
+LINKS = (LinkProfile("coordinator", 1e9, 1e-4),)
+
+
+def measure(wire: Wire, name: str = "", *, again: bool = True) -> int:
+    call = wire.call(lambda n: c.MeasureNodes(n, name, again))
+    wire.settle()
+    return call
+
+
+def measuring(wire: Wire) -> dict[str, str]:
+    """What every agent that was asked and has not answered measures."""
+    return {agent.name: type(agent.measuring[0]).__name__ for agent in wire.agents.values() if agent.measuring}
+
+
+def finish(wire: Wire, name: str, fault: str = "") -> None:
+    """Let an agent answer what it was asked first."""
+    (agent,) = (agent for agent in wire.agents.values() if agent.name == name)
+    wire.to_agent(agent, answer(agent, fault))
+    wire.settle()
+
+
+def answer(agent: FakeAgent, fault: str = "") -> ae.MeasuringDone | ae.LinksDone:
+    match agent.measuring.pop(0):
+        case ae.StartMeasuring(number):
+            return ae.MeasuringDone(number, None if fault else NodeProfile(agent.name, work=WORK), fault)
+        case ae.StartMeasuringLinks(number, _):
+            return ae.LinksDone(number, () if fault else LINKS, fault)
+
+
+def profile(name: str) -> NodeProfile:
+    return NodeProfile(name, links=LINKS, work=WORK)
+
+
+def known(wire: Wire) -> dict[str, NodeProfile | None]:
+    return {status.name: status.profile for status in wire.coordinator.members.statuses()}
+
+
+def test_nodes_are_measured_at_once_and_links_one_after_the_other():
+    wire = joined_wire("a", "b", "c")
+    call = measure(wire)
+    assert measuring(wire) == dict.fromkeys("abc", "StartMeasuring")
+    finish(wire, "c")
+    finish(wire, "a")
+    assert measuring(wire) == {"b": "StartMeasuring"}  # which links would disturb
+    assert wire.pingers == []
+    finish(wire, "b")
+    order = []
+    while wire.answers[call] == []:
+        ((name, what),) = measuring(wire).items()
+        assert what == "StartMeasuringLinks"
+        assert wire.pingers == ["a", "b", "c"]
+        (asked,) = next(agent.measuring for agent in wire.agents.values() if agent.name == name)
+        others = {(other, f"tcp://{other}:1") for other in "abc" if other != name}
+        assert {(peer.name, peer.address) for peer in asked.peers} == {("coordinator", "tcp://head:1"), *others}
+        order.append(name)
+        finish(wire, name)
+    assert order == ["c", "a", "b"]
+    assert wire.answer(call) == c.Profiles(call, (profile("a"), profile("b"), profile("c")))
+    assert known(wire) == {name: profile(name) for name in "abc"}
+    assert wire.pingers == []
+
+
+def test_nobody_of_that_name():
+    wire = joined_wire("a", "b")
+    call = measure(wire, "z")
+    assert wire.answer(call).reason == "node 'z': no live agent has that name; there are: a, b"
+    assert measuring(wire) == {}
+
+
+def test_who_is_lost_or_cannot_does_not_keep_the_others_from_being_measured():
+    wire = joined_wire(*"abcde")
+    call = measure(wire)
+    finish(wire, "a", "no disk")
+    for name in "bcd":
+        finish(wire, name)
+    assert measuring(wire) == {"e": "StartMeasuring"}
+    wire.crash(next(agent for agent in wire.agents.values() if agent.name == "e"))
+    wire.pass_time(1.0)
+    wire.settle()
+    wire.pass_time(1.5)
+    wire.settle()
+    finish(wire, "b")
+    assert measuring(wire) == {"c": "StartMeasuringLinks"}
+    wire.crash(next(agent for agent in wire.agents.values() if agent.name == "d"))  # measured, but for its links
+    for _ in range(3):
+        wire.pass_time(1.0)
+        wire.settle()
+    finish(wire, "c", "no network")
+    assert wire.answer(call).fault is c.Fault.EXECUTION
+    assert wire.answer(call).reason == (
+        "agent 'a' could not be measured: no disk; agent 'e' was lost before it was measured; agent 'd' was lost before it was measured; "
+        "the links of agent 'c' could not be measured: no network; measured: b"
+    )
+    assert known(wire) == {"a": None, "b": profile("b"), "c": NodeProfile("c", work=WORK)}
+
+
+def test_who_takes_too_long_is_left_out_and_its_late_answer_too():
+    wire = joined_wire("a", "b")
+    call = measure(wire)
+    finish(wire, "b")
+    for _ in range(130):
+        wire.pass_time(1.0)
+        wire.settle()
+    assert measuring(wire) == {"a": "StartMeasuring", "b": "StartMeasuringLinks"}
+    finish(wire, "a")
+    finish(wire, "b")
+    assert wire.answer(call).reason == "agent 'a' was not measured in 120 s; measured: b"
+    assert known(wire) == {"a": None, "b": profile("b")}
+
+
+def test_what_is_known_is_not_measured_unless_asked():
+    wire = joined_wire("a", "b")
+    wire.call(lambda n: c.SetProfile(n, NodeProfile("b", work=WORK)))
+    first, second = measure(wire, again=False), measure(wire, again=False)
+    assert measuring(wire) == {"a": "StartMeasuring"}
+    finish(wire, "a")
+    finish(wire, "a")
+    assert wire.answer(first) == c.Profiles(first, (profile("a"),))
+    assert wire.answer(second) == c.Profiles(second, ())  # the first one's result is known by then
+    third = measure(wire, "b")
+    assert measuring(wire) == {"b": "StartMeasuring"}
+    finish(wire, "b")
+    finish(wire, "b")
+    assert wire.answer(third) == c.Profiles(third, (profile("b"),))
+
+
+def test_an_answer_to_something_else_changes_nothing():
+    wire = joined_wire("a")
+    (agent,) = wire.agents.values()
+    call = measure(wire)
+    for stray in (ae.LinksDone(1, LINKS), ae.MeasuringDone(2, profile("a")), ae.LinksDone(2, LINKS)):
+        wire.to_agent(agent, stray)
+        wire.settle()
+    assert measuring(wire) == {"a": "StartMeasuring"}
+    finish(wire, "a")
+    for stray in (ae.MeasuringDone(2, profile("a")), ae.MeasuringDone(1, None, "again"), ae.LinksDone(1, ())):
+        wire.to_agent(agent, stray)
+        wire.settle()
+    finish(wire, "a")
+    assert wire.answer(call) == c.Profiles(call, (profile("a"),))
+    wire.to_agent(agent, ae.LinksDone(2, ()))
+    wire.settle()
+    assert known(wire) == {"a": profile("a")}
+
+
+def test_calls_wait_and_beyond_a_bound_are_refused():
+    wire = joined_wire("a")
+    first = measure(wire)
+    waiting = [measure(wire, again=False) for _ in range(MAX_WAITING)]
+    refused = measure(wire)
+    assert wire.answer(refused).fault is c.Fault.BUSY
+    assert all(wire.answers[call] == [] for call in (first, *waiting))
+    finish(wire, "a")
+    finish(wire, "a")
+    assert wire.answer(first) == c.Profiles(first, (profile("a"),))
+    assert all(wire.answer(call) == c.Profiles(call, ()) for call in waiting)
+
+
+MOVES = st.lists(
+    st.tuples(st.sampled_from(["call", "answer", "fault", "crash", "join", "wait"]), st.integers(0, 5), st.booleans()), max_size=40
+)
+
+
+def move(wire: Wire, what: str, which: int) -> None:
+    """Do something with one of the agents."""
+    asked = [agent for _, agent in sorted(wire.agents.items()) if agent.measuring]
+    name = "abcd"[which % 4]
+    if what in {"answer", "fault"} and asked:
+        agent = asked[which % len(asked)]
+        wire.to_agent(agent, answer(agent, "broken" if what == "fault" else ""))
+    elif what == "crash" and wire.agents:
+        wire.crash(list(wire.agents.values())[which % len(wire.agents)])
+    elif what == "join" and name not in {agent.name for agent in wire.agents.values()}:
+        wire.add_agent(name)
+    elif what == "wait":
+        wire.pass_time(1.0)
+    wire.settle()
+
+
+@given(MOVES)
+def test_every_call_is_answered_once_and_nothing_is_disturbed(moves):
+    wire, calls = joined_wire(*"abcd"), []
+    for what, which, again in moves:
+        if what == "call":
+            calls.append(measure(wire, ["", *"abcd", ""][which], again=again))
+        move(wire, what, which)
+        now = measuring(wire)
+        assert len(now) <= 1 or "StartMeasuringLinks" not in now.values()
+    for _ in range(100):
+        move(wire, "answer", 0)
+        move(wire, "wait", 0)
+    assert all(isinstance(wire.answer(call), c.Profiles | c.Failed) for call in calls)
+    assert measuring(wire) == {}
+    assert wire.pingers == []

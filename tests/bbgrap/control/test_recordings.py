@@ -1,0 +1,92 @@
+"""Stories of recorded requests: events in, answers out."""
+
+from bbgrap.control import agent_events as ae
+from bbgrap.control import coordinator_events as ce
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
+from tests.bbgrap.control.wire import ready_wire, record_of
+
+
+def running(wire, **options):
+    """Begin a recorded request whose host waits; return the call, the number and the epoch of it."""
+    call = wire.run(record=True, **options)
+    started = {}
+    finish, wire.finish_requests = wire.finish_requests, lambda: False
+    wire.settle()
+    wire.finish_requests = finish
+    ((number, start),) = wire.started.items()
+    started.update(wire.started)
+    wire.started.clear()
+    return call, number, start.epoch
+
+
+def test_a_recorded_request_is_answered_with_all_records():
+    wire = ready_wire("a", "b")
+    call = wire.run(record=True)
+    wire.settle()
+    result = wire.answer(call)
+    assert isinstance(result, c.RunResult)
+    assert result.records == (record_of(0), record_of(1), record_of(2))
+
+
+def test_a_request_without_recording_has_no_records():
+    wire = ready_wire("a", "b")
+    call = wire.run()
+    wire.settle()
+    assert wire.answer(call).records == ()
+
+
+def test_records_may_come_before_the_answer_twice_and_late():
+    wire = ready_wire("a", "b")
+    call, number, epoch = running(wire)
+    first, second = wire.agents.values()
+    for agent, device in ((first, 0), (first, 0), (second, 1)):
+        wire.to_agent(agent, ae.StepsRecorded(epoch, number, record_of(device)))
+        wire.settle()
+    assert wire.answers[call] == []
+    wire.to_coordinator(ce.RequestDone(number, (), (), record_of(2)))
+    wire.to_agent(first, ae.StepsRecorded(epoch, number, record_of(0)))
+    wire.settle()
+    assert [record.device for record in wire.answer(call).records] == [0, 1, 2]
+
+
+def test_a_record_that_does_not_come_fails_the_request_after_a_while():
+    wire = ready_wire("a", "b")
+    call, number, epoch = running(wire)
+    first, _ = wire.agents.values()
+    wire.to_agent(first, ae.StepsRecorded(epoch, number, record_of(0)))
+    wire.to_coordinator(ce.RequestDone(number, (), (), record_of(2)))
+    for _ in range(12):
+        wire.settle()
+        wire.pass_time(0.5)
+    wire.settle()
+    assert wire.answer(call).reason == "request 1: it was answered, but an agent has not told when it did what; trace again"
+    assert wire.coordinator.requests.recordings._awaited == {}
+
+
+def test_an_agent_that_is_lost_while_it_records_fails_the_request():
+    wire = ready_wire("a", "b")
+    call, number, _ = running(wire)
+    wire.to_coordinator(ce.RequestDone(number, (), (), record_of(2)))
+    _, second = wire.agents.values()
+    wire.crash(second)
+    for _ in range(6):
+        wire.settle()
+        wire.pass_time(0.5)
+    wire.settle()
+    assert "agent 'b' was lost while request 1 ran" in wire.answer(call).reason
+
+
+def test_records_of_others_are_refused():
+    wire = ready_wire("a", "b")
+    call, number, epoch = running(wire)
+    first, second = wire.agents.values()
+    wire.to_coordinator(ce.RequestDone(number, (), (), record_of(2)))
+    wire.to_agent(first, ae.StepsRecorded(epoch, number, record_of(0)))
+    wire.to_agent(first, ae.StepsRecorded(epoch, number, record_of(1)))
+    wire.settle()
+    wire.to_coordinator(ce.FromPeer(second.identity, m.Recorded(epoch + 1, number, record_of(1))))
+    assert wire.answers[call] == []
+    wire.to_agent(second, ae.StepsRecorded(epoch, number, record_of(1)))
+    wire.settle()
+    assert isinstance(wire.answer(call), c.RunResult)

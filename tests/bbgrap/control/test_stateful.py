@@ -1,0 +1,181 @@
+"""P9: whatever the wire does (drop, repeat, reorder) and whoever crashes, every call is answered exactly once when the wire heals."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control.observations import RECORDED
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
+from tests.bbgrap.control.wire import SEGMENT_S, Wire
+
+NAMES = ("a", "b", "c")
+
+
+class ClusterOnAFakeWire(RuleBasedStateMachine):
+    options = PlanOptions()
+
+    def __init__(self):
+        super().__init__()
+        self.wire = Wire(ce.Settings("0.1.0", "tcp://head:1", max_waiting=5), options=self.options)
+        for name in NAMES[:2]:
+            self.wire.add_agent(name)
+        self.wire.offer()
+        self.wire.prepare()
+
+    @rule()
+    def prepare(self):
+        self.wire.offer()
+        self.wire.prepare()
+
+    @rule()
+    def run(self):
+        self.wire.run()
+
+    @rule()
+    def record(self):
+        self.wire.run(record=True)
+
+    @precondition(lambda self: self.wire.pending())
+    @rule(data=st.data(), count=st.integers(1, 10))
+    def deliver(self, data, count):
+        for _ in range(count):
+            if self.wire.pending():
+                self.wire.deliver(data.draw(st.sampled_from(self.wire.pending())))
+
+    @rule()
+    def deliver_all(self):
+        self.wire.settle()
+
+    @precondition(lambda self: self.wire.pending())
+    @rule(data=st.data())
+    def drop(self, data):
+        key = data.draw(st.sampled_from(self.wire.pending()))
+        self.wire.queues[key].pop(data.draw(st.integers(0, len(self.wire.queues[key]) - 1)))
+
+    @precondition(lambda self: self.wire.pending())
+    @rule(data=st.data())
+    def repeat_or_reorder(self, data):
+        key = data.draw(st.sampled_from(self.wire.pending()))
+        self.wire.deliver(key, data.draw(st.integers(0, len(self.wire.queues[key]) - 1)), keep=data.draw(st.booleans()))
+
+    @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 3.0]))
+    def time(self, seconds):
+        self.wire.pass_time(seconds)
+
+    @rule(count=st.integers(1, 12))
+    def run_many(self, count):
+        for _ in range(count):
+            self.wire.run()
+
+    @rule()
+    def finish(self):
+        self.wire.finish_requests()
+
+    @precondition(lambda self: self.wire.started)
+    @rule(data=st.data())
+    def a_request_breaks_on_the_host(self, data):
+        number = data.draw(st.sampled_from(list(self.wire.started)))
+        del self.wire.started[number]
+        self.wire.to_coordinator(ce.RequestBroke(number, c.Fault.EXECUTION, "broken"))
+
+    @precondition(lambda self: any(agent.loaded for agent in self.wire.agents.values()))
+    @rule(data=st.data())
+    def a_route_breaks_on_an_agent(self, data):
+        agent = data.draw(st.sampled_from([agent for agent in self.wire.agents.values() if agent.loaded]))
+        epoch = data.draw(st.sampled_from(sorted(agent.loaded)))
+        self.wire.to_coordinator(ce.FromPeer(agent.identity, m.DeploymentFailed(epoch, "broken")))
+
+    @precondition(lambda self: self.wire.agents)
+    @rule(data=st.data())
+    def crash(self, data):
+        self.wire.crash(data.draw(st.sampled_from(list(self.wire.agents.values()))))
+
+    @rule(name=st.sampled_from(NAMES))
+    def start_agent(self, name):
+        if name not in {agent.name for agent in self.wire.agents.values()}:
+            self.wire.add_agent(name)
+
+    @rule()
+    def restart_coordinator(self):
+        self.wire.restart_coordinator()
+
+    @invariant()
+    def nothing_is_answered_twice(self):
+        assert all(len(answers) <= 1 for answers in self.wire.answers.values())
+
+    @invariant()
+    def requests_are_where_they_belong(self):
+        machine = self.wire.coordinator
+        deployments = machine.deployments.by_epoch
+        waiting = [number for d in deployments.values() for number in d.waiting]
+        running = [number for d in deployments.values() for number in d.running]
+        assert sorted(waiting + running) == sorted(machine.requests.open)
+        assert len(machine.requests.by_caller) == len(machine.requests.open)
+        for deployment in deployments.values():
+            for route in deployment.routes:
+                assert len(route.lane.running) <= route.lane.limit
+                assert all(machine.requests.open[number].epoch == route.epoch for number in route.lane.running)
+            if deployment.tracker.state == "ready" and deployment.waiting and not machine.requests._gives_way(deployment):
+                lanes = {route.epoch: route.lane for route in deployment.routes}
+                serving = deployment.policy.serving
+                assert all(lane.running for lane in lanes.values()) if serving is None else not lanes[serving].has_room
+            assert not deployment.running or deployment.tracker.state == "ready"
+        observed = set(machine.requests.observations.epochs)
+        asked = {n for n in running if machine.requests.open[n].message.record}
+        assert set(machine.requests.recordings._awaited) == asked | observed
+        assert not asked & observed
+        assert set(machine.members.by_name) == {member.name for member in machine.members.by_identity.values()}
+
+    def teardown(self):
+        wire = self.wire
+        for _ in range(100):
+            wire.settle()
+            wire.pass_time(0.5)
+        wire.settle()
+        assert {call: len(answers) for call, answers in wire.answers.items() if len(answers) != 1} == {}
+        assert wire.coordinator.requests.open == {}
+        assert wire.coordinator.requests.observations.epochs == {}
+        if not wire.agents:
+            wire.add_agent("a")
+            wire.settle()
+        wire.offer()
+        wire.settle()
+        wire.prepare()
+        wire.settle()
+        call = wire.run()
+        wire.settle()
+        assert isinstance(wire.answer(call), c.RunResult)
+
+
+ClusterOnAFakeWire.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestClusterOnAFakeWire = ClusterOnAFakeWire.TestCase
+
+
+class RoutesForLatency(ClusterOnAFakeWire):
+    options = PlanOptions(planner="auto")
+
+    @rule()
+    def slow_down(self):
+        """As if a node had become ten times as slow, and the requests so far had shown a drift."""
+        self.wire.settle()
+        if self.wire.agents:
+            name = min(agent.name for agent in self.wire.agents.values())
+            self.wire.kernels[name] = min(1.0, 10 * self.wire.kernels.get(name, SEGMENT_S))
+        for deployment in self.wire.coordinator.deployments.by_epoch.values():
+            deployment.policy._drifted, deployment.plan.next_move = True, 0
+        for _ in range(1 + RECORDED):
+            self.wire.run()
+            self.wire.deliver_all()
+            self.wire.finish_requests()
+
+
+class RoutesForStreams(ClusterOnAFakeWire):
+    options = PlanOptions(planner="auto", objective="throughput")
+
+
+RoutesForLatency.TestCase.settings = RoutesForStreams.TestCase.settings = ClusterOnAFakeWire.TestCase.settings
+TestRoutesForLatency = RoutesForLatency.TestCase
+TestRoutesForStreams = RoutesForStreams.TestCase

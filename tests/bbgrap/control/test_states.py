@@ -1,0 +1,49 @@
+"""The tables of legal moves, and the diagrams drawn from them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bbgrap.control.states import TABLES, Role, Tracker, diagram
+from bbgrap.errors import LocalProtocolError, RemoteProtocolError
+
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+
+
+@pytest.mark.parametrize("role", Role)
+def test_every_target_is_a_state_and_every_state_is_reached(role):
+    table = TABLES[role]
+    targets = {target for moves in table.values() for target in moves.values()}
+    assert targets <= set(table)
+    assert set(table) <= targets | {next(iter(table))}
+
+
+@pytest.mark.parametrize("role", Role)
+def test_every_role_can_come_to_an_end(role):
+    table = TABLES[role]
+    ended = {state for state, moves in table.items() if not moves}
+    assert ended
+    for _ in table:
+        ended |= {state for state, moves in table.items() if set(moves.values()) & ended}
+    assert ended == set(table)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_the_diagrams_in_the_docs_are_those_of_the_tables(role):
+    drawn = dict(re.findall(r"### ([^\n]+)\n\n```mermaid\n(.+?)\n```", PAGE.read_text(), re.DOTALL))
+    assert drawn[role.value] == diagram(role), "run: python tools/protocol_page.py"
+
+
+def test_an_illegal_move_says_who_where_and_how_it_came_to_that():
+    request = Tracker(Role.REQUEST, "request 7")
+    request.move("route free")
+    request.move("finished")
+    with pytest.raises(RemoteProtocolError) as remote:
+        request.move("RequestFailed")
+    assert str(remote.value) == (
+        "request on the coordinator, request 7: got 'RequestFailed' while answered; expected nothing any more; "
+        "before: route free -> running, finished -> answered"
+    )
+    with pytest.raises(LocalProtocolError, match="expected Cancel, deadline, failed, route free"):
+        Tracker(Role.REQUEST, "request 8").move("finished")

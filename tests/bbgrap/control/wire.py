@@ -1,0 +1,377 @@
+"""A coordinator, agents and a client joined by a fake wire that a test can make lose, repeat and reorder messages.
+
+Everything here is synchronous and without a clock: `now` is a number that the test advances. Codecs are in the path, so only what can be
+sent is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bbgrap.auto.calibrate import MachineFactors, SegmentForecast
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.control import agent_events as ae
+from bbgrap.control import client as cm
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control.agent import AgentMachine
+from bbgrap.control.coordinator import CoordinatorMachine, plan_key
+from bbgrap.control.uploads import offer_digest
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.graph.types import DType, TensorType
+from bbgrap.graph.weights import digest_of
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
+from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
+from bbgrap.runtime.recording import Record, StepLabel
+from bbgrap.runtime.schedule import BufferSpec, Join, Part, Receive, Run, Schedule, Send
+
+SKELETON_DIGEST = "ab" * 32
+FILE = c.ModelFile("m.onnx", "cd" * 32, 4)
+MODEL = offer_digest((FILE,))
+WEIGHT = np.arange(4, dtype=np.float32)
+CLIENT = b"client"
+SEGMENT_S = 0.001
+"""How long every segment is predicted to take."""
+
+
+def introduction(name: str, protocol: int = m.PROTOCOL_VERSION) -> m.Join:
+    """What an agent says first."""
+    return m.Join(name, protocol, "0.1.0", "1.31.1", 26, 1, 1, 1 << 30, f"tcp://{name}:1", None)
+
+
+def artifacts(devices: int) -> Artifacts:
+    """Each device runs one segment on its row of x."""
+    row = BufferSpec("row", DType.FLOAT, (1, 2))
+    ref = WeightRef(digest_of(WEIGHT), TensorType(DType.FLOAT, WEIGHT.shape))
+    segment = SegmentModel("s", SKELETON_DIGEST, b"", ("x",), ("y",), {"w": ref})
+    parts = tuple(
+        DeviceArtifacts(
+            Schedule(d, devices, (row, row), (Receive(d, devices, (0,)), Run(0, (0,), (1,)), Send(100 + d, devices, (Part(1, None),)))),
+            (segment,),
+        )
+        for d in range(devices)
+    )
+    box = [(((d, d + 1),), ((0, 2),)) for d in range(devices)]
+    whole = BufferSpec("x", DType.FLOAT, (devices, 2))
+    steps = (
+        *(Send(d, d, (Part(0, box[d]),)) for d in range(devices)),
+        *(Receive(100 + d, d, (1 + d,)) for d in range(devices)),
+        Join(devices + 1, tuple((Part(1 + d, None), box[d]) for d in range(devices))),
+    )
+    host = Schedule(devices, devices, (whole, *[row] * devices, whole), steps, (0,), (devices + 1,))
+    return Artifacts(parts, host, {digest_of(WEIGHT): WEIGHT})
+
+
+def whole(devices: int, device: int) -> Artifacts:
+    """One device runs the segment on all of x, the others do nothing."""
+    rows = BufferSpec("rows", DType.FLOAT, (devices, 2))
+    working = artifacts(devices).devices[device]
+    steps = (Receive(0, devices, (0,)), Run(0, (0,), (1,)), Send(100, devices, (Part(1, None),)))
+    parts = tuple(
+        DeviceArtifacts(Schedule(d, devices, (rows, rows), steps), working.segments)
+        if d == device
+        else DeviceArtifacts(Schedule(d, devices, (), ()), ())
+        for d in range(devices)
+    )
+    x = BufferSpec("x", DType.FLOAT, (devices, 2))
+    host = Schedule(devices, devices, (x, x), (Send(0, device, (Part(0, None),)), Receive(100, device, (1,))), (0,), (1,))
+    return Artifacts(parts, host, artifacts(devices).weights)
+
+
+def plan_of(job: ce.StartPlanning) -> ce.Planned:
+    """What a planner makes: `auto` has other routes, the best node's beside the plan, or the whole model on every node."""
+    devices = len(job.cluster.nodes)
+    segment = (SegmentForecast(("conv",), SEGMENT_S, 0.0),)
+    alone = tuple(
+        ce.PlannedRoute(
+            f"single on {n.name}",
+            whole(devices, d),
+            '{"planner": "single"}',
+            tuple(segment if other == d else () for other in range(devices)),
+        )
+        for d, n in enumerate(job.cluster.nodes)
+    )
+    segments = (segment,) * devices
+    if job.options.planner != "auto":
+        return ce.Planned(job.epoch, artifacts(devices), "{}", segments=segments)
+    if job.options.objective == "throughput":
+        return ce.Planned(job.epoch, alone[0].artifacts, alone[0].report, alone[0].name, alone[1:], alone[0].segments)
+    return ce.Planned(job.epoch, artifacts(devices), '{"planner": "auto"}', "", alone[:1], segments)
+
+
+def record_of(device: int, seconds: float = SEGMENT_S) -> Record:
+    """What a device would have recorded: one step."""
+    return Record(device, (StepLabel("compute", "s: y", 0),), ((1, 2, 2 + round(1e9 * seconds)),), 4)
+
+
+@dataclass
+class FakeAgent:
+    """An agent's machine with a process around it that does everything at once."""
+
+    name: str
+    identity: bytes
+    machine: AgentMachine
+    loaded: set[int] = field(default_factory=set)
+    dropped: set[tuple[int, int]] = field(default_factory=set)
+    measuring: list[ae.StartMeasuring | ae.StartMeasuringLinks] = field(default_factory=list)
+    quit: str | None = None
+
+
+@dataclass
+class Wire:
+    """All of it.
+
+    `queues` holds what is on its way: for each (sender, receiver) frames in the order they were sent.
+    """
+
+    settings: ce.Settings = field(default_factory=lambda: ce.Settings("0.1.0", "tcp://head:1"))
+    now: float = 0.0
+    queues: dict[tuple[bytes, bytes], list[list[m.Buffer]]] = field(default_factory=dict)
+    agents: dict[bytes, FakeAgent] = field(default_factory=dict)
+    started: dict[int, ce.StartRequest] = field(default_factory=dict)
+    parts: dict[int, tuple[m.Peer, ...]] = field(default_factory=dict)
+    answers: dict[int, list[c.FinalAnswer]] = field(default_factory=dict)
+    weights: dict[str, set[str]] = field(default_factory=dict)
+    options: PlanOptions = field(default_factory=PlanOptions)
+    seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """How long a request takes on these nodes."""
+    kernels: dict[str, float] = field(default_factory=dict)
+    """How long a segment takes on this node, if not as predicted."""
+    kept: dict[str, Mapping[str, MachineFactors]] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    jobs: list[ce.StartPlanning] = field(default_factory=list)
+    pingers: list[str] = field(default_factory=list)
+    calls: int = 0
+    joined: int = 0
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        self.coordinator = CoordinatorMachine(self.settings, {FILE.digest: FILE.size})
+        self.plan: Callable[[ce.StartPlanning], ce.Planned | None] = plan_of
+        self.client = cm.ClientMachine("tcp://head:7070", silence_s=1e9)
+
+    # --- the wire -----------------------------------------------------------------------------------------------------------------
+
+    def send(self, sender: bytes, receiver: bytes, frames: list[m.Buffer]) -> None:
+        self.queues.setdefault((sender, receiver), []).append([bytes(frame) for frame in frames])
+
+    def deliver(self, key: tuple[bytes, bytes], place: int = 0, *, keep: bool = False) -> None:
+        frames = self.queues[key][place] if keep else self.queues[key].pop(place)
+        sender, receiver = key
+        if receiver == b"":
+            self.to_coordinator(ce.FromPeer(sender, TO_COORDINATOR.decode(frames)))
+        elif receiver == CLIENT:
+            self.carry_client(self.client.received(TO_CLIENT.decode(frames), self.now))
+        elif receiver in self.agents:
+            self.to_agent(self.agents[receiver], ae.Received(TO_AGENT.decode(frames)))
+
+    def pending(self) -> list[tuple[bytes, bytes]]:
+        return [key for key, queue in self.queues.items() if queue]
+
+    def deliver_all(self) -> None:
+        """Deliver everything; requests go on."""
+        while keys := self.pending():
+            for key in keys:
+                self.deliver(key)
+
+    def settle(self) -> None:
+        """Deliver everything, and finish every request that can be."""
+        for _ in range(10_000):
+            keys = self.pending()
+            if not keys and not self.finish_requests():
+                return
+            for key in keys:
+                while self.queues[key]:
+                    self.deliver(key)
+        raise AssertionError("the processes talk without end")
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        for agent in list(self.agents.values()):
+            self.to_agent(agent, ae.Tick())
+        self.to_coordinator(ce.Tick())
+        self.carry_client(self.client.tick(self.now))
+
+    # --- processes ----------------------------------------------------------------------------------------------------------------
+
+    def add_agent(self, name: str) -> FakeAgent:
+        self.joined += 1
+        identity = f"{name}/{self.joined}".encode()
+        agent = self.agents[identity] = FakeAgent(name, identity, AgentMachine(introduction(name), self.now))
+        self.to_agent(agent, ae.Tick())
+        return agent
+
+    def crash(self, agent: FakeAgent) -> None:
+        """End an agent without a word; its disk stays."""
+        del self.agents[agent.identity]
+
+    def restart_coordinator(self) -> None:
+        self.epochs += 1000
+        self.coordinator = CoordinatorMachine(replace(self.settings, first_epoch=self.epochs), {FILE.digest: FILE.size}, self.kept)
+        self.started.clear()
+
+    def to_coordinator(self, event: ce.Event) -> None:
+        try:
+            instructions = self.coordinator.handle(event, self.now)
+        except RemoteProtocolError:
+            return
+        for instruction in instructions:
+            self.carry_coordinator(instruction)
+
+    def carry_coordinator(self, instruction: ce.Instruction) -> None:  # noqa: C901 - one branch per instruction
+        match instruction:
+            case ce.ToAgent(identity, message):
+                self.send(b"", identity, TO_AGENT.encode(message))
+            case ce.ToClient(identity, answer):
+                self.send(b"", identity, TO_CLIENT.encode(answer))
+            case ce.StartPlanning():
+                self.jobs.append(instruction)
+                self.carry_plan(self.plan(instruction))
+            case ce.KeepCalibration(model, machines):
+                self.kept[model] = machines
+            case ce.Tell(text):
+                self.told.append(text)
+            case ce.HostDeploy(epoch):
+                self.parts[epoch] = instruction.peers
+            case ce.HostRelease(epoch):
+                self.parts.pop(epoch, None)
+                self.started = {number: start for number, start in self.started.items() if start.epoch != epoch}
+            case ce.StartRequest():
+                self.started[instruction.request] = instruction
+            case ce.DropRequest():
+                self.started.pop(instruction.request, None)
+            case ce.HostPings(peers):
+                self.pingers = [peer.name for peer in peers]
+            case ce.WriteChunk():
+                pass
+
+    def carry_plan(self, planned: ce.Planned | None) -> None:
+        if planned is not None:
+            self.to_coordinator(planned)
+
+    def finish_requests(self) -> bool:
+        """Finish the requests whose agents all live and have the deployment; whether there was one."""
+        done = False
+        for number, start in list(self.started.items()):
+            if number not in self.started:
+                continue
+            able = {agent.name for agent in self.agents.values() if start.epoch in agent.loaded}
+            names = tuple(peer.name for peer in self.parts[start.epoch])
+            if set(names) <= able:
+                del self.started[number]
+                self.now += self.seconds.get(names, 0.0)
+                host = len(self.coordinator.deployments.find(start.epoch)[0].members)
+                self.to_coordinator(ce.RequestDone(number, (), (), record_of(host) if start.record else None))
+                if start.record:
+                    devices = {peer.name: peer.device for peer in self.parts.get(start.epoch, ())}
+                    for agent in [agent for agent in self.agents.values() if agent.name in devices]:
+                        record = record_of(devices[agent.name], self.kernels.get(agent.name, SEGMENT_S))
+                        self.to_agent(agent, ae.StepsRecorded(start.epoch, number, record))
+                done = True
+        return done
+
+    def to_agent(self, agent: FakeAgent, event: ae.Event) -> None:
+        try:
+            instructions = agent.machine.handle(event, self.now)
+        except RemoteProtocolError:
+            return
+        for instruction in instructions:
+            self.carry_agent(agent, instruction)
+
+    def carry_agent(self, agent: FakeAgent, instruction: ae.Instruction) -> None:
+        store = self.weights.setdefault(agent.name, set())
+        match instruction:
+            case ae.Say(message):
+                self.send(agent.identity, b"", TO_COORDINATOR.encode(message))
+            case ae.CheckWeights(epoch, digests):
+                self.to_agent(agent, ae.WeightsChecked(epoch, tuple(d for d in digests if d not in store)))
+            case ae.StoreChunk(chunk):
+                store.add(chunk.digest)
+                self.to_agent(agent, ae.WeightArrived(chunk.digest, chunk.size, complete=True))
+            case ae.Load(deploy):
+                agent.loaded.add(deploy.epoch)
+                self.to_agent(agent, ae.Loaded(deploy.epoch, 0.0))
+            case ae.Unload(epoch):
+                agent.loaded.discard(epoch)
+            case ae.Drop(epoch, request):
+                agent.dropped.add((epoch, request))
+            case ae.Quit(fault):
+                agent.quit = fault
+                self.agents.pop(agent.identity, None)
+            case ae.StartMeasuring() | ae.StartMeasuringLinks():
+                agent.measuring.append(instruction)
+            case ae.AllowPings() | ae.Reconnect() | ae.Tell():
+                pass
+
+    def carry_client(self, instructions: list[cm.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case cm.Say(message):
+                    self.send(CLIENT, b"", TO_COORDINATOR.encode(message))
+                case cm.Complete(call, answer):
+                    self.answers[call].append(answer)
+                case cm.Report() | cm.Reconnect():
+                    pass
+
+    # --- calls ---------------------------------------------------------------------------------------------------------------------
+
+    def call(self, make: Callable[[int], c.Call]) -> int:
+        self.calls += 1
+        self.answers[self.calls] = []
+        self.carry_client(self.client.call(make(self.calls), self.now))
+        return self.calls
+
+    def offer(self) -> int:
+        return self.call(lambda n: c.OfferModel(n, MODEL, (FILE,)))
+
+    def prepare(self) -> int:
+        return self.call(lambda n: prepare_message(n, self.options))
+
+    def run(self, deadline_s: float = 30.0, payload: tuple[bytes, ...] = (), *, record: bool = False) -> int:
+        return self.call(
+            lambda n: c.RunModel(
+                n, plan_key(prepare_message(n, replace(self.options, input_values="any"))), deadline_s, (), payload, record
+            )
+        )
+
+    def answer(self, call: int) -> c.FinalAnswer:
+        """The one answer to a call, which must be there."""
+        (answer,) = self.answers[call]
+        return answer
+
+
+def prepare_message(call: int, options: PlanOptions) -> c.PrepareModel:
+    return c.PrepareModel(call, MODEL, {"x": (2, 2)}, options)
+
+
+def joined_wire(
+    *names: str,
+    options: PlanOptions | None = None,
+    settings: ce.Settings | None = None,
+    seconds: Mapping[tuple[str, ...], float] | None = None,
+) -> Wire:
+    """A wire with joined agents and an offered model."""
+    wire = Wire(settings or ce.Settings("0.1.0", "tcp://head:1"), options=options or PlanOptions(), seconds=dict(seconds or {}))
+    for name in names:
+        wire.add_agent(name)
+    wire.settle()
+    wire.offer()
+    wire.settle()
+    return wire
+
+
+def ready_wire(
+    *names: str,
+    options: PlanOptions | None = None,
+    settings: ce.Settings | None = None,
+    seconds: Mapping[tuple[str, ...], float] | None = None,
+) -> Wire:
+    """A wire with joined agents and a prepared plan."""
+    wire = joined_wire(*names, options=options, settings=settings, seconds=seconds)
+    wire.prepare()
+    wire.settle()
+    return wire
