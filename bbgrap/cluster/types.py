@@ -176,12 +176,6 @@ class Cluster:
         within = dict(self.network.within)
         return within.get(groups.pop(), self.network.between) if len(groups) == 1 else self.network.between
 
-    def known_link(self, source: int, destination: int) -> Link | None:
-        """Return the link between two devices if it was measured or declared; None if `link` would guess."""
-        link = self.link(source, destination)
-        guessed = link is self.network.between and self.network == Network()
-        return None if guessed else link
-
     def profiles(self) -> tuple[NodeProfile, ...]:
         """Return the nodes, each with all its links as the network gives them: for where nodes are known one by one."""
         if self.network == Network():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from bbgrap.compiler.build import build_initial
-from bbgrap.compiler.passes import DEFAULT_PASSES, InInstalments, RelayBroadcasts, SlowestFirst, optimize
+from bbgrap.compiler.passes import DEFAULT_PASSES, InInstalments, SlowestFirst, optimize
 from bbgrap.compiler.passes.derived import narrower
 from bbgrap.compiler.predict import Predictor
 from bbgrap.planners.options import TransferType
@@ -43,5 +43,5 @@ def compile_plan(
     """
     initial = replace(build_initial(plan, descriptions), transfers=transfers, palettes=palettes)
     early = InInstalments(Predictor(plan.cluster), narrower(plan.graph, descriptions))
-    passes = (*DEFAULT_PASSES, RelayBroadcasts(plan.cluster), early, SlowestFirst(plan.cluster))
+    passes = (*DEFAULT_PASSES, early, SlowestFirst(plan.cluster))
     return Compiled(plan, initial, optimize(initial, passes, verify=verify))

@@ -36,7 +36,7 @@ def growing() -> Iterator[LocalCluster]:
 
 
 def slow_links(name: str, names: Sequence[str]) -> tuple[LinkProfile, ...]:
-    """Declare links so slow that broadcasts of tiny maps are relayed."""
+    """Declare links so slow that messages take longer than work."""
     return tuple(LinkProfile(peer, 1e4, 1e-6) for peer in (*names, COORDINATOR) if peer != name)
 
 

@@ -6,7 +6,6 @@ from bbgrap.compiler.passes.fuse import FuseSegments
 from bbgrap.compiler.passes.instalments import InInstalments
 from bbgrap.compiler.passes.order import SlowestFirst
 from bbgrap.compiler.passes.pipeline import DEFAULT_PASSES, Pass, optimize
-from bbgrap.compiler.passes.relay import RelayBroadcasts
 from bbgrap.compiler.passes.transfers import DropEmptyMessages, TailorTransfers
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "FuseSegments",
     "InInstalments",
     "Pass",
-    "RelayBroadcasts",
     "SlowestFirst",
     "TailorTransfers",
     "optimize",

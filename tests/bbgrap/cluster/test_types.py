@@ -10,20 +10,18 @@ NODES = (MEASURED, NodeProfile("b"), NodeProfile("c"))
 
 def test_measured_links_are_known_from_either_end() -> None:
     cluster = Cluster(NODES)
-    assert cluster.known_link(0, 1) == cluster.known_link(1, 0) == Link(1e8, 1e-3)
-    assert cluster.known_link(0, cluster.host) == Link(5e7, 2e-3)
+    assert cluster.link(0, 1) == cluster.link(1, 0) == Link(1e8, 1e-3)
+    assert cluster.link(0, cluster.host) == Link(5e7, 2e-3)
 
 
 @pytest.mark.parametrize(("source", "destination"), [(1, 2), (2, 3), (0, 2)])
-def test_what_is_guessed_is_not_known(source: int, destination: int) -> None:
-    assert Cluster(NODES).known_link(source, destination) is None
+def test_what_nobody_measured_is_ethernet(source: int, destination: int) -> None:
+    assert Cluster(NODES).link(source, destination) == ETHERNET
 
 
 def test_a_declared_network_is_known() -> None:
-    cluster = Cluster(NODES, Network(Link(2e8, 1e-4)))
-    assert cluster.known_link(1, 2) == Link(2e8, 1e-4)
-    assert Cluster(NODES).link(1, 2) == ETHERNET
-    assert Cluster(NODES, Network(coordinator_on="b")).known_link(1, 3) == LOCAL
+    assert Cluster(NODES, Network(Link(2e8, 1e-4))).link(1, 2) == Link(2e8, 1e-4)
+    assert Cluster(NODES, Network(coordinator_on="b")).link(1, 3) == LOCAL
 
 
 def test_a_machine_is_shared_by_nodes_of_its_name_and_the_host_beside_one() -> None:

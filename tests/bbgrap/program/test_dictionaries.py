@@ -35,7 +35,6 @@ from bbgrap.program.dictionaries import (
     ways_of_palettes,
 )
 from bbgrap.program.encodings import carried
-from bbgrap.program.statistics import statistics_of
 from bbgrap.report.plan_report import explain, report_of
 from bbgrap.zoo import build
 from tests.random_models import clusters, networks, plan_options, random_feeds
@@ -196,18 +195,3 @@ def test_any_plan_is_compiled_with_palettes_and_answers_the_same(graph: Graph, c
         answers.append(simulate(artifacts, feeds, local_kernels(artifacts)))
     for one, other in zip(*answers, strict=True):
         assert same_bits(one, other)
-
-
-@pytest.mark.parametrize("nodes", [3, 6])
-def test_an_input_for_all_is_not_passed_on(nodes: int) -> None:
-    """Who gets a byte a number has four to pass on: relays would send more than before."""
-    graph = build("resnet50")
-    links = tuple(LinkProfile(f"node{other}", 125e6, 3e-4) for other in range(nodes))
-    even = Cluster.even(nodes)
-    slow = Network(Link(12.5e6, 1e-4))
-    cluster = Cluster(tuple(replace(node, links=tuple(link for link in links if link.peer != node.name)) for node in even.nodes), slow)
-    descriptions = all_descriptions(graph)
-    plan = make_plan(graph, cluster, PlanOptions(split="channels"), descriptions)
-    program = compile_plan(plan, descriptions, "exact", ways_of_palettes(cluster, "few"), verify=True).optimized
-    size = graph.types[graph.inputs[0]].nbytes
-    assert statistics_of(program).scatter_bytes == nodes * size // 4
