@@ -14,7 +14,7 @@ import numpy as np
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.memory import program_bytes
-from bbgrap.compiler.passes import InInstalments, SlowestFirst
+from bbgrap.compiler.passes import SlowestFirst
 from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration, Predictor
 from bbgrap.costmodel.clock import Post, Work
 from bbgrap.costmodel.timeline import Timeline
@@ -23,10 +23,7 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, bound_together, is_torn
 from bbgrap.planners.search import TileChoices
 from bbgrap.program.dictionaries import ways_of_palettes
-from bbgrap.program.steps import Apply, Program
-from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import LocalOp, can_make
-from bbgrap.tdl.work import Work as Amount
+from bbgrap.program.steps import Program
 
 Tiles = Mapping[str, tuple[Tile, ...]]
 
@@ -80,8 +77,6 @@ class Evaluator:
         self.plans = 0
         self._time_is_up = time_is_up
         self._bound = bound_together(pieces.graph)
-        self._parts: dict[ShapeMap, Tile] = {}
-        """One tile for every region that an operation was narrowed to: pieces are looked up by object."""
 
     @property
     def spent(self) -> bool:
@@ -146,15 +141,7 @@ class Evaluator:
         """Return the program of a plan, to be timed."""
         program = build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
         direct = replace(program, transfers=self.transfers, palettes=self.palettes)
-        return SlowestFirst(self.cluster).run(InInstalments(self.predictor, self._narrow).run(direct))
-
-    def _narrow(self, op: Apply, region: ShapeMap) -> tuple[LocalOp, Amount] | None:
-        """Return what an operation reads and costs for a region of its output; how it would run is not asked."""
-        graph, node = self.pieces.graph, self.pieces.graph.node_by_name[op.node]
-        if not can_make(graph, node, self.pieces.descriptions[op.node], region):
-            return None
-        tile = self._parts.setdefault(region, Tile(0, region))
-        return LocalOp(self.pieces.piece(node, tile)[0], ()), self.pieces.work(node, tile)
+        return SlowestFirst(self.cluster).run(direct)
 
     def _per_request_s(self, program: Program) -> float:
         """Return the seconds between two answers when requests never stop: what the busiest node or way is busy with one of them.

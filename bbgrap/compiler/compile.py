@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from bbgrap.compiler.build import build_initial
-from bbgrap.compiler.passes import DEFAULT_PASSES, InInstalments, SlowestFirst, optimize
-from bbgrap.compiler.passes.derived import narrower
-from bbgrap.compiler.predict import Predictor
+from bbgrap.compiler.passes import DEFAULT_PASSES, SlowestFirst, optimize
 from bbgrap.planners.options import TransferType
 from bbgrap.planners.plan import Plan
 from bbgrap.program.steps import Program
@@ -42,6 +40,4 @@ def compile_plan(
         verify: Check every law between passes.
     """
     initial = replace(build_initial(plan, descriptions), transfers=transfers, palettes=palettes)
-    early = InInstalments(Predictor(plan.cluster), narrower(plan.graph, descriptions))
-    passes = (*DEFAULT_PASSES, early, SlowestFirst(plan.cluster))
-    return Compiled(plan, initial, optimize(initial, passes, verify=verify))
+    return Compiled(plan, initial, optimize(initial, (*DEFAULT_PASSES, SlowestFirst(plan.cluster)), verify=verify))

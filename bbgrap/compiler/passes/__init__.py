@@ -3,7 +3,6 @@
 from bbgrap.compiler.passes.crops import DropTrivialAssemblies, ForwardCrops
 from bbgrap.compiler.passes.dead import DropUnused
 from bbgrap.compiler.passes.fuse import FuseSegments
-from bbgrap.compiler.passes.instalments import InInstalments
 from bbgrap.compiler.passes.order import SlowestFirst
 from bbgrap.compiler.passes.pipeline import DEFAULT_PASSES, Pass, optimize
 from bbgrap.compiler.passes.transfers import DropEmptyMessages, TailorTransfers
@@ -15,7 +14,6 @@ __all__ = [
     "DropUnused",
     "ForwardCrops",
     "FuseSegments",
-    "InInstalments",
     "Pass",
     "SlowestFirst",
     "TailorTransfers",
