@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from bbgrap.auto.balance import Balance
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
-from bbgrap.auto.leaning import Leaning, Named
 from bbgrap.cluster.types import Link
 from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.fused_tiles import grow_tiles
@@ -76,7 +76,7 @@ class Candidates:
         self.found: list[Candidate] = []
         self._seen: set[int] = set()
         self._budget = evaluator.budget
-        self.leaning = Leaning(evaluator)
+        self.balance = Balance(evaluator)
 
     @property
     def _enough(self) -> bool:
@@ -91,7 +91,7 @@ class Candidates:
             self._planners(QUICK)
             self._put_together()
             self._subsets()
-            self._leaning()
+            self._by_links()
             self._grown()
             self._planners([name for name in PLANNERS if name not in QUICK])
         return sorted(self.found, key=lambda candidate: candidate.score)
@@ -120,7 +120,7 @@ class Candidates:
         different: dict[tuple[float, Link, int], int] = {}
         for device in self._by_speed():
             way = self.cluster.link(self.cluster.host, device)
-            different.setdefault((self.leaning.alone_s[device], way, self.cluster.nodes[device].memory_bytes), device)
+            different.setdefault((self.balance.alone_s[device], way, self.cluster.nodes[device].memory_bytes), device)
         for device in list(different.values())[:EVERY_SIZE]:
             self.add(f"'{names[device]}' alone", "alone", plan_whole(self.graph, self.cluster, device).tiles, is_plain=True)
 
@@ -131,7 +131,7 @@ class Candidates:
 
         def order(device: int) -> tuple[float, bool, bool, str, int]:
             node = nodes[device]
-            return (round(self.leaning.alone_s[device], 9), node.name != network.coordinator_on, node.group != first, node.group, device)
+            return (round(self.balance.alone_s[device], 9), node.name != network.coordinator_on, node.group != first, node.group, device)
 
         return sorted(range(len(nodes)), key=order)
 
@@ -149,7 +149,7 @@ class Candidates:
         if split == "grid" and grid_of(len(devices))[1] == 1:
             return
         everyone = len(devices) == len(self.cluster.nodes)
-        self.add(f"{split} over {self._over(devices)}", split, self.leaning.along(split, devices), is_plain=everyone)
+        self.add(f"{split} over {self._over(devices)}", split, self.balance.by_speed(split, devices), is_plain=everyone)
 
     def _over(self, devices: Sequence[int]) -> str:
         count = len(self.cluster.nodes)
@@ -178,37 +178,21 @@ class Candidates:
                     return
                 self.spread(split, devices)
 
-    def _leaning(self) -> None:
-        """Give nodes with a slow way to the coordinator less, since less of the inputs and outputs is theirs then.
+    def _by_links(self) -> None:
+        """Give nodes with a slow link to the coordinator less, since less of the inputs and outputs is theirs then.
 
-        Along both of the best directions: they are often predicted to be worth the same, and lean differently well.
+        Along both of the best directions: they are often predicted to be worth the same, and differ once links count.
         """
         best: dict[str, Candidate] = {}
         for candidate in self._spreads():
             best.setdefault(candidate.kind, candidate)
-        found: list[tuple[Candidate, Split, list[int]]] = []
         for direction in list(best.values())[:2]:
             split = next(split for split in SPLITS if split == direction.kind)
             devices = sorted({tile.device for tiles in direction.tiles.values() for tile in tiles})
-            if self.leaning.is_of_use(split, devices):
-                added = self._add_leaning(split, devices, self.leaning.everywhere(split, devices))
-                found += [(candidate, split, devices) for candidate in added]
-        lean: dict[Split, list[int]] = {}
-        for _, split, devices in sorted(found, key=lambda each: each[0].score):
-            lean.setdefault(split, devices)
-        for split, devices in lean.items():  # not the best one's only: what is best without light exits need not be with them
-            self._add_leaning(split, devices, self.leaning.light_at_exits(split, devices))
-        if lean:
-            split, devices = next(iter(lean.items()))
-            self._add_leaning(split, devices, self.leaning.bowed(split, devices))
-
-    def _add_leaning(self, split: Split, devices: Sequence[int], plans: Named) -> list[Candidate]:
-        """Add plans as long as the budget allows; return those that were not there."""
-        added: list[Candidate | None] = []
-        while not self._enough and (named := next(plans, None)) is not None:
-            words, tiles = named
-            added.append(self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles))
-        return [candidate for candidate in added if candidate is not None]
+            tiles = self.balance.by_speed_and_link(split, devices)
+            if not self._enough and tiles != self.balance.by_speed(split, devices):
+                joined = join_phases(self.evaluator.pieces, self.cluster, tiles)
+                self.add(f"{split} over {self._over(devices)}, by speed and link, with fewer exchanges", split, joined)
 
     def _put_together(self) -> None:
         """Where nodes hold several ranges of a value, let the fastest node have all of it: over slow links less travels so."""

@@ -67,19 +67,19 @@ def _fetches(program: Program, device: DeviceProgram) -> Iterator[tuple[str, str
                 yield from ((op.node, device.buffers[b].value) for b in reads_of(op) if b in foreign)
 
 
-def _exits(program: Program, device: DeviceProgram) -> set[BufferId]:
+def _read_by_host_only(program: Program, device: DeviceProgram) -> set[BufferId]:
     """Return the buffers of an agent that only the host reads, at the end."""
-    exits, others = set[BufferId](), set[BufferId]()
+    only_host, others = set[BufferId](), set[BufferId]()
     for step in reversed(device.steps):
         match step:
             case Send():
-                (exits if step.destination == program.host else others).update(reads_of(step))
+                (only_host if step.destination == program.host else others).update(reads_of(step))
             case Compute():
                 for op in reversed(step.ops):
-                    (others if not others.isdisjoint(writes_of(op)) else exits).update(reads_of(op))
+                    (others if not others.isdisjoint(writes_of(op)) else only_host).update(reads_of(op))
             case Receive():
                 pass
-    return exits - others
+    return only_host - others
 
 
 def _sent_phases(program: Program, early: list[dict[BufferId, Phase]]) -> dict[int, Phase]:
@@ -95,7 +95,7 @@ def _sent_phases(program: Program, early: list[dict[BufferId, Phase]]) -> dict[i
 def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase]) -> dict[BufferId, Phase]:
     """Return the first phase in which each buffer of a device can be there."""
     early = dict.fromkeys(device.feeds, 0)
-    exits = _exits(program, device)
+    only_host = _read_by_host_only(program, device)
     for step in device.steps:
         match step:
             case Receive():
@@ -103,7 +103,7 @@ def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase])
                 early |= {b: 0 if step.source == program.host else layers[device.buffers[b].value] + 1 for b in step.buffers}
             case Compute():
                 for op in step.ops:
-                    if not isinstance(op, Apply) or device.device == program.host or exits.issuperset(op.writes):
+                    if not isinstance(op, Apply) or device.device == program.host or only_host.issuperset(op.writes):
                         early |= dict.fromkeys(writes_of(op), max((early[b] for b in reads_of(op)), default=0))
                     else:
                         early |= {b: layers[device.buffers[b].value] for b in op.writes}
