@@ -37,7 +37,8 @@ from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import LOCAL, Link, Network, NodeProfile
-from bbgrap.costmodel.clock import Wires, run_clock
+from bbgrap.costmodel.clock import run_clock
+from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.engine.prepare import prepare
 from bbgrap.engine.reference import Reference
@@ -128,6 +129,19 @@ def look_around(coordinator: str, shape: tuple[int, ...]) -> Around:
     return Around(profile, shape, statistics.median(times))
 
 
+class _LinksOnly(NetworkModel):
+    """Messages take their links and nothing else: both ends' processors are in the measured steps already."""
+
+    def link(self, source: int, destination: int) -> Link:
+        return self.cluster.link(source, destination)
+
+    def handling(self, device: int, source: int, destination: int, size: int) -> float:
+        return 0.0
+
+    def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
+        return None
+
+
 @dataclass(frozen=True)
 class Simulated:
     """A case with the means to tell its timeline, once all devices are measured."""
@@ -149,9 +163,7 @@ class Simulated:
 
     def _clock(self, walks: Sequence[Walk]) -> Timeline:
         names = [*(node.name for node in self.cluster.nodes), "coordinator"]
-        # Both ends' processors are in the measured steps already.
-        wires = Wires(self.cluster.link, lambda device, source, destination, size: 0.0, self.cluster.machine)
-        return run_clock(names, [list(walk.acts(self.sizes)) for walk in walks], wires)
+        return run_clock(names, [list(walk.acts(self.sizes)) for walk in walks], _LinksOnly(self.cluster))
 
 
 def measured_case(

@@ -54,8 +54,6 @@ class Balance:
         )
 
     def _link_s(self, device: int) -> float:
-        wires, host = self._predictor.wires, self._cluster.host
-        if wires.machine(device) == wires.machine(host):
-            return 0.0
+        network, host = self._predictor.network, self._cluster.host
         size = sum(self._graph.types[name].nbytes for name in (*self._graph.inputs, *self._graph.outputs))
-        return size / wires.link(host, device).bandwidth_bytes_per_s
+        return size / network.link(host, device).bandwidth_bytes_per_s

@@ -87,7 +87,7 @@ def message_factors(cluster: Cluster, timeline: Timeline) -> Mapping[int, float]
     link's profile says. So messages that are long on their way do not count: an error in it would be taken for work, and a sender that
     waits for its network interface is not busy with messages as such.
     """
-    plain = Predictor(cluster).wires
+    plain = Predictor(cluster).network
     took: dict[int, float] = {}
     expected: dict[int, float] = {}
     sends, asked = _by_message(timeline, "send"), _by_message(timeline, "wait")

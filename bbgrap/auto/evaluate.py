@@ -127,7 +127,7 @@ class Evaluator:
     @cached_property
     def _fetched_s_per_byte(self) -> tuple[float, ...]:
         """Seconds that every node's processor takes to receive a byte, from where that takes the least."""
-        handling, nodes = self.predictor.wires.handling, range(len(self.cluster.nodes))
+        handling, nodes = self.predictor.network.handling, range(len(self.cluster.nodes))
         return tuple(
             min(((handling(to, peer, to, 1 << 20) - handling(to, peer, to, 0)) / (1 << 20) for peer in nodes if peer != to), default=0.0)
             for to in nodes
@@ -148,7 +148,7 @@ class Evaluator:
 
         Nobody is idle then, so all that messages take of a processor counts.
         """
-        wires = self.predictor.wires
+        network = self.predictor.network
         busy: defaultdict[int, float] = defaultdict(float)
         ways: defaultdict[tuple[str, int], float] = defaultdict(float)
         for device, acts in enumerate(self.predictor.acts(program)):
@@ -157,11 +157,11 @@ class Evaluator:
                     busy[device] += act.seconds
                     continue
                 source, destination = (device, act.destination) if isinstance(act, Post) else (act.source, device)
-                busy[device] += wires.handling(device, source, destination, act.bytes)
-                if (besides := wires.besides(device, source, destination, act.bytes)) is not None:
+                busy[device] += network.handling(device, source, destination, act.bytes)
+                if (besides := network.besides(device, source, destination, act.bytes)) is not None:
                     busy[besides[0]] += besides[1]
-                if isinstance(act, Post) and wires.machine(source) != wires.machine(destination):
-                    lasts = act.bytes / wires.link(source, destination).bandwidth_bytes_per_s
-                    ways["out", wires.machine(source)] += lasts
-                    ways["in", wires.machine(destination)] += lasts
+                if isinstance(act, Post) and network.machine(source) != network.machine(destination):
+                    lasts = act.bytes / network.link(source, destination).bandwidth_bytes_per_s
+                    ways["out", network.machine(source)] += lasts
+                    ways["in", network.machine(destination)] += lasts
         return max([*busy.values(), *ways.values()])

@@ -8,7 +8,6 @@ out is seen to by passes (`bbgrap.planners.search`). The clock then says what th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -66,18 +65,6 @@ class _TimedChoices(TileChoices):
     def edge_cost(self, edge: Edge) -> Costs:
         """Return the seconds that fetching over an edge takes: [option of the producer, option of the consumer]."""
         missing = self.missing(edge)
-        fixed, per_byte = self._message
+        price = self.predictor.network.dearest
         most = missing.max(2, initial=0)
-        return np.asarray(np.where(most > 0, fixed + most * per_byte, 0.0))
-
-    @cached_property
-    def _message(self) -> tuple[float, float]:
-        """Seconds of a message between two nodes, fixed and per byte: over the slowest link of the first ones."""
-        wires, few = self.predictor.wires, range(min(self.count, 16))
-        links = [wires.link(a, b) for a in few for b in few if a != b]
-        if not links:
-            return 0.0, 0.0
-        slow = min(links, key=lambda link: link.bandwidth_bytes_per_s)
-        last = self.count - 1
-        ends = [sum(wires.handling(device, 0, last, size) for device in (0, last)) for size in (0, 1 << 20)]
-        return ends[0] + slow.latency_s, (ends[1] - ends[0]) / (1 << 20) + 1 / slow.bandwidth_bytes_per_s
+        return np.asarray(np.where(most > 0, price.fixed_s + most * price.s_per_byte, 0.0))

@@ -9,10 +9,10 @@ Laws: the same acts and costs give the same timeline; nobody receives before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bbgrap.cluster.types import Link
+from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Span, Timeline
 from bbgrap.errors import ProgramError
 
@@ -47,41 +47,21 @@ class Await:
 Act = Work | Post | Await
 
 
-@dataclass(frozen=True)
-class Wires:
-    """What messages cost.
-
-    `link` is the way from one device to another, `machine` the machine that a device runs on. `handling` are the seconds that a processor
-    spends on a message: by the device that does, one of both ends, the message's source, its destination and its bytes. `taken` is what
-    a message between machines takes of a processor besides, later: by the same four, whose work it is that gets longer, and the seconds;
-    None if there is none.
-    """
-
-    link: Callable[[int, int], Link]
-    handling: Callable[[int, int, int, int], float]
-    machine: Callable[[int], int]
-    taken: Callable[[int, int, int, int], tuple[int, float] | None] = lambda device, source, destination, size: None
-
-    def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
-        """Return what a message that a device handles takes besides, and of whom; nothing if it stays on one machine."""
-        return None if self.machine(source) == self.machine(destination) else self.taken(device, source, destination, size)
-
-
-def run_clock(names: Sequence[str], acts: Sequence[Sequence[Act]], wires: Wires) -> Timeline:
+def run_clock(names: Sequence[str], acts: Sequence[Sequence[Act]], network: NetworkModel) -> Timeline:
     """Return when every device does its acts.
 
     Raises:
         ProgramError: if devices wait for each other for ever.
     """
-    return _Clock(acts, wires).run(tuple(names))
+    return _Clock(acts, network).run(tuple(names))
 
 
 class _Clock:
     """The state of one walk: where every device stands, what is on its way, and when ways are free."""
 
-    def __init__(self, acts: Sequence[Sequence[Act]], wires: Wires) -> None:
+    def __init__(self, acts: Sequence[Sequence[Act]], network: NetworkModel) -> None:
         self.acts = acts
-        self.wires = wires
+        self.network = network
         self.now = [0.0] * len(acts)
         self.position = [0] * len(acts)
         self.arrivals: dict[int, float] = {}
@@ -122,7 +102,7 @@ class _Clock:
                 self.now[device] = now + seconds
                 self.spans.append(Span(device, "compute", label, now, now + seconds, segment=segment))
             case Post(message=message, destination=to, bytes=size):
-                packed = now + self.wires.handling(device, device, to, size)
+                packed = now + self.network.handling(device, device, to, size)
                 self._take(device, device, to, size)
                 self.now[device] = packed
                 self.arrivals[message] = self._arrival(device, to, size, packed)
@@ -134,18 +114,18 @@ class _Clock:
                     self.taken[device] = max(0.0, self.taken[device] - (there - now))  # it was idle meanwhile
                     self.spans.append(Span(device, "wait", f"for {source}", now, there, message, source))
                 begun = max(now, there)
-                self.now[device] = begun + self.wires.handling(device, source, device, size)
+                self.now[device] = begun + self.network.handling(device, source, device, size)
                 self.spans.append(Span(device, "receive", f"from {source}", begun, self.now[device], message, source, size))
 
     def _take(self, device: int, source: int, destination: int, size: int) -> None:
-        besides = self.wires.besides(device, source, destination, size)
+        besides = self.network.besides(device, source, destination, size)
         if besides is not None:
             self.taken[besides[0]] += besides[1]
 
     def _arrival(self, source: int, destination: int, size: int, packed: float) -> float:
-        link = self.wires.link(source, destination)
+        link = self.network.link(source, destination)
         lasts = size / link.bandwidth_bytes_per_s
-        here, there = self.wires.machine(source), self.wires.machine(destination)
+        here, there = self.network.machine(source), self.network.machine(destination)
         if here == there:
             return packed + lasts + link.latency_s
         leaves = max(packed, self.way_out.get(here, 0.0), self.way_in.get(there, 0.0))

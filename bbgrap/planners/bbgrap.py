@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from math import prod
 
 from bbgrap.cluster import Cluster
+from bbgrap.costmodel.messages import EXCHANGE_S, GENERIC
 from bbgrap.errors import UsageError
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.options import PlanOptions
@@ -26,8 +27,8 @@ from bbgrap.shapemap import IntervalSet, ShapeMap, covers
 from bbgrap.tdl import Description, Part, computable, describe, granularity, is_elementwise, part_unit, reducible, splittable_axes
 from bbgrap.tdl.language import All, Index, Remainder, accesses_in, indices_in
 
-HEAVY_WEIGHT_BYTES = 16 << 20
-"""Weights from here on are worth an exchange: at about 20 GB/s, reading half of 16 MiB less saves 0.4 ms, an exchange costs 0.1-0.2 ms."""
+HEAVY_WEIGHT_BYTES = round(2 * 2 * EXCHANGE_S * GENERIC["matvec"].weight_bytes_per_s)
+"""Weights from here on, 22 MB, are worth two exchanges, before and after, to read half of them."""
 
 _FEATURE_AXIS = {
     **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv", "DeformConv"), 1),

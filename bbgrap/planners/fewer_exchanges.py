@@ -19,7 +19,7 @@ from dataclasses import replace
 from math import inf
 
 from bbgrap.cluster import Cluster
-from bbgrap.cluster.speeds import speeds_together
+from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.layers import Descriptions
@@ -89,7 +89,7 @@ class _Phases:
         for node in self.graph.nodes:
             self.nodes[self.of[node.name]].append(node)
         self.axes = {name: _cut_axis(of) for name, of in tiles.items()}
-        self._speeds = speeds_together(cluster.nodes)
+        self.network = NetworkModel(cluster)
 
     def _phase(self, node: Node) -> int:
         """Return the number of exchanges before a node: one more than before what any machine fetches for it."""
@@ -120,18 +120,14 @@ class _Phases:
     def seconds(self, node: Node, tile: Tile) -> float:
         """Return what a tile takes."""
         work = self.pieces.work(node, tile)
-        return self._speeds[tile.device][work.kind].seconds_of(work) if work.flops or work.map_bytes or work.weight_bytes else 0.0
+        return self.network.speeds[tile.device][work.kind].seconds_of(work) if work.flops or work.map_bytes or work.weight_bytes else 0.0
 
     def exchange_seconds(self, fetched: Sequence[int], joined: int) -> float:
         """Return what it takes until every machine has what it fetches, and has put the largest map together."""
         if not any(fetched):
             return 0.0
-        devices = range(len(fetched))
-        links = [self.cluster.link(a, b) for a in devices for b in devices if a != b]
-        ends = max(2 * speed["message"].seconds(0, 0, max(fetched)) for speed in self._speeds)
-        copies = max(speed["segment"].seconds(0, 0, joined) for speed in self._speeds)
-        way = max((link.latency_s + max(fetched) / link.bandwidth_bytes_per_s for link in links), default=0.0)
-        return ends + copies + way
+        copies = max(speed["segment"].seconds(0, 0, joined) for speed in self.network.speeds[: self.cluster.host])
+        return copies + self.network.dearest.seconds(max(fetched))
 
 
 class _Group:

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bbgrap.cluster.types import ETHERNET
+from bbgrap.costmodel.messages import MESSAGE_S
 from bbgrap.program.steps import Apply, BufferId, Compute, DeviceProgram, Op, Program, Receive, Send, Step, reads_of, writes_of
 
 Phase = int
@@ -15,8 +17,9 @@ Slot = int
 WORTH_A_CUT_FLOPS = 20_000_000
 """Work that is worth a segment of its own while messages fly: about 0.3 ms of one core, a few times what a cut costs (measured)."""
 
-WORTH_A_MESSAGE_BYTES = 64 << 10
-"""What is worth a message of its own, if it is read later than the rest: 0.5 ms at 1 Gbit/s, where a message costs 0.2 (measured)."""
+WORTH_A_MESSAGE_BYTES = round(3 * MESSAGE_S * ETHERNET.bandwidth_bytes_per_s)
+"""What is worth a message of its own, if it is read later than the rest: 70 KB, which fly three times as long as a message takes of both
+ends' processors. Chosen: not all of that is waiting."""
 
 
 @dataclass(frozen=True, slots=True)

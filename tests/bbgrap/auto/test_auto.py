@@ -17,6 +17,7 @@ from bbgrap.cluster.types import Link, LinkProfile, Network, NodeProfile
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.predict import ANY_NODE, MESSAGES, Calibration, Predictor
 from bbgrap.costmodel.clock import Work
+from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.engine.prepare import fit, plan_graph
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
@@ -33,6 +34,13 @@ from tests.random_models import networks, plan_options, random_feeds
 
 AUTO = PlanOptions("auto")
 BRIEF = PlanOptions("auto", search_seconds=1.0)
+
+
+class HandlingOnly(NetworkModel):
+    """Messages take nothing of processors besides their handling."""
+
+    def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
+        return None
 
 
 @st.composite
@@ -163,7 +171,7 @@ def test_the_busiest_node_or_way_is_busy_for_a_part_of_a_request_at_most(graph: 
     """Where messages take nothing besides: then no node is busy for longer than the request lasts, nor for less than its work."""
     descriptions = all_descriptions(graph)
     evaluator = Evaluator(Pieces(graph, descriptions), cluster, PlanOptions("auto", objective="throughput"))
-    evaluator.predictor.wires = replace(evaluator.predictor.wires, taken=lambda device, source, destination, size: None)
+    evaluator.predictor.network = HandlingOnly(cluster)
     tiles = make_plan(graph, cluster, options, descriptions).tiles
     score = evaluator.score(tiles)
     works = [sum(act.seconds for act in acts if isinstance(act, Work)) for acts in evaluator.predictor.acts(evaluator.program(tiles))]
@@ -208,7 +216,7 @@ def test_what_messages_take_of_a_core_is_not_taken_for_slow_kernels() -> None:
     cluster = Cluster(Cluster.even(2).nodes, Network(Link(1e8, 1e-4), coordinator_on="node0"))
     forecast, _ = plan_graph(build("yolo"), cluster, PlanOptions())
     alone = Predictor(cluster)
-    alone.wires = replace(alone.wires, taken=lambda device, source, destination, size: None)
+    alone.network = HandlingOnly(cluster)
     assert forecast.timeline.busy_s(0, "compute") > 1.01 * alone.timeline(forecast.compiled.optimized).busy_s(0, "compute")
     times = [SegmentTime(s.device, s.segment, s.label, s.stop_s - s.start_s) for s in forecast.timeline.spans if s.segment is not None]
     found = calibrated([node.name for node in cluster.nodes], forecast.segments, times, {})

@@ -7,19 +7,53 @@ from hypothesis import given
 
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, Network, NodeProfile
-from bbgrap.compiler.predict import AT_ONCE_BYTES, Calibration, Predictor
-from bbgrap.costmodel.clock import Act, Await, Post, Wires, Work, run_clock
+from bbgrap.compiler.predict import Calibration, Predictor
+from bbgrap.costmodel.clock import Act, Await, Post, Work, run_clock
+from bbgrap.costmodel.messages import AT_ONCE_BYTES, NetworkModel
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from tests.partition import compiled
 from tests.random_models import clusters, networks, plan_options
 
-SLOW = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, source, destination, size: 0.0, lambda device: device)
+
+class Slow(NetworkModel):
+    """Links of 1000 bytes/s and half a second; every device is a machine, and messages take what they are given to."""
+
+    def __init__(self, machines: int = 10, handling_s: float = 0.0) -> None:
+        """Put devices from number `machines` on together on one machine."""
+        super().__init__(Cluster.even(10))
+        self.machines = machines
+        self.handling_s = handling_s
+
+    def machine(self, device: int) -> int:
+        return min(device, self.machines)
+
+    def link(self, source: int, destination: int) -> Link:
+        return Link(1000.0, 0.5)
+
+    def handling(self, device: int, source: int, destination: int, size: int) -> float:
+        return self.handling_s
+
+    def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
+        return None
 
 
-def ends(acts: list[list[Act]], wires: Wires = SLOW) -> list[float]:
-    timeline = run_clock([str(n) for n in range(len(acts))], acts, wires)
+class Taking(Slow):
+    """Device 2 is on the machine of device 0, and its messages to other machines take of that one's processor."""
+
+    def machine(self, device: int) -> int:
+        return device % 2
+
+    def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
+        return (0, size / 10_000) if device == 2 and not self.is_memory(source, destination) else None
+
+
+SLOW = Slow()
+
+
+def ends(acts: list[list[Act]], network: NetworkModel = SLOW) -> list[float]:
+    timeline = run_clock([str(n) for n in range(len(acts))], acts, network)
     return [max((span.stop_s for span in timeline.spans if span.device == d), default=0.0) for d in range(len(acts))]
 
 
@@ -35,9 +69,8 @@ def test_messages_queue_on_the_way_out_and_on_the_way_in() -> None:
 
 
 def test_devices_of_one_machine_do_not_use_its_ways() -> None:
-    local = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, source, destination, size: 0.0, lambda device: min(device, 1))
     acts: list[list[Act]] = [[Post(0, 1, 1000)], [Post(1, 2, 5000), Await(0, 0, 1000)], [Await(1, 1, 5000)]]
-    assert ends(acts, local)[1] == 1.5
+    assert ends(acts, Slow(machines=1))[1] == 1.5
 
 
 def test_work_goes_on_while_messages_fly() -> None:
@@ -45,31 +78,23 @@ def test_work_goes_on_while_messages_fly() -> None:
 
 
 def test_handling_costs_both_ends() -> None:
-    wires = Wires(lambda a, b: Link(1000.0, 0.5), lambda device, source, destination, size: 0.25, lambda device: device)
-    assert ends([[Post(0, 1, 1000)], [Await(0, 0, 1000)]], wires) == [0.25, 2.0]
+    assert ends([[Post(0, 1, 1000)], [Await(0, 0, 1000)]], Slow(handling_s=0.25)) == [0.25, 2.0]
 
 
 def test_what_another_device_sends_through_the_network_makes_work_longer_unless_there_is_time_for_it() -> None:
-    # device 2 is on the machine of device 0, and its messages take of that one's processor
-    wires = Wires(
-        lambda a, b: Link(1000.0, 0.5),
-        lambda device, source, destination, size: 0.0,
-        lambda device: device % 2,
-        lambda device, source, destination, size: (0, size / 10_000) if device == 2 else None,
-    )
     busy: list[list[Act]] = [[Work(0.0, "begins"), Work(3.0, "a"), Work(1.0, "b")], [Await(0, 2, 1000)], [Post(0, 1, 1000)]]
-    assert ends(busy, wires)[0] == pytest.approx(4.1)
+    assert ends(busy, Taking())[0] == pytest.approx(4.1)
     idle: list[list[Act]] = [[Await(1, 1, 1000), Work(3.0, "a")], [Await(0, 2, 1000), Post(1, 0, 1000)], [Post(0, 1, 1000)]]
-    assert ends(idle, wires)[0] == pytest.approx(6.0)
+    assert ends(idle, Taking())[0] == pytest.approx(6.0)
     near: list[list[Act]] = [[Await(0, 2, 1000), Work(3.0, "a")], [], [Post(0, 0, 1000)]]
-    assert ends(near, wires)[0] == pytest.approx(4.5), "what stays on the machine is no packet"
+    assert ends(near, Taking())[0] == pytest.approx(4.5), "what stays on the machine is no packet"
 
 
 def test_the_coordinator_takes_of_the_agent_beside_it_that_has_no_core_to_spare() -> None:
     def taken(cores: int, threads: int, on: str = "a", rate: float = 125e6) -> float:
         network = Network(Link(rate, 1e-4), coordinator_on=on)
         cluster = Cluster((NodeProfile("a", cores=cores, threads=threads), NodeProfile("b")), network)
-        found = Predictor(cluster).wires.besides(2, 2, 1, 1_000_000)
+        found = NetworkModel(cluster).besides(2, 2, 1, 1_000_000)
         assert found is None or found[0] == 0
         return 0.0 if found is None else found[1]
 
@@ -80,13 +105,13 @@ def test_the_coordinator_takes_of_the_agent_beside_it_that_has_no_core_to_spare(
 
 def test_what_an_agent_sends_takes_of_it_beyond_what_leaves_at_once() -> None:
     cluster = Cluster((NodeProfile("a"), NodeProfile("b"), NodeProfile("c", cores=2, threads=1)), Network(coordinator_on="a"))
-    wires = Predictor(cluster).wires
-    assert wires.besides(1, 1, 0, AT_ONCE_BYTES) == (1, 0.0)
-    device, seconds = wires.besides(1, 1, 0, AT_ONCE_BYTES + 1_000_000) or (None, 0.0)
+    network = NetworkModel(cluster)
+    assert network.besides(1, 1, 0, AT_ONCE_BYTES) == (1, 0.0)
+    device, seconds = network.besides(1, 1, 0, AT_ONCE_BYTES + 1_000_000) or (None, 0.0)
     assert (device, seconds) == (1, pytest.approx(2e-3))
-    assert wires.besides(1, 1, 3, 2_000_000), "to the coordinator, too"
-    assert wires.besides(0, 1, 0, 2_000_000) is None, "the sender pays"
-    assert wires.besides(2, 2, 0, 2_000_000) is None, "a core is to spare"
+    assert network.besides(1, 1, 3, 2_000_000), "to the coordinator, too"
+    assert network.besides(0, 1, 0, 2_000_000) is None, "the sender pays"
+    assert network.besides(2, 2, 0, 2_000_000) is None, "a core is to spare"
 
 
 def test_who_waits_for_each_other_is_told() -> None:
@@ -96,19 +121,19 @@ def test_who_waits_for_each_other_is_told() -> None:
 
 def test_large_messages_within_a_machine_take_their_sender_only() -> None:
     nodes = (NodeProfile("a", machine="box"), NodeProfile("b", machine="box"), NodeProfile("c"))
-    wires = Predictor(Cluster(nodes, Network(Link(1e9, 1e-4), coordinator_on="b"))).wires
+    network = NetworkModel(Cluster(nodes, Network(Link(1e9, 1e-4), coordinator_on="b")))
 
     def of_bytes(device: int, source: int, destination: int) -> float:
-        small, large = (wires.handling(device, source, destination, size) for size in (0, 1 << 20))
+        small, large = (network.handling(device, source, destination, size) for size in (0, 1 << 20))
         return large - small
 
     assert of_bytes(0, 0, 1) == of_bytes(3, 3, 0) > 0, "the sender writes"
     assert of_bytes(1, 0, 1) == of_bytes(0, 3, 0) == 0, "the receiver reads where it lies"
     assert of_bytes(2, 1, 2) > 0 < of_bytes(1, 2, 1)
-    assert wires.handling(1, 0, 1, 1000) > wires.handling(1, 0, 1, 0), "small ones go through the network's buffers"
+    assert network.handling(1, 0, 1, 1000) > network.handling(1, 0, 1, 0), "small ones go through the network's buffers"
     sent = [[Post(0, 1, 1 << 20)], [Await(0, 0, 1 << 20)], [], []]
-    begun = wires.handling(0, 0, 1, 1 << 20) + wires.link(0, 1).latency_s
-    assert ends(sent, wires)[1] == pytest.approx(begun + wires.handling(1, 0, 1, 1 << 20))
+    begun = network.handling(0, 0, 1, 1 << 20) + network.link(0, 1).latency_s
+    assert ends(sent, network)[1] == pytest.approx(begun + network.handling(1, 0, 1, 1 << 20))
 
 
 @given(networks(), clusters(), plan_options())
