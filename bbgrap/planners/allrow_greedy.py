@@ -12,21 +12,21 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.placements import Along, Levels, Word
+from bbgrap.planners.placements import Levels, Placements, Shard
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.search import Choices
-from bbgrap.planners.tofu import further_words
+from bbgrap.planners.tofu import further_placements
 from bbgrap.tdl import Description, splittable_axes
 
 
 def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Take the first dimension everywhere."""
     levels = Levels.flat(cluster)
-    words: dict[str, tuple[Word, ...]] = {}
+    alternatives: dict[str, tuple[Placements, ...]] = {}
     for node in graph.nodes:
         row = _first_axis(descriptions[node.name], levels.count)
-        words[node.name] = further_words(graph, node, descriptions[node.name], (), levels) if row is None else ((Along(row),),)
-    choices = Choices(graph, descriptions, levels, words)
+        alternatives[node.name] = further_placements(graph, node, descriptions[node.name], (), levels) if row is None else ((Shard(row),),)
+    choices = Choices(graph, descriptions, levels, alternatives)
     chosen: dict[str, int] = {}
     for node in graph.nodes:
         earlier = [edge for edge in choices.around[node.name] if edge.consumer == node.name]

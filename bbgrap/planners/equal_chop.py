@@ -12,7 +12,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import Levels
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.search import Choices
-from bbgrap.planners.tofu import further_words
+from bbgrap.planners.tofu import further_placements
 
 
 def plan_equal_chop(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
@@ -24,5 +24,5 @@ def plan_equal_chop(graph: Graph, cluster: Cluster, options: PlanOptions, descri
 def chop_choices(graph: Graph, cluster: Cluster, descriptions: Descriptions) -> Choices:
     """Return the choice of one loop per node over all machines."""
     levels = Levels.flat(cluster)
-    words = {node.name: further_words(graph, node, descriptions[node.name], (), levels) for node in graph.nodes}
-    return Choices(graph, descriptions, levels, words)
+    options = {node.name: further_placements(graph, node, descriptions[node.name], (), levels) for node in graph.nodes}
+    return Choices(graph, descriptions, levels, options)

@@ -20,7 +20,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.placements import SOMEWHERE, Along, Letter, Levels, Over, Word
+from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard
 from bbgrap.planners.plan import Plan
 
 DATA, MODEL = 0, 1
@@ -29,23 +29,23 @@ DATA, MODEL = 0, 1
 def plan_hypar(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Choose level by level, each time by dynamic programming over the layers."""
     levels, layers = Levels.of(cluster), layers_of(graph, descriptions)
-    words: dict[str, Word] = {layer.node.name: () for layer in layers}
+    placed: dict[str, Placements] = {layer.node.name: () for layer in layers}
     for way in levels.ways:
-        for layer, choice in zip(layers, partition(graph, layers, words, way, levels), strict=True):
-            word = words[layer.node.name]
-            words[layer.node.name] = (*word, _letter(layer, word, choice, way, levels))
-    return Plan("hypar", graph, cluster, follow_layers(graph, descriptions, levels, words))
+        for layer, choice in zip(layers, partition(graph, layers, placed, way, levels), strict=True):
+            placements = placed[layer.node.name]
+            placed[layer.node.name] = (*placements, _placement(layer, placements, choice, way, levels))
+    return Plan("hypar", graph, cluster, follow_layers(graph, descriptions, levels, placed))
 
 
-def partition(graph: Graph, layers: Sequence[Layer], words: Mapping[str, Word], way: int, levels: Levels) -> list[int]:
+def partition(graph: Graph, layers: Sequence[Layer], placed: Mapping[str, Placements], way: int, levels: Levels) -> list[int]:
     """Algorithm 1 with the forward costs, in elements, on the shapes that the levels above left; of equals dp."""
     costs: tuple[float, float] = (0.0, 0.0)
     paths: tuple[list[int], list[int]] = ([], [])
     for layer in layers:
-        word = words[layer.node.name]
-        reads = _size(graph, layer.data) * _left(word, levels)
-        makes = _size(graph, layer.made) * _left(tuple(SOMEWHERE if isinstance(u, Over) else u for u in word), levels)
-        intra = (0.0 if _can_divide(graph, layer, word, way, levels) else inf, (way - 1) * makes)
+        placements = placed[layer.node.name]
+        reads = _size(graph, layer.data) * _left(placements, levels)
+        makes = _size(graph, layer.made) * _left(tuple(ON_ONE if isinstance(u, Partial) else u for u in placements), levels)
+        intra = (0.0 if _can_divide(graph, layer, placements, way, levels) else inf, (way - 1) * makes)
         to_data = min((costs[DATA], DATA), (costs[MODEL], MODEL))
         to_model = min((costs[DATA] + (way - 1) / way**2 * reads, DATA), (costs[MODEL], MODEL))
         costs = (to_data[0] + intra[DATA], to_model[0] + intra[MODEL])
@@ -57,24 +57,24 @@ def _size(graph: Graph, value: str) -> int:
     return prod(graph.types[value].shape or ())
 
 
-def _left(word: Word, levels: Levels) -> float:
-    """Return the fraction of a tensor that is left after the cuts of a word."""
-    return 1 / prod(way for letter, way in zip(word, levels.ways, strict=False) if isinstance(letter, Along | Over))
+def _left(placements: Placements, levels: Levels) -> float:
+    """Return the fraction of a tensor that is left after the cuts of its placements."""
+    return 1 / prod(way for placement, way in zip(placements, levels.ways, strict=False) if isinstance(placement, Shard | Partial))
 
 
-def _can_divide(graph: Graph, layer: Layer, word: Word, way: int, levels: Levels) -> bool:
+def _can_divide(graph: Graph, layer: Layer, placements: Placements, way: int, levels: Levels) -> bool:
     """Tell whether every part would still have a sample."""
     if layer.batch is None:
         return False
-    parts = prod(w for letter, w in zip(word, levels.ways, strict=False) if letter == Along(layer.batch))
+    parts = prod(w for placement, w in zip(placements, levels.ways, strict=False) if placement == Shard(layer.batch))
     return (graph.types[layer.made].shape or ())[layer.batch] >= parts * way
 
 
-def _letter(layer: Layer, word: Word, choice: int, way: int, levels: Levels) -> Letter:
+def _placement(layer: Layer, placements: Placements, choice: int, way: int, levels: Levels) -> Placement:
     if choice == DATA and layer.batch is not None:
-        return Along(layer.batch)
+        return Shard(layer.batch)
     if layer.inner is not None:
-        parts = prod(w for letter, w in zip(word, levels.ways, strict=False) if letter == layer.inner)
+        parts = prod(w for placement, w in zip(placements, levels.ways, strict=False) if placement == layer.inner)
         if layer.inner.units >= 2 * parts:
             return layer.inner
-    return SOMEWHERE if layer.features is None else Along(layer.features)
+    return ON_ONE if layer.features is None else Shard(layer.features)

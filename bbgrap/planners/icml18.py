@@ -12,10 +12,10 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.placements import Levels, Word
+from bbgrap.planners.placements import Levels, Placements
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.search import Choices
-from bbgrap.planners.tofu import further_words
+from bbgrap.planners.tofu import further_placements
 from bbgrap.tdl import Description
 
 LIMIT = 24
@@ -25,17 +25,19 @@ LIMIT = 24
 def plan_icml18(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Choose among all divisions of output axes at once."""
     levels = Levels.of(cluster)
-    words = {node.name: _words(graph, node, descriptions[node.name], levels) for node in graph.nodes}
-    choices = Choices(graph, descriptions, levels, words)
+    alternatives = {node.name: _options(graph, node, descriptions[node.name], levels) for node in graph.nodes}
+    choices = Choices(graph, descriptions, levels, alternatives)
     return Plan("icml18", graph, cluster, choices.plan_tiles(choices.best()))
 
 
-def _words(graph: Graph, node: Node, description: Description | None, levels: Levels) -> tuple[Word, ...]:
-    """Return one word for every way of dividing; words of the same letters for the same factors are one way."""
-    found: tuple[Word, ...] = ((),)
+def _options(graph: Graph, node: Node, description: Description | None, levels: Levels) -> tuple[Placements, ...]:
+    """Return one option for every way of dividing; the same placements for the same factors are one way."""
+    found: tuple[Placements, ...] = ((),)
     for depth in range(1, len(levels.ways) + 1):
         upper = levels.upper(depth)
-        longer = [further for word in found for further in further_words(graph, node, description, word, upper, sums=False)]
-        distinct = {tuple(sorted(zip(levels.ways, map(str, word), strict=False))): word for word in reversed(longer)}
+        longer = [
+            further for placements in found for further in further_placements(graph, node, description, placements, upper, sums=False)
+        ]
+        distinct = {tuple(sorted(zip(levels.ways, map(str, placements), strict=False))): placements for placements in reversed(longer)}
         found = tuple(reversed(distinct.values()))[:LIMIT]
     return found

@@ -12,7 +12,7 @@ from math import prod
 
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
-from bbgrap.planners.placements import SOMEWHERE, Along, Letter, Levels, Over, Word, tiles_of
+from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
 
@@ -32,7 +32,7 @@ class Layer:
     """Output axis."""
     features: int | None
     """Output axis."""
-    inner: Over | None
+    inner: Partial | None
     """Reduction index of the input channels."""
 
 
@@ -67,7 +67,7 @@ def _layer(graph: Graph, node: Node, description: Description, batch: int | None
         first_output(node),
         batch if batch is not None and batch in allowed and description.shape[batch] > 1 else None,
         max(features, key=lambda axis: description.shape[axis], default=None),
-        None if widest is None else Over(widest.name, widest.extent, part_unit(node)),
+        None if widest is None else Partial(widest.name, widest.extent, part_unit(node)),
     )
 
 
@@ -100,46 +100,48 @@ def _carried(graph: Graph, node: Node, description: Description, axes: Mapping[s
     return None
 
 
-def follow_layers(graph: Graph, descriptions: Descriptions, levels: Levels, words: Mapping[str, Word]) -> dict[str, tuple[Tile, ...]]:
-    """Return the tiles of all nodes, given the words of some (by node name): the others follow their largest input, level by level.
+def follow_layers(
+    graph: Graph, descriptions: Descriptions, levels: Levels, placed: Mapping[str, Placements]
+) -> dict[str, tuple[Tile, ...]]:
+    """Return the tiles of all nodes, given the placements of some, by node name. The others follow their largest input, level by level.
 
     After partial sums a follower divides the features, so that every part of the sum is taken where it is added up. Where a direction
     ends, and for what cannot be divided, the strongest part of the group computes alone. The model's inputs count as divided by batch.
     """
-    letters: dict[str, Word] = {name: (Along(0),) * len(levels.ways) for name in graph.inputs if graph.types[name].shape}
-    ends: Word = (SOMEWHERE,) * len(levels.ways)
+    handed_on: dict[str, Placements] = {name: (Shard(0),) * len(levels.ways) for name in graph.inputs if graph.types[name].shape}
+    ends: Placements = (ON_ONE,) * len(levels.ways)
     tiles: dict[str, tuple[Tile, ...]] = {}
     for node in graph.nodes:
         description = descriptions[node.name]
         if description is None:
             tiles[node.name] = (Tile(levels.root, whole_output(graph, node)),)
             continue
-        word = words.get(node.name) or _following(graph, node, description, letters, ends)
-        tiles[node.name] = tiles_of(levels, description, word)
-        letters[first_output(node)] = _handed_on(graph, node, description, word)
+        placements = placed.get(node.name) or _following(graph, node, description, handed_on, ends)
+        tiles[node.name] = tiles_of(levels, description, placements)
+        handed_on[first_output(node)] = _handed_on(graph, node, description, placements)
     return tiles
 
 
-def _following(graph: Graph, node: Node, description: Description, letters: Mapping[str, Word], ends: Word) -> Word:
+def _following(graph: Graph, node: Node, description: Description, handed_on: Mapping[str, Placements], ends: Placements) -> Placements:
     for number, name in operands_by_size(graph, node):
-        if name in letters:
-            word = tuple(_survives(description, number, letter) for letter in letters[name])
-            if word != ends:
-                return word
+        if name in handed_on:
+            placements = tuple(_survives(description, number, placement) for placement in handed_on[name])
+            if placements != ends:
+                return placements
     return ends
 
 
-def _survives(description: Description, operand: int, letter: Letter) -> Letter:
-    if isinstance(letter, Along):
-        axis = surviving_axis(description, operand, letter.axis)
-        return SOMEWHERE if axis is None or description.shape[axis] < 2 else Along(axis)
-    return letter
+def _survives(description: Description, operand: int, placement: Placement) -> Placement:
+    if isinstance(placement, Shard):
+        axis = surviving_axis(description, operand, placement.axis)
+        return ON_ONE if axis is None or description.shape[axis] < 2 else Shard(axis)
+    return placement
 
 
-def _handed_on(graph: Graph, node: Node, description: Description, word: Word) -> Word:
-    """Return what those that read a node follow: its word, but the features instead of partial sums."""
-    if not any(isinstance(letter, Over) for letter in word):
-        return word
+def _handed_on(graph: Graph, node: Node, description: Description, placements: Placements) -> Placements:
+    """Return what those that read a node follow: its placements, but the features instead of partial sums."""
+    if not any(isinstance(placement, Partial) for placement in placements):
+        return placements
     layer = _layer(graph, node, description, None)
-    instead = SOMEWHERE if layer is None or layer.features is None else Along(layer.features)
-    return tuple(instead if isinstance(letter, Over) else letter for letter in word)
+    instead = ON_ONE if layer is None or layer.features is None else Shard(layer.features)
+    return tuple(instead if isinstance(placement, Partial) else placement for placement in placements)

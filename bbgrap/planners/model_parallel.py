@@ -10,16 +10,16 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.placements import SOMEWHERE, Along, Letter, Levels
+from bbgrap.planners.placements import ON_ONE, Levels, Placement, Shard
 from bbgrap.planners.plan import Plan
 
 
 def plan_model_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Divide every layer's input channels by shares."""
-    words = {layer.node.name: (model_letter(layer),) for layer in layers_of(graph, descriptions)}
-    return Plan("model-parallel", graph, cluster, follow_layers(graph, descriptions, Levels.flat(cluster), words))
+    placed = {layer.node.name: (model_placement(layer),) for layer in layers_of(graph, descriptions)}
+    return Plan("model-parallel", graph, cluster, follow_layers(graph, descriptions, Levels.flat(cluster), placed))
 
 
-def model_letter(layer: Layer) -> Letter:
+def model_placement(layer: Layer) -> Placement:
     """Return how a layer is divided by model: its input channels, else its features, else not at all."""
-    return layer.inner or (SOMEWHERE if layer.features is None else Along(layer.features))
+    return layer.inner or (ON_ONE if layer.features is None else Shard(layer.features))

@@ -10,16 +10,16 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.placements import SOMEWHERE, Along, Letter, Levels
+from bbgrap.planners.placements import ON_ONE, Levels, Placement, Shard
 from bbgrap.planners.plan import Plan
 
 
 def plan_one_weird_trick(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Divide convolutions by batch and products by features, by shares."""
-    words = {layer.node.name: (_letter(layer),) for layer in layers_of(graph, descriptions)}
-    return Plan("one-weird-trick", graph, cluster, follow_layers(graph, descriptions, Levels.flat(cluster), words))
+    placed = {layer.node.name: (_placement(layer),) for layer in layers_of(graph, descriptions)}
+    return Plan("one-weird-trick", graph, cluster, follow_layers(graph, descriptions, Levels.flat(cluster), placed))
 
 
-def _letter(layer: Layer) -> Letter:
+def _placement(layer: Layer) -> Placement:
     axis = layer.batch if "Conv" in layer.node.op else layer.features
-    return SOMEWHERE if axis is None else Along(axis)
+    return ON_ONE if axis is None else Shard(axis)

@@ -1,15 +1,15 @@
-"""Hierarchical cuts: a node's word has one letter per level, and the letters together give every device its tile.
+"""Hierarchical cuts: a node has one placement per level, and these together give every device its tile.
 
 The devices form a tree: level by level a group divides into a number of ways, the largest prime factor of their number first (Tofu,
-section 5.2; two ways at every level are HyPar's and SoyBean's). A letter says what a group's parts do at that level:
+section 5.2; two ways at every level are HyPar's and SoyBean's). A placement says what a group's parts do at that level:
 
-    Along(axis)   each part computes its share of an axis of the output
-    Over(index)   each part computes a partial result over its share of a reduction index (the shares are the same in all groups)
-    EVERYWHERE    each part computes the same
-    SOMEWHERE     only the part with the largest share computes, the first of equals
+    Shard(axis)      each part computes its share of an axis of the output
+    Partial(index)   each part computes a partial result over its share of a reduction index (the shares are the same in all groups)
+    REPLICATE        each part computes the same
+    ON_ONE           only the part with the largest share computes, the first of equals
 
 Shares are those of the cluster, in whole units of the axis. Divisions need not come out even: parts for which nothing is left compute
-nothing. So `Along(0), Along(1)` over four devices is a grid of two by two, in which every half of the rows is divided by itself.
+nothing. So `Shard(0), Shard(1)` over four devices is a grid of two by two, in which every half of the rows is divided by itself.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from bbgrap.tdl import Description, Part, granularity
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Along:
+class Shard:
     """Divide an axis of the output."""
 
     axis: int
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Over:
+class Partial:
     """Divide a reduction index of a given extent, in whole units: partial results."""
 
     index: str
@@ -49,15 +49,15 @@ class Over:
 
 
 class Undivided(Enum):
-    """The letters that divide nothing."""
+    """The placements that divide nothing."""
 
-    EVERYWHERE = auto()
-    SOMEWHERE = auto()
+    REPLICATE = auto()
+    ON_ONE = auto()
 
 
-EVERYWHERE, SOMEWHERE = Undivided.EVERYWHERE, Undivided.SOMEWHERE
-Letter = Along | Over | Undivided
-Word = tuple[Letter, ...]
+REPLICATE, ON_ONE = Undivided.REPLICATE, Undivided.ON_ONE
+Placement = Shard | Partial | Undivided
+Placements = tuple[Placement, ...]
 
 
 def factors(number: int) -> tuple[int, ...]:
@@ -114,13 +114,13 @@ class _Group:
     part: Interval | None = None
 
 
-def tiles_of(levels: Levels, description: Description, word: Word) -> tuple[Tile, ...]:
-    """Return the tiles of a node under a word, in device order; at most one reduction index may occur in it."""
+def tiles_of(levels: Levels, description: Description, placements: Placements) -> tuple[Tile, ...]:
+    """Return the tiles of a node under its placements, in device order; at most one reduction index may occur in it."""
     groups = [_Group(0, levels.count, ShapeMap.full(description.shape))]
-    for level, (letter, way) in enumerate(zip(word, levels.ways, strict=True)):
+    for level, (placement, way) in enumerate(zip(placements, levels.ways, strict=True)):
         across = _shares_across(levels, level)
-        groups = [part for group in groups for part in _divide(levels, description, group, letter, way, across)]
-    over = next((letter for letter in word if isinstance(letter, Over)), None)
+        groups = [part for group in groups for part in _divide(levels, description, group, placement, way, across)]
+    over = next((placement for placement in placements if isinstance(placement, Partial)), None)
     if over is None or all(group.part is None or len(group.part) == over.extent for group in groups):
         return tuple(Tile(group.first, group.region) for group in groups)
     whole = Interval(0, over.extent)
@@ -133,22 +133,22 @@ def _shares_across(levels: Levels, level: int) -> list[float]:
     return [sum(share for device, share in enumerate(levels.shares) if device // width % way == number) for number in range(way)]
 
 
-def _divide(levels: Levels, description: Description, group: _Group, letter: Letter, way: int, across: list[float]) -> list[_Group]:
+def _divide(levels: Levels, description: Description, group: _Group, placement: Placement, way: int, across: list[float]) -> list[_Group]:
     width = group.count // way
     firsts = [group.first + number * width for number in range(way)]
     shares = [sum(levels.shares[first : first + width]) for first in firsts]
-    match letter:
-        case Along(axis=axis):
+    match placement:
+        case Shard(axis=axis):
             pieces = _pieces(description, axis, group.region.axes[axis].hull, shares)
             regions = [group.region.replace(axis, IntervalSet.of(piece)) for piece in pieces]
             return [_Group(f, width, region, group.part) for f, region in zip(firsts, regions, strict=True) if not region.is_empty]
-        case Over(extent=extent, unit=unit):
+        case Partial(extent=extent, unit=unit):
             whole = group.part or Interval(0, extent)
             parts = [piece.shift(whole.start) for piece in split_by_shares(len(whole), across, unit)]
             return [_Group(f, width, group.region, part) for f, part in zip(firsts, parts, strict=True) if len(part)]
-        case Undivided.EVERYWHERE:
+        case Undivided.REPLICATE:
             return [_Group(first, width, group.region, group.part) for first in firsts]
-        case Undivided.SOMEWHERE:
+        case Undivided.ON_ONE:
             best = max(range(way), key=lambda number: (shares[number], -number))
             return [_Group(firsts[best], width, group.region, group.part)]
 

@@ -1,4 +1,4 @@
-"""Choosing one word per node so that little is fetched: the search that Tofu and its rivals share, on any graph.
+"""Choosing placements for every node so that little is fetched: the search that Tofu and its rivals share, on any graph.
 
 What a node fetches is exact: per machine, the region that its tile reads (from the description) less the region that it holds; partial
 results count once per part, since a machine needs all parts of what it reads. Weights are where they are used, and inputs of the model
@@ -8,8 +8,8 @@ come from the coordinator whatever the plan: both cost nothing. A region of seve
 
 The best choice on a tree is exact: every node with its largest input as its parent, from the leaves to the root. What a tree leaves out
 (a second input, as of a residual sum) is then seen to by passes over all nodes in which each takes the choice that is best given all its
-neighbours. The passes also start from the uniform choices, the commonest words wherever a node has them, and the best result counts. Of
-equals the first is taken.
+neighbours. The passes also start from the uniform choices, the commonest placements wherever a node has them, and the best result counts.
+Of equals the first is taken.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions, first_output, operands_by_size
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.placements import Levels, Word, tiles_of
+from bbgrap.planners.placements import Levels, Placements, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.shapemap import ShapeMap
 
@@ -190,27 +190,27 @@ class TileChoices:
 
 
 class Choices(TileChoices):
-    """Options that are words: those of every described node; one without any computes whole on the strongest machine."""
+    """Options that are placements: those of every described node; one without any computes whole on the strongest machine."""
 
-    def __init__(self, graph: Graph, descriptions: Descriptions, levels: Levels, options: Mapping[str, Sequence[Word]]) -> None:
+    def __init__(self, graph: Graph, descriptions: Descriptions, levels: Levels, options: Mapping[str, Sequence[Placements]]) -> None:
         """Lay out the options."""
         self.descriptions = descriptions
         self.levels = levels
-        self.words = options
+        self.options = options
         super().__init__(Pieces(graph, descriptions), levels.count, {node.name: self._tiles(graph, node) for node in graph.nodes})
 
     def _tiles(self, graph: Graph, node: Node) -> tuple[tuple[Tile, ...], ...]:
         description = self.descriptions[node.name]
         if description is None:
             return ((Tile(self.levels.root, whole_output(graph, node)),),)
-        return tuple(tiles_of(self.levels, description, word) for word in self.words[node.name])
+        return tuple(tiles_of(self.levels, description, placements) for placements in self.options[node.name])
 
     def starts(self, tree: Mapping[str, int]) -> Iterator[dict[str, int]]:
-        """Yield choices of the same word for all nodes that have it, the commonest words first."""
-        common = Counter(word for words in self.words.values() for word in words)
-        for word, _ in common.most_common(STARTS):
-            yield {name: self._number_of(name, word, number) for name, number in tree.items()}
+        """Yield choices of the same placements for all nodes that have them, the commonest first."""
+        common = Counter(placements for of in self.options.values() for placements in of)
+        for placements, _ in common.most_common(STARTS):
+            yield {name: self._number_of(name, placements, number) for name, number in tree.items()}
 
-    def _number_of(self, name: str, word: Word, otherwise: int) -> int:
-        words = self.words.get(name, ())
-        return words.index(word) if word in words else otherwise
+    def _number_of(self, name: str, placements: Placements, otherwise: int) -> int:
+        options = self.options.get(name, ())
+        return options.index(placements) if placements in options else otherwise

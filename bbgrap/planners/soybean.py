@@ -24,7 +24,7 @@ from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.layers import Descriptions, Layer, first_output, layers_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.placements import EVERYWHERE, SOMEWHERE, Along, Letter, Levels, Over, Word, tiles_of
+from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.tilings import COLUMNS, COPY, FORMS, ROWS, tables_of
 from bbgrap.tdl import Description, is_elementwise
@@ -60,17 +60,17 @@ def plan_soybean(graph: Graph, cluster: Cluster, options: PlanOptions, descripti
     """Cut every layer level by level (Algorithm 1)."""
     levels, layers = Levels.of(cluster), layers_of(graph, descriptions)
     after = [_kinds_after(graph, layer, descriptions, {other.node.name for other in layers}) for layer in layers]
-    words: dict[str, Word] = {layer.node.name: () for layer in layers}
+    placed: dict[str, Placements] = {layer.node.name: () for layer in layers}
     found: dict[str, str] = {layer.node.name: "" for layer in layers}
     for way in levels.ways:
         chain = [
-            _chained(graph, layer, kinds, words[layer.node.name], found[layer.node.name], way, levels)
+            _chained(graph, layer, kinds, placed[layer.node.name], found[layer.node.name], way, levels)
             for layer, kinds in zip(layers, after, strict=True)
         ]
         for layer, choice in zip(layers, one_cut(chain, way), strict=True):
-            words[layer.node.name] += (_letter(layer, choice.form),)
+            placed[layer.node.name] += (_placement(layer, choice.form),)
             found[layer.node.name] += choice.tiling
-    return Plan("soybean", graph, cluster, _tiles(graph, descriptions, levels, words, found))
+    return Plan("soybean", graph, cluster, _tiles(graph, descriptions, levels, placed, found))
 
 
 def one_cut(chain: Sequence[Chained], way: int) -> list[Choice]:
@@ -110,9 +110,9 @@ def _kinds_after(graph: Graph, layer: Layer, descriptions: Descriptions, layers:
     return kinds
 
 
-def _chained(graph: Graph, layer: Layer, after: Set[bool], word: Word, tilings: str, way: int, levels: Levels) -> Chained:
-    forms = _possible(graph, layer, word, way, levels)
-    reads, makes = _areas(graph, layer, word, tilings, levels)
+def _chained(graph: Graph, layer: Layer, after: Set[bool], placements: Placements, tilings: str, way: int, levels: Levels) -> Chained:
+    forms = _possible(graph, layer, placements, way, levels)
+    reads, makes = _areas(graph, layer, placements, tilings, levels)
     batch = ROWS if "b" in forms and layer.batch is not None else ""
     columns = "" if layer.features is None else COLUMNS
     unlike, alike = False in after, True in after  # operators that are divided by batch only; element-wise ones, which are not copied
@@ -120,7 +120,7 @@ def _chained(graph: Graph, layer: Layer, after: Set[bool], word: Word, tilings: 
     return Chained(reads, makes, forms, allowed or COPY, unlike and not batch)
 
 
-def _possible(graph: Graph, layer: Layer, word: Word, way: int, levels: Levels) -> str:
+def _possible(graph: Graph, layer: Layer, placements: Placements, way: int, levels: Levels) -> str:
     """Return the forms in which every part still has something to do; if there is none, those with anything to divide."""
     shape = graph.types[layer.made].known_shape
     extents = {
@@ -130,33 +130,33 @@ def _possible(graph: Graph, layer: Layer, word: Word, way: int, levels: Levels) 
     }
     left = {}
     for form, extent in extents.items():
-        letter = _letter(layer, form)
-        left[form] = extent // prod(w for used, w in zip(word, levels.ways, strict=False) if used == letter)
+        placement = _placement(layer, form)
+        left[form] = extent // prod(w for used, w in zip(placements, levels.ways, strict=False) if used == placement)
     enough = "".join(form for form in FORMS if left[form] >= way)
     return enough or max(FORMS, key=lambda form: left[form])
 
 
-def _areas(graph: Graph, layer: Layer, word: Word, tilings: str, levels: Levels) -> tuple[float, float]:
+def _areas(graph: Graph, layer: Layer, placements: Placements, tilings: str, levels: Levels) -> tuple[float, float]:
     """Return what is left of what a layer reads and makes, in elements."""
     reads, makes = (float(prod(graph.types[name].shape or ())) for name in (layer.data, layer.made))
-    for letter, tiling, way in zip(word, tilings, levels.ways, strict=False):
-        reads /= 1 if letter == _letter(layer, "o") else way
+    for placement, tiling, way in zip(placements, tilings, levels.ways, strict=False):
+        reads /= 1 if placement == _placement(layer, "o") else way
         makes /= 1 if tiling == COPY else way
     return reads, makes
 
 
-def _letter(layer: Layer, form: str) -> Letter:
+def _placement(layer: Layer, form: str) -> Placement:
     axis = {"b": layer.batch, "o": layer.features}.get(form)
     if form == "i" and layer.inner is not None:
         return layer.inner
-    return SOMEWHERE if axis is None else Along(axis)
+    return ON_ONE if axis is None else Shard(axis)
 
 
 def _tiles(
-    graph: Graph, descriptions: Descriptions, levels: Levels, words: Mapping[str, Word], tilings: Mapping[str, str]
+    graph: Graph, descriptions: Descriptions, levels: Levels, placed: Mapping[str, Placements], tilings: Mapping[str, str]
 ) -> dict[str, tuple[Tile, ...]]:
     """Return the tiles of layers by their forms, and of all other nodes by the tilings of what they read."""
-    letters: dict[str, Word] = {name: (Along(0),) * len(levels.ways) for name in graph.inputs if graph.types[name].shape}
+    handed_on: dict[str, Placements] = {name: (Shard(0),) * len(levels.ways) for name in graph.inputs if graph.types[name].shape}
     layers = {layer.node.name: layer for layer in layers_of(graph, descriptions)}
     tiles: dict[str, tuple[Tile, ...]] = {}
     for node in graph.nodes:
@@ -165,31 +165,31 @@ def _tiles(
             tiles[node.name] = (Tile(levels.root, whole_output(graph, node)),)
             continue
         layer = layers.get(node.name)
-        word = words[node.name] if layer is not None else _others(graph, node.name, description, letters, len(levels.ways))
-        tiles[node.name] = tiles_of(levels, description, word)
-        handed = word if layer is None else tuple(_tiled(layer, tiling) for tiling in tilings[node.name])
-        letters[first_output(node)] = handed
+        placements = placed[node.name] if layer is not None else _others(graph, node.name, description, handed_on, len(levels.ways))
+        tiles[node.name] = tiles_of(levels, description, placements)
+        handed = placements if layer is None else tuple(_tiled(layer, tiling) for tiling in tilings[node.name])
+        handed_on[first_output(node)] = handed
     return tiles
 
 
-def _tiled(layer: Layer, tiling: str) -> Letter:
+def _tiled(layer: Layer, tiling: str) -> Placement:
     axis = {ROWS: layer.batch, COLUMNS: layer.features}.get(tiling)
-    return EVERYWHERE if axis is None else Along(axis)
+    return REPLICATE if axis is None else Shard(axis)
 
 
-def _others(graph: Graph, name: str, description: Description, letters: Mapping[str, Word], count: int) -> Word:
-    """Return the word of an operator without weights: that of its largest input, if every letter of it is allowed."""
+def _others(graph: Graph, name: str, description: Description, handed_on: Mapping[str, Placements], count: int) -> Placements:
+    """Return the placements of an operator without weights: that of its largest input, if every placement of it is allowed."""
     node = graph.node_by_name[name]
     for number, value in operands_by_size(graph, node):
-        if value in letters:
-            return tuple(_other(description, number, letter) for letter in letters[value])
-    return (EVERYWHERE,) * count
+        if value in handed_on:
+            return tuple(_other(description, number, placement) for placement in handed_on[value])
+    return (REPLICATE,) * count
 
 
-def _other(description: Description, operand: int, letter: Letter) -> Letter:
-    """Return a letter after an operator: element-wise keeps it, any other keeps the batch (axis 0) and copies the rest."""
-    if not isinstance(letter, Along):
-        return EVERYWHERE if isinstance(letter, Over) else letter
-    axis = surviving_axis(description, operand, letter.axis)
+def _other(description: Description, operand: int, placement: Placement) -> Placement:
+    """Return a placement after an operator: element-wise keeps it, any other keeps the batch (axis 0) and copies the rest."""
+    if not isinstance(placement, Shard):
+        return REPLICATE if isinstance(placement, Partial) else placement
+    axis = surviving_axis(description, operand, placement.axis)
     usable = axis is not None and description.shape[axis] > 1 and (axis == 0 or is_elementwise(description))
-    return Along(axis) if usable and axis is not None else EVERYWHERE
+    return Shard(axis) if usable and axis is not None else REPLICATE

@@ -1,7 +1,7 @@
 """Tofu for inference: every node divided over all machines, level by level along one loop, so that few bytes are fetched.
 
 The loops come from the descriptions (section 4.1): any output axis that can be split, any reduction index whose parts combine. At every
-level of the recursion (section 5.2) each node takes one letter; the bytes that its machines then fetch are counted from the regions that
+level of the recursion (section 5.2) each node takes one placement; the bytes that its machines then fetch are counted from the regions that
 the description predicts, halos included. `papers.tofu` has the training objective.
 
 Deviations: what a machine computes it holds, so a tensor has no tiling apart from its operator's; weights are where they are used and
@@ -17,7 +17,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.placements import SOMEWHERE, Along, Letter, Levels, Over, Word
+from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.search import Choices
 from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
@@ -26,42 +26,44 @@ from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
 def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Divide by the largest prime factor of the number of machines, and so on down."""
     levels = Levels.of(cluster)
-    words: dict[str, Word] = {node.name: () for node in graph.nodes}
+    placed: dict[str, Placements] = {node.name: () for node in graph.nodes}
     tiles: dict[str, tuple[Tile, ...]] = {node.name: (Tile(0, whole_output(graph, node)),) for node in graph.nodes}
     for depth in range(1, len(levels.ways) + 1):
         upper = levels.upper(depth)
-        further = {node.name: further_words(graph, node, descriptions[node.name], words[node.name], upper) for node in graph.nodes}
+        further = {node.name: further_placements(graph, node, descriptions[node.name], placed[node.name], upper) for node in graph.nodes}
         choices = Choices(graph, descriptions, upper, further)
         chosen = choices.best()
-        words = {name: further[name][number] for name, number in chosen.items() if further[name]}
-        words |= {node.name: () for node in graph.nodes if descriptions[node.name] is None}
+        placed = {name: further[name][number] for name, number in chosen.items() if further[name]}
+        placed |= {node.name: () for node in graph.nodes if descriptions[node.name] is None}
         tiles = choices.plan_tiles(chosen)
     return Plan("tofu", graph, cluster, tiles)
 
 
-def further_words(
-    graph: Graph, node: Node, description: Description | None, word: Word, levels: Levels, *, sums: bool = True
-) -> tuple[Word, ...]:
-    """Return a node's words with one letter more, for the last level of `levels`; none for a node without a description."""
+def further_placements(
+    graph: Graph, node: Node, description: Description | None, placements: Placements, levels: Levels, *, sums: bool = True
+) -> tuple[Placements, ...]:
+    """Return a node's placements with one more, for the last level of `levels`; none for a node without a description."""
     if description is None:
         return ()
     way = levels.ways[-1]
-    left = {letter: loop // _parts(letter, word, levels) for letter, loop in loops(graph, node, description, sums=sums).items()}
-    over = next((letter for letter in word if isinstance(letter, Over)), None)
-    left = {letter: rest for letter, rest in left.items() if not isinstance(letter, Over) or over in (None, letter)}
+    left = {
+        placement: loop // _parts(placement, placements, levels) for placement, loop in loops(graph, node, description, sums=sums).items()
+    }
+    over = next((placement for placement in placements if isinstance(placement, Partial)), None)
+    left = {placement: rest for placement, rest in left.items() if not isinstance(placement, Partial) or over in (None, placement)}
     longest = max(left.values(), default=1)
-    letters: list[Letter] = [letter for letter, rest in left.items() if rest >= min(way, longest) and rest > 1]
-    return tuple((*word, letter) for letter in letters or [SOMEWHERE])
+    usable: list[Placement] = [placement for placement, rest in left.items() if rest >= min(way, longest) and rest > 1]
+    return tuple((*placements, placement) for placement in usable or [ON_ONE])
 
 
-def loops(graph: Graph, node: Node, description: Description, *, sums: bool = True) -> dict[Letter, int]:
+def loops(graph: Graph, node: Node, description: Description, *, sums: bool = True) -> dict[Placement, int]:
     """Return every loop along which a node can be divided, and into how many parts: output axes, then (with `sums`) reduction indices."""
-    found: dict[Letter, int] = {Along(axis): description.shape[axis] for axis in splittable_axes(description)}
+    found: dict[Placement, int] = {Shard(axis): description.shape[axis] for axis in splittable_axes(description)}
     if sums:
-        overs = (Over(index.name, index.extent, part_unit(node)) for index in reducible(graph, node, description))
+        overs = (Partial(index.name, index.extent, part_unit(node)) for index in reducible(graph, node, description))
         found |= {over: over.units for over in overs}
     return found
 
 
-def _parts(letter: Letter, word: Word, levels: Levels) -> int:
-    return prod(way for used, way in zip(word, levels.ways, strict=False) if used == letter)
+def _parts(placement: Placement, placements: Placements, levels: Levels) -> int:
+    return prod(way for used, way in zip(placements, levels.ways, strict=False) if used == placement)

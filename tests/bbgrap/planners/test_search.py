@@ -1,4 +1,4 @@
-"""The search over words: its count is what programs move, and it finds what enumeration finds."""
+"""The search over placements: its count is what programs move, and it finds what enumeration finds."""
 
 from __future__ import annotations
 
