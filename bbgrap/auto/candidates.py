@@ -9,18 +9,13 @@ from bbgrap.auto.balance import Balance
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.cluster.types import Link
 from bbgrap.planners.fewer_exchanges import join_phases
-from bbgrap.planners.fused_tiles import grow_tiles
 from bbgrap.planners.options import SPLITS, PlanOptions, Split
-from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.planners.shares import grid_of
 from bbgrap.planners.single import plan_whole
 
 EVERY_SIZE = 8
 """Up to so many nodes, sets of every size are tried; beyond, halves of halves."""
-
-OVERLAPS = (0.1, 0.5, 2.0)
-"""Parts of a layer that may be computed twice instead of sent; `fused-tiles` tries one."""
 
 KEPT = 0.4
 """Part of the budget that candidates leave."""
@@ -89,23 +84,18 @@ class Candidates:
         if len(self.cluster.nodes) > 1:
             self._directions()
             self._planners(QUICK)
-            self._put_together()
             self._subsets()
             self._by_links()
-            self._grown()
             self._planners([name for name in PLANNERS if name not in QUICK])
         return sorted(self.found, key=lambda candidate: candidate.score)
 
-    def add(self, name: str, kind: str, tiles: Tiles, *, is_plain: bool = False) -> Candidate | None:
-        """Score a plan; None if it was there before."""
+    def add(self, name: str, kind: str, tiles: Tiles, *, is_plain: bool = False) -> None:
+        """Score a plan, if it was not there before and may be the best one."""
         key = hash(tuple(tiles[node.name] for node in self.graph.nodes))
-        if key in self._seen:
-            return None
-        self._seen.add(key)
-        if self._is_hopeless(tiles):
-            return None
-        self.found.append(Candidate(name, kind, tiles, self.evaluator.score(tiles), is_plain))
-        return self.found[-1]
+        if key not in self._seen:
+            self._seen.add(key)
+            if not self._is_hopeless(tiles):
+                self.found.append(Candidate(name, kind, tiles, self.evaluator.score(tiles), is_plain))
 
     def _is_hopeless(self, tiles: Tiles) -> bool:
         """Whether a large plan cannot be the fastest one; small ones are quicker scored than asked."""
@@ -171,8 +161,7 @@ class Candidates:
                 yield devices
 
     def _subsets(self) -> None:
-        for direction in self._best_spread():
-            split = next(split for split in SPLITS if split == direction.kind)
+        for split, _ in self._best_directions():
             for devices in self._sets():
                 if self._enough:
                     return
@@ -183,51 +172,21 @@ class Candidates:
 
         Along both of the best directions: they are often predicted to be worth the same, and differ once links count.
         """
-        best: dict[str, Candidate] = {}
-        for candidate in self._spreads():
-            best.setdefault(candidate.kind, candidate)
-        for direction in list(best.values())[:2]:
-            split = next(split for split in SPLITS if split == direction.kind)
-            devices = sorted({tile.device for tiles in direction.tiles.values() for tile in tiles})
+        for split, devices in self._best_directions():
             tiles = self.balance.by_speed_and_link(split, devices)
             if not self._enough and tiles != self.balance.by_speed(split, devices):
                 joined = join_phases(self.evaluator.pieces, self.cluster, tiles)
                 self.add(f"{split} over {self._over(devices)}, by speed and link, with fewer exchanges", split, joined)
 
-    def _put_together(self) -> None:
-        """Where nodes hold several ranges of a value, let the fastest node have all of it: over slow links less travels so."""
-        fastest = self._by_speed()[0]
-        for candidate in self._best_spread():
-            several = [
-                node for node in self.graph.nodes for tile in candidate.tiles[node.name] if any(len(a.ranges) > 1 for a in tile.region.axes)
-            ]
-            if several:
-                whole = {node.name: (Tile(fastest, whole_output(self.graph, node)),) for node in several}
-                tiles = {**candidate.tiles, **whole}
-                self.add(f"{candidate.name}, put together on one", candidate.kind, tiles)
-                joined = join_phases(self.evaluator.pieces, self.cluster, tiles)
-                self.add(f"{candidate.name}, put together on one, with fewer exchanges", candidate.kind, joined)
-
-    def _grown(self) -> None:
-        """Let the tiles of the best candidates overlap, so that they exchange less."""
-        for candidate in self._best_spread():
-            for overlap in OVERLAPS:
-                if self._enough:
-                    return
-                tiles = grow_tiles(self.graph, candidate.tiles, self.descriptions, overlap)
-                self.add(f"{candidate.name}, up to {overlap:.0%} computed twice", candidate.kind, tiles)
-
-    def _best_spread(self) -> list[Candidate]:
-        """Return the two best candidates along one direction."""
-        return self._spreads()[:2]
-
-    def _spreads(self) -> list[Candidate]:
-        """Return the candidates along one direction that really divide, the best first; of those that are worth the same, the first."""
-        different: dict[Score, Candidate] = {}
-        for candidate in self.found:
-            if candidate.kind in SPLITS and any(len(tiles) > 1 for tiles in candidate.tiles.values()):
-                different.setdefault(candidate.score, candidate)
-        return [different[score] for score in sorted(different)]
+    def _best_directions(self) -> list[tuple[Split, list[int]]]:
+        """Return the two best directions that really divide, each with the nodes over which it is best."""
+        best: dict[Split, list[int]] = {}
+        for candidate in sorted(self.found, key=lambda candidate: candidate.score):
+            devices = sorted({tile.device for tiles in candidate.tiles.values() for tile in tiles})
+            for split in SPLITS:
+                if candidate.kind == split and len(devices) > 1:
+                    best.setdefault(split, devices)
+        return list(best.items())[:2]
 
     def _planners(self, names: Iterable[str]) -> None:
         """Add the plans of the other planners, so that none is better; of large models as far as the budget allows."""

@@ -1,7 +1,7 @@
 """Local improvement against the clock: stretches of the model get other tiles, as long as the request gets shorter.
 
-A move changes a stretch of consecutive layers, from the whole model down to a single one: it takes the tiles of another candidate, gives
-all to one node, shifts the border between two nodes, or lets tiles overlap (computed twice instead of sent). A move that helps is kept.
+A move changes a stretch of consecutive layers, from the whole model down to a single one: it takes the tiles of another candidate, or
+shifts the border between two nodes. A move that helps is kept.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
-from bbgrap.planners.fused_tiles import grow_tiles
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 
 SHIFTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32)
 """Parts of an axis by which borders move."""
-
-SOLE = 4
-"""To so many nodes, the first ones, a stretch is offered as a whole."""
 
 ROUNDS = 4
 """Times that all moves are tried again after one has helped: chosen."""
@@ -79,10 +75,6 @@ class _Climber:
         for ingredient in self.ingredients:
             yield {name: ingredient[name] for name in stretch}
         yield from self._shifted(tiles, stretch)
-        for device in range(min(SOLE, len(self.evaluator.cluster.nodes))):
-            yield {name: (Tile(device, whole_output(self.graph, self.graph.node_by_name[name])),) for name in stretch}
-        grown = grow_tiles(self.graph, tiles, self.evaluator.pieces.descriptions, 1.0)
-        yield {name: grown[name] for name in stretch}
 
     def _shifted(self, tiles: Tiles, stretch: list[str]) -> Iterator[dict[str, tuple[Tile, ...]]]:
         borders = max((len(tiles[name]) for name in stretch), default=1) - 1

@@ -15,18 +15,18 @@ Laws: tiles only grow; with no work to spare (an infinitely slow machine) the pl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import inf
 
 from bbgrap.cluster import Cluster
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import plan_bbgrap
+from bbgrap.planners.halo import cut_axis, with_need
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile
-from bbgrap.shapemap import IntervalSet, ShapeMap
+from bbgrap.shapemap import ShapeMap
 
 Tiles = Mapping[str, tuple[Tile, ...]]
 
@@ -88,7 +88,7 @@ class _Phases:
         self.nodes: list[list[Node]] = [[] for _ in range(max(self.of.values(), default=-1) + 1)]
         for node in self.graph.nodes:
             self.nodes[self.of[node.name]].append(node)
-        self.axes = {name: _cut_axis(of) for name, of in tiles.items()}
+        self.axes = {name: cut_axis(of) for name, of in tiles.items()}
         self.network = NetworkModel(cluster)
 
     def _phase(self, node: Node) -> int:
@@ -177,7 +177,7 @@ class _Group:
         value, axis = next(name for name in node.outputs if name), phases.axes[node.name]
         made = own = phases.tiles[node.name]
         if axis is not None:
-            made = tuple(_with_need(tile, axis, self._needs.get((value, tile.device))) for tile in own)
+            made = tuple(with_need(tile, axis, self._needs.get((value, tile.device))) for tile in own)
         self.tiles[node.name] = made
         for before, tile in zip(own, made, strict=True):
             if tile is not before:
@@ -208,19 +208,3 @@ class _Group:
                     read = phases.pieces.piece(node, tile)[0][operand]
                     joined = max(joined, 0 if read is None else read.size * itemsize)
         return phases.exchange_seconds(fetched, joined)
-
-
-def _cut_axis(tiles: tuple[Tile, ...]) -> int | None:
-    """Return the one axis along which whole results are divided."""
-    first = tiles[0].region
-    cut = {axis for tile in tiles for axis in range(first.rank) if tile.region.axes[axis] != first.axes[axis]}
-    return cut.pop() if len(cut) == 1 and all(tile.part is None for tile in tiles) else None
-
-
-def _with_need(tile: Tile, axis: int, need: ShapeMap | None) -> Tile:
-    if need is None or tile.region.axes[axis].issuperset(need.axes[axis]):
-        return tile
-    held = tile.region.axes[axis].union(need.axes[axis])
-    if len(tile.region.axes[axis].ranges) == 1:  # gaps between several ranges are other machines'
-        held = IntervalSet.of(held.hull)
-    return replace(tile, region=tile.region.replace(axis, held))
