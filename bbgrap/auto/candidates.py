@@ -90,20 +90,11 @@ class Candidates:
         return sorted(self.found, key=lambda candidate: candidate.score)
 
     def add(self, name: str, kind: str, tiles: Tiles, *, is_plain: bool = False) -> None:
-        """Score a plan, if it was not there before and may be the best one."""
+        """Score a plan, if it was not there before."""
         key = hash(tuple(tiles[node.name] for node in self.graph.nodes))
         if key not in self._seen:
             self._seen.add(key)
-            if not self._is_hopeless(tiles):
-                self.found.append(Candidate(name, kind, tiles, self.evaluator.score(tiles), is_plain))
-
-    def _is_hopeless(self, tiles: Tiles) -> bool:
-        """Whether a large plan cannot be the fastest one; small ones are quicker scored than asked."""
-        small = sum(map(len, tiles.values())) <= LARGE
-        if small or self.evaluator.objective != "latency" or not self.found:
-            return False
-        best = min(candidate.score for candidate in self.found)
-        return best.excess == 0 and self.evaluator.at_least_s(tiles) > best.seconds
+            self.found.append(Candidate(name, kind, tiles, self.evaluator.score(tiles), is_plain))
 
     def _alone(self) -> None:
         names = [node.name for node in self.cluster.nodes]

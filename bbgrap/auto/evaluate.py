@@ -6,10 +6,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import inf
-
-import numpy as np
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.direct import build_direct
@@ -21,7 +18,6 @@ from bbgrap.costmodel.timeline import Timeline
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, bound_together, is_torn
-from bbgrap.planners.search import TileChoices
 from bbgrap.program.dictionaries import ways_of_palettes
 from bbgrap.program.steps import Program
 
@@ -110,28 +106,6 @@ class Evaluator:
                 return self._per_request_s(program)
             case "memory":
                 return float(max(needed))
-
-    def at_least_s(self, tiles: Tiles) -> float:
-        """Return seconds that a request takes at least: no node can be faster than its own work and the copying of what it fetches.
-
-        Much cheaper than a score, where machines send each other a lot.
-        """
-        choices = TileChoices(self.pieces, len(self.cluster.nodes), {name: (of,) for name, of in tiles.items()})
-        seconds = [0.0] * len(self.cluster.nodes)
-        for node in self.pieces.graph.nodes:
-            for tile in tiles[node.name]:
-                seconds[tile.device] += self.predictor.seconds(tile.device, self.pieces.work(node, tile))
-        fetched = sum((choices.missing(edge)[0, 0] for edge in choices.edges), start=np.zeros(len(seconds), dtype=np.int64))
-        return max(own + int(fetched[device]) * self._fetched_s_per_byte[device] for device, own in enumerate(seconds))
-
-    @cached_property
-    def _fetched_s_per_byte(self) -> tuple[float, ...]:
-        """Seconds that every node's processor takes to receive a byte, from where that takes the least."""
-        handling, nodes = self.predictor.network.handling, range(len(self.cluster.nodes))
-        return tuple(
-            min(((handling(to, peer, to, 1 << 20) - handling(to, peer, to, 0)) / (1 << 20) for peer in nodes if peer != to), default=0.0)
-            for to in nodes
-        )
 
     def pay(self, tiles: Tiles) -> None:
         """Take the price of a plan from the budget."""
