@@ -18,7 +18,7 @@ from bbgrap.costmodel.timeline import Timeline
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, bound_together, is_torn
-from bbgrap.program.dictionaries import ways_of_palettes
+from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.program.steps import Program
 
 Tiles = Mapping[str, tuple[Tile, ...]]
@@ -67,7 +67,7 @@ class Evaluator:
         self.cluster = cluster
         self.objective = options.objective
         self.transfers = options.transfer_dtype
-        self.palettes = ways_of_palettes(cluster, options.input_values)
+        self.dictionary_devices = dictionary_devices_of(cluster, options.input_values)
         self.predictor = Predictor(cluster, calibration)
         self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
         self.plans = 0
@@ -114,7 +114,7 @@ class Evaluator:
     def program(self, tiles: Tiles) -> Program:
         """Return the program of a plan, to be timed."""
         program = build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
-        direct = replace(program, transfers=self.transfers, palettes=self.palettes)
+        direct = replace(program, transfers=self.transfers, dictionary_devices=self.dictionary_devices)
         return SlowestFirst(self.cluster).run(direct)
 
     def _per_request_s(self, program: Program) -> float:

@@ -61,7 +61,8 @@ class Forecast:
         seconds = []
         for device in range(len(plan.cluster.nodes)):
             program = build_direct(plan_whole(plan.graph, plan.cluster, device), pieces)
-            program = replace(program, transfers=self.compiled.optimized.transfers, palettes=self.compiled.optimized.palettes)
+            made = self.compiled.optimized
+            program = replace(program, transfers=made.transfers, dictionary_devices=made.dictionary_devices)
             seconds.append(self.predictor.timeline(program).total_s)
         return tuple(seconds)
 

@@ -127,7 +127,7 @@ def print_comparison(report: dict[str, Any]) -> None:
         numbers = [result[key] for key in ("median_ms", "p95_ms", "speedup", "max_abs_err", "max_rel_err", "bit_identical")]
         rows.append(
             (
-                f"{result['planner']} ({result['split']}){_lossy(result)}{', palettes' if result['palettes'] else ''}",
+                f"{result['planner']} ({result['split']}){_lossy(result)}{', dictionaries' if result['palettes'] else ''}",
                 *numbers,
                 result["transfers"],
                 result["bytes_sent"],

@@ -29,7 +29,7 @@ _MEANING = {
     "buffers": "tensors, numbered per node; 'feeds' are filled before the first step, 'results' are read after the last one",
     "receive": "wait for the message of this number from node 'from'; its parts fill 'buffers', in order",
     "wire": "of a message: its 32-bit floats were asked to travel as 'float16', or as 'int8' with a scale per block of 64 numbers,"
-    " or exactly as 'palette', a byte each and the values of every colour",
+    " or exactly as 'dictionary', a byte each and the values of every colour",
     "run": "run the model 'file'; its inputs are the buffers 'inputs' and its outputs fill the buffers 'outputs', in the model's order",
     "send": "send 'parts' as the message of this number to node 'to'; does not wait for it",
     "join": "fill buffer 'output': copy each piece's part of a buffer to the box 'to' of it",

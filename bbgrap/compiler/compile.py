@@ -26,7 +26,7 @@ def compile_plan(
     plan: Plan,
     descriptions: Mapping[str, Description | None],
     transfers: TransferType = "exact",
-    palettes: frozenset[int] = frozenset(),
+    dictionary_devices: frozenset[int] = frozenset(),
     *,
     verify: bool = False,
 ) -> Compiled:
@@ -36,8 +36,8 @@ def compile_plan(
         plan: What the devices compute.
         descriptions: Of its nodes, by name.
         transfers: What 32-bit floats become on their way to an agent.
-        palettes: The devices that get the model's inputs with palettes.
+        dictionary_devices: Those that get the model's inputs encoded with dictionaries.
         verify: Check every law between passes.
     """
-    initial = replace(build_initial(plan, descriptions), transfers=transfers, palettes=palettes)
+    initial = replace(build_initial(plan, descriptions), transfers=transfers, dictionary_devices=dictionary_devices)
     return Compiled(plan, initial, optimize(initial, (*DEFAULT_PASSES, SlowestFirst(plan.cluster)), verify=verify))

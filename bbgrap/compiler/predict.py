@@ -105,11 +105,11 @@ class Predictor:
             match step:
                 case Receive():
                     yield Await(step.message, step.source, sizes[step.message])
-                    if program.wire(step.source, device.device) == "palette":
-                        yield Work(sizes[step.message] / DECODED_PER_S, "palettes")
+                    if program.wire(step.source, device.device) == "dictionary":
+                        yield Work(sizes[step.message] / DECODED_PER_S, "dictionary")
                 case Send():
-                    if program.wire(device.device, step.destination) == "palette":
-                        yield Work(sizes[step.message] / ENCODED_PER_S, "palettes")
+                    if program.wire(device.device, step.destination) == "dictionary":
+                        yield Work(sizes[step.message] / ENCODED_PER_S, "dictionary")
                     yield Post(step.message, step.destination, sizes[step.message])
                 case Compute() if device.device == program.host:
                     yield Work(sum(self.op_seconds(program, device, op) for op in step.ops), "join")

@@ -36,7 +36,7 @@ from bbgrap.control.plans import Caller, Deployment, Plan, Route
 from bbgrap.control.profiling import Measurements
 from bbgrap.control.uploads import Uploads
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.program.dictionaries import ways_of_palettes
+from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -321,7 +321,7 @@ class CoordinatorMachine:
         if self._is_known((identity, message.call)):
             return []
         cluster = self.members.cluster(self.members.alive())
-        if not ways_of_palettes(cluster, message.options.input_values):
+        if not dictionary_devices_of(cluster, message.options.input_values):
             # Where inputs make no difference they shall make no second plan.
             message = replace(message, options=replace(message.options, input_values="any"))
         plan = self.deployments.remember(Plan(plan_key(message), files, message.shapes, message.options))

@@ -25,7 +25,7 @@ from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import AUTO, make_plan
-from bbgrap.program.dictionaries import ways_of_palettes
+from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.report.plan_report import report_of
 
 TIGHT = 0.85
@@ -128,7 +128,7 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions, calibration
             plan = found.plan
         else:
             found, plan = None, make_plan(graph, cluster, options, descriptions)
-        compiled = compile_plan(plan, descriptions, options.transfer_dtype, ways_of_palettes(cluster, options.input_values))
+        compiled = compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices_of(cluster, options.input_values))
     finally:
         if collecting:
             gc.enable()

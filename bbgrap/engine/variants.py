@@ -22,7 +22,7 @@ from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.planners.plan import Plan, verify_plan
 from bbgrap.planners.registry import AUTO
 from bbgrap.planners.single import plan_whole
-from bbgrap.program.dictionaries import ways_of_palettes
+from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.report.plan_report import report_of
 
 LEAST_SHARE = 0.5
@@ -45,7 +45,7 @@ def beside(forecast: Forecast, artifacts: Artifacts, report: Mapping[str, Any]) 
     routes = [Alternative(AUTO, artifacts, report)]
     cluster, program = forecast.compiled.plan.cluster, forecast.compiled.optimized
     for name, plan in _others(forecast):
-        route = _route(name, plan, program.transfers, program.palettes, forecast.calibration)
+        route = _route(name, plan, program.transfers, program.dictionary_devices, forecast.calibration)
         if fits(cluster, (*routes, route)):
             routes.append(route)
     return tuple(routes[1:])
@@ -72,9 +72,10 @@ def whole_on_each(
     """Return a route per node that has room for the whole model, the largest share first; for `auto` none if they are too small a part."""
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
     names = [f"single on {node.name}" for node in cluster.nodes]
-    palettes = ways_of_palettes(cluster, options.input_values)
+    dictionary_devices = dictionary_devices_of(cluster, options.input_values)
     routes = {
-        device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype, palettes, calibration) for device in order
+        device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype, dictionary_devices, calibration)
+        for device in order
     }
     able = [device for device in order if fits(cluster, (routes[device],))]
     if options.planner == AUTO and sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
@@ -88,10 +89,10 @@ def fits(cluster: Cluster, routes: Sequence[Alternative]) -> bool:
     return not overfull(cluster, needed)
 
 
-def _route(name: str, plan: Plan, transfers: TransferType, palettes: frozenset[int], calibration: Calibration) -> Alternative:
+def _route(name: str, plan: Plan, transfers: TransferType, dictionary_devices: frozenset[int], calibration: Calibration) -> Alternative:
     descriptions = all_descriptions(plan.graph)
     verify_plan(plan, descriptions)
-    compiled = compile_plan(plan, descriptions, transfers, palettes)
+    compiled = compile_plan(plan, descriptions, transfers, dictionary_devices)
     artifacts = export(compiled.optimized)
     forecast = Forecast(compiled, descriptions, calibration=calibration)
     names = [node.name for node in plan.cluster.nodes]

@@ -32,7 +32,7 @@ class PlanOptions:
     `objective` is what the planner `auto` minimises (predicted time of a request, time per request of a stream, memory of the fullest
     node); for `throughput` a deployment by `auto` or `single` has the whole model on every node with room for it. `search_seconds` is how
     long it may look. `transfer_dtype` is what 32-bit floats become on their way to an agent. `input_values` are `few` if the model's inputs
-    have as few values as pictures: over slow ways they travel in fewer bytes then, and stay exact
+    are of low cardinality, as pictures are: over slow links they travel in fewer bytes then, and stay exact
     (`bbgrap.program.dictionaries`). `auto`: a session looks at the first ones; without any they are `any`.
     """
 

@@ -4,9 +4,9 @@
     float16   2 bytes: rounded to the nearest; what is too large becomes 65504, the largest
     int8      1 byte and a 16th: blocks of 64 numbers in C order, the last one shorter, share a scale, the largest magnitude / 127.
               First all scales as 32-bit floats, then the numbers as multiples of their scale
-    palette   exact, and 1 byte where there are few values, as in pictures (`bbgrap.program.dictionaries`); for inputs
+    dictionary   exact, and 1 byte where there are few values, as in pictures (`bbgrap.program.dictionaries`); for inputs
 
-Laws: the size of what is sent follows from the number of elements, but for palettes; infinities and NaN stay what they are; a float16
+Laws: the size of what is sent follows from the number of elements, but for dictionaries; infinities and NaN stay what they are; a float16
 number is off by at most half a unit in its last place (2^-11 of it, or 2^-25), an int8 number by half its scale. int8 takes magnitudes
 below 1.5e-36 for 0.
 
@@ -24,9 +24,9 @@ import numpy as np
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import TransferType
-from bbgrap.program.dictionaries import decode_with_palettes, encode_with_palettes
+from bbgrap.program.dictionaries import decode_with_dictionary, encode_with_dictionary
 
-WireType = Literal[TransferType, "palette"]
+WireType = Literal[TransferType, "dictionary"]
 """How 32-bit floats travel in one message: as was asked for, or what became of `exact`."""
 
 BLOCK = 64
@@ -48,7 +48,7 @@ def wire_of(dtype: DType, asked: WireType) -> WireType:
 
 
 def wire_bytes(count: int, wire: WireType) -> int:
-    """Return the bytes that so many 32-bit floats take; with palettes where they are of use, and without these themselves."""
+    """Return the bytes that so many 32-bit floats take; with dictionaries where they are of use, and without these themselves."""
     match wire:
         case "exact":
             return 4 * count
@@ -56,7 +56,7 @@ def wire_bytes(count: int, wire: WireType) -> int:
             return 2 * count
         case "int8":
             return 4 * _blocks(count) + count
-        case "palette":
+        case "dictionary":
             return count
 
 
@@ -95,9 +95,9 @@ def carried(array: Array, wire: WireType) -> Array:
     """Return a copy of a tensor as its receiver sees it."""
     if wire == "exact" or array.dtype != np.float32:
         return array.copy()
-    if wire == "palette":
-        encoded = encode_with_palettes(array)
-        return array.copy() if encoded is None else decode_with_palettes(encoded, array.shape)
+    if wire == "dictionary":
+        encoded = encode_with_dictionary(array)
+        return array.copy() if encoded is None else decode_with_dictionary(encoded, array.shape)
     return decode_floats(encode_floats(array, wire), array.shape, wire)
 
 

@@ -131,13 +131,13 @@ class Program:
     """One program per device; the last is the host's.
 
     `transfers` is what 32-bit floats become on their way to an agent. What goes to the host, the model's outputs, stays exact. The
-    devices in `palettes` get the model's inputs with palettes, if all stays exact.
+    `dictionary_devices` get the model's inputs encoded with dictionaries, if all stays exact.
     """
 
     graph: Graph = field(repr=False)
     devices: tuple[DeviceProgram, ...]
     transfers: TransferType = "exact"
-    palettes: frozenset[int] = frozenset()
+    dictionary_devices: frozenset[int] = frozenset()
 
     @property
     def host(self) -> int:
@@ -153,7 +153,8 @@ class Program:
         """What 32-bit floats become on their way between two devices."""
         if destination == self.host:
             return "exact"
-        return "palette" if source == self.host and destination in self.palettes and self.transfers == "exact" else self.transfers
+        encoded = source == self.host and destination in self.dictionary_devices
+        return "dictionary" if encoded and self.transfers == "exact" else self.transfers
 
     def part_bytes(self, device: int, send: Send) -> list[int]:
         """Bytes that every part of a device's message takes on the wire."""

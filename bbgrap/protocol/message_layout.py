@@ -1,8 +1,8 @@
 """What one `Send` brings to a `Receive`: the parts, each starting at a multiple of 8 bytes, C order, little endian.
 
 Sizes are known from the schedule, so a part of known shape has no header. A part whose shape only the run tells, or of strings, or with
-palettes, starts with its own: [rank, bytes, extents...] as unsigned 64-bit integers. 32-bit floats have the form that the letter's `wire`
-says (`bbgrap.program.encodings`).
+dictionaries, starts with its own: [rank, bytes, extents...] as unsigned 64-bit integers. 32-bit floats have the form that the letter's
+`wire` says (`bbgrap.program.encodings`).
 Laws: `unpack(letter, pack(letter, parts))` equals `parts`, rounded as the wire rounds them; `unpack` raises nothing but
 `RemoteProtocolError`.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
-from bbgrap.program.dictionaries import EXACT, decode_with_palettes, encode_with_palettes
+from bbgrap.program.dictionaries import EXACT, decode_with_dictionary, encode_with_dictionary
 from bbgrap.program.encodings import WireType, decode_floats, encode_floats, wire_bytes, wire_of
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import Buffer
@@ -34,7 +34,7 @@ _FLOAT = np.dtype(np.float32)
 _FIXED = STORABLE - {DType.STRING}
 _MAX_RANK = 64
 _MOST_BESIDES = 8 * (2 + _MAX_RANK) + 16
-"""Bytes that a part takes besides its numbers, where its size is told: palettes are taken where they save more than they take."""
+"""Bytes that a part takes besides its numbers, where its size is told: dictionaries are taken where they save more than they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Letter:
     def __post_init__(self) -> None:
         """Compute the layout."""
         known = all(map(_fixed, self.types))
-        if self.wire == "palette":
+        if self.wire == "dictionary":
             object.__setattr__(self, "fields", None)
             object.__setattr__(self, "nbytes", sum(kind.nbytes + _MOST_BESIDES for kind in self.types) if known else None)
             return
@@ -143,8 +143,8 @@ def _content(part: Array, wire: WireType) -> list[Buffer]:
     match wire:
         case "exact":
             return [encode_array(part)]
-        case "palette":
-            encoded = encode_with_palettes(part)
+        case "dictionary":
+            encoded = encode_with_dictionary(part)
             return [EXACT, *_dense_pieces(part)] if encoded is None else [encoded.data]
         case "float16" | "int8":
             return [encode_floats(part, wire).data]
@@ -152,7 +152,7 @@ def _content(part: Array, wire: WireType) -> list[Buffer]:
 
 def _is_told(kind: TensorType, wire: WireType) -> bool:
     """Whether only the run tells how many bytes a part has; they are sent with it then."""
-    return wire == "palette" or not _fixed(kind)
+    return wire == "dictionary" or not _fixed(kind)
 
 
 def _dense_pieces(part: Array) -> list[Buffer]:
@@ -240,8 +240,8 @@ def _decoded(dtype: DType, shape: tuple[int, ...], content: memoryview, wire: Wi
     match wire:
         case "exact":
             return decode_array(dtype, shape, content)
-        case "palette":
-            decoded = decode_with_palettes(content, shape)
+        case "dictionary":
+            decoded = decode_with_dictionary(content, shape)
             return decoded if decoded.flags.aligned else decoded.copy()
         case "float16" | "int8":
             return decode_floats(content, shape, wire)

@@ -33,7 +33,7 @@ def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
         "nodes_used": [names[d] for d in plan.devices_used],
         "search_s": search_s,
         "transfer_dtype": compiled.optimized.transfers,
-        "palettes": _with_palettes(compiled),
+        "palettes": _with_dictionary(compiled),
         "initial": asdict(statistics_of(compiled.initial)),
         "optimized": asdict(statistics_of(compiled.optimized)),
         "cases": {case.name.lower(): cases[case] for case in Case},
@@ -59,8 +59,8 @@ def explain(compiled: Compiled) -> Iterator[str]:
     yield f"Plan of '{plan.graph.name}' by planner '{plan.planner}' over {len(names)} nodes: {', '.join(names)}"
     yield ""
     yield from _table(statistics_of(compiled.initial), statistics_of(compiled.optimized))
-    if devices := _with_palettes(compiled):
-        yield f"  inputs go to {', '.join(devices)} with palettes: a byte a number if they have the values of pictures, exactly"
+    if devices := _with_dictionary(compiled):
+        yield f"  inputs go to {', '.join(devices)} with dictionaries: a byte a number if they have few values, exactly"
     needs = list(needs_of(plan, compiled.initial))
     counts = Counter(need.case for need in needs)
     yield ""
@@ -76,11 +76,11 @@ def explain(compiled: Compiled) -> Iterator[str]:
         yield f"  ... and {len(dear) - EXPLAINED_NEEDS} more"
 
 
-def _with_palettes(compiled: Compiled) -> list[str]:
-    """Return the nodes that get the model's inputs with palettes."""
+def _with_dictionary(compiled: Compiled) -> list[str]:
+    """Return the nodes that get the model's inputs encoded with dictionaries."""
     program, nodes = compiled.optimized, compiled.plan.cluster.nodes
     reached = {step.destination for step in program.devices[program.host].steps if isinstance(step, Send)}
-    return [nodes[device].name for device in sorted(reached) if program.wire(program.host, device) == "palette"]
+    return [nodes[device].name for device in sorted(reached) if program.wire(program.host, device) == "dictionary"]
 
 
 def _table(initial: Statistics, optimized: Statistics) -> Iterator[str]:

@@ -9,7 +9,7 @@ so its schedule only sends, receives and joins.
     host:      Send m0 -> 0 | Send m1 -> 1 | Receive m5 <- 0 | Receive m6 <- 1 | Join output
 
 Laws (`check_schedule`): every buffer is written once, before it is read; a message number is used by one `Send` of one device and
-one `Receive` of another; what goes to the host stays exact, and palettes come from it.
+one `Receive` of another; what goes to the host stays exact, and dictionaries come from it.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def check_schedule(schedule: Schedule) -> tuple[str, ...]:
             if step.wire != "exact" and schedule.host == (schedule.device if isinstance(step, Receive) else step.destination):
                 faults.append(f"{label}: message {step.message} goes to the host as {step.wire}, expected exact")
             source = peer if isinstance(step, Receive) else schedule.device
-            if step.wire == "palette" and source != schedule.host:
-                faults.append(f"{label}: message {step.message} comes from device {source} as palette, expected that of the host only")
+            if step.wire == "dictionary" and source != schedule.host:
+                faults.append(f"{label}: message {step.message} comes from device {source} as dictionary, expected that of the host only")
             if peer == schedule.device or not 0 <= peer <= schedule.host:
                 faults.append(f"{label}: device {peer} is no peer")
             messages.add(key)

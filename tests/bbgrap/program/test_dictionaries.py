@@ -29,10 +29,10 @@ from bbgrap.program.dictionaries import (
     LEAST_BYTES,
     LEAST_VALUES,
     MOST,
-    decode_with_palettes,
-    encode_with_palettes,
+    decode_with_dictionary,
+    dictionary_devices_of,
+    encode_with_dictionary,
     have_few_values,
-    ways_of_palettes,
 )
 from bbgrap.program.encodings import carried
 from bbgrap.report.plan_report import explain, report_of
@@ -66,10 +66,10 @@ def same_bits(one: Array, other: Array) -> bool:
 def test_pictures_take_a_byte_a_number(seed: int, shape: tuple[int, ...], levels: int, mean: float, deviation: float) -> None:
     drawn = np.random.default_rng(seed).integers(0, levels, shape)
     array = ((drawn / np.float32(255) - np.float32(mean)) / np.float32(deviation)).astype(np.float32)
-    encoded = encode_with_palettes(array)
+    encoded = encode_with_dictionary(array)
     assert encoded is not None
     assert encoded.nbytes <= array.size + 8 + 4 * 4 * MOST
-    assert same_bits(decode_with_palettes(encoded.tobytes(), shape), array)
+    assert same_bits(decode_with_dictionary(encoded.tobytes(), shape), array)
     assert have_few_values([array]) == (levels >= LEAST_VALUES)
     assert not have_few_values([array, np.random.default_rng(seed).standard_normal(shape).astype(np.float32)])
 
@@ -82,15 +82,15 @@ def test_whatever_is_sent_comes_back_bit_by_bit(data: st.DataObject, shape: tupl
     array.reshape(-1)[places] = odd
     if data.draw(st.booleans()):
         array = np.moveaxis(array, 0, -1)
-    assert same_bits(carried(array, "palette"), array)
+    assert same_bits(carried(array, "dictionary"), array)
 
 
 def test_a_cut_of_a_picture_is_one_too() -> None:
     whole = picture(1, (1, 3, 320, 320))
     part = whole[:, :, 100:260, 7:]
-    encoded = encode_with_palettes(part)
+    encoded = encode_with_dictionary(part)
     assert encoded is not None
-    assert same_bits(decode_with_palettes(encoded, part.shape), part)
+    assert same_bits(decode_with_dictionary(encoded, part.shape), part)
 
 
 def test_values_that_the_sample_does_not_have_are_found() -> None:
@@ -99,16 +99,16 @@ def test_values_that_the_sample_does_not_have_are_found() -> None:
     array[0, 0, 200, 201:205] = values[[100, 101, 255, 0]]
     array[array == 0] = values[1]
     array[0, 0, 399, 399] = 0
-    encoded = encode_with_palettes(array)
+    encoded = encode_with_dictionary(array)
     assert encoded is not None
-    assert same_bits(decode_with_palettes(encoded, array.shape), array)
+    assert same_bits(decode_with_dictionary(encoded, array.shape), array)
 
 
 @pytest.mark.parametrize("array", [np.random.default_rng(0).standard_normal((1, 3, SIDE, SIDE)).astype(np.float32), picture(0, (4, 4))])
 def test_other_floats_and_small_ones_are_sent_as_they_are(array: Array) -> None:
-    assert encode_with_palettes(array) is None
+    assert encode_with_dictionary(array) is None
     assert not have_few_values([array])
-    assert same_bits(carried(array, "palette"), array)
+    assert same_bits(carried(array, "dictionary"), array)
 
 
 def test_what_people_try_things_with_says_nothing() -> None:
@@ -122,29 +122,29 @@ def test_what_people_try_things_with_says_nothing() -> None:
 
 @given(st.data(), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 def test_bytes_from_elsewhere_are_floats_or_an_error(data: st.DataObject, shape: tuple[int, ...]) -> None:
-    palettes = data.draw(st.integers(0, 6))
-    length = palettes * 4 * MOST + (1 if palettes else 4) * math.prod(shape) + data.draw(st.sampled_from([0, 0, 0, 1, -1]))
-    content = struct.pack("<Q", palettes)[: data.draw(st.sampled_from([8, 8, 8, 3]))] + data.draw(st.binary(max_size=9))
+    dictionaries = data.draw(st.integers(0, 6))
+    length = dictionaries * 4 * MOST + (1 if dictionaries else 4) * math.prod(shape) + data.draw(st.sampled_from([0, 0, 0, 1, -1]))
+    content = struct.pack("<Q", dictionaries)[: data.draw(st.sampled_from([8, 8, 8, 3]))] + data.draw(st.binary(max_size=9))
     content = content.ljust(8 + max(0, length), b"\xff")[: 8 + max(0, length)]
     try:
-        found = decode_with_palettes(content, shape)
+        found = decode_with_dictionary(content, shape)
     except RemoteProtocolError:
         return
     assert found.shape == shape
     assert found.dtype == np.float32
 
 
-def test_numbers_of_palettes_that_do_not_fit_are_refused() -> None:
+def test_numbers_of_dictionaries_that_do_not_fit_are_refused() -> None:
     array = picture(0, (1, 3, SIDE, SIDE))
-    encoded = encode_with_palettes(array)
+    encoded = encode_with_dictionary(array)
     assert encoded is not None
     for place, value in ((0, 2), (0, 200), (4, 2), (7, 255)):
         broken = encoded.copy()
         broken[place] = value
-        with pytest.raises(RemoteProtocolError, match="palettes"):
-            decode_with_palettes(broken, array.shape)
+        with pytest.raises(RemoteProtocolError, match="dictionaries"):
+            decode_with_dictionary(broken, array.shape)
     with pytest.raises(RemoteProtocolError, match="bytes"):
-        decode_with_palettes(encoded[:-1], array.shape)
+        decode_with_dictionary(encoded[:-1], array.shape)
 
 
 def slow_way(rate: float) -> Cluster:
@@ -152,14 +152,14 @@ def slow_way(rate: float) -> Cluster:
 
 
 def test_they_are_for_slow_ways_to_other_machines() -> None:
-    assert ways_of_palettes(slow_way(12.5e6), "few") == {1, 2}
-    assert ways_of_palettes(slow_way(12.5e6), "any") == ways_of_palettes(slow_way(1.25e8), "few") == frozenset()
+    assert dictionary_devices_of(slow_way(12.5e6), "few") == {1, 2}
+    assert dictionary_devices_of(slow_way(12.5e6), "any") == dictionary_devices_of(slow_way(1.25e8), "few") == frozenset()
     one_fast = slow_way(12.5e6)
     nodes = (*one_fast.nodes[:2], replace(one_fast.nodes[2], links=(LinkProfile("coordinator", 1e9, 1e-4),)))
-    assert ways_of_palettes(replace(one_fast, nodes=nodes), "few") == {1}
+    assert dictionary_devices_of(replace(one_fast, nodes=nodes), "few") == {1}
 
 
-def test_a_plan_with_palettes_sends_less_and_answers_the_same() -> None:
+def test_a_plan_with_dictionaries_sends_less_and_answers_the_same() -> None:
     graph, cluster = build("mobilenet_v2"), slow_way(12.5e6)
     descriptions = all_descriptions(graph)
     plan = make_plan(graph, cluster, PlanOptions(), descriptions)
@@ -180,18 +180,18 @@ def test_a_report_says_who_gets_them() -> None:
     told = {}
     for wire in ("exact", "float16"):
         compiled = compile_plan(plan, descriptions, wire, frozenset({1, 2}))
-        told[wire] = report_of(compiled, 0.0)["palettes"], "inputs go to node1, node2 with palettes" in "\n".join(explain(compiled))
+        told[wire] = report_of(compiled, 0.0)["palettes"], "inputs go to node1, node2 with dictionaries" in "\n".join(explain(compiled))
     assert told == {"exact": (["node1", "node2"], True), "float16": ([], False)}
 
 
 @settings(max_examples=30)
 @given(networks(), clusters(), plan_options())
-def test_any_plan_is_compiled_with_palettes_and_answers_the_same(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+def test_any_plan_is_compiled_with_dictionaries_and_answers_the_same(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
     descriptions, ways = all_descriptions(graph), frozenset(range(len(cluster.nodes)))
     plan, feeds = make_plan(graph, cluster, options, descriptions), random_feeds(graph)
     answers = []
-    for palettes in (frozenset[int](), ways):
-        artifacts = export(compile_plan(plan, descriptions, "exact", palettes, verify=True).optimized)
+    for devices in (frozenset[int](), ways):
+        artifacts = export(compile_plan(plan, descriptions, "exact", devices, verify=True).optimized)
         answers.append(simulate(artifacts, feeds, local_kernels(artifacts)))
     for one, other in zip(*answers, strict=True):
         assert same_bits(one, other)

@@ -56,12 +56,12 @@ def test_round_trip_in_fewer_bits(given_parts, wire):
 
 
 @given(st.lists(parts(), max_size=4), st.booleans())
-def test_round_trip_with_palettes(given_parts, with_picture):
+def test_round_trip_with_dictionaries(given_parts, with_picture):
     if with_picture:
         picture = (np.arange(120_000).reshape(1, 3, 200, 200) % 256 / np.float32(255)).astype(np.float32)
         given_parts = [*given_parts, (TensorType(DType.FLOAT, picture.shape), picture[:, :, ::-1])]
     types, arrays = [kind for kind, _ in given_parts], [array for _, array in given_parts]
-    letter = Letter(1, tuple(types), "palette")
+    letter = Letter(1, tuple(types), "dictionary")
     payload = b"".join(pack(letter, arrays))
     assert letter.admits(len(payload))
     for array, back in zip(arrays, unpack(letter, memoryview(payload)), strict=True):
@@ -71,11 +71,11 @@ def test_round_trip_with_palettes(given_parts, with_picture):
     assert not with_picture or len(b"".join(pack(letter, arrays))) < 200_000, "a byte a number, where there were four"
 
 
-def test_a_payload_with_palettes_has_a_most():
-    letter = Letter(1, (TensorType(DType.FLOAT, (1, 3, 100, 100)),), "palette")
+def test_a_payload_with_dictionaries_has_a_most():
+    letter = Letter(1, (TensorType(DType.FLOAT, (1, 3, 100, 100)),), "dictionary")
     assert letter.admits(30_000)
     assert not letter.admits(121_000)
-    assert Letter(1, (TensorType(DType.FLOAT, None),), "palette").admits(1 << 40)
+    assert Letter(1, (TensorType(DType.FLOAT, None),), "dictionary").admits(1 << 40)
 
 
 def test_sizes_in_fewer_bits():
@@ -97,7 +97,7 @@ def test_a_scale_that_is_no_number_is_refused(shape, scale):
         unpack(letter, payload)
 
 
-@given(st.lists(parts(), max_size=3), st.binary(max_size=200), st.sampled_from(["exact", "float16", "int8", "palette"]))
+@given(st.lists(parts(), max_size=3), st.binary(max_size=200), st.sampled_from(["exact", "float16", "int8", "dictionary"]))
 def test_arbitrary_payload(given_parts, payload, wire):
     types = [kind for kind, _ in given_parts]
     try:
