@@ -12,7 +12,7 @@ any that does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bbgrap.auto.candidates import LARGE, Candidate, Candidates
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
@@ -76,15 +76,7 @@ def plan_auto(
         tiles, score, origin = starts[0].tiles, starts[0].score, starts[0].name
     plan = Plan("auto", graph, cluster, tiles)
     verify_plan(plan, descriptions)
-    found = Found(plan, score, tuple(candidates), origin, evaluator.plans)
-    if options.objective != "latency":
-        # moves change one stretch at a time, and the fullest node's memory seldom answers to one: the fastest plan may hold less,
-        # or keep its busiest node less busy
-        fastest = replace(options, objective="latency")
-        other = plan_auto(graph, cluster, fastest, descriptions, calibration=calibration, time_is_up=time_is_up)
-        theirs = evaluator.score(other.plan.tiles)
-        found = min(found, replace(other, score=theirs), key=lambda each: each.score)
-    return found
+    return Found(plan, score, tuple(candidates), origin, evaluator.plans)
 
 
 def ingredients(candidates: list[Candidate], count: int) -> list[Tiles]:
