@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import inf
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.direct import build_direct
@@ -17,7 +15,7 @@ from bbgrap.costmodel.clock import Post, Work
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.plan import Plan, Tile, bound_together, is_torn
+from bbgrap.planners.plan import Plan, Tile
 from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.program.steps import Program
 
@@ -44,10 +42,6 @@ class Score:
     seconds: float
 
 
-CANNOT_RUN = Score(sys.maxsize, inf, inf)
-"""Of a plan in which a value would have to cross machines that cannot."""
-
-
 class Evaluator:
     """Scores plans of one graph on one cluster, until the budget is spent.
 
@@ -72,7 +66,6 @@ class Evaluator:
         self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
         self.plans = 0
         self._time_is_up = time_is_up
-        self._bound = bound_together(pieces.graph)
 
     @property
     def spent(self) -> bool:
@@ -88,8 +81,6 @@ class Evaluator:
         """Return what a plan is worth."""
         self.pay(tiles)
         self.plans += 1
-        if is_torn(self._bound, tiles):
-            return CANNOT_RUN
         program = self.program(tiles)
         timeline = self.predictor.timeline(program)
         needed = program_bytes(program)

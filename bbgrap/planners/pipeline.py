@@ -3,8 +3,7 @@
 One request passes the machines one after the other, so a single request gains nothing; a stream of requests keeps them all busy.
 
 Deviations: nodes are taken in topological order and a machine's part ends where its share of the floating point operations is reached,
-so branches are cut as they come; nodes that hand on what cannot be sent (sequences) stay together; DEFER's compression is not part
-of a plan.
+so branches are cut as they come; DEFER's compression is not part of a plan.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import Plan, Tile, bound_together, whole_output
+from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import Description, flops
 
@@ -30,9 +29,6 @@ def plan_pipeline(graph: Graph, cluster: Cluster, options: PlanOptions, descript
         middle = until - own / 2
         device = next((device for device, end in enumerate(ends) if middle <= end), cluster.host - 1)
         tiles[node.name] = (Tile(device, whole_output(graph, node)),)
-    for group in bound_together(graph):
-        device = tiles[group[0]][0].device
-        tiles |= {name: (Tile(device, whole_output(graph, graph.node_by_name[name])),) for name in group}
     return Plan("pipeline", graph, cluster, tiles)
 
 

@@ -3,14 +3,13 @@
 Laws (`check_plan`): the tiles of a node lie inside its output and cover it; a node without a description has one tile, the whole;
 tiles cut only axes that the operator can split, and have several ranges only of axes along which a piece with gaps can be made. Either no
 tile of a node is partial or all are: then they cut one reduction index, the ranges are disjoint and cover it, begin at multiples of the
-node's unit, and the tiles of every range cover the output. Values of a type that nobody
-knows are read where they are made. Tiles may overlap (computed twice instead of sent), leave devices out, or put a
-whole layer on one device.
+node's unit, and the tiles of every range cover the output. Tiles may overlap (computed twice instead of sent), leave devices out, or put
+a whole layer on one device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -18,7 +17,6 @@ from itertools import pairwise
 from bbgrap.cluster import Cluster
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph, Node
-from bbgrap.graph.types import STORABLE, TensorType
 from bbgrap.shapemap import Interval, ShapeMap, subtract_all
 from bbgrap.tdl import Description, Part, can_make, describe, part_unit, reducible, splittable_axes
 
@@ -63,39 +61,7 @@ def check_plan(plan: Plan, descriptions: Mapping[str, Description | None] | None
         tiles = plan.tiles.get(node.name, ())
         described = descriptions[node.name] if descriptions is not None else describe(plan.graph, node)
         faults += [f"node '{node.name}' ({node.op}): {fault}" for fault in _tile_faults(plan, node, tiles, described)]
-    return (*faults, *_stranded(plan))
-
-
-def _stranded(plan: Plan) -> list[str]:
-    """Name every group of nodes between which a value would have to cross machines and cannot."""
-    torn = [group for group in bound_together(plan.graph) if is_torn((group,), plan.tiles)]
-    return [f"nodes {', '.join(map(repr, group[:5]))}: what they hand on cannot cross machines; one has to compute all" for group in torn]
-
-
-def is_torn(groups: Sequence[Sequence[str]], tiles: Mapping[str, tuple[Tile, ...]]) -> bool:
-    """Tell whether nodes of a group (`bound_together`) are on different machines."""
-    return any(len({tile.device for name in group for tile in tiles.get(name, ())}) > 1 for group in groups)
-
-
-def bound_together(graph: Graph) -> tuple[tuple[str, ...], ...]:
-    """Return the groups of nodes, by name, that one device computes: those that hand on values of a type that nobody knows."""
-    group: dict[str, list[str]] = {}
-    for node in graph.nodes:
-        for value in node.outputs:
-            if not value or _can_travel(graph.types[value]) or value not in graph.consumers:
-                continue
-            members = group.setdefault(node.name, [node.name])
-            for reader in graph.consumers[value]:
-                other = group.get(reader.name, [reader.name])
-                if other is not members:
-                    members += other
-                    group |= dict.fromkeys(other, members)
-    return tuple(tuple(members) for members in {id(members): members for members in group.values()}.values())
-
-
-def _can_travel(kind: TensorType) -> bool:
-    """Tell whether a value crosses machines: as an array, or packed by its type; one whose type nobody knows cannot be declared there."""
-    return kind.dtype in STORABLE or bool(kind.onnx)
+    return tuple(faults)
 
 
 def _tile_faults(plan: Plan, node: Node, tiles: tuple[Tile, ...], described: Description | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,11 @@ from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.reference import Reference
-from bbgrap.graph import Array, DType, Graph, Node, TensorType
+from bbgrap.graph import Array
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import SPLITS, PlanOptions
-from bbgrap.planners.plan import Plan, Tile, bound_together, check_plan
-from bbgrap.planners.registry import PLANNERS, make_plan
+from bbgrap.planners.plan import Plan, Tile, check_plan
+from bbgrap.planners.registry import PLANNERS
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl import Part, can_make
 from tests.partition import assert_close
@@ -109,30 +108,3 @@ def test_an_operator_that_slides_makes_no_piece_with_gaps(tmp_path: Path) -> Non
 @pytest.mark.parametrize("devices", [2, 3])
 def test_rolled_maps_agree_in_every_plan(devices: int, tmp_path: Path) -> None:
     assert_all_agree(rolled(tmp_path), (1, 3, 9, 8), devices)
-
-
-def sequence_graph() -> Graph:
-    tensor, sequence = TensorType(DType.FLOAT, (2, 3)), TensorType(DType.OTHER, None)
-    nodes = (
-        Node("before", "Relu", ("x",), ("r",)),
-        Node("pack", "SequenceConstruct", ("r", "x"), ("s",)),
-        Node("join", "ConcatFromSequence", ("s",), ("y",), {"axis": 0}),
-    )
-    types = {"x": tensor, "r": tensor, "s": sequence, "y": TensorType(DType.FLOAT, (4, 3))}
-    return Graph("g", nodes, ("x",), ("y",), {}, types, {"": 18})
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: f"{options.planner}-{options.split}")
-def test_sequences_stay_on_the_machine_that_makes_them(options: PlanOptions) -> None:
-    graph = sequence_graph()
-    assert bound_together(graph) == (("pack", "join"),)
-    tiles = make_plan(graph, Cluster.even(3), options).tiles
-    assert tiles["pack"][0].device == tiles["join"][0].device
-
-
-def test_a_sequence_that_would_have_to_cross_machines_is_a_fault() -> None:
-    graph = sequence_graph()
-    plan = make_plan(graph, Cluster.even(2), PlanOptions(planner="single"))
-    torn = replace(plan, tiles={**plan.tiles, "join": tuple(replace(tile, device=1) for tile in plan.tiles["join"])})
-    (fault,) = check_plan(torn)
-    assert "what they hand on cannot cross machines" in fault
