@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
 from bbgrap.engine.load import confirm_runs
-from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
+from bbgrap.errors import ExecutionError, InputError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions, Split
