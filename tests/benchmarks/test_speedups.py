@@ -25,7 +25,9 @@ def test_only_what_is_between_the_marks_changes(tmp_path):
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     other.write_text("no marks\n")
     assert write_table((page, other), tmp_path) == [page]
-    assert page.read_text().startswith(f"before\n{BEGIN}\n| | loopback") and page.read_text().endswith(f"{END}\nafter\n")
+    text = page.read_text()
+    assert text.startswith(f"before\n{BEGIN}\n| | loopback")
+    assert text.endswith(f"{END}\nafter\n")
     assert other.read_text() == "no marks\n"
 
 
