@@ -42,7 +42,6 @@ Written by `tools/commands_page.py` from the commands themselves; do not edit.
 
 
 EXAMPLES = {
-    "bbgrap zoo": "bbgrap zoo",
     "bbgrap-coordinator": "bbgrap-coordinator --bind tcp://192.168.1.10:7070",
     "bbgrap-agent": "bbgrap-agent --join tcp://192.168.1.10:7070 --name left --threads 4",
 }
