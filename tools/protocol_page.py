@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
-from bbgrap.control import agent, client, coordinator_events, variants
+from bbgrap import control
+from bbgrap.control import agent, client, coordinator_events
 from bbgrap.control.states import Role, diagram
 from bbgrap.protocol import client_messages, limits, messages
 
@@ -28,8 +30,6 @@ DIRECTIONS = (
     ("coordinator → client", client_messages.ClientAnswer),
 )
 PEERS = (("agent", agent.AgentMachine), ("client", client.ClientMachine))
-NUMBERS = {"size limits": limits, "plan variants": variants}
-"""Tables of constants: what the page calls them, and the module they are in."""
 
 
 def redrawn(text: str) -> str:
@@ -37,8 +37,8 @@ def redrawn(text: str) -> str:
     text = _replaced(text, "messages", message_table())
     text = _replaced(text, "settings", settings_table())
     text = _replaced(text, "peers", peers_table())
-    for name, module in NUMBERS.items():
-        text = _replaced(text, name, constants_table(module))
+    text = _replaced(text, "constants", constants_table(_modules(control)))
+    text = _replaced(text, "size limits", constants_table([limits]))
     for role in Role:
         block = f"### {role.value}\n\n```mermaid\n{diagram(role)}\n```"
         pattern = rf"### {re.escape(role.value)}\n\n```mermaid\n.*?\n```"
@@ -82,10 +82,19 @@ def peers_table() -> str:
     return "\n".join(["| who | setting | value |", "|---|---|---|", *rows, ""])
 
 
-def constants_table(module: ModuleType) -> str:
-    """Return the public numbers of a module, each with its meaning."""
-    rows = [f"| `{name}` | {_said(name, value)} | {meaning} |" for name, value, meaning in _constants(module)]
-    return "\n".join(["| constant | value | meaning |", "|---|---|---|", *rows, ""])
+def constants_table(modules: Iterable[ModuleType]) -> str:
+    """Return the public numbers of modules, each with its meaning."""
+    rows = [
+        f"| `{module.__name__.rpartition('.')[2]}` | `{name}` | {_said(name, value)} | {meaning} |"
+        for module in modules
+        for name, value, meaning in _constants(module)
+    ]
+    return "\n".join(["| module | constant | value | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def _modules(package: ModuleType) -> Iterator[ModuleType]:
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        yield import_module(found.name)
 
 
 def _constants(module: ModuleType) -> Iterator[tuple[str, float, str]]:
@@ -93,7 +102,7 @@ def _constants(module: ModuleType) -> Iterator[tuple[str, float, str]]:
     for statement, after in zip(source.body, [*source.body[1:], None], strict=True):
         match statement, after:
             case ast.Assign(targets=[ast.Name(name)]), ast.Expr(ast.Constant(str() as text)):
-                value = getattr(import_module(module.__name__), name)
+                value = getattr(module, name)
                 if name.isupper() and not name.startswith("_") and isinstance(value, int | float):
                     yield name, value, re.split(r"(?<=[.])\s", " ".join(text.split()))[0]
 

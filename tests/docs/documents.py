@@ -26,6 +26,11 @@ class Document:
         """The text without its fenced blocks."""
         return re.sub(r"^```.*?^```$", "", self.text, flags=re.MULTILINE | re.DOTALL)
 
+    @property
+    def words(self) -> int:
+        """How many words were written by hand."""
+        return len(re.sub(r"<!-- generated: .*?<!-- end -->", "", self.text, flags=re.DOTALL).split())
+
     def blocks(self, language: str) -> Iterator[str]:
         """Yield the fenced blocks of a language."""
         yield from re.findall(rf"^```{language}\n(.*?)^```$", self.text, re.MULTILINE | re.DOTALL)

@@ -45,7 +45,7 @@ def anchors(path):
 
 @each_written
 def test_a_document_is_no_longer_than_its_limit(document):
-    assert len(document.text.split()) <= limit_of(document)
+    assert document.words <= limit_of(document)
 
 
 @each
