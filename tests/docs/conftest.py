@@ -1,6 +1,7 @@
 """One cluster for the commands and snippets of the documents, started by the documents' own commands."""
 
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -16,6 +17,11 @@ from bbgrap.session import connect
 from bbgrap.zoo import materialize
 from tests.bbgrap.cli.models import write_model
 from tests.docs.documents import ROOT
+
+HEAD = "tcp://192.168.1.10:7070"
+"""The coordinator's address in the documents."""
+COORDINATOR = f"bbgrap-coordinator --bind {HEAD}"
+AGENTS = {name: f"bbgrap-agent --join {HEAD} --name {name}" for name in ("left", "right")}
 
 
 @pytest.fixture(scope="session")
@@ -68,16 +74,17 @@ def address(folder, environment) -> Iterator[str]:
     """The address of a cluster of two agents, `left` and `right`, started as the README says."""
     started = []
 
-    def start(*command: str) -> None:
-        with (folder / f"{command[0]}-{len(started)}.log").open("wb") as log:
-            started.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log))
+    def start(command: str, where: str, more: str) -> None:
+        words = shlex.split(f"{command.replace(HEAD, where)} {more}")
+        with (folder / f"{len(started)}.log").open("wb") as log:
+            started.append(subprocess.Popen(words, cwd=folder, env=environment, stdout=log, stderr=log))
 
     try:
-        start("bbgrap-coordinator", "--bind", "tcp://127.0.0.1:0", "--ready-file", "ready")
+        start(COORDINATOR, "tcp://127.0.0.1:0", "--ready-file ready")
         await_(lambda: (folder / "ready").exists())
         where = (folder / "ready").read_text()
-        for name in ("left", "right"):
-            start("bbgrap-agent", "--join", where, "--name", name, "--threads", "1", "--profile", f"{name}.profile.yaml")
+        for name, command in AGENTS.items():
+            start(command, where, f"--threads 1 --profile {name}.profile.yaml")
         with connect(where) as connection:
             await_(lambda: len(connection.nodes()) == 2)
         yield where

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bbgrap.cli.main import app
+from tests.docs.conftest import AGENTS, COORDINATOR, HEAD
 from tests.docs.documents import ROOT, commands
 
 pytestmark = pytest.mark.cluster
@@ -32,14 +33,8 @@ LIGHTER = (
 )
 """What is replaced, in this order; equal commands run once."""
 
-STARTED = {
-    "bbgrap-coordinator --bind tcp://192.168.1.10:7070",
-    "bbgrap-agent --join tcp://192.168.1.10:7070 --name left",
-    "bbgrap-agent --join tcp://192.168.1.10:7070 --name left --threads 4",
-    "bbgrap-agent --join tcp://192.168.1.10:7070 --name right",
-    "export BBGRAP_COORDINATOR=tcp://192.168.1.10:7070",
-}
-"""What the cluster of these tests is started with, at an address of this machine."""
+STARTED = {COORDINATOR, *AGENTS.values(), f"{AGENTS['left']} --threads 4", f"export BBGRAP_COORDINATOR={HEAD}"}
+"""What the cluster of these tests is started and found with, at an address of this machine and with one thread for each agent."""
 
 NOT_RUN = {
     "make demo": "it installs into .venv; `bbgrap demo` runs",

@@ -75,6 +75,11 @@ def test_a_decision_has_a_status_and_four_headings(document):
     assert tuple(re.findall(r"^## (.+)$", document.text, re.MULTILINE)) == HEADINGS
 
 
+def test_the_history_of_measurements_links_to_files():
+    history = ROOT / "benchmarks" / "results" / "HISTORY.md"
+    assert all((history.parent / target.partition("#")[0]).exists() for target in linked(history.read_text()))
+
+
 def test_decisions_are_numbered_without_a_gap():
     numbers = [int(name.split("/")[-1][:4]) for name in DOCUMENTS if DOCUMENTS[name].is_decision]
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
