@@ -80,6 +80,15 @@ def test_the_history_of_measurements_links_to_files():
     assert all((history.parent / target.partition("#")[0]).exists() for target in linked(history.read_text()))
 
 
+def test_the_page_of_decisions_has_all_of_them_with_title_and_status():
+    rows = []
+    for name, document in sorted(DOCUMENTS.items()):
+        if document.is_decision:
+            number, title, status = re.match(r"# (\d+)\. (.+)\n\nStatus: (in force|taken out)", document.text).groups()
+            rows.append(f"| [{number}]({name.removeprefix('docs/')}) | {title} | {status} |")
+    assert re.findall(r"^\| \[.+$", DOCUMENTS["docs/decisions.md"].text, re.MULTILINE) == rows
+
+
 def test_decisions_are_numbered_without_a_gap():
     numbers = [int(name.split("/")[-1][:4]) for name in DOCUMENTS if DOCUMENTS[name].is_decision]
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
