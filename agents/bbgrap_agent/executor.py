@@ -66,8 +66,6 @@ class Deployment:
     sent: Mapping[int, Letter] = field(init=False)
     headers: Headers = field(init=False)
     envelopes: Mapping[int, Envelope] = field(init=False)
-    early: frozenset[int] = field(init=False)
-    """Messages to the host before the last one: it answers when it has all."""
 
     def __post_init__(self) -> None:
         """Look up once what every message is."""
@@ -76,8 +74,6 @@ class Deployment:
         object.__setattr__(self, "headers", Headers(self.schedule.device, self.epoch, self.sent))
         sends = {step.message: step for step in self.schedule.steps if isinstance(step, Send)}
         object.__setattr__(self, "envelopes", envelopes_of(sends, self.sent, self.headers, self.copies))
-        outputs = [message for message, step in sends.items() if step.destination == self.schedule.host]
-        object.__setattr__(self, "early", frozenset(outputs[:-1]))
 
     @property
     def destinations(self) -> tuple[str, ...]:
@@ -95,7 +91,7 @@ class Deployment:
             plane.post(address, envelope.filled(request, arrays))
         else:
             payload = pack(self.sent[step.message], self.copies.sent(step, arrays))
-            plane.send(address, self.headers.of(step.message, request), *payload, later=step.message in self.early)
+            plane.send(address, self.headers.of(step.message, request), *payload)
 
     def compute(self, segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
         """Run a segment.

@@ -77,7 +77,7 @@ def _work(
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # A machine that is reached by its loopback address only has no need to listen on others.
-    plane = TcpDataPlane(f"tcp://{host if host.startswith('127.') else '*'}:{data_port}", host, computes=True, shelves=True)
+    plane = TcpDataPlane(f"tcp://{host if host.startswith('127.') else '*'}:{data_port}", host, computes=True)
     control = ControlClient(context, address)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     store = WeightStore(cache_dir or home / "bbgrap" / "agent")

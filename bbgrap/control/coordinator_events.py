@@ -31,7 +31,7 @@ class Settings:
 
     version: str
     data_address: str
-    shortcut: str = ""
+    channel: str = ""
     first_epoch: int = 1
     heartbeat_s: float = 0.5
     dead_after_s: float = 2.0

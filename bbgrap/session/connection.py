@@ -94,7 +94,7 @@ class Connection:
             self.close()
             raise unavailable(self.address, timeout_s) from None
         self.coordinator_version = greeting.version
-        self._control.take_shortcut(greeting.shortcut)
+        self._control.use_channel(greeting.channel)
 
     # --- what a user asks -----------------------------------------------------------------------------------------------------------
 

@@ -40,11 +40,10 @@ class DataPlane(Protocol):
     def disconnect(self, address: str) -> None:
         """Undo one `connect`; what is queued after the last one may be lost."""
 
-    def send(self, address: str, header: Buffer, *payload: Buffer, later: bool = False) -> None:
+    def send(self, address: str, header: Buffer, *payload: Buffer) -> None:
         """Send a message whose payload is given in pieces; they are kept until they are sent, and must not change any more.
 
-        To an address without connection it is lost. With `later` it is of no use before the next message to that address that is sent
-        without, and may wait for it.
+        To an address without connection it is lost.
         """
 
     def post(self, address: str, message: Buffer) -> None:

@@ -49,9 +49,8 @@ class InprocDataPlane:
         if self._users[address]:
             self._users[address] -= 1
 
-    def send(self, address: str, header: Buffer, *payload: Buffer, later: bool = False) -> None:
-        """See `DataPlane.send`; nothing waits for what is sent later."""
-        del later
+    def send(self, address: str, header: Buffer, *payload: Buffer) -> None:
+        """See `DataPlane.send`."""
         mailbox = self._network.mailboxes.get(address)
         if self._users[address] and mailbox is not None:
             mailbox.put(Arrival(header, b"".join(payload)))

@@ -1,9 +1,7 @@
 """The data plane over plain TCP: one connection per direction and pair of devices.
 
-    Outbox ──► connections to others          the sender's thread, and a postman for what the network does not take at once
+    Outbox ──► connections to others          the sender's thread, and a writer thread for what the network does not take at once
     connections of others ──► receive()       the receiver's thread
-
-Large payloads between two processes of one machine are laid on shelves (`bbgrap.transport.shelf`), if both want that.
 
 Of a large payload the system tells only when a good piece of it is there: each look would take its core from a kernel. And it takes in what
 comes for somebody who computes: without being told that much is wanted, Linux stops to acknowledge what nobody reads (decision 23).
@@ -27,12 +25,10 @@ from bbgrap.protocol.messages import Buffer
 from bbgrap.transport.data import Admit, Arrival
 from bbgrap.transport.framing import Reader
 from bbgrap.transport.outbox import Outbox, detect_silence
-from bbgrap.transport.shelf import Shelves
 from bbgrap.transport.wakeup_queue import Mailbox
 
 MAX_CONNECTIONS = 512
 """Incoming connections. Chosen: one per device of the largest clusters we know, several times over."""
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 _CHUNK_BYTES = 64 << 10
 _MOST_REPEATS = 8
 """Times that one connection is read before all are looked at: chosen."""
@@ -62,10 +58,8 @@ class TcpDataPlane:
     the selector looks for all of them; those that `_bring_much` have brought a large payload.
     """
 
-    def __init__(self, bind: str, advertise: str, *, computes: bool = False, shelves: bool = False) -> None:
+    def __init__(self, bind: str, advertise: str, *, computes: bool = False) -> None:
         """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all); `advertise` is the host others use.
-
-        With `shelves` large payloads from and to this machine's processes do not go through the network's buffers.
 
         `computes` is for those who do other things between calls of `receive`, and do not poll `fileno`.
 
@@ -73,10 +67,10 @@ class TcpDataPlane:
             UsageError: if the address cannot be listened on.
         """
         self._listener = _listen(bind)
-        listens_at, port = self._listener.getsockname()[:2]
+        port = self._listener.getsockname()[1]
         self.address = f"tcp://{advertise}:{port}"
         self.admit: Admit = lambda header, size: True
-        self._outbox = Outbox(shelves=shelves)
+        self._outbox = Outbox()
         self.connect, self.disconnect, self.post = self._outbox.connect, self._outbox.disconnect, self._outbox.post
         self._calls: Mailbox[None] = Mailbox()
         self._wake_lock = threading.Lock()
@@ -84,9 +78,6 @@ class TcpDataPlane:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
-        self._shelves = Shelves("" if listens_at in _EVERYWHERE else listens_at, port) if shelves else None
-        if self._shelves is not None:
-            self._selector.register(self._shelves, selectors.EVENT_READ)
         self._callers: dict[_Caller, None] = {}
         self._computes = computes
         self._bring_much: dict[_Caller, None] = {}
@@ -101,9 +92,9 @@ class TcpDataPlane:
         """A file descriptor that is readable when there is something to receive; for a poller."""
         return self._selector.fileno()
 
-    def send(self, address: str, header: Buffer, *payload: Buffer, later: bool = False) -> None:
+    def send(self, address: str, header: Buffer, *payload: Buffer) -> None:
         """See `DataPlane.send`."""
-        self._outbox.send(address, header, payload, later=later)
+        self._outbox.send(address, header, payload)
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """See `DataPlane.receive`."""
@@ -129,8 +120,6 @@ class TcpDataPlane:
         for caller in self._callers:
             caller.socket.close()
         self._listener.close()
-        if self._shelves is not None:
-            self._shelves.close()
         self._selector.close()
         self._calls.close()
 
@@ -166,19 +155,10 @@ class TcpDataPlane:
                 self._hear(key.data)
             elif key.fileobj is self._listener:
                 self._accept()
-            elif key.fileobj is self._shelves:
-                self._attend_shelves()
             else:
                 self._calls.take()
                 woken = True
         return woken
-
-    def _attend_shelves(self) -> None:
-        """Look after the shelves, but first hear everybody: who has ended may have laid something down before."""
-        for caller in list(self._callers):
-            self._hear(caller)
-        if self._shelves is not None:
-            self._shelves.attend()
 
     def _hear(self, caller: _Caller) -> None:
         """Read a chunk, or as much of a large payload as is there."""
@@ -221,8 +201,7 @@ class TcpDataPlane:
             self._hang_up(stranger)
         connection.setblocking(False)
         detect_silence(connection)
-        reader = Reader(None if self._shelves is None else self._shelves.payload)
-        caller = _Caller(connection, str(address[0]), reader)
+        caller = _Caller(connection, str(address[0]), Reader())
         self._callers[caller] = None
         self._selector.register(connection, selectors.EVENT_READ, caller)
 

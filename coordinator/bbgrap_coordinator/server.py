@@ -84,7 +84,7 @@ class Server:
         self._models = models
         self._calibrations = calibrations
         self._prepare = prepare
-        self._host = Host(plane, control.shortcuts.memory)
+        self._host = Host(plane, control.channels.memory)
         self._events: Mailbox[Event | None] = Mailbox()
         self._planner = ThreadPoolExecutor(1, "planner")
         self._complained: set[bytes] = set()
@@ -100,13 +100,13 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._plane.fileno(), zmq.POLLIN)
         poller.register(self._control.socket, zmq.POLLIN)
-        poller.register(self._control.shortcuts.fileno(), zmq.POLLIN)
+        poller.register(self._control.channels.fileno(), zmq.POLLIN)
         poller.register(self._events.fileno(), zmq.POLLIN)
         due, more = time.monotonic() + _TICK_S, False
         while not self._stopped:
             ready = dict(poller.poll(0 if more else max(0, ceil((due - time.monotonic()) * 1000))))
             more = (more or self._plane.fileno() in ready) and self._take_data()
-            told = self._control.socket in ready or self._control.shortcuts.fileno() in ready
+            told = self._control.socket in ready or self._control.channels.fileno() in ready
             more = (told and self._take_control()) or more
             if self._events.fileno() in ready:
                 for event in self._events.take():
@@ -115,7 +115,7 @@ class Server:
             now = time.monotonic()
             if not more and now >= due and not (more := self._take_control()):
                 self._handle(Tick(), now)
-                self._control.shortcuts.give_back()
+                self._control.channels.give_back()
                 due = time.monotonic() + _TICK_S
         self._planner.shutdown(wait=False, cancel_futures=True)
         self._plane.close()

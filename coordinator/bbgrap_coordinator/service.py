@@ -45,7 +45,7 @@ def serve(
         # Listening everywhere, no single address is right for all: agents put in the one they joined by.
         everywhere = host in {"*", "0.0.0.0", "[::]"}  # noqa: S104 - compared, not bound
         try:
-            plane = TcpDataPlane(f"tcp://{host}:{data_port}", advertise or ("*" if everywhere else host), shelves=True)
+            plane = TcpDataPlane(f"tcp://{host}:{data_port}", advertise or ("*" if everywhere else host))
         except BaseException:
             control.close()
             raise
@@ -53,7 +53,7 @@ def serve(
         state = state_dir or home / "bbgrap" / "coordinator"
         models, calibrations = ModelStore(state / "models"), CalibrationStore(state / "calibrations")
         # Epochs of an earlier coordinator may still be in the network: start above them.
-        settings = Settings(VERSION, plane.address, control.shortcuts.name, first_epoch=time.time_ns() // 1_000_000)
+        settings = Settings(VERSION, plane.address, control.channels.name, first_epoch=time.time_ns() // 1_000_000)
         machine = CoordinatorMachine(settings, models.stored(), calibrations.read())
         server = Server(control, plane, machine, models, calibrations, prepare)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,12 +1,11 @@
-"""A shortcut for control messages between a client and a coordinator on one machine: shared memory, and a local socket for the rest.
+"""A shared-memory channel: control messages between a client and the coordinator on its machine.
 
     client ── packet: small frames, places of large ones ──► coordinator        the same the other way
        └── writes ──► first half │ second half ◄── writes ──┘                   of one piece of memory
 
-The client makes the memory (`bbgrap.transport.sealed`) and passes it over a local socket to the name that the coordinator's greeting tells;
-the coordinator answers with a welcome. Laws: both sides are processes of one user; a place is inside the sender's half or the connection
-ends; a block is written again only when the receiver has given it back, and never if a process that was forked may have it; what does not
-fit is for the connection over ZeroMQ.
+The memory comes from the client (`bbgrap.transport.shared_memory`); packets travel over the local socket that it was passed over. Laws: a
+place is inside the sender's half or the connection ends; a block is written again only when the receiver has given it back, and never if a
+process that was forked may have it; what does not fit is for the connection over ZeroMQ.
 
     packet: number of frames 2 | of places given back 2 | per frame: place 8, length 8 | per place given back: 8 | small frames
 """
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
 import socket
 import struct
 import weakref
@@ -27,11 +25,9 @@ import numpy as np
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Buffer
-from bbgrap.transport.arena import Arena
-from bbgrap.transport.sealed import WELCOME, accept_memory, listen_at, offer_memory
+from bbgrap.transport.blocks import BlockAllocator
+from bbgrap.transport.shared_memory import HALF_BYTES, WELCOME, accept_memory, offer_memory
 
-HALF_BYTES = 64 << 20
-"""What one side may have on its way. Chosen: inputs of 4096 x 4096 pixels; memory is taken only as it is used."""
 SMALL_BYTES = 16 << 10
 """Frames below this travel in the packet. Chosen: two copies of so little cost less than keeping account of a block."""
 KEPT_BYTES = HALF_BYTES // 2
@@ -45,8 +41,8 @@ _HEAD = struct.Struct("<HH")
 _FRAME = struct.Struct("<QQ")
 
 
-class Shortcut:
-    """One end of a shortcut.
+class Channel:
+    """One end of a channel.
 
     Invariants: `_lent` counts the places that the other side has not given back; one thread uses it, but for memory that is let go.
     """
@@ -54,7 +50,7 @@ class Shortcut:
     def __init__(self, connection: socket.socket, memory: mmap.mmap, *, client: bool) -> None:
         """Take over a connection and the memory that belongs to it; the first half is the client's."""
         self._connection, self._memory, self._client = connection, memory, client
-        self._arena = Arena(0 if client else HALF_BYTES, HALF_BYTES)
+        self._blocks = BlockAllocator(0 if client else HALF_BYTES, HALF_BYTES)
         self._address = np.frombuffer(memory, np.uint8).ctypes.data
         self._theirs = HALF_BYTES if client else 0
         self._lent: Counter[int] = Counter()
@@ -95,7 +91,7 @@ class Shortcut:
             self._lent.update(lent)
             return True
         for place in lent:
-            self._arena.drop(place)
+            self._blocks.drop(place)
         return False
 
     def give_back(self) -> None:
@@ -117,20 +113,20 @@ class Shortcut:
         except BlockingIOError:
             return None
         except OSError as error:
-            raise ConnectionResetError(f"shortcut: {error.strerror}") from error
+            raise ConnectionResetError(f"shared-memory channel: {error.strerror}") from error
         if count == 0:
-            raise ConnectionResetError("shortcut: the other side has ended it")
+            raise ConnectionResetError("shared-memory channel: the other side has ended it")
         if flags & socket.MSG_TRUNC:
-            raise RemoteProtocolError(f"shortcut: expected packets of at most {_PACKET_BYTES} bytes")
+            raise RemoteProtocolError(f"shared-memory channel: expected packets of at most {_PACKET_BYTES} bytes")
         if not self.ready:
             if self._packet[:count] != WELCOME:
-                raise RemoteProtocolError("shortcut: expected a welcome")
+                raise RemoteProtocolError("shared-memory channel: expected a welcome")
             self.ready = True
             return None
         try:
             return self._open(self._packet[:count])
         except (struct.error, LookupError) as error:
-            raise RemoteProtocolError(f"shortcut: expected a packet, got {count} other bytes: {error}") from error
+            raise RemoteProtocolError(f"shared-memory channel: expected a packet, got {count} other bytes: {error}") from error
 
     def close(self) -> None:
         """End the connection; the memory lasts as long as something of it is in use."""
@@ -141,15 +137,15 @@ class Shortcut:
 
     def _take(self, nbytes: int) -> int | None:
         while self._unused:
-            self._arena.drop(self._unused.popleft())
-        return self._arena.take(nbytes)
+            self._blocks.drop(self._unused.popleft())
+        return self._blocks.take(nbytes)
 
     def _place(self, frame: Buffer) -> int | None:
         """Return where a frame is in the shared memory, with one holder more; it is copied there unless it is there."""
         content = np.frombuffer(frame, np.uint8)
         place = int(content.__array_interface__["data"][0]) - self._address
-        if self._arena.start <= place < self._arena.stop:
-            self._arena.hold(place)
+        if self._blocks.start <= place < self._blocks.stop:
+            self._blocks.hold(place)
             return place
         start = self._take(len(frame))
         if start is not None:
@@ -199,7 +195,7 @@ class Shortcut:
         self._lent[place] -= 1
         if not self._lent[place]:
             del self._lent[place]
-        self._arena.drop(place)
+        self._blocks.drop(place)
 
     def _content(self, place: int, length: int, *, header: bool) -> Buffer:
         content = np.ndarray(length, np.uint8, self._memory, place)
@@ -228,12 +224,12 @@ class Shortcut:
             giving_back.detach()
 
 
-_CLIENTS: weakref.WeakSet[Shortcut] = weakref.WeakSet()
+_CLIENTS: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
-    for shortcut in list(_CLIENTS):
-        shortcut.on_fork()
+    for channel in list(_CLIENTS):
+        channel.on_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -243,25 +239,18 @@ if hasattr(os, "register_at_fork"):
 # --- opening ----------------------------------------------------------------------------------------------------------------------
 
 
-def open_shortcut(name: str, identity: bytes) -> Shortcut | None:
+def open_channel(name: str, identity: bytes) -> Channel | None:
     """Offer memory to the coordinator with that name on this machine; None if there is none, or not of this user."""
-    offered = offer_memory(name, identity, 2 * HALF_BYTES, "shortcut")
-    return None if offered is None else Shortcut(*offered, client=True)
+    offered = offer_memory(name, identity)
+    return None if offered is None else Channel(*offered, client=True)
 
 
-def accept_shortcut(connection: socket.socket) -> tuple[bytes, Shortcut]:
-    """Take what a client offers first; return its identity and the shortcut.
+def accept_channel(connection: socket.socket) -> tuple[bytes, Channel]:
+    """Take what a client offers first; return its identity and the channel.
 
     Raises:
         RemoteProtocolError: if it is nothing that can be used safely.
         BlockingIOError: if nothing is there.
     """
-    identity, memory = accept_memory(connection, 2 * HALF_BYTES)
-    return identity, Shortcut(connection, memory, client=False)
-
-
-def listen_for_shortcuts() -> tuple[str, socket.socket] | None:
-    """Return a name on this machine and the socket that listens there; None if the system has no such thing."""
-    name = f"bbgrap-{secrets.token_hex(16)}"
-    listener = listen_at(name)
-    return None if listener is None else (name, listener)
+    identity, memory = accept_memory(connection)
+    return identity, Channel(connection, memory, client=False)
