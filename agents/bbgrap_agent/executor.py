@@ -3,7 +3,7 @@
     receive -> deliver -> advance the oldest request that can go on -> receive ...
 
 A request begins with the host's first message. Several requests run interleaved: while the oldest waits for a message, the next one does
-one step at a time. Laws: only this thread touches the data plane (`post` and `wake` apart); an error in a kernel ends its request, not
+one step at a time. Laws: only this thread touches the data plane (`wake` apart); an error in a kernel ends its request, not
 the agent; whatever comes over the network is dropped unless the schedule expects it.
 """
 
@@ -27,7 +27,6 @@ from bbgrap.runtime.recording import Clock
 from bbgrap.runtime.schedule import Schedule, Send
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
-from bbgrap_agent.prepared_messages import Envelope, envelopes_of
 from bbgrap_agent.recording import OnRecord, Recorder
 
 MAX_EARLY = 1024
@@ -65,15 +64,12 @@ class Deployment:
     received: Mapping[int, Letter] = field(init=False)
     sent: Mapping[int, Letter] = field(init=False)
     headers: Headers = field(init=False)
-    envelopes: Mapping[int, Envelope] = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up once what every message is."""
         object.__setattr__(self, "received", letters_received(self.schedule))
         object.__setattr__(self, "sent", letters_sent(self.schedule))
         object.__setattr__(self, "headers", Headers(self.schedule.device, self.epoch, self.sent))
-        sends = {step.message: step for step in self.schedule.steps if isinstance(step, Send)}
-        object.__setattr__(self, "envelopes", envelopes_of(sends, self.sent, self.headers, self.copies))
 
     @property
     def destinations(self) -> tuple[str, ...]:
@@ -86,12 +82,8 @@ class Deployment:
         Raises:
             ModelError: if an array is not what the schedule says.
         """
-        address, envelope = self.addresses[step.destination], self.envelopes.get(step.message)
-        if envelope is not None:
-            plane.post(address, envelope.filled(request, arrays))
-        else:
-            payload = pack(self.sent[step.message], self.copies.sent(step, arrays))
-            plane.send(address, self.headers.of(step.message, request), *payload)
+        payload = pack(self.sent[step.message], self.copies.sent(step, arrays))
+        plane.send(self.addresses[step.destination], self.headers.of(step.message, request), *payload)
 
     def compute(self, segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
         """Run a segment.

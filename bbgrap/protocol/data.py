@@ -70,10 +70,6 @@ class Frame(NamedTuple):
 _KINDS = tuple(Kind)
 _REQUEST = struct.Struct("<Q")
 
-put_request = _REQUEST.pack_into
-"""Writes a request's number into a message at a byte; in a header it is the last field."""
-REQUEST_BYTES = _REQUEST.size
-
 
 class Headers:
     """The headers of the tensors that one device sends for one deployment, but for the number of the request, which comes last."""

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from bbgrap.graph.types import Array
-from bbgrap.runtime.execution import Copies, Copy, Empty, Take, Write
+from bbgrap.runtime.execution import Copies, Copy, Empty, Take
 from bbgrap.runtime.schedule import Box, Join, Part, Schedule, box_shape, extract
 
 _ALIGN = 64
@@ -70,17 +70,6 @@ class BlockedCopies(Copies):
             return piece
 
         return take
-
-    def writer(self, part: Part, target: Array) -> Write:
-        """Return what copies a region into a plain array; `target` has no gaps."""
-        if part.buffer not in self.blocked or not self._has_whole_blocks(part):
-            return super().writer(part, target)
-        (shape, offset, strides), blocks = self._window(part), to_blocks(target, self.block)
-
-        def write(array: Array) -> None:
-            blocks[...] = np.ndarray(shape, _FLOAT, array, offset, strides)
-
-        return write
 
     def begin(self, step: Join, empty: Empty = np.empty) -> Array:
         """Return the array of a `Join`'s output before anything was copied there, blocked if that is."""

@@ -26,9 +26,6 @@ Outbox = Callable[[Send, Mapping[int, Array]], None]
 Take = Callable[[Array], Array]
 """Takes a region out of a buffer's array; it may return a view."""
 
-Write = Callable[[Array], None]
-"""Copies a region of a buffer's array to where it was prepared for."""
-
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 """Makes an array that is not filled yet."""
 
@@ -63,15 +60,6 @@ class Copies:
         """Return a function that does what `part` does for one region, with all that can be known before prepared."""
         index = _index(part.box)
         return partial(self.part, part) if index is None else itemgetter(index)
-
-    def writer(self, part: Part, target: Array) -> Write:
-        """Return a function that copies what `part` does for one region into `target`, which has its shape and no gaps."""
-        take = self.taker(part)
-
-        def write(array: Array) -> None:
-            target[...] = take(array)
-
-        return write
 
     def part(self, part: Part, array: Array) -> Array:
         """Return a region of a buffer's array."""

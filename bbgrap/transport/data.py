@@ -46,9 +46,6 @@ class DataPlane(Protocol):
         To an address without connection it is lost.
         """
 
-    def post(self, address: str, message: Buffer) -> None:
-        """Send a whole message, as `bbgrap.transport.framing.framed` makes it; it may be written again at once."""
-
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """Return the next message; None after the timeout (None: never; 0: at once) or a wake-up.
 

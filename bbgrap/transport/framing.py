@@ -44,17 +44,6 @@ def frame_head(header: Buffer, payload_bytes: int) -> bytes:
     return _HEAD.pack(_MAGIC, len(header), payload_bytes) + header
 
 
-def framed(header: Buffer, payload_bytes: int) -> memoryview:
-    """Return a whole message, its payload all zeros and last, to be filled in place; errors as of `frame_head`."""
-    return memoryview(bytearray(frame_head(header, payload_bytes) + bytes(payload_bytes)))
-
-
-def unframed(message: Buffer) -> tuple[bytes, bytes]:
-    """Return copies of the header and the payload of a whole message."""
-    start = _HEAD.size + _HEAD.unpack_from(message)[1]
-    return bytes(message[_HEAD.size : start]), bytes(message[start:])
-
-
 class Reader:
     """The messages of one stream.
 
@@ -91,20 +80,6 @@ class Reader:
             return None
         self._payload = None
         return self._header, payload
-
-    def whole(self, chunk: memoryview) -> tuple[bytes, memoryview] | None:
-        """Take the next bytes if they are one small message, and return it; else None, they are for `feed` then.
-
-        That is what halos come as; to say so in few words is worth a part of what they cost (decision 8).
-        """
-        if self._payload is not None or self._begun or self._skip or len(chunk) <= _HEAD.size:
-            return None
-        magic, header_bytes, payload_bytes = _HEAD.unpack_from(chunk)
-        start = _HEAD.size + header_bytes
-        if magic != _MAGIC or not 0 < header_bytes <= MAX_DATA_HEADER or len(chunk) != start + payload_bytes or payload_bytes > SMALL_BYTES:
-            return None
-        self.spoke = True
-        return bytes(chunk[_HEAD.size : start]), memoryview(bytearray(chunk[start:]))
 
     def feed(self, chunk: memoryview, admit: Admit) -> list[tuple[bytes, memoryview]]:
         """Take the next bytes and return the messages that end in them; nothing of `chunk` is kept.

@@ -8,7 +8,6 @@ from collections import Counter
 
 from bbgrap.protocol.messages import Buffer
 from bbgrap.transport.data import Admit, Arrival
-from bbgrap.transport.framing import unframed
 
 
 class InprocNetwork:
@@ -54,10 +53,6 @@ class InprocDataPlane:
         mailbox = self._network.mailboxes.get(address)
         if self._users[address] and mailbox is not None:
             mailbox.put(Arrival(header, b"".join(payload)))
-
-    def post(self, address: str, message: Buffer) -> None:
-        """See `DataPlane.post`."""
-        self.send(address, *unframed(message))
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """See `DataPlane.receive`; it never waits busily."""

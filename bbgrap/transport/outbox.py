@@ -1,12 +1,11 @@
 """The sending half of the data plane over TCP.
 
-    send, post ── connection free? ── sendmsg, send ──► network
-                      └── no ──► backlog ── postman's thread ──► network
+    send ── connection free? ── sendmsg ──► network
+                └── no ──► backlog ── writer thread ──► network
 
 Whoever sends writes into the connection itself, so the usual message costs one system call and no change of threads. What the network
-does not take at once, the postman sends; it also opens connections and opens broken ones anew. Nothing is copied, except what is left of
-posted messages: only these may be written again. Laws: messages to one address leave in order; a message that was sent in part when its
-connection broke is sent again from its beginning.
+does not take at once, the writer thread sends; it also opens connections and opens broken ones anew. Nothing is copied. Laws: messages to
+one address leave in order; a message that was sent in part when its connection broke is sent again from its beginning.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class _Peer:
 class Outbox:
     """Connections to other data planes.
 
-    Invariants: peers are used under `_lock`, except those without connection, which the postman's thread alone opens; it alone uses the
+    Invariants: peers are used under `_lock`, except those without connection, which the writer thread alone opens; it alone uses the
     selector.
     """
 
@@ -77,7 +76,7 @@ class Outbox:
                 return
             self._peers[address] = _Peer(address)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="postman", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
             self._thread.start()
         self._calls.put(None)
 
@@ -106,24 +105,9 @@ class Outbox:
             sent = _write(peer, pieces) if peer.ready and not peer.backlog else 0
             if sent == len(pieces[0]) + total:
                 return
-            self._keep(peer, pieces, sent)
-        self._calls.put(None)
-
-    def post(self, address: str, message: Buffer) -> None:
-        """Send a whole message, now or as soon as the network takes it; it may be written again at once."""
-        peer = self._peers.get(address)
-        if peer is None:
-            return
-        with self._lock:
-            sent = 0
-            if peer.ready and not peer.backlog and peer.socket is not None:
-                try:
-                    sent = peer.socket.send(message)
-                except OSError as error:
-                    _give_up(peer, error)
-                if sent == len(message):
-                    return
-            self._keep(peer, (bytes(message),), sent)
+            if not peer.backlog:
+                peer.offset = sent
+            peer.backlog.append(pieces)
         self._calls.put(None)
 
     def close(self) -> None:
@@ -139,13 +123,7 @@ class Outbox:
         self._selector.close()
         self._calls.close()
 
-    @staticmethod
-    def _keep(peer: _Peer, pieces: Sequence[Buffer], sent: int) -> None:
-        """Leave a message to the postman; some bytes of it may have been sent, if nothing was waiting."""
-        peer.backlog.append(pieces)
-        peer.offset = sent if len(peer.backlog) == 1 else peer.offset
-
-    # --- the postman's thread -------------------------------------------------------------------------------------------------------
+    # --- the writer thread ------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         last = float("inf")
@@ -243,15 +221,11 @@ def _write(peer: _Peer, pieces: Sequence[Buffer]) -> int:
         return 0
     try:
         return peer.socket.sendmsg(pieces[:_MOST_PIECES])
-    except OSError as error:
-        _give_up(peer, error)
+    except BlockingIOError:
         return 0
-
-
-def _give_up(peer: _Peer, error: OSError) -> None:
-    """Have the connection opened anew, unless it is only full."""
-    if not isinstance(error, BlockingIOError):
+    except OSError:  # it is opened anew
         peer.broken, peer.ready = True, False
+        return 0
 
 
 def _rest(pieces: Sequence[Buffer], offset: int) -> list[Buffer]:

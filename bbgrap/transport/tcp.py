@@ -71,7 +71,7 @@ class TcpDataPlane:
         self.address = f"tcp://{advertise}:{port}"
         self.admit: Admit = lambda header, size: True
         self._outbox = Outbox()
-        self.connect, self.disconnect, self.post = self._outbox.connect, self._outbox.disconnect, self._outbox.post
+        self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
         self._calls: Mailbox[None] = Mailbox()
         self._wake_lock = threading.Lock()
         self._closed = False
@@ -169,13 +169,12 @@ class TcpDataPlane:
             if count == 0:
                 self._hang_up(caller)
                 return
-            message = reader.whole(self._chunk[:count]) if room is None else reader.filled(count)
-            if message is not None:
-                self._arrived.append(Arrival(*message, caller.host))
-            elif room is None:
+            if room is None:
                 self._arrived.extend(Arrival(*each, caller.host) for each in reader.feed(self._chunk[:count], self.admit))
                 if reader.missing:
                     self._bring_much[caller] = None
+            elif (message := reader.filled(count)) is not None:
+                self._arrived.append(Arrival(*message, caller.host))
             if caller in self._bring_much:
                 _tell_of_pieces(caller)
         except BlockingIOError:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from bbgrap.transport.data import Arrival, DataPlane
-from bbgrap.transport.framing import framed
 
 OpenPlane = Callable[[], DataPlane]
 
@@ -29,7 +28,6 @@ def check_transport(open_plane: OpenPlane) -> None:
     for check in (
         _in_order,
         _payloads,
-        _posted,
         _many_senders,
         _nothing_and_timeout,
         _wake,
@@ -62,28 +60,6 @@ def _payloads(open_plane: OpenPlane) -> None:
         assert bytes(arrival.header) == b"h"
         assert bytes(arrival.payload) == payload
         assert isinstance(arrival.sender, str)
-    _close(a, b)
-
-
-def _posted(open_plane: OpenPlane) -> None:
-    """Whole messages keep their order among others, and may be written again at once, even if the network is full."""
-    a, b = open_plane(), open_plane()
-    message = framed(b"0000", 50_000)
-    a.post(b.address, message)  # lost: there is no connection
-    a.connect(b.address)
-    for number in range(300):
-        name = b"%04d" % number
-        message[len(message) - 50_004 : len(message) - 50_000] = name
-        message[-4:] = name
-        if number % 3:
-            a.post(b.address, message)
-        else:
-            a.send(b.address, name, bytes(49_996), name)
-    message[-4:] = b"lost"
-    for number in range(300):
-        arrival = receive(b)
-        assert bytes(arrival.header) == b"%04d" % number
-        assert bytes(arrival.payload) == bytes(49_996) + b"%04d" % number
     _close(a, b)
 
 
