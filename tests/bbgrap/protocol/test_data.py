@@ -87,13 +87,13 @@ def test_sizes_in_fewer_bits():
 
 
 @pytest.mark.parametrize("shape", [(64,), None])
-@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0])
 def test_a_scale_that_is_no_number_is_refused(shape, scale):
     letter = Letter(1, (TensorType(DType.FLOAT, shape),), "int8")
     payload = bytearray(b"".join(pack(letter, [np.ones(64, np.float32)])))
     start = 0 if shape else 24
     payload[start : start + 4] = np.float32(scale).tobytes()
-    with pytest.raises(RemoteProtocolError, match="a scale is infinite or no number"):
+    with pytest.raises(RemoteProtocolError, match="a scale is negative, infinite or no number"):
         unpack(letter, payload)
 
 
