@@ -5,7 +5,7 @@
     executor                data plane and kernels
 
 Heartbeats go on whatever the other two do. Laws: the state machine is used by the control thread only; other threads hand it events
-through the mailbox.
+through a queue that wakes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.messages import Deploy, Join, WeightChunk
 from bbgrap.transport.control import ControlClient
 from bbgrap.transport.data import DataPlane
-from bbgrap.transport.wakeup_queue import Mailbox
+from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.links import measure_links
 from bbgrap_agent.loading import load, reachable
@@ -53,7 +53,7 @@ class Agent:
         self._join = join
         self._store = store
         self._compiling = compiling
-        self._events: Mailbox[events.Event] = Mailbox()
+        self._events: WakeupQueue[events.Event] = WakeupQueue()
         self._machine = AgentMachine(join, time.monotonic())
         self._executor = Executor(
             plane,

@@ -20,11 +20,11 @@ from functools import partial
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Headers, Kind
-from bbgrap.protocol.message_layout import Letter, letters_received, letters_sent, pack, unpack
-from bbgrap.protocol.messages import Buffer, Peer
-from bbgrap.runtime.execution import Copies, Execution, Outbox
+from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
+from bbgrap.protocol.messages import BytesLike, Peer
+from bbgrap.runtime.execution import Copies, Execution, Sender
 from bbgrap.runtime.recording import Clock
-from bbgrap.runtime.schedule import Schedule, Send
+from bbgrap.runtime.schedule import LocalSend, Schedule
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
 from bbgrap_agent.recording import OnRecord, Recorder
@@ -61,22 +61,22 @@ class Deployment:
     names: tuple[str, ...]
     addresses: tuple[str, ...]
     copies: Copies
-    received: Mapping[int, Letter] = field(init=False)
-    sent: Mapping[int, Letter] = field(init=False)
+    received: Mapping[int, MessageLayout] = field(init=False)
+    sent: Mapping[int, MessageLayout] = field(init=False)
     headers: Headers = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up once what every message is."""
-        object.__setattr__(self, "received", letters_received(self.schedule))
-        object.__setattr__(self, "sent", letters_sent(self.schedule))
+        object.__setattr__(self, "received", layouts_received(self.schedule))
+        object.__setattr__(self, "sent", layouts_sent(self.schedule))
         object.__setattr__(self, "headers", Headers(self.schedule.device, self.epoch, self.sent))
 
     @property
     def destinations(self) -> tuple[str, ...]:
         """The data planes it sends to."""
-        return tuple(self.addresses[device] for device in sorted({letter.peer for letter in self.sent.values()}))
+        return tuple(self.addresses[device] for device in sorted({layout.peer for layout in self.sent.values()}))
 
-    def send(self, plane: DataPlane, request: int, step: Send, arrays: Mapping[int, Array]) -> None:
+    def send(self, plane: DataPlane, request: int, step: LocalSend, arrays: Mapping[int, Array]) -> None:
         """Send the parts of a step out of these arrays, which are those of the buffers by number.
 
         Raises:
@@ -101,7 +101,7 @@ class Deployment:
 class _Running:
     deployment: Deployment
     execution: Execution
-    outbox: Outbox
+    send: Sender
     can_go_on: bool = True
 
 
@@ -232,7 +232,7 @@ class Executor:
         running.execution.deliver(frame.message, _parts_in(running.deployment, frame, arrival))
         running.can_go_on = True
 
-    def _admits(self, header: Buffer, size: int) -> bool:
+    def _admits(self, header: BytesLike, size: int) -> bool:
         """Whether a large payload belongs to something that is deployed here."""
         try:
             frame = Frame.parse(header)
@@ -241,8 +241,8 @@ class Executor:
         if frame.kind is Kind.PONG:
             return self._on_pong is not None and size <= MAX_PONG_BYTES
         deployment = self._deployments.get(frame.epoch)
-        letter = None if deployment is None else deployment.received.get(frame.message)
-        return letter is not None and letter.peer == frame.source and letter.admits(size)
+        layout = None if deployment is None else deployment.received.get(frame.message)
+        return layout is not None and layout.peer == frame.source and layout.admits(size)
 
     def _begin(self, key: Key, deployment: Deployment, *, recorded: bool) -> _Running:
         schedule, copies = deployment.schedule, deployment.copies
@@ -282,7 +282,7 @@ class Executor:
         execution = running.execution
         before = execution.position
         try:
-            finished = execution.advance(running.deployment.compute, running.outbox, limit=limit)
+            finished = execution.advance(running.deployment.compute, running.send, limit=limit)
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
             self._end(key)
             self._recorder.drop(key)
@@ -298,7 +298,7 @@ class Executor:
 
 
 def _parts_in(deployment: Deployment, frame: Frame, arrival: Arrival) -> list[Array]:
-    letter = deployment.received.get(frame.message)
-    if letter is None or letter.peer != frame.source:
+    layout = deployment.received.get(frame.message)
+    if layout is None or layout.peer != frame.source:
         raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
-    return unpack(letter, arrival.payload)
+    return unpack(layout, arrival.payload)

@@ -67,7 +67,7 @@ def _work(
 
     from bbgrap.cluster.files import read_profile
     from bbgrap.transport.control import ControlClient, check_address
-    from bbgrap.transport.exit_with_parent import stop_with_parent
+    from bbgrap.transport.exit_with_parent import exit_with_parent
     from bbgrap.transport.tcp import TcpDataPlane
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.facts import introduce
@@ -87,7 +87,7 @@ def _work(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
     if until_eof:
-        stop_with_parent(lambda: agent.stop("its parent ended"))
+        exit_with_parent(lambda: agent.stop("its parent ended"))
     _log.info("agent '%s', %d threads, joins %s, data plane at %s", introduction.name, introduction.threads, address, plane.address)
     try:
         return agent.run()

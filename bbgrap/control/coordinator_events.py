@@ -11,7 +11,7 @@ from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
-from bbgrap.protocol.messages import AgentCommand, AgentMessage, Buffer, Peer, TensorHeader
+from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
@@ -113,7 +113,7 @@ class RequestDone:
 
     request: int
     outputs: tuple[TensorHeader, ...]
-    payload: tuple[Buffer, ...]
+    payload: tuple[BytesLike, ...]
     record: Record | None = None
 
 
@@ -210,7 +210,7 @@ class StartRequest:
     epoch: int
     request: int
     inputs: Sequence[TensorHeader]
-    payload: Sequence[Buffer]
+    payload: Sequence[BytesLike]
     record: bool = False
     client: Identity = b""
 

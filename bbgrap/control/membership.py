@@ -15,7 +15,7 @@ from bbgrap.control.states import Role, Tracker
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
-from bbgrap.protocol.messages import PROTOCOL_VERSION, Buffer, Join, Refused, Rejoin, WeightChunk, Welcome
+from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike, Join, Refused, Rejoin, WeightChunk, Welcome
 from bbgrap.protocol.tensors import encode_array
 
 WINDOW_BYTES = 16 << 20
@@ -28,7 +28,7 @@ class _Outgoing:
     """A weight on its way: bytes sent and acknowledged so far."""
 
     type: TensorType
-    content: Buffer
+    content: BytesLike
     sent: int = 0
     acknowledged: int = 0
     started: bool = False

@@ -14,10 +14,10 @@ import numpy as np
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
-from bbgrap.protocol.messages import Buffer, TensorHeader
+from bbgrap.protocol.messages import BytesLike, TensorHeader
 from bbgrap.runtime.schedule import Schedule
 
-Inputs = tuple[tuple[TensorHeader, ...], tuple[Buffer, ...]]
+Inputs = tuple[tuple[TensorHeader, ...], tuple[BytesLike, ...]]
 """The inputs of a request, and their contents."""
 
 
@@ -31,7 +31,7 @@ def made_up(host: Schedule) -> Inputs | None:
     return headers, tuple(encode_array(np.ones(header.shape, header.dtype.numpy)) for header in headers)
 
 
-def encode_array(array: Array) -> Buffer:
+def encode_array(array: Array) -> BytesLike:
     """Return the content of a tensor: C order, little endian; a view where it already is that."""
     if array.dtype.kind in "OUST":
         encoded = [item if isinstance(item, bytes) else str(item).encode() for item in array.reshape(-1).tolist()]
@@ -40,7 +40,7 @@ def encode_array(array: Array) -> Buffer:
     return dense.reshape(-1).view(np.uint8).data
 
 
-def decode_array(dtype: DType, shape: tuple[int, ...], content: Buffer) -> Array:
+def decode_array(dtype: DType, shape: tuple[int, ...], content: BytesLike) -> Array:
     """Return the tensor of some bytes: a read-only view where they are aligned, else a copy.
 
     Raises:
@@ -79,7 +79,7 @@ def _decode_strings(shape: tuple[int, ...], count: int, content: memoryview) -> 
     return array.reshape(shape)
 
 
-def view_of(dtype: np.dtype[Any], shape: tuple[int, ...], content: Buffer, start: int, nbytes: int) -> Array:
+def view_of(dtype: np.dtype[Any], shape: tuple[int, ...], content: BytesLike, start: int, nbytes: int) -> Array:
     """Return the array that begins at a byte of a content: a view where it is aligned, else a copy."""
     array: Array = np.ndarray(shape, dtype, content, start) if nbytes else np.empty(shape, dtype)
     # Kernels are compiled for aligned elements; a vectorised loop over others may fault.

@@ -25,7 +25,7 @@ import numpy as np
 from bbgrap.errors import InputError, RemoteProtocolError
 from bbgrap.graph.types import STORABLE, Array, DType
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.protocol.tensors import decode_array, encode_array
 
 MAX_DEPTH = 8
@@ -69,7 +69,7 @@ def pack_value(value: object) -> Array:
     return np.frombuffer(b"".join(chunks), np.uint8)
 
 
-def unpack_value(packed: Array | Buffer) -> Value:
+def unpack_value(packed: Array | BytesLike) -> Value:
     """Return the value that `pack_value` made such bytes of.
 
     Raises:
@@ -82,7 +82,7 @@ def unpack_value(packed: Array | Buffer) -> Value:
     return value
 
 
-def _packed(value: object, depth: int) -> Iterator[Buffer]:
+def _packed(value: object, depth: int) -> Iterator[BytesLike]:
     if depth < 0:
         raise InputError(f"value: more than {MAX_DEPTH} levels of lists inside lists")
     match value:
@@ -106,7 +106,7 @@ def _packed(value: object, depth: int) -> Iterator[Buffer]:
             yield from _packed_scalar(value)
 
 
-def _packed_scalar(value: object) -> Iterator[Buffer]:
+def _packed_scalar(value: object) -> Iterator[BytesLike]:
     match value:
         case int() | np.integer():
             yield _tag(_INTEGER, int(value))
@@ -120,7 +120,7 @@ def _packed_scalar(value: object) -> Iterator[Buffer]:
             raise InputError(f"value: a model takes arrays, lists, dictionaries and None, not {type(value).__name__}")
 
 
-def _packed_tensor(dtype: DType, array: Array) -> Iterator[Buffer]:
+def _packed_tensor(dtype: DType, array: Array) -> Iterator[BytesLike]:
     if dtype not in STORABLE:
         raise InputError(f"value: numbers of type {array.dtype} are not of a type that models have")
     content = encode_array(array)

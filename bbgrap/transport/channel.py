@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.blocks import BlockAllocator
 from bbgrap.transport.shared_memory import HALF_BYTES, WELCOME, accept_memory, offer_memory
 
@@ -80,7 +80,7 @@ class Channel:
         weakref.finalize(block, self._unused.append, start).atexit = False
         return block.data
 
-    def send(self, frames: Sequence[Buffer]) -> bool:
+    def send(self, frames: Sequence[BytesLike]) -> bool:
         """Send a message; False if it must go another way: there is no room, or the connection has ended."""
         if not self.ready or len(frames) > _MOST_FRAMES:
             return False
@@ -99,7 +99,7 @@ class Channel:
         if self._read and self.ready:
             self._say([], [])
 
-    def receive(self) -> list[Buffer] | None:
+    def receive(self) -> list[BytesLike] | None:
         """Take a waiting message, or None.
 
         A client gets outputs that are its own, a coordinator what it must not write to.
@@ -140,7 +140,7 @@ class Channel:
             self._blocks.drop(self._unused.popleft())
         return self._blocks.take(nbytes)
 
-    def _place(self, frame: Buffer) -> int | None:
+    def _place(self, frame: BytesLike) -> int | None:
         """Return where a frame is in the shared memory, with one holder more; it is copied there unless it is there."""
         content = np.frombuffer(frame, np.uint8)
         place = int(content.__array_interface__["data"][0]) - self._address
@@ -152,7 +152,7 @@ class Channel:
             np.copyto(np.ndarray(len(frame), np.uint8, self._memory, start), content)
         return start
 
-    def _say(self, frames: Sequence[tuple[int, int]], small: Sequence[Buffer]) -> bool:
+    def _say(self, frames: Sequence[tuple[int, int]], small: Sequence[BytesLike]) -> bool:
         back = [self._read.popleft() for _ in range(min(len(self._read), _MOST_FRAMES))]
         head = [_HEAD.pack(len(frames), len(back)), *(_FRAME.pack(*frame) for frame in frames), struct.pack(f"<{len(back)}Q", *back)]
         size = sum(map(len, head)) + sum(map(len, small))
@@ -167,7 +167,7 @@ class Channel:
 
     # --- the other side's -------------------------------------------------------------------------------------------------------------
 
-    def _open(self, packet: memoryview) -> list[Buffer] | None:
+    def _open(self, packet: memoryview) -> list[BytesLike] | None:
         count, back = _HEAD.unpack_from(packet)
         frames = [_FRAME.unpack_from(packet, _HEAD.size + _FRAME.size * number) for number in range(count)]
         position = _HEAD.size + _FRAME.size * count
@@ -177,7 +177,7 @@ class Channel:
         inline = sum(length for place, length in frames if place == _INLINE)
         if position + inline != len(packet) or any(not self._is_theirs(*frame) for frame in frames):
             raise LookupError("a frame is outside the packet or the sender's memory")
-        message: list[Buffer] = []
+        message: list[BytesLike] = []
         for place, length in frames:
             if place == _INLINE:
                 message.append(bytes(packet[position : position + length]))
@@ -197,7 +197,7 @@ class Channel:
             del self._lent[place]
         self._blocks.drop(place)
 
-    def _content(self, place: int, length: int, *, header: bool) -> Buffer:
+    def _content(self, place: int, length: int, *, header: bool) -> BytesLike:
         content = np.ndarray(length, np.uint8, self._memory, place)
         # Headers are parsed, so nobody may change them meanwhile.
         if header or (self._client and not self._may_keep(length)):

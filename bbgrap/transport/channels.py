@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.channel import Channel, accept_channel
 from bbgrap.transport.shared_memory import is_same_user, listen
 
@@ -47,12 +47,12 @@ class Channels:
         channel = self._open.get(identity)
         return None if channel is None else channel.memory(nbytes)
 
-    def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
+    def send(self, identity: bytes, frames: Sequence[BytesLike]) -> bool:
         """Send a message; False if it must go another way."""
         channel = self._open.get(identity)
         return channel is not None and channel.send(frames)
 
-    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+    def receive(self) -> tuple[bytes, list[BytesLike]] | None:
         """Take a waiting message, or None."""
         while True:
             while self._ready:

@@ -16,7 +16,7 @@ import zmq
 
 from bbgrap.errors import ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.channel import Channel, open_channel
 from bbgrap.transport.channels import Channels
 
@@ -38,7 +38,7 @@ def _limit(socket: zmq.Socket[bytes]) -> None:
     socket.heartbeat_timeout = 6_000
 
 
-def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> bool:
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[BytesLike]) -> bool:
     """Send a multipart message; whether there was room for it."""
     try:
         last = len(frames) - 1
@@ -50,7 +50,7 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> bool:
     return True
 
 
-def receive_frames(socket: zmq.Socket[bytes]) -> list[Buffer] | None:
+def receive_frames(socket: zmq.Socket[bytes]) -> list[BytesLike] | None:
     """Take a waiting multipart message without copying it, or None."""
     try:
         frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -86,7 +86,7 @@ class ControlServer:
         self.channels = Channels()
         self._channels_first = False
 
-    def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+    def send(self, identity: bytes, frames: Sequence[BytesLike]) -> None:
         """Send a message to a peer; one to a peer that is gone is lost."""
         if self.channels.send(identity, frames):
             return
@@ -96,7 +96,7 @@ class ControlServer:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
 
-    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+    def receive(self) -> tuple[bytes, list[BytesLike]] | None:
         """Take a waiting message, or None."""
         # In turns: whoever says much on one way must not keep those on the other from being heard.
         self._channels_first = not self._channels_first
@@ -104,7 +104,7 @@ class ControlServer:
             return self.channels.receive() or self._receive()
         return self._receive() or self.channels.receive()
 
-    def _receive(self) -> tuple[bytes, list[Buffer]] | None:
+    def _receive(self) -> tuple[bytes, list[BytesLike]] | None:
         frames = receive_frames(self.socket)
         return None if frames is None else (bytes(frames[0]), frames[1:])
 
@@ -166,12 +166,12 @@ class ControlClient:
         self.socket.close(0)
         self.socket = self._open()
 
-    def send(self, frames: Sequence[Buffer]) -> None:
+    def send(self, frames: Sequence[BytesLike]) -> None:
         """Send a message; with a full queue it is lost, and the protocol says it again."""
         if self.channel is None or not self.channel.send(frames):
             send_frames(self.socket, frames)
 
-    def receive(self) -> list[Buffer] | None:
+    def receive(self) -> list[BytesLike] | None:
         """Take a waiting message, or None."""
         try:
             frames = None if self.channel is None else self.channel.receive()

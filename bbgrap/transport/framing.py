@@ -15,7 +15,7 @@ import numpy as np
 
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import Admit
 
 MAX_DATA_HEADER = 256
@@ -29,7 +29,7 @@ _HEAD = struct.Struct("<HHI")
 GREETING = _HEAD.pack(_MAGIC, 0, 0)
 
 
-def frame_head(header: Buffer, payload_bytes: int) -> bytes:
+def frame_head(header: BytesLike, payload_bytes: int) -> bytes:
     """Return everything of a message that precedes its payload.
 
     Raises:

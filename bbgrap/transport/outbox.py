@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.framing import GREETING, frame_head
-from bbgrap.transport.wakeup_queue import Mailbox
+from bbgrap.transport.wakeup_queue import WakeupQueue
 
 _LINGER_S = 0.2
 _FIRST_RETRY_S = 0.05
@@ -42,7 +42,7 @@ class _Peer:
     socket: socket.socket | None = None
     ready: bool = False
     broken: bool = False
-    backlog: deque[Sequence[Buffer]] = field(default_factory=deque)
+    backlog: deque[Sequence[BytesLike]] = field(default_factory=deque)
     offset: int = 0
     due: float = 0.0
     retry_s: float = _FIRST_RETRY_S
@@ -61,7 +61,7 @@ class Outbox:
         self._peers: dict[str, _Peer] = {}
         self._gone: list[_Peer] = []
         self._lock = threading.Lock()
-        self._calls: Mailbox[None] = Mailbox()
+        self._calls: WakeupQueue[None] = WakeupQueue()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
         self._closing = False
@@ -94,7 +94,7 @@ class Outbox:
             self._gone.append(peer)
         self._calls.put(None)
 
-    def send(self, address: str, header: Buffer, payload: Sequence[Buffer]) -> None:
+    def send(self, address: str, header: BytesLike, payload: Sequence[BytesLike]) -> None:
         """Send a message, now or as soon as the network takes it."""
         peer = self._peers.get(address)
         if peer is None:
@@ -215,7 +215,7 @@ class Outbox:
         peer.socket, peer.ready, peer.broken, peer.watched, peer.offset = None, False, False, 0, 0
 
 
-def _write(peer: _Peer, pieces: Sequence[Buffer]) -> int:
+def _write(peer: _Peer, pieces: Sequence[BytesLike]) -> int:
     """Write what the network takes at once; a broken connection takes nothing."""
     if peer.socket is None or peer.broken:
         return 0
@@ -228,9 +228,9 @@ def _write(peer: _Peer, pieces: Sequence[Buffer]) -> int:
         return 0
 
 
-def _rest(pieces: Sequence[Buffer], offset: int) -> list[Buffer]:
+def _rest(pieces: Sequence[BytesLike], offset: int) -> list[BytesLike]:
     """Return what is left of a message of which `offset` bytes have been sent."""
-    rest: list[Buffer] = []
+    rest: list[BytesLike] = []
     for piece in pieces:
         if offset >= len(piece):
             offset -= len(piece)

@@ -21,11 +21,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bbgrap.errors import RemoteProtocolError, UsageError
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import Admit, Arrival
 from bbgrap.transport.framing import Reader
 from bbgrap.transport.outbox import Outbox, detect_silence
-from bbgrap.transport.wakeup_queue import Mailbox
+from bbgrap.transport.wakeup_queue import WakeupQueue
 
 MAX_CONNECTIONS = 512
 """Incoming connections. Chosen: one per device of the largest clusters we know, several times over."""
@@ -72,7 +72,7 @@ class TcpDataPlane:
         self.admit: Admit = lambda header, size: True
         self._outbox = Outbox()
         self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
-        self._calls: Mailbox[None] = Mailbox()
+        self._calls: WakeupQueue[None] = WakeupQueue()
         self._wake_lock = threading.Lock()
         self._closed = False
         self._selector = selectors.DefaultSelector()
@@ -92,7 +92,7 @@ class TcpDataPlane:
         """A file descriptor that is readable when there is something to receive; for a poller."""
         return self._selector.fileno()
 
-    def send(self, address: str, header: Buffer, *payload: Buffer) -> None:
+    def send(self, address: str, header: BytesLike, *payload: BytesLike) -> None:
         """See `DataPlane.send`."""
         self._outbox.send(address, header, payload)
 

@@ -48,7 +48,7 @@ from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import Deploy, DeploymentFailed
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
-from bbgrap.transport.wakeup_queue import Mailbox
+from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.calibrations import CalibrationStore
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore
@@ -85,7 +85,7 @@ class Server:
         self._calibrations = calibrations
         self._prepare = prepare
         self._host = Host(plane, control.channels.memory)
-        self._events: Mailbox[Event | None] = Mailbox()
+        self._events: WakeupQueue[Event | None] = WakeupQueue()
         self._planner = ThreadPoolExecutor(1, "planner")
         self._complained: set[bytes] = set()
         self._stopped = False

@@ -14,7 +14,7 @@ from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import Settings
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
-from bbgrap.transport.exit_with_parent import stop_with_parent
+from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.calibrations import CalibrationStore
 from bbgrap_coordinator.models import ModelStore
@@ -59,7 +59,7 @@ def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         if until_eof:
-            stop_with_parent(server.stop)
+            exit_with_parent(server.stop)
         _log.info("coordinator at %s, data plane at %s", control.address, plane.address)
         if ready_file is not None:
             draft = ready_file.with_suffix(".part")

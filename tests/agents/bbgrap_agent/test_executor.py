@@ -10,7 +10,7 @@ from bbgrap.graph.types import DType
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
 from bbgrap.runtime.execution import Copies
-from bbgrap.runtime.schedule import BufferSpec, Part, Receive, Run, Schedule, Send
+from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 from bbgrap.transport.inproc import InprocNetwork
 
 ROW = BufferSpec("row", DType.FLOAT, (2,))
@@ -39,7 +39,12 @@ class Bench:
             0,
             HOST,
             (ROW, ROW, ROW),
-            (Receive(1, HOST, (0,)), Receive(2, PEER, (1,)), Run(0, (0, 1), (2,)), Send(3, HOST, (Part(2, None),))),
+            (
+                LocalReceive(1, HOST, (0,)),
+                LocalReceive(2, PEER, (1,)),
+                LocalRun(0, (0, 1), (2,)),
+                LocalSend(3, HOST, (LocalPart(2, None),)),
+            ),
         )
 
         def segment(inputs):

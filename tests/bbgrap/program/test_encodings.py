@@ -15,7 +15,7 @@ from bbgrap.graph import Graph
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
 from bbgrap.program.encodings import BLOCK, LARGEST_FLOAT16, carried, decode_floats, encode_floats, wire_bytes, wire_of
-from bbgrap.runtime.schedule import Receive, Send
+from bbgrap.runtime.schedule import LocalReceive, LocalSend
 from tests.partition import compiled
 from tests.random_models import clusters, networks, plan_options, random_feeds
 
@@ -113,9 +113,9 @@ def test_what_goes_to_agents_is_converted_and_answers_are_not(
     artifacts, plain = export(lossy.optimized), export(exact.optimized)
     for device in (*(d.schedule for d in artifacts.devices), artifacts.host):
         for step in device.steps:
-            if isinstance(step, Send):
+            if isinstance(step, LocalSend):
                 assert step.wire == ("exact" if step.destination == device.host else wire)
-            elif isinstance(step, Receive):
+            elif isinstance(step, LocalReceive):
                 assert step.wire == ("exact" if device.device == device.host else wire)
     feeds = random_feeds(graph)
     answers = (simulate(found, feeds, local_kernels(found)) for found in (artifacts, plain))
