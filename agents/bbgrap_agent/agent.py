@@ -21,6 +21,7 @@ import zmq
 from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
 from bbgrap.errors import BbgrapError, RemoteProtocolError
+from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.messages import Deploy, Join, WeightChunk
 from bbgrap.transport.control import ControlClient
@@ -33,11 +34,6 @@ from bbgrap_agent.probe import measure_machine
 from bbgrap_agent.weights import WeightStore
 
 _log = logging.getLogger("bbgrap.agent")
-
-
-def host_of(address: str) -> str:
-    """Return the host of `tcp://HOST:PORT`."""
-    return address.removeprefix("tcp://").rpartition(":")[0]
 
 
 class Agent:

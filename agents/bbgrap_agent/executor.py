@@ -25,6 +25,7 @@ from bbgrap.protocol.messages import BytesLike, Peer
 from bbgrap.runtime.execution import Copies, Execution, Sender
 from bbgrap.runtime.recording import Clock
 from bbgrap.runtime.schedule import LocalSend, Schedule
+from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
 from bbgrap_agent.recording import OnRecord, Recorder
@@ -127,7 +128,7 @@ class Executor:
         self._recorder = Recorder(plane, clock, on_record)
         self._pings = PingAnswers(plane)
         self._on_pong: Callable[[int], None] | None = None
-        self._complained: set[str] = set()
+        self._complaints = Complaints(_log)
         self._stopped = False
 
     # --- from other threads -------------------------------------------------------------------------------------------------------
@@ -211,9 +212,7 @@ class Executor:
             elif self._on_pong is not None:
                 self._on_pong(frame.request)
         except RemoteProtocolError as error:
-            if arrival.sender not in self._complained and len(self._complained) < 1000:
-                self._complained.add(arrival.sender)
-                _log.warning("dropping messages of %s: %s", arrival.sender, error)
+            self._complaints.about(arrival.sender, f"messages are dropped: {error}")
 
     def _take(self, frame: Frame, arrival: Arrival) -> None:
         """Take a message of a request that does not run; one of the host begins it."""

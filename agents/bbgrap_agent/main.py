@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.protocol.addresses import split_address
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -124,7 +125,7 @@ def pin(cores: set[int]) -> None:
 
 def own_address(coordinator: str) -> str:
     """Return the address of this machine on the way to the coordinator; nothing is sent."""
-    host, _, port = coordinator.removeprefix("tcp://").rpartition(":")
+    host, port = split_address(coordinator)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, int(port)))

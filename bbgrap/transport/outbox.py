@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.wakeup_queue import WakeupQueue
@@ -174,7 +175,7 @@ class Outbox:
             return
         peer.due = time.monotonic() + peer.retry_s
         peer.retry_s = min(2 * peer.retry_s, _LAST_RETRY_S)
-        host, _, port = peer.address.removeprefix("tcp://").rpartition(":")
+        host, port = split_address(peer.address)
         connection = None
         try:
             family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]

@@ -21,7 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bbgrap.errors import RemoteProtocolError, UsageError
+from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Admit, Arrival
 from bbgrap.transport.framing import Reader
 from bbgrap.transport.outbox import Outbox, detect_silence
@@ -30,8 +32,6 @@ from bbgrap.transport.wakeup_queue import WakeupQueue
 MAX_CONNECTIONS = 512
 """Incoming connections. Chosen: one per device of the largest clusters we know, several times over."""
 _CHUNK_BYTES = 64 << 10
-_MOST_REPEATS = 8
-"""Times that one connection is read before all are looked at: chosen."""
 _PIECE_BYTES = 256 << 10
 """Of a large payload that the system tells of at once: 2 ms at 1 Gbit/s, and copied in 0.03 ms. Chosen."""
 _UNREAD_BYTES = 4 << 20
@@ -83,10 +83,7 @@ class TcpDataPlane:
         self._bring_much: dict[_Caller, None] = {}
         self._arrived: deque[Arrival] = deque()
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
-        self._complained: set[str] = set()
-        self._last: _Caller | None = None
-        """Who spoke last, and is still connected."""
-        self._repeats = 0
+        self._complaints = Complaints(_log)
 
     def fileno(self) -> int:
         """A file descriptor that is readable when there is something to receive; for a poller."""
@@ -98,7 +95,7 @@ class TcpDataPlane:
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """See `DataPlane.receive`."""
-        if not self._arrived and not self._hears_again():
+        if not self._arrived:
             self._wait(timeout_s, spin_s)
         if not self._arrived:
             return None
@@ -134,24 +131,11 @@ class TcpDataPlane:
             if self._read(self._selector.select(0 if elapsed < spin_s else rest)) or rest == 0:
                 return
 
-    def _hears_again(self) -> bool:
-        """Read from whoever spoke last, without asking who speaks, for a few times; return whether there is a message now.
-
-        A machine has few neighbours, and waits for one of them at a time. The rest of a large payload is waited for.
-        """
-        if self._last is None or self._last.least > 1 or self._repeats >= _MOST_REPEATS:
-            self._repeats = 0
-            return False
-        self._repeats += 1
-        self._hear(self._last)
-        return bool(self._arrived)
-
     def _read(self, ready: list[tuple[selectors.SelectorKey, int]]) -> bool:
         """Read what is there; return whether somebody called `wake`."""
         woken = False
         for key, _ in ready:
             if key.data is not None:
-                self._last = key.data if key.data in self._callers else None
                 self._hear(key.data)
             elif key.fileobj is self._listener:
                 self._accept()
@@ -182,7 +166,7 @@ class TcpDataPlane:
         except OSError:
             self._hang_up(caller)
         except RemoteProtocolError as error:
-            self._complain(caller.host, f"{error}; the connection is closed")
+            self._complaints.about(caller.host, f"{error}; the connection is closed")
             self._hang_up(caller)
 
     def _accept(self) -> None:
@@ -193,7 +177,7 @@ class TcpDataPlane:
         if len(self._callers) >= MAX_CONNECTIONS:
             # Those that have not even greeted go first.
             stranger = next((caller for caller in self._callers if not caller.reader.spoke), None)
-            self._complain(str(address[0]), f"data plane: {MAX_CONNECTIONS} connections are open, the most there may be")
+            self._complaints.about(str(address[0]), f"data plane: {MAX_CONNECTIONS} connections are open, the most there may be")
             if stranger is None:
                 connection.close()
                 return
@@ -207,15 +191,9 @@ class TcpDataPlane:
     def _hang_up(self, caller: _Caller) -> None:
         if caller in self._callers:
             del self._callers[caller]
-            self._last = None if self._last is caller else self._last
             self._bring_much.pop(caller, None)
             self._selector.unregister(caller.socket)
             caller.socket.close()
-
-    def _complain(self, host: str, text: str) -> None:
-        if host not in self._complained and len(self._complained) < 1000:
-            self._complained.add(host)
-            _log.warning("%s: %s", host, text)
 
 
 def _tell_at(caller: _Caller, least: int) -> None:
@@ -232,7 +210,7 @@ def _tell_of_pieces(caller: _Caller) -> None:
 
 
 def _listen(bind: str) -> socket.socket:
-    host, _, port = bind.removeprefix("tcp://").rpartition(":")
+    host, port = split_address(bind)
     host = "" if host == "*" else host.strip("[]")
     if not port.isdigit() or int(port) > 65535:
         raise UsageError(f"data address {bind}: expected tcp://HOST:PORT; choose another port with --data-port")

@@ -26,6 +26,7 @@ from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.runtime.execution import Copies, Empty, Execution
 from bbgrap.runtime.recording import RecordedExecution, labels_of
 from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalSend, Schedule
+from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import PingAnswers
 
@@ -73,7 +74,7 @@ class Host:
         plane.admit = self._admits
         self._deployments: dict[int, _Deployment] = {}
         self._running: dict[int, _Running] = {}
-        self._complained: set[str] = set()
+        self._complaints = Complaints(_log)
 
     def install(self, deploy: HostDeploy) -> None:
         """Connect to the devices of a deployment."""
@@ -145,9 +146,7 @@ class Host:
                 raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
             running.execution.deliver(frame.message, unpack(layout, arrival.payload))
         except RemoteProtocolError as error:
-            if arrival.sender not in self._complained and len(self._complained) < 1000:
-                self._complained.add(arrival.sender)
-                _log.warning("dropping messages of %s: %s", arrival.sender, error)
+            self._complaints.about(arrival.sender, f"messages are dropped: {error}")
             return None
         return self._advance(frame.request, running)
 

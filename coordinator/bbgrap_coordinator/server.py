@@ -46,6 +46,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Failed, Fault, StillWorking
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import Deploy, DeploymentFailed
+from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
@@ -87,7 +88,7 @@ class Server:
         self._host = Host(plane, control.channels.memory)
         self._events: WakeupQueue[Event | None] = WakeupQueue()
         self._planner = ThreadPoolExecutor(1, "planner")
-        self._complained: set[bytes] = set()
+        self._complaints = Complaints(_log)
         self._stopped = False
 
     def stop(self) -> None:
@@ -140,9 +141,7 @@ class Server:
             try:
                 self._handle(FromPeer(identity, TO_COORDINATOR.decode(frames)))
             except RemoteProtocolError as error:
-                if identity not in self._complained and len(self._complained) < 1000:
-                    self._complained.add(identity)
-                    _log.warning("dropping messages of %s: %s", identity.hex()[:12], error)
+                self._complaints.about(identity.hex()[:12], f"messages are dropped: {error}")
         return True
 
     def _handle(self, event: Event, now: float | None = None) -> None:

@@ -12,6 +12,7 @@ import zmq
 
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import Settings
+from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
 from bbgrap.transport.exit_with_parent import exit_with_parent
@@ -41,7 +42,7 @@ def serve(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         control = ControlServer(context, check_address(bind))
-        host = check_address(bind).removeprefix("tcp://").rpartition(":")[0]
+        host = host_of(check_address(bind))
         # Listening everywhere, no single address is right for all: agents put in the one they joined by.
         everywhere = host in {"*", "0.0.0.0", "[::]"}  # noqa: S104 - compared, not bound
         try:

@@ -155,7 +155,7 @@ def test_a_single_dense_part_is_not_copied():
     assert np.shares_memory(np.frombuffer(payload, np.uint8), array)
     (back,) = unpack(layout, payload)
     assert np.shares_memory(back, array)
-    assert not back.flags.writeable or back is not array
+    np.testing.assert_array_equal(back, array)
 
 
 @pytest.mark.parametrize(("channels", "pieces"), [(3, 3), (200, 1)])
@@ -187,7 +187,7 @@ def test_big_endian_and_bytes_strings():
     assert back.tolist() == ["ä"]
 
 
-def test_letters_say_what_floats_become():
+def test_layouts_say_what_floats_become():
     spec = (BufferSpec("x", DType.FLOAT, (4,)), BufferSpec("y", DType.FLOAT, (4,)))
     schedule = Schedule(
         0,
