@@ -118,19 +118,16 @@ def pack(layout: MessageLayout, parts: Sequence[Array]) -> list[BytesLike]:
     """
     pieces: list[BytesLike] = []
     if layout.fields is not None:
-        for place, part in zip(layout.fields, parts, strict=True):
+        for place, kind, part in zip(layout.fields, layout.types, parts, strict=True):
             if part.shape != place.shape or part.dtype != place.dtype:
-                raise _not_planned(layout, parts)
-            if place.wire != "exact":
-                pieces += _content(part, place.wire)
-            else:
-                pieces += _dense_pieces(part)
+                raise _not_planned(kind, part)
+            pieces += _dense_pieces(part) if place.wire == "exact" else _content(part, place.wire)
             if place.padding:
                 pieces.append(bytes(place.padding))
         return pieces
     for kind, part in zip(layout.types, parts, strict=True):
         if (kind.shape is not None and part.shape != kind.shape) or not _fits(kind.dtype, part):
-            raise _not_planned(layout, parts)
+            raise _not_planned(kind, part)
         wire = wire_of(kind.dtype, layout.wire)
         content = _content(part, wire)
         length = sum(map(len, content))
@@ -176,11 +173,8 @@ def _blocks(part: Array) -> list[BytesLike]:
     return [_bytes_of(part[index]) for index in np.ndindex(part.shape[:axis])]
 
 
-def _not_planned(layout: MessageLayout, parts: Sequence[Array]) -> ModelError:
-    for kind, part in zip(layout.types, parts, strict=True):
-        if (kind.shape is not None and part.shape != kind.shape) or not _fits(kind.dtype, part):
-            return ModelError(f"tensor to send: the plan says {kind}, the kernel gave {part.dtype}{list(part.shape)}")
-    raise AssertionError
+def _not_planned(kind: TensorType, part: Array) -> ModelError:
+    return ModelError(f"tensor to send: the plan says {kind}, the kernel gave {part.dtype}{list(part.shape)}")
 
 
 def _fits(dtype: DType, part: Array) -> bool:

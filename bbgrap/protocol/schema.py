@@ -16,16 +16,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 from bbgrap.errors import LocalProtocolError
 from bbgrap.protocol.checks import check_deploy
-from bbgrap.protocol.limits import (
-    MAX_INTEGER,
-    MAX_TEXT_BYTES,
-    Hex64,
-    Length,
-    Payload,
-    PlainName,
-    is_digest,
-    is_plain_name,
-)
+from bbgrap.protocol.limits import MAX_INTEGER, MAX_TEXT_BYTES, Form, Length, Payload
 from bbgrap.protocol.messages import Deploy
 from bbgrap.runtime.recording import Record, check_record
 from bbgrap.runtime.schedule import Schedule, check_schedule
@@ -199,21 +190,18 @@ _SCALARS: dict[object, Reader] = {int: _integer, float: _number, bool: _boolean,
 def _marked(hint: object, marks: Sequence[object]) -> Reader:
     limit = next((mark.bytes for mark in marks if isinstance(mark, Length)), MAX_TEXT_BYTES)
     read = _text(limit) if hint is str else _reader(hint)
-    if any(isinstance(mark, Hex64) for mark in marks):
-        return _checked(read, is_digest, "a SHA-256 in hex")
-    if any(isinstance(mark, PlainName) for mark in marks):
-        return _checked(read, is_plain_name, "a plain file name")
-    return read
+    form = next((mark for mark in marks if isinstance(mark, Form)), None)
+    return read if form is None else _formed(read, form)
 
 
-def _checked(read: Reader, holds: Callable[[str], bool], expected: str) -> Reader:
-    def checked(value: object) -> object:
+def _formed(read: Reader, form: Form) -> Reader:
+    def formed(value: object) -> object:
         text = read(value)
-        if not isinstance(text, str) or not holds(text):
-            raise SchemaError(f"expected {expected}, got '{str(value)[:80]}'")
+        if not isinstance(text, str) or not form.holds(text):
+            raise SchemaError(f"expected {form.expected}, got '{str(value)[:80]}'")
         return text
 
-    return checked
+    return formed
 
 
 def _tuple(arguments: tuple[object, ...]) -> Reader:
