@@ -16,7 +16,7 @@ from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, Payload
 from bbgrap.protocol.messages import PROTOCOL_VERSION, AgentCommand, AgentMessage, BytesLike
-from bbgrap.protocol.schema import SchemaError, build, payload_of, schema_of, to_plain
+from bbgrap.protocol.schema import SchemaError, build, payload_of, plain_form, schema_of
 
 M = TypeVar("M")
 
@@ -42,9 +42,9 @@ class Codec(Generic[M]):
         if kind.__name__ not in self._kinds:
             raise LocalProtocolError(f"message {kind.__name__}: it is never sent in this direction")
         payload = self._payloads[kind.__name__]
-        body = [to_plain(getattr(message, name), hint) for name, hint in schema_of(kind) if payload is None or name != payload[0]]
+        body = [getattr(message, name) for name, _ in schema_of(kind) if payload is None or name != payload[0]]
         try:
-            header: bytes = msgpack.packb([PROTOCOL_VERSION, kind.__name__, body], use_bin_type=True)
+            header: bytes = msgpack.packb([PROTOCOL_VERSION, kind.__name__, body], default=plain_form)
         except (OverflowError, ValueError, TypeError) as error:
             raise LocalProtocolError(f"message {kind.__name__}: it cannot be encoded: {error}") from error
         if len(header) > MAX_HEADER_BYTES:

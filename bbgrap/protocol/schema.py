@@ -19,7 +19,7 @@ from bbgrap.protocol.checks import check_deploy
 from bbgrap.protocol.limits import MAX_INTEGER, MAX_TEXT_BYTES, Form, Length, Payload
 from bbgrap.protocol.messages import Deploy
 from bbgrap.runtime.recording import Record, check_record
-from bbgrap.runtime.schedule import Schedule, check_schedule
+from bbgrap.runtime.schedule import LocalStep, Schedule, check_schedule
 
 Reader = Callable[[object], object]
 
@@ -30,6 +30,9 @@ class SchemaError(Exception):
 
 _CHECKS: dict[type[Any], Callable[[Any], Sequence[str]]] = {Schedule: check_schedule, Deploy: check_deploy, Record: check_record}
 """Laws beyond types; every value of these classes keeps them once decoded."""
+
+_NAMED: frozenset[type[Any]] = frozenset(get_args(LocalStep))
+"""Classes that are members of a union."""
 
 _SCHEMAS: dict[type[Any], tuple[tuple[str, object], ...]] = {}
 
@@ -51,52 +54,20 @@ def payload_of(kind: type[Any]) -> tuple[str, Payload] | None:
 # --- to plain values --------------------------------------------------------------------------------------------------------------
 
 
-def to_plain(value: object, hint: object) -> object:
-    """Return the plain form of a field's value.
+def plain_form(value: object) -> object:
+    """Return what msgpack does not know in terms of what it knows, one level deep.
 
     Raises:
         LocalProtocolError: if the value has no plain form.
     """
-    if value is None or type(value) in {int, float, str, bytes, bool}:
-        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        item = get_args(_bare(hint))[1]
-        return {key: to_plain(entry, item) for key, entry in value.items()}
-    if isinstance(value, tuple):
-        return _plain_tuple(value, hint)
+        return dict(value)
     if not is_dataclass(value) or isinstance(value, type):
         raise LocalProtocolError(f"value of type {type(value).__name__}: messages hold plain values only")
-    body = [to_plain(getattr(value, name), part) for name, part in schema_of(type(value))]
-    return [type(value).__name__, *body] if _is_union(hint) else body
-
-
-def _plain_tuple(value: tuple[object, ...], hint: object) -> list[object]:
-    arguments = _items(hint)
-    if arguments[-1] is Ellipsis:
-        return [to_plain(entry, arguments[0]) for entry in value]
-    return [to_plain(entry, item) for entry, item in zip(value, arguments, strict=True)]
-
-
-@cache
-def _items(hint: object) -> tuple[Any, ...]:
-    """Return what the tuple of a hint holds."""
-    hint = _bare(hint)
-    if get_origin(hint) is not tuple:
-        hint = next(option for option in get_args(hint) if get_origin(option) is tuple)
-    return get_args(hint)
-
-
-def _bare(hint: object) -> object:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
-
-
-@cache
-def _is_union(hint: object) -> bool:
-    """Whether a value may be of several dataclasses."""
-    options = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
-    return sum(isinstance(option, type) and is_dataclass(option) for option in options) > 1
+    body = [getattr(value, name) for name, _ in schema_of(type(value))]
+    return [type(value).__name__, *body] if type(value) in _NAMED else body
 
 
 # --- from plain values ------------------------------------------------------------------------------------------------------------
