@@ -122,57 +122,44 @@ def _reader(hint: Any) -> Reader:  # noqa: ANN401 - any type is a schema
     return _SCALARS[hint]
 
 
-def _integer(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-        raise SchemaError(f"expected an integer from 0 to {MAX_INTEGER}, got {str(value)[:40]}")
-    return value
+def _checked(expected: str, holds: Callable[[Any], bool]) -> Reader:
+    """Return what takes values for which a law holds."""
 
-
-def _number(value: object) -> float:
-    if type(value) not in {int, float} or not isfinite(cast("float", value)):
-        raise SchemaError(f"expected a finite number, got {str(value)[:40]}")
-    return float(cast("float", value))
-
-
-def _boolean(value: object) -> bool:
-    if type(value) is not bool:
-        raise SchemaError(f"expected true or false, got {str(value)[:40]}")
-    return value
-
-
-def _text(limit: int) -> Reader:
-    def read(value: object) -> str:
-        if type(value) is not str or len(value.encode()) > limit:
-            raise SchemaError(f"expected a text of at most {limit} bytes, got {type(value).__name__}")
+    def read(value: object) -> object:
+        if not holds(value):
+            raise SchemaError(f"expected {expected}, got {_shown(value)}")
         return value
 
     return read
 
 
-def _bytes(value: object) -> bytes:
-    if type(value) is not bytes:
-        raise SchemaError(f"expected bytes, got {type(value).__name__}")
-    return value
+def _shown(value: object) -> str:
+    return str(value)[:80] if isinstance(value, int | float | str) else type(value).__name__
 
 
-_SCALARS: dict[object, Reader] = {int: _integer, float: _number, bool: _boolean, str: _text(MAX_TEXT_BYTES), bytes: _bytes}
+def _is_text(value: object, limit: int) -> bool:
+    return type(value) is str and len(value.encode()) <= limit
+
+
+_NUMBER = _checked("a finite number", lambda value: type(value) in {int, float} and isfinite(value))
+_SCALARS: dict[object, Reader] = {
+    int: _checked(f"an integer from 0 to {MAX_INTEGER}", lambda value: type(value) is int and 0 <= value <= MAX_INTEGER),
+    float: lambda value: float(cast("float", _NUMBER(value))),
+    bool: _checked("true or false", lambda value: type(value) is bool),
+    str: _checked(f"a text of at most {MAX_TEXT_BYTES} bytes", lambda value: _is_text(value, MAX_TEXT_BYTES)),
+    bytes: _checked("bytes", lambda value: type(value) is bytes),
+}
 
 
 def _marked(hint: object, marks: Sequence[object]) -> Reader:
+    """Return what reads a text of limited length, and perhaps of a form; marks of other types say nothing about values."""
+    if hint is not str:
+        return _reader(hint)
     limit = next((mark.bytes for mark in marks if isinstance(mark, Length)), MAX_TEXT_BYTES)
-    read = _text(limit) if hint is str else _reader(hint)
     form = next((mark for mark in marks if isinstance(mark, Form)), None)
-    return read if form is None else _formed(read, form)
-
-
-def _formed(read: Reader, form: Form) -> Reader:
-    def formed(value: object) -> object:
-        text = read(value)
-        if not isinstance(text, str) or not form.holds(text):
-            raise SchemaError(f"expected {form.expected}, got '{str(value)[:80]}'")
-        return text
-
-    return formed
+    if form is None:
+        return _checked(f"a text of at most {limit} bytes", lambda value: _is_text(value, limit))
+    return _checked(form.expected, lambda value: _is_text(value, limit) and form.holds(value))
 
 
 def _tuple(arguments: tuple[object, ...]) -> Reader:
@@ -199,12 +186,8 @@ def _mapping(key: Reader, item: Reader) -> Reader:
 
 
 def _member(members: Mapping[object, object]) -> Reader:
-    def read(value: object) -> object:
-        if type(value) not in {int, str} or value not in members:
-            raise SchemaError(f"expected one of {', '.join(sorted(map(str, members)))}, got {str(value)[:40]}")
-        return members[value]
-
-    return read
+    read = _checked(f"one of {', '.join(sorted(map(str, members)))}", lambda value: type(value) in {int, str} and value in members)
+    return lambda value: members[read(value)]
 
 
 def _union(arguments: tuple[object, ...]) -> Reader:
