@@ -44,7 +44,7 @@ from bbgrap.engine.prepare import prepare
 from bbgrap.engine.reference import Reference
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.message_layout import letters_sent
+from bbgrap.protocol.message_layout import layouts_sent
 from bbgrap.session import InferenceSession, connect
 from benchmarks.contention import Work, company
 from benchmarks.device_times import TURNS, Peers, Stopwatch, Walk, loaded
@@ -188,7 +188,7 @@ def measured_case(
                 walks.append(watch.device(device, artifacts.weights, other))
     walks.append(watch.host(artifacts.host, list(feeds.values())))
     schedules = [*(device.schedule for device in artifacts.devices), artifacts.host]
-    sizes = {message: letter.nbytes for schedule in schedules for message, letter in letters_sent(schedule).items()}
+    sizes = {message: layout.nbytes for schedule in schedules for message, layout in layouts_sent(schedule).items()}
     return Simulated(case, cluster, walks, sizes, prepared.report)
 
 
@@ -360,7 +360,7 @@ def _work(given: argparse.Namespace) -> int:
         "onnxruntime": ort.__version__,
     }
     rows = [row | {"facts": facts} for row in rows]
-    if not given.no_results:
+    if given.save:
         for path in keep(rows):
             say(f"written: {path}")
     if given.json:
@@ -381,7 +381,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=RUNS, help=f"of the two real nodes; default: {RUNS}")
     parser.add_argument("--turns", type=int, default=TURNS, help=f"in which every device is measured; default: {TURNS}")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--no-results", action="store_true", help="leave benchmarks/results as it is")
+    parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
     return exit_status(lambda: _work(parser.parse_args()))
 
 

@@ -11,7 +11,7 @@ from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
-from bbgrap.protocol.messages import AgentCommand, AgentMessage, Buffer, Peer, TensorHeader
+from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
@@ -31,7 +31,7 @@ class Settings:
 
     version: str
     data_address: str
-    shortcut: str = ""
+    channel: str = ""
     first_epoch: int = 1
     heartbeat_s: float = 0.5
     dead_after_s: float = 2.0
@@ -113,7 +113,7 @@ class RequestDone:
 
     request: int
     outputs: tuple[TensorHeader, ...]
-    payload: tuple[Buffer, ...]
+    payload: tuple[BytesLike, ...]
     record: Record | None = None
 
 
@@ -210,7 +210,7 @@ class StartRequest:
     epoch: int
     request: int
     inputs: Sequence[TensorHeader]
-    payload: Sequence[Buffer]
+    payload: Sequence[BytesLike]
     record: bool = False
     client: Identity = b""
 

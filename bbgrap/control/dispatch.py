@@ -34,7 +34,7 @@ from bbgrap.control.states import Role, Tracker
 from bbgrap.control.variants import MEASURE_BESIDE_S, MEASURE_S, Measuring
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
 from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
-from bbgrap.protocol.tensors import Inputs, made_up
+from bbgrap.protocol.tensors import Inputs, synthetic_inputs
 from bbgrap.runtime.recording import Record
 
 
@@ -145,7 +145,7 @@ class Requests:
         self.observations.ask(deployment, deployment.routes[0])
         if len(deployment.routes) == 1 and not deployment.routes[0].records_due:
             return []
-        deployment.inputs = made_up(deployment.routes[0].host)
+        deployment.inputs = synthetic_inputs(deployment.routes[0].host)
         epochs = [route.epoch for route in deployment.routes] if deployment.inputs else []
         deployment.measuring = Measuring(epochs, now + (MEASURE_S if deployment.replaces is None else MEASURE_BESIDE_S))
         return self.deployments.progress(deployment)

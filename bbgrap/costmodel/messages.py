@@ -28,8 +28,7 @@ PACKETS_S_PER_BYTE = ((300e6, 2e-9), (2e9, 0.5e-9))
 emulated links: 2.2e-9 to 2.8e-9 at 1 Gbit/s, 0.3e-9 to 0.6e-9 at 10 Gbit/s, where packets are larger (decision 24)."""
 
 AT_ONCE_BYTES = 64 << 10
-"""Of a message that leave within the call that sends it, and are part of its handling: one packet at most. Larger ones go through memory
-where that is possible. Chosen."""
+"""Of a message that leave within the call that sends it, and are part of its handling: one packet at most. Chosen."""
 
 GENERIC: Mapping[str, Speed] = {speed.kind: speed for speed in DEFAULT_WORK}
 """The speeds of a generic core, by kind of work."""
@@ -78,10 +77,7 @@ class NetworkModel:
         return self._machines[device]
 
     def is_memory(self, source: int, destination: int) -> bool:
-        """Whether two devices are on one machine: what the sender has written has arrived, and its receiver reads it where it lies.
-
-        67 MB took the receiver 0.25 ms (decision 21).
-        """
+        """Whether two devices are on one machine: what the sender has written has arrived."""
         return self.machine(source) == self.machine(destination)
 
     def link(self, source: int, destination: int) -> Link:
@@ -95,8 +91,7 @@ class NetworkModel:
 
     def handling(self, device: int, source: int, destination: int, size: int) -> float:
         """Return the seconds that one end's processor, `device`, spends on a message."""
-        is_read_in_place = device == destination and size > AT_ONCE_BYTES and self.is_memory(source, destination)
-        plain = COLD_MESSAGE_S + self.speeds[device]["message"].seconds(0, 0, 0 if is_read_in_place else size)
+        plain = COLD_MESSAGE_S + self.speeds[device]["message"].seconds(0, 0, size)
         return self._factors[device] * plain
 
     def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:

@@ -21,7 +21,7 @@ def test_of_generic_nodes_it_is_what_is_said_of_them() -> None:
     assert pytest.approx(ETHERNET.latency_s) == EXCHANGE_S - MESSAGE_S
 
 
-def test_within_a_machine_bytes_take_their_sender_only() -> None:
+def test_within_a_machine_bytes_take_no_link() -> None:
     nodes = (NodeProfile("a", machine="box"), NodeProfile("b", machine="box"), NodeProfile("c"))
     network = NetworkModel(Cluster(nodes, Network(Link(1e9, 1e-4))))
     assert 0 < network.price(0, 1).s_per_byte < network.price(0, 2).s_per_byte
