@@ -33,7 +33,7 @@ from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.message_layout import MessageLayout, pack, unpack
 from bbgrap.protocol.messages import Deploy
-from bbgrap.runtime.execution import Copies, Execution
+from bbgrap.runtime.execution import Execution, SlicePlan
 from bbgrap.runtime.schedule import LocalReceive, LocalRun, LocalSend, Schedule
 from bbgrap.transport.data import Arrival
 from bbgrap.transport.tcp import TcpDataPlane
@@ -113,7 +113,7 @@ class Stopwatch:
 
     def host(self, schedule: Schedule, feeds: Sequence[Array]) -> Callable[[], Walk]:
         """Measure the host's part; otherwise like `device`."""
-        deployment = Deployment(1, schedule, (), (), (), Copies(schedule))
+        deployment = Deployment(1, schedule, (), (), (), SlicePlan(schedule))
         key = f"host {repr(schedule)!s}"
         if key not in self._known:
             self._known[key] = (schedule, self._ratios(deployment, feeds, None), ())
@@ -164,7 +164,7 @@ class Peers:
     def walk(self, feeds: Sequence[Array]) -> list[float]:
         """Do all steps of one request, and return their seconds, those of a `LocalReceive` in two parts."""
         deployment = self._deployment
-        execution = Execution(deployment.schedule, feeds, deployment.copies)
+        execution = Execution(deployment.schedule, feeds, deployment.slices)
         send = partial(deployment.send, self._mine, 0)
         times = []
         for step in deployment.schedule.steps:

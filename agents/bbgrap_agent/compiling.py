@@ -24,8 +24,8 @@ from bbgrap.engine.layout import SegmentCompiler, block_size
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_layout import Boundary, Patch
 from bbgrap.graph.types import Array, DType
-from bbgrap.runtime.blocked import BlockedCopies, blocked
-from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.blocked import BlockedSlicePlan, blocked
+from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, LocalRun, LocalStep, Schedule, box_shape
 from bbgrap_agent.executor import Segment
 
@@ -50,7 +50,7 @@ class Loaded:
     """What the executor needs of a deployment."""
 
     schedule: Schedule
-    copies: Copies
+    slices: SlicePlan
     segments: tuple[Segment, ...]
 
 
@@ -82,7 +82,7 @@ class _Draft:
 
 def load_portable(schedule: Schedule, models: Sequence[SegmentModel], loader: Loader) -> Loaded:
     """Load the segments of a deployment as they were shipped."""
-    return Loaded(schedule, Copies(schedule), tuple(map(loader.portable, models)))
+    return Loaded(schedule, SlicePlan(schedule), tuple(map(loader.portable, models)))
 
 
 def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Loader) -> Loaded:
@@ -98,8 +98,8 @@ def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Lo
     portable: dict[int, Segment] = {}
     while True:
         now, maps = _settle(replace(schedule, buffers=tuple(buffers)), drafts, block)
-        copies = BlockedCopies(now, block, maps)
-        refused = {number: kept for number, draft in drafts.items() if (kept := _refused(draft, copies, loader)) is not None}
+        slices = BlockedSlicePlan(now, block, maps)
+        refused = {number: kept for number, draft in drafts.items() if (kept := _refused(draft, slices, loader)) is not None}
         if not refused:
             break
         portable.update(refused)
@@ -110,7 +110,7 @@ def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Lo
         checked = drafts[number].checked if number in drafts else None
         segments.append(portable.get(number) or loader.portable(model) if checked is None else checked[1])
     _log.info("%d of %d segments compiled for this machine", len(drafts), len(models))
-    return Loaded(now, copies, tuple(segments))
+    return Loaded(now, slices, tuple(segments))
 
 
 def _begin(model: SegmentModel, step: LocalRun, buffers: list[BufferSpec], loader: Loader, block: int) -> _Draft | None:
@@ -205,15 +205,15 @@ def _mostly_blocked(join: LocalJoin, maps: Collection[int], block: int) -> bool:
     return sizes[True] > sizes[False]
 
 
-def _refused(draft: _Draft, copies: BlockedCopies, loader: Loader) -> Segment | None:
+def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: Loader) -> Segment | None:
     """Build a draft, unless it is there, and compare it with the portable form; return this if it is to be kept."""
-    boundary = draft.boundary(copies.blocked)
+    boundary = draft.boundary(slices.blocked)
     if draft.checked is not None and draft.checked[0] == boundary:
         return None
     portable = loader.portable(draft.model)
     try:
         draft.checked = boundary, loader.compiled(draft.compiler, boundary, draft.model)
-        fault = _difference(draft, draft.checked[1], portable, copies)
+        fault = _difference(draft, draft.checked[1], portable, slices)
     except Exception as error:  # noqa: BLE001,RUF100 - whatever fails here, the portable form is as good as without compiling
         fault = " ".join(str(error).split())
     draft.compiler.forget()
@@ -223,10 +223,10 @@ def _refused(draft: _Draft, copies: BlockedCopies, loader: Loader) -> Segment | 
     return portable
 
 
-def _difference(draft: _Draft, compiled: Segment, portable: Segment, copies: BlockedCopies) -> str:
+def _difference(draft: _Draft, compiled: Segment, portable: Segment, slices: BlockedSlicePlan) -> str:
     """Run both forms on the same made-up inputs; return what differs, or an empty text."""
     random = np.random.default_rng(0)
-    specs = copies.schedule.buffers
+    specs = slices.schedule.buffers
     plain: dict[int, Array] = {}
     for number in draft.shipped.inputs:
         shape, dtype = specs[number].shape, specs[number].dtype.numpy
@@ -234,13 +234,13 @@ def _difference(draft: _Draft, compiled: Segment, portable: Segment, copies: Blo
             return f"the shape of '{specs[number].name}' is not known before the run"
         # Ones where not floats: integers may be divisors or indices.
         plain[number] = random.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
-    held = {number: blocked(array, copies.block) if number in copies.blocked else array for number, array in plain.items()}
+    held = {number: blocked(array, slices.block) if number in slices.blocked else array for number, array in plain.items()}
     for join in draft.joins:
-        held[join.output] = copies.join(join, held)
+        held[join.output] = slices.join(join, held)
     wanted = portable([plain[number] for number in draft.shipped.inputs])
     found = compiled([held[number] for number in draft.step.inputs])
     for number, want, got in zip(draft.step.outputs, wanted, found, strict=True):
-        if not _agree(copies.part(LocalPart(number, None), got), want):
+        if not _agree(slices.part(LocalPart(number, None), got), want):
             return f"compiled, its '{specs[number].name}' differs"
     return ""
 

@@ -22,7 +22,7 @@ from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Headers, Kind
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer
-from bbgrap.runtime.execution import Copies, Execution, Sender
+from bbgrap.runtime.execution import Execution, Sender, SlicePlan
 from bbgrap.runtime.recording import Clock
 from bbgrap.runtime.schedule import LocalSend, Schedule
 from bbgrap.transport.complaints import Complaints
@@ -61,7 +61,7 @@ class Deployment:
     segments: tuple[Segment, ...]
     names: tuple[str, ...]
     addresses: tuple[str, ...]
-    copies: Copies
+    slices: SlicePlan
     received: Mapping[int, MessageLayout] = field(init=False)
     sent: Mapping[int, MessageLayout] = field(init=False)
     headers: Headers = field(init=False)
@@ -83,7 +83,7 @@ class Deployment:
         Raises:
             ModelError: if an array is not what the schedule says.
         """
-        payload = pack(self.sent[step.message], self.copies.sent(step, arrays))
+        payload = pack(self.sent[step.message], self.slices.sent(step, arrays))
         plane.send(self.addresses[step.destination], self.headers.of(step.message, request), *payload)
 
     def compute(self, segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -244,12 +244,12 @@ class Executor:
         return layout is not None and layout.peer == frame.source and layout.admits(size)
 
     def _begin(self, key: Key, deployment: Deployment, *, recorded: bool) -> _Running:
-        schedule, copies = deployment.schedule, deployment.copies
+        schedule, slices = deployment.schedule, deployment.slices
         if recorded:
             host = deployment.addresses[schedule.host]
-            execution: Execution = self._recorder.begin(key, schedule, copies, deployment.names, host)
+            execution: Execution = self._recorder.begin(key, schedule, slices, deployment.names, host)
         else:
-            execution = Execution(schedule, copies=copies)
+            execution = Execution(schedule, slices=slices)
         running = self._running[key] = _Running(deployment, execution, partial(deployment.send, self.plane, key[1]))
         early = self._early.pop(key, [])
         self._early_count -= len(early)

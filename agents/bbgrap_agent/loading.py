@@ -48,7 +48,7 @@ def load(deploy: Deploy, store: WeightStore, threads: int, coordinator_host: str
     names = tuple(s.name for s in deploy.segments)
     _warm_up(loaded, names)
     addresses = tuple(peer.address for peer in reachable(deploy.peers, coordinator_host))
-    return Deployment(deploy.epoch, loaded.schedule, loaded.segments, names, addresses, loaded.copies)
+    return Deployment(deploy.epoch, loaded.schedule, loaded.segments, names, addresses, loaded.slices)
 
 
 def reachable(peers: Sequence[Peer], coordinator_host: str) -> tuple[Peer, ...]:

@@ -25,7 +25,7 @@ from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.data import Frame
 from bbgrap.protocol.message_layout import unpack
 from bbgrap.runtime.blocked import aligned_empty
-from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalSend, Schedule
 from bbgrap.tdl.work import Work
 from bbgrap.transport.tcp import TcpDataPlane
@@ -100,7 +100,7 @@ def _message(sender: TcpDataPlane, receiver: TcpDataPlane, channels: int, rows: 
     shape = (1, channels, _MAP_ROWS, columns)
     step = LocalSend(0, 1, (LocalPart(0, (((0, 1),), ((0, channels),), ((0, rows),), ((0, columns),))),))
     schedule = Schedule(0, 2, (BufferSpec("map", DType.FLOAT, shape),), (step,))
-    deployment = Deployment(0, schedule, (), (), ("", receiver.address), Copies(schedule))
+    deployment = Deployment(0, schedule, (), (), ("", receiver.address), SlicePlan(schedule))
     held, layout = {0: np.ones(shape, np.float32)}, deployment.sent[0]
 
     def run() -> None:

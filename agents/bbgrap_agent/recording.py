@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bbgrap.protocol.data import Frame, Kind, pack_clock, unpack_clock
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.recording import Clock, Record, RecordedExecution, RoundTrip, labels_of
 from bbgrap.runtime.schedule import Schedule
 from bbgrap.transport.data import DataPlane
@@ -60,11 +60,11 @@ class Recorder:
         """Whether an answer of a host's clock is awaited."""
         return any(recording.asked and not recording.compared for recording in self._recordings.values())
 
-    def begin(self, key: Key, schedule: Schedule, copies: Copies, segments: tuple[str, ...], host: str) -> RecordedExecution:
+    def begin(self, key: Key, schedule: Schedule, slices: SlicePlan, segments: tuple[str, ...], host: str) -> RecordedExecution:
         """Return the execution of a request that is to be recorded; `host` is where the host's data plane is."""
         if len(self._recordings) >= MAX_RECORDINGS:
             self.drop(next(iter(self._recordings)))
-        execution = RecordedExecution(schedule, self._clock, copies=copies)
+        execution = RecordedExecution(schedule, self._clock, slices=slices)
         self._recordings[key] = _Recording(execution, segments, host)
         self._plane.connect(host)
         return execution

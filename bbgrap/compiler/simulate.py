@@ -12,12 +12,12 @@ from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Array
 from bbgrap.program.encodings import carried
-from bbgrap.runtime.execution import Copies, Execution, Kernel, Sender
+from bbgrap.runtime.execution import Execution, Kernel, Sender, SlicePlan
 from bbgrap.runtime.schedule import LocalSend
 
 
 def simulate(
-    artifacts: Artifacts, feeds: Sequence[Array], kernels: Sequence[Kernel], copies: Sequence[Copies | None] | None = None
+    artifacts: Artifacts, feeds: Sequence[Array], kernels: Sequence[Kernel], slices: Sequence[SlicePlan | None] | None = None
 ) -> list[Array]:
     """Run one request and return the model's outputs.
 
@@ -25,18 +25,18 @@ def simulate(
         artifacts: what would be deployed.
         feeds: the model's inputs, in order.
         kernels: one per device, running its segments by number.
-        copies: one per device, if its buffers are not plain.
+        slices: one per device, if its buffers are not plain.
 
     Raises:
         ProgramError: if devices wait for each other for ever.
     """
     host = artifacts.host
-    chosen = copies or [None] * len(artifacts.devices)
-    runs = [Execution(device.schedule, copies=c) for device, c in zip(artifacts.devices, chosen, strict=True)] + [Execution(host, feeds)]
+    chosen = slices or [None] * len(artifacts.devices)
+    runs = [Execution(device.schedule, slices=c) for device, c in zip(artifacts.devices, chosen, strict=True)] + [Execution(host, feeds)]
 
     def sender(run: Execution) -> Sender:
         def send(step: LocalSend, arrays: Mapping[int, Array]) -> None:
-            runs[step.destination].deliver(step.message, [carried(part, step.wire) for part in run.copies.sent(step, arrays)])
+            runs[step.destination].deliver(step.message, [carried(part, step.wire) for part in run.slices.sent(step, arrays)])
 
         return send
 

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from bbgrap.graph.types import Array
-from bbgrap.runtime.execution import Copies, Copy, Empty, Take
+from bbgrap.runtime.execution import Copy, Empty, SlicePlan, Take
 from bbgrap.runtime.schedule import Box, LocalJoin, LocalPart, Schedule, box_shape, extract, index_of
 
 _ALIGN = 64
@@ -27,8 +27,8 @@ _Window = tuple[tuple[int, ...], int, tuple[int, ...]]
 from one element to the next. One call of numpy's makes that a view; slices take three, and right after a kernel none is in a cache."""
 
 
-class BlockedCopies(Copies):
-    """Copies for a schedule with some blocked buffers.
+class BlockedSlicePlan(SlicePlan):
+    """The slice plan of a schedule with some blocked buffers.
 
     Invariants: every blocked buffer has 32-bit floats, four axes, and a multiple of `block` channels; the pieces of a blocked `LocalJoin`
     are boxes of one range per axis and begin and end at multiples of `block` channels, in their sources, too.

@@ -45,7 +45,7 @@ Copy = Callable[[Array, Array], None]
 """Copies a region of its second argument, a buffer's array, to where it belongs in the first one, a joined array."""
 
 
-class Copies:
+class SlicePlan:
     """How regions are taken out of buffers, buffers put together, and when they are let go: all that is known before any request.
 
     Here a buffer is the array that its shape says.
@@ -140,16 +140,16 @@ class Execution:
     Invariants: `position` only grows; a message is delivered at most once; after the last step `finished` is true.
     """
 
-    def __init__(self, schedule: Schedule, feeds: Sequence[Array] = (), copies: Copies | None = None, empty: Empty = np.empty) -> None:
+    def __init__(self, schedule: Schedule, feeds: Sequence[Array] = (), slices: SlicePlan | None = None, empty: Empty = np.empty) -> None:
         """Start before the first step, with the feed buffers filled.
 
-        `copies` of the schedule serve many requests; `empty` makes the arrays in which pieces are joined.
+        `slices` of the schedule serve many requests; `empty` makes the arrays in which pieces are joined.
         """
         if len(feeds) != len(schedule.feeds):
             raise ExecutionError(f"device {schedule.device}: expected {len(schedule.feeds)} feeds, got {len(feeds)}")
         self.schedule = schedule
         self.position = 0
-        self.copies = copies or Copies(schedule)
+        self.slices = slices or SlicePlan(schedule)
         self._empty = empty
         self._buffers: dict[int, Array] = dict(zip(schedule.feeds, feeds, strict=True))
         self._mail: dict[int, Sequence[Array]] = {}
@@ -189,7 +189,7 @@ class Execution:
                     self._buffers[step.output] = self._joined(step)
                 case LocalSend():
                     send(step, self._buffers)
-            for buffer in self.copies.freed[self.position]:
+            for buffer in self.slices.freed[self.position]:
                 self._buffers.pop(buffer, None)
             self.position += 1
         return self.finished
@@ -200,12 +200,12 @@ class Execution:
 
     def _join_ahead(self) -> None:
         """Copy what is there of the joins that come next: to wait for a message is the time for it."""
-        for step in self.copies.ahead[self.position]:
+        for step in self.slices.ahead[self.position]:
             begun = self._begun.get(step.output)
-            missing = self.copies.pieces(step) if begun is None else begun[1]
+            missing = self.slices.pieces(step) if begun is None else begun[1]
             there = [piece for piece in missing if piece[0] in self._buffers]
             if there:
-                joined = self.copies.begin(step, self._empty) if begun is None else begun[0]
+                joined = self.slices.begin(step, self._empty) if begun is None else begun[0]
                 self._begun[step.output] = joined, [piece for piece in missing if piece[0] not in self._buffers]
                 for buffer, copy in there:
                     copy(joined, self._buffers[buffer])
@@ -213,7 +213,7 @@ class Execution:
     def _joined(self, step: LocalJoin) -> Array:
         begun = self._begun.pop(step.output, None)
         if begun is None:
-            return self.copies.join(step, self._buffers, self._empty)
+            return self.slices.join(step, self._buffers, self._empty)
         joined, missing = begun
         for buffer, copy in missing:
             copy(joined, self._buffers[buffer])

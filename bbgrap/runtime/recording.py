@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from bbgrap.graph.types import Array, TensorType
-from bbgrap.runtime.execution import Copies, Empty, Execution, Kernel, Sender
+from bbgrap.runtime.execution import Empty, Execution, Kernel, Sender, SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule, part_shape
 
 Clock = Callable[[], int]
@@ -78,10 +78,10 @@ class RecordedExecution(Execution):
     """
 
     def __init__(
-        self, schedule: Schedule, clock: Clock, feeds: Sequence[Array] = (), copies: Copies | None = None, empty: Empty = np.empty
+        self, schedule: Schedule, clock: Clock, feeds: Sequence[Array] = (), slices: SlicePlan | None = None, empty: Empty = np.empty
     ) -> None:
         """Start before the first step, as an `Execution` does."""
-        super().__init__(schedule, feeds, copies, empty)
+        super().__init__(schedule, feeds, slices, empty)
         self.times: list[tuple[int, int, int]] = []
         self._clock = clock
         self._reached: int | None = None

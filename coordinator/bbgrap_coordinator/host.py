@@ -23,7 +23,7 @@ from bbgrap.protocol.data import Frame, Kind, pack_clock
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer, TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
-from bbgrap.runtime.execution import Copies, Empty, Execution
+from bbgrap.runtime.execution import Empty, Execution, SlicePlan
 from bbgrap.runtime.recording import RecordedExecution, labels_of
 from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalSend, Schedule
 from bbgrap.transport.complaints import Complaints
@@ -47,7 +47,7 @@ class _Deployment:
     sent: dict[int, MessageLayout]
     bare: tuple[int, ...]
     """Devices that take part and get no input."""
-    copies: Copies
+    slices: SlicePlan
     whole: frozenset[int]
     """Messages whose parts are outputs as they come."""
 
@@ -84,7 +84,7 @@ class Host:
         bare = tuple(device for device in sorted(addresses) if device not in fed)
         received = dict(layouts_received(deploy.schedule))
         whole = _whole(deploy.schedule)
-        self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, received, sent, bare, Copies(deploy.schedule), whole)
+        self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, received, sent, bare, SlicePlan(deploy.schedule), whole)
         for address in addresses.values():
             self._plane.connect(address)
 
@@ -116,10 +116,10 @@ class Host:
             feeds = _feeds(schedule, start)
             if start.record:
                 execution: Execution = RecordedExecution(
-                    schedule, time.perf_counter_ns, feeds, deployment.copies, self._empty(start.client)
+                    schedule, time.perf_counter_ns, feeds, deployment.slices, self._empty(start.client)
                 )
             else:
-                execution = Execution(schedule, feeds, deployment.copies, self._empty(start.client))
+                execution = Execution(schedule, feeds, deployment.slices, self._empty(start.client))
         except BbgrapError as error:
             return RequestBroke(start.request, Fault.INPUT, str(error))
         running = self._running[start.request] = _Running(deployment, start.epoch, execution, start.client)
@@ -177,7 +177,7 @@ class Host:
 
         def send(step: LocalSend, arrays: Mapping[int, Array]) -> None:
             header = Frame(Kind.DATA, schedule.device, running.epoch, request, step.message).to_bytes()
-            parts = deployment.copies.sent(step, arrays)
+            parts = deployment.slices.sent(step, arrays)
             self._plane.send(deployment.addresses[step.destination], header, *pack(deployment.sent[step.message], parts))
 
         try:

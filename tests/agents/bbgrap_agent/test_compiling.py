@@ -21,8 +21,8 @@ from bbgrap.engine.layout import block_size
 from bbgrap.engine.prepare import compile_graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.runtime.blocked import BlockedCopies
-from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.blocked import BlockedSlicePlan
+from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import LocalJoin, check_schedule
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
@@ -53,7 +53,7 @@ def run(artifacts, feeds, loaded):
     for device in devices:
         assert not check_schedule(device.schedule)
     kernels = [lambda segment, inputs, one=one: one.segments[segment](inputs) for one in loaded]
-    return simulate(Artifacts(devices, artifacts.host, artifacts.weights), feeds, kernels, [one.copies for one in loaded])
+    return simulate(Artifacts(devices, artifacts.host, artifacts.weights), feeds, kernels, [one.slices for one in loaded])
 
 
 def assert_same_answers(graph, artifacts):
@@ -94,11 +94,11 @@ def test_rows_of_resnet50_are_blocked_throughout():
     graph = build("resnet50")
     artifacts = export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)
     for loaded in assert_same_answers(graph, artifacts):
-        assert isinstance(loaded.copies, BlockedCopies)
-        assert len(loaded.copies.blocked) > 40
+        assert isinstance(loaded.slices, BlockedSlicePlan)
+        assert len(loaded.slices.blocked) > 40
         joins = {step.output for step in loaded.schedule.steps if isinstance(step, LocalJoin)}
         assert len(joins) >= 12
-        assert joins & loaded.copies.blocked
+        assert joins & loaded.slices.blocked
 
 
 @settings(max_examples=8)
@@ -124,7 +124,7 @@ def test_without_the_layout_all_stays_as_shipped(monkeypatch):
     monkeypatch.setattr(compiling, "block_size", lambda: None)
     for loaded, device in zip(assert_same_answers(graph, artifacts), artifacts.devices, strict=True):
         assert loaded.schedule is device.schedule
-        assert type(loaded.copies) is Copies
+        assert type(loaded.slices) is SlicePlan
 
 
 @needs_blocks
@@ -161,4 +161,4 @@ def test_a_model_whose_channels_fill_no_block_stays_as_shipped():
     artifacts = export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)
     for loaded, device in zip(assert_same_answers(graph, artifacts), artifacts.devices, strict=True):
         assert loaded.schedule == device.schedule
-        assert not getattr(loaded.copies, "blocked", None)
+        assert not getattr(loaded.slices, "blocked", None)

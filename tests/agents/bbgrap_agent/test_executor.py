@@ -9,7 +9,7 @@ from bbgrap_agent.executor import MAX_EARLY, Deployment, Executor
 from bbgrap.graph.types import DType
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
-from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 from bbgrap.transport.inproc import InprocNetwork
 
@@ -52,7 +52,7 @@ class Bench:
             return kernel(inputs)
 
         addresses = (self.plane.address, self.peer.address, self.host.address)
-        self.executor.install(Deployment(7, schedule, (segment,), ("first",), addresses, Copies(schedule)))
+        self.executor.install(Deployment(7, schedule, (segment,), ("first",), addresses, SlicePlan(schedule)))
 
     def send(self, sender, source, request, message, value, epoch=7):
         sender.send(

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.graph.types import DType
-from bbgrap.runtime.blocked import BlockedCopies, aligned_empty, blocked, blocks_of, from_blocks
-from bbgrap.runtime.execution import Copies
+from bbgrap.runtime.blocked import BlockedSlicePlan, aligned_empty, blocked, blocks_of, from_blocks
+from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalSend, Schedule
 
 BLOCK = 4
@@ -45,10 +45,10 @@ def boxes(draw):
 def test_a_part_of_a_blocked_buffer_is_plain(box):
     schedule = Schedule(0, 1, (BufferSpec("x", DType.FLOAT, SHAPE),), ())
     array, part = numbers(SHAPE), LocalPart(0, box)
-    want = Copies(schedule).part(part, array)
-    assert np.array_equal(BlockedCopies(schedule, BLOCK, {0}).part(part, blocked(array, BLOCK)), want)
-    assert np.array_equal(BlockedCopies(schedule, BLOCK, {0}).part(LocalPart(0, None), blocked(array, BLOCK)), array)
-    assert np.array_equal(BlockedCopies(schedule, BLOCK, ()).part(part, array), want)
+    want = SlicePlan(schedule).part(part, array)
+    assert np.array_equal(BlockedSlicePlan(schedule, BLOCK, {0}).part(part, blocked(array, BLOCK)), want)
+    assert np.array_equal(BlockedSlicePlan(schedule, BLOCK, {0}).part(LocalPart(0, None), blocked(array, BLOCK)), array)
+    assert np.array_equal(BlockedSlicePlan(schedule, BLOCK, ()).part(part, array), want)
 
 
 @given(st.lists(boxes(), min_size=1, max_size=2), st.tuples(*[st.integers(0, n - 1) for n in SHAPE]), st.booleans())
@@ -59,12 +59,12 @@ def test_what_is_sent_are_the_parts_whichever_way_they_are_taken(several, corner
     step = LocalSend(3, 1, parts)
     schedule = Schedule(0, 1, (BufferSpec("x", DType.FLOAT, SHAPE),), (step,), feeds=(0,))
     array = numbers(SHAPE)
-    plain_copies, blocked_copies = Copies(schedule), BlockedCopies(schedule, BLOCK, {0})
+    plain_slices, blocked_slices = SlicePlan(schedule), BlockedSlicePlan(schedule, BLOCK, {0})
     for _ in range(1 + twice):
         for part, got, same in zip(
-            parts, blocked_copies.sent(step, {0: blocked(array, BLOCK)}), plain_copies.sent(step, {0: array}), strict=True
+            parts, blocked_slices.sent(step, {0: blocked(array, BLOCK)}), plain_slices.sent(step, {0: array}), strict=True
         ):
-            want = plain_copies.part(part, array)
+            want = plain_slices.part(part, array)
             assert np.array_equal(got, want)
             assert np.array_equal(same, want)
 
@@ -89,8 +89,8 @@ def test_joins_convert_on_the_way(own_blocked, halo_blocked, joined_blocked, axi
     want = np.concatenate([own, halo], axis)
     chosen = {n for n, yes in enumerate((own_blocked, halo_blocked, joined_blocked)) if yes}
     held = {n: blocked(array, BLOCK) if n in chosen else array for n, array in enumerate((own, halo))}
-    got = BlockedCopies(schedule, BLOCK, chosen).join(step, held)
+    got = BlockedSlicePlan(schedule, BLOCK, chosen).join(step, held)
     assert got.shape == shape
     assert got.flags.c_contiguous
     assert np.array_equal(plain(got) if joined_blocked else got, want)
-    assert np.array_equal(Copies(schedule).join(step, {0: own, 1: halo}), want)
+    assert np.array_equal(SlicePlan(schedule).join(step, {0: own, 1: halo}), want)

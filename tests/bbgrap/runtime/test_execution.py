@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.graph.types import DType
-from bbgrap.runtime.execution import Copies, Execution
+from bbgrap.runtime.execution import Execution, SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 
 ROW = BufferSpec("row", DType.FLOAT, (2,))
@@ -33,8 +33,8 @@ SCHEDULE = Schedule(
 )
 
 
-class Counting(Copies):
-    """Copies that count the joined arrays that were begun, and the pieces that were put there."""
+class Counting(SlicePlan):
+    """A slice plan that counts the joined arrays that were begun, and the pieces that were put there."""
 
     def __init__(self, schedule):
         super().__init__(schedule)
@@ -57,8 +57,8 @@ class Counting(Copies):
 
 @given(st.permutations([1, 2, 3]), st.lists(st.booleans(), min_size=3, max_size=3))
 def test_pieces_are_copied_once_as_soon_as_there_is_time(order, advance):
-    copies, sent = Counting(SCHEDULE), []
-    execution = Execution(SCHEDULE, copies=copies)
+    slices, sent = Counting(SCHEDULE), []
+    execution = Execution(SCHEDULE, slices=slices)
 
     def kernel(segment, inputs):
         assert inputs[1].tolist() == inputs[0][1:5].tolist()
@@ -77,16 +77,16 @@ def test_pieces_are_copied_once_as_soon_as_there_is_time(order, advance):
         assert finished == (len(there) == 3)
         # Messages are taken in order, so those behind a missing one wait.
         taken = next((m - 1 for m in (1, 2, 3) if m not in there), 3)
-        assert copies.placed == list(range(taken))
+        assert slices.placed == list(range(taken))
     execution.advance(kernel, send)
     assert sent == [[10.0, 10.0, 20.0, 20.0, 30.0, 30.0]]
-    assert copies.begun == 1
-    assert copies.placed == [0, 1, 2]
+    assert slices.begun == 1
+    assert slices.placed == [0, 1, 2]
 
 
 def test_only_joins_that_the_next_kernel_waits_for_are_begun():
     join = LocalJoin(3, ((LocalPart(1, None), at(0, 2)), (LocalPart(2, None), at(2, 4))))
     steps = (LocalReceive(1, 1, (0,)), LocalRun(0, (0,), (1,)), LocalReceive(2, 1, (2,)), join)
-    assert [len(joins) for joins in Copies(Schedule(0, 2, (ROW, ROW, ROW, BOTH), steps)).ahead] == [0, 0, 0, 0]
+    assert [len(joins) for joins in SlicePlan(Schedule(0, 2, (ROW, ROW, ROW, BOTH), steps)).ahead] == [0, 0, 0, 0]
     steps = (*steps, LocalRun(1, (3,), (4,)))
-    assert [len(joins) for joins in Copies(Schedule(0, 2, (ROW, ROW, ROW, BOTH, BOTH), steps)).ahead] == [0, 0, 1, 1, 0]
+    assert [len(joins) for joins in SlicePlan(Schedule(0, 2, (ROW, ROW, ROW, BOTH, BOTH), steps)).ahead] == [0, 0, 1, 1, 0]

@@ -36,7 +36,7 @@ def run(execution, order, limits=None):
     sent = []
 
     def send(step, arrays):
-        sent.append((step.message, step.destination, [part.tolist() for part in execution.copies.sent(step, arrays)]))
+        sent.append((step.message, step.destination, [part.tolist() for part in execution.slices.sent(step, arrays)]))
 
     for message in order:
         execution.advance(kernel, send, limit=limits)
