@@ -104,11 +104,8 @@ class Leaning:
 
     def _seconds(self, device: int) -> list[float]:
         """Return what every graph node takes on a device."""
-        name = self._cluster.nodes[device].name
         return [
-            self._predictor.seconds(device, self._pieces.work(node, Tile(0, whole_output(self._graph, node))))
-            * self._predictor.calibration.factor(name, node.name)
-            for node in self._graph.nodes
+            self._predictor.seconds(device, self._pieces.work(node, Tile(0, whole_output(self._graph, node)))) for node in self._graph.nodes
         ]
 
     def _stretches(self, device: int, part: float) -> tuple[list[str], list[str], list[str]]:

@@ -179,7 +179,7 @@ def speeds_together(nodes: Sequence[NodeProfile]) -> tuple[Mapping[str, Speed], 
 def _alike(nodes: Sequence[NodeProfile], speeds: Sequence[Mapping[str, Speed]]) -> list[list[int]]:
     """Return groups of devices that are machines of one kind: as many cores and threads, the same measured, and as good as equal speeds."""
     groups: dict[tuple[int, int, frozenset[str]], list[list[int]]] = {}
-    seconds = [typical_seconds(of) for of in speeds]
+    seconds = [_typical_seconds(of) for of in speeds]
     for device in sorted(range(len(nodes)), key=lambda d: (seconds[d], d)):
         node = nodes[device]
         if node.work:
@@ -191,7 +191,7 @@ def _alike(nodes: Sequence[NodeProfile], speeds: Sequence[Mapping[str, Speed]]) 
     return [devices for same in groups.values() for devices in same if len(devices) > 1]
 
 
-def typical_seconds(speeds: Mapping[str, Speed]) -> float:
+def _typical_seconds(speeds: Mapping[str, Speed]) -> float:
     """Return what a machine is predicted to take for typical work: all of its predictions together go up and down with it."""
     return sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items())
 

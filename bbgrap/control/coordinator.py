@@ -11,8 +11,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bbgrap.auto.calibrate import MachineFactors
-from bbgrap.control.calibrations import Calibrations
 from bbgrap.control.coordinator_events import (
     ChunkWritten,
     Event,
@@ -80,27 +78,17 @@ NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp:/
 class CoordinatorMachine:
     """The control side of the coordinator.
 
-    Invariants: after every event, no route that should serve is idle while a request waits for it, unless its place is to be taken and the
-    new routes are timed.
+    Invariants: after every event, no route that should serve is idle while a request waits for it.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        stored: Mapping[str, int] | None = None,
-        calibrations: Mapping[str, Mapping[str, MachineFactors]] | None = None,
-    ) -> None:
-        """Start without agents and clients.
-
-        `stored` are the model files kept from earlier, with their sizes, `calibrations` what was measured earlier, by model and machine.
-        """
+    def __init__(self, settings: Settings, stored: Mapping[str, int] | None = None) -> None:
+        """Start without agents and clients; `stored` are the model files kept from earlier, with their sizes in bytes."""
         self.settings = settings
         self.members = Members(settings)
-        self.calibrations = Calibrations(calibrations)
-        self.deployments = Deployments(settings, self.members, self.calibrations)
+        self.deployments = Deployments(settings, self.members)
         self.uploads = Uploads(dict(stored or {}))
         self.measurements = Measurements(settings, self.members)
-        self.requests = Requests(settings, self.members, self.deployments, self.calibrations)
+        self.requests = Requests(settings, self.members, self.deployments)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take an event and return what is to be done, in order.
@@ -174,7 +162,7 @@ class CoordinatorMachine:
             case RequestFailed():
                 return self.requests.failed_on(member, message)
             case Recorded():
-                return self.requests.recorded(member, message, now)
+                return self.requests.recorded(member, message)
             case Measured():
                 return self.measurements.measured(member, message, now)
             case LinksMeasured():

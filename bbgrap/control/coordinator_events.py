@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bbgrap.auto.calibrate import MachineFactors, Segments
 from bbgrap.cluster.types import Cluster
 from bbgrap.compiler.artifacts import Artifacts
-from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, Buffer, Peer, TensorHeader
@@ -78,12 +76,11 @@ class ChunkWritten:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRoute:
-    """Another way to run the planned model; `report` is JSON, `segments` what they are predicted to take."""
+    """Another way to run the planned model; `report` is JSON."""
 
     name: str
     artifacts: Artifacts
     report: str
-    segments: Segments = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,6 @@ class Planned:
     report: str
     name: str = ""
     alternatives: tuple[PlannedRoute, ...] = ()
-    segments: Segments = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +155,13 @@ class WriteChunk:
 
 @dataclass(frozen=True, slots=True)
 class StartPlanning:
-    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`. `calibration` corrects the predictions."""
+    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`."""
 
     epoch: int
     files: tuple[ModelFile, ...]
     shapes: Mapping[str, tuple[int, ...]]
     cluster: Cluster
     options: PlanOptions
-    calibration: Calibration = NOT_CALIBRATED
-
-
-@dataclass(frozen=True, slots=True)
-class KeepCalibration:
-    """Store what was measured of a model, by machine, for the next coordinator; it replaces what was stored of that model."""
-
-    model: str
-    machines: Mapping[str, MachineFactors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,16 +217,4 @@ class Tell:
     text: str
 
 
-Instruction = (
-    ToAgent
-    | ToClient
-    | WriteChunk
-    | StartPlanning
-    | KeepCalibration
-    | HostDeploy
-    | HostRelease
-    | HostPings
-    | StartRequest
-    | DropRequest
-    | Tell
-)
+Instruction = ToAgent | ToClient | WriteChunk | StartPlanning | HostDeploy | HostRelease | HostPings | StartRequest | DropRequest | Tell

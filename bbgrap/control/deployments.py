@@ -8,13 +8,10 @@ forgotten by everyone who had a part in it; an agent loads one route of a deploy
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR
-from bbgrap.compiler.memory import overfull
-from bbgrap.control.calibrations import Calibrations
 from bbgrap.control.coordinator_events import (
     HostDeploy,
     HostRelease,
@@ -43,9 +40,8 @@ class Deployments:
     Invariants: `by_epoch` holds no ended deployment.
     """
 
-    def __init__(self, settings: Settings, members: Members, calibrations: Calibrations) -> None:
+    def __init__(self, settings: Settings, members: Members) -> None:
         """Start without plans."""
-        self.calibrations = calibrations
         self.settings = settings
         self.members = members
         self.plans: dict[str, Plan] = {}
@@ -80,21 +76,6 @@ class Deployments:
             done += self._move(old, deployment)
         return deployment, [*done, start]
 
-    def begin_beside(self, old: Deployment, now: float) -> tuple[Deployment, list[Instruction]]:
-        """Start a deployment that takes the place of another one when it is ready."""
-        done = self._make_room()
-        deployment, start = self._new(old.plan, now)
-        deployment.replaces = old.epoch
-        return deployment, [*done, start]
-
-    def take_over(self, deployment: Deployment) -> list[Instruction]:
-        """Let a deployment take the place it was made for, or end it if that one has been replaced meanwhile."""
-        plan, replaced, deployment.replaces = deployment.plan, deployment.replaces, None
-        if plan.epoch != replaced:
-            return self.end(deployment, "released" if deployment.tracker.may("released") else "stop")
-        old, plan.epoch = self.current(plan), deployment.epoch
-        return [] if old is None else self._move(old, deployment)
-
     def _move(self, old: Deployment, new: Deployment) -> list[Instruction]:
         """Let whoever waits for a deployment wait for the one that replaces it."""
         new.callers, old.callers = [*new.callers, *old.callers], []
@@ -108,8 +89,7 @@ class Deployments:
         tracker = Tracker(Role.DEPLOYMENT, f"epoch {epoch}")
         deployment = Deployment(epoch, plan, members, cluster, tracker, now, Fastest([epoch]))
         self.by_epoch[epoch] = deployment
-        calibration = self.calibrations.of(plan.model, cluster)
-        return deployment, StartPlanning(epoch, plan.files, plan.shapes, cluster, plan.options, calibration)
+        return deployment, StartPlanning(epoch, plan.files, plan.shapes, cluster, plan.options)
 
     def retire(self, deployment: Deployment) -> list[Instruction]:
         """End a deployment that was replaced, once its last request is done."""
@@ -142,19 +122,11 @@ class Deployments:
         """Deploy what was planned to the agents that take part."""
         deployment = self.by_epoch[event.epoch]
         deployment.tracker.move("planned")
-        own = PlannedRoute(event.name or deployment.plan.options.planner, event.artifacts, event.report, event.segments)
+        own = PlannedRoute(event.name or deployment.plan.options.planner, event.artifacts, event.report)
         numbered = [(event.epoch, own), *((next(self._epochs), other) for other in event.alternatives)]
         deployment.routes = [self._route(deployment, epoch, planned) for epoch, planned in numbered]
         deployment.policy = Balanced() if deployment.is_stream else Fastest([epoch for epoch, _ in numbered])
-        done = [] if deployment.replaces is None or self._have_room_for_both(deployment) else self.take_over(deployment)
-        return [*done, *self.advance(deployment, now)] if deployment.epoch in self.by_epoch else done
-
-    def _have_room_for_both(self, deployment: Deployment) -> bool:
-        """Whether the nodes have memory for a deployment beside the one it replaces."""
-        old = self.by_epoch.get(deployment.replaces or 0)
-        reports = [json.loads(route.report) for d in (deployment, old) if d is not None for route in d.routes]
-        nodes = [node.name for node in deployment.cluster.nodes]
-        return not overfull(deployment.cluster, tuple(sum(r.get("memory_bytes", {}).get(name, 0) for r in reports) for name in nodes))
+        return self.advance(deployment, now)
 
     def _route(self, deployment: Deployment, epoch: int, planned: PlannedRoute) -> Route:
         devices = list(zip(deployment.members, planned.artifacts.devices, strict=True))
@@ -167,7 +139,7 @@ class Deployments:
         }
         lane = Lane(epoch, self.settings.in_flight_per_node * max(1, len(parts)))
         nodes = tuple(peer for peer in peers if peer.device in working)
-        return Route(planned.name, lane, planned.artifacts.host, planned.report, parts, nodes, planned.artifacts.weights, planned.segments)
+        return Route(planned.name, lane, planned.artifacts.host, planned.report, parts, nodes, planned.artifacts.weights)
 
     def advance(self, deployment: Deployment, now: float) -> list[Instruction]:
         """Become the host of routes that are loaded, deploy those whose agents load no other one, and tell who waits how far it is."""

@@ -3,17 +3,15 @@
     RunModel -> waiting -> (a route has room) running -> answered
                    ^------- the route is lost --'   (a recorded one: running -> recording -> answered)
 
-Laws: every request is answered exactly once; after `go_on`, no route that should serve is idle while a request waits for it, except for one
-made-up request at a time of the deployment that is to replace its own; a route is timed by requests that had the coordinator to themselves.
+Laws: every request is answered exactly once; after `go_on`, no route that should serve is idle while a request waits for it; a
+route is timed by requests that had the coordinator to themselves.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
-from math import inf
 
-from bbgrap.control.calibrations import Calibrations
 from bbgrap.control.coordinator_events import (
     DropRequest,
     Instruction,
@@ -27,11 +25,10 @@ from bbgrap.control.coordinator_events import (
 )
 from bbgrap.control.deployments import Deployments
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.observations import Observations
 from bbgrap.control.plans import Caller, Deployment, Plan, Route
 from bbgrap.control.recordings import Recordings
 from bbgrap.control.states import Role, Tracker
-from bbgrap.control.variants import MEASURE_BESIDE_S, MEASURE_S, Measuring
+from bbgrap.control.variants import MEASURE_S, Measuring
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
 from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
 from bbgrap.protocol.tensors import Inputs, made_up
@@ -58,13 +55,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A made-up request that times a route, or (`recorded`) its segments."""
+    """A made-up request that times a route."""
 
     deployment: Deployment
     epoch: int
     started: float
-    recorded: bool = False
-    ran: bool = False
 
 
 class Requests:
@@ -74,13 +69,12 @@ class Requests:
     nothing else ran, as long as nothing else has begun.
     """
 
-    def __init__(self, settings: Settings, members: Members, deployments: Deployments, calibrations: Calibrations) -> None:
+    def __init__(self, settings: Settings, members: Members, deployments: Deployments) -> None:
         """Start without requests."""
         self.settings = settings
         self.members = members
         self.deployments = deployments
         self.recordings = Recordings(settings.records_within_s)
-        self.observations = Observations(deployments, self.recordings, calibrations)
         self.open: dict[int, Request] = {}
         self.by_caller: dict[Caller, int] = {}
         self._probes: dict[int, _Probe] = {}
@@ -112,7 +106,7 @@ class Requests:
         if deployment.tracker.state == "ready":
             done += [ToClient(identity, deployment.prepared(call)) for identity, call in deployment.callers]
             deployment.callers = []
-        while deployment.tracker.state == "ready" and deployment.waiting and not self._gives_way(deployment):
+        while deployment.tracker.state == "ready" and deployment.waiting:
             lane = deployment.policy.choose([route.lane for route in deployment.routes], now)
             if lane is None:
                 break
@@ -120,34 +114,25 @@ class Requests:
             done.append(self._start(self.open[deployment.waiting.pop(0)], route, now))
         return done
 
-    def _gives_way(self, deployment: Deployment) -> bool:
-        """Whether a made-up request runs on the deployment that is to replace this one: for so long requests wait."""
-        probes = [probe for probe in self._probes.values() if probe.deployment.replaces == deployment.epoch and not probe.ran]
-        return any(self.deployments.find(probe.epoch) for probe in probes)
-
     def _start(self, request: Request, route: Route, now: float) -> Instruction:
         request.tracker.move("route free")
         others = self._probes or any(deployment.running for deployment in self.deployments.by_epoch.values())
         self._lonely = 0 if others else request.number
         request.epoch, message = route.epoch, request.message
         route.lane.running[request.number] = now
-        observed = not message.record and route.records_due > 0
         if message.record:
             self.recordings.begin(request.number, route.devices)
-        elif observed:
-            self.observations.begin(request.number, route)
-        return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record or observed, request.caller[0])
+        return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record, request.caller[0])
 
     # --- timing routes ----------------------------------------------------------------------------------------------------------
 
     def _begin_measuring(self, deployment: Deployment, now: float) -> list[Instruction]:
         deployment.tracker.move("all deployed")
-        self.observations.ask(deployment, deployment.routes[0])
-        if len(deployment.routes) == 1 and not deployment.routes[0].records_due:
+        if len(deployment.routes) == 1:
             return []
         deployment.inputs = made_up(deployment.routes[0].host)
         epochs = [route.epoch for route in deployment.routes] if deployment.inputs else []
-        deployment.measuring = Measuring(epochs, now + (MEASURE_S if deployment.replaces is None else MEASURE_BESIDE_S))
+        deployment.measuring = Measuring(epochs, now + MEASURE_S)
         return self.deployments.progress(deployment)
 
     def _measure(self, deployment: Deployment, now: float) -> list[Instruction]:
@@ -156,46 +141,33 @@ class Requests:
         if any(probe.deployment is deployment for probe in self._probes.values()):
             return []
         measuring, inputs = deployment.measuring, deployment.inputs
-        old = self.deployments.by_epoch.get(deployment.replaces or 0)
-        if measuring is not None and old is not None and old.running and not measuring.is_late(now):
-            return []
         if measuring is not None and inputs is not None:
             epoch = measuring.next(now)
             if epoch is not None:
                 return [self._probe(deployment, inputs, epoch, now)]
-            medians = measuring.medians()
-            for route in deployment.routes:
-                if medians and route.epoch == min(medians, key=medians.__getitem__):
-                    self.observations.ask(deployment, route)
-                if route.records_due and not (route.recorded and measuring.is_late(now)):
-                    return [self._probe(deployment, inputs, route.epoch, now, route)]
         return self._serve(deployment)
 
-    def _probe(self, deployment: Deployment, inputs: Inputs, epoch: int, now: float, recorded: Route | None = None) -> Instruction:
+    def _probe(self, deployment: Deployment, inputs: Inputs, epoch: int, now: float) -> Instruction:
         number = next(self._numbers)
-        self._probes[number] = _Probe(deployment, epoch, now, recorded is not None)
+        self._probes[number] = _Probe(deployment, epoch, now)
         self._lonely = 0
-        if recorded is not None:
-            self.observations.begin(number, recorded)
-        return StartRequest(epoch, number, *inputs, recorded is not None)
+        return StartRequest(epoch, number, *inputs)
 
     def _serve(self, deployment: Deployment) -> list[Instruction]:
         """Let a deployment serve whose routes are timed."""
         deployment.tracker.move("measured")
         deployment.inputs = None
-        done = self.observations.settle(deployment)
-        if deployment.measuring is not None:
-            deployment.policy.begin(deployment.measuring.medians())
-            done.append(Tell(deployment.measured_text()))
-        return done if deployment.replaces is None else [*done, *self.deployments.take_over(deployment)]
+        if deployment.measuring is None:
+            return []
+        deployment.policy.begin(deployment.measuring.medians())
+        return [Tell(deployment.measured_text())]
 
     def _probe_failed(self, number: int) -> list[Instruction]:
-        """Stop timing routes, or their segments, by made-up requests: this model does not take them."""
+        """Stop timing routes by made-up requests: this model does not take them."""
         probe = self._probes.pop(number, None)
         if probe is None:
             return []
-        self.observations.give_up(number)
-        if probe.deployment.measuring is not None and not probe.recorded:
+        if probe.deployment.measuring is not None:
             probe.deployment.measuring.give_up()
         return self._abandon(probe.epoch, number)
 
@@ -203,57 +175,30 @@ class Requests:
 
     def done(self, event: RequestDone, now: float) -> list[Instruction]:
         """Answer a request, and learn from the time it took."""
-        probe = self._probes.get(event.request)
-        measuring = None if probe is None else probe.deployment.measuring
-        if probe is not None and not probe.recorded:
-            del self._probes[event.request]
-            if measuring is not None:
-                measuring.note(probe.epoch, now - probe.started)
-        elif probe is not None and measuring is not None and not measuring.is_late(now):
-            usual_s = measuring.medians().get(probe.epoch, inf)
-            if self.observations.take_another(event.request, now - probe.started, usual_s):
-                del self._probes[event.request]
-                return []
+        probe = self._probes.pop(event.request, None)
+        if probe is not None and probe.deployment.measuring is not None:
+            probe.deployment.measuring.note(probe.epoch, now - probe.started)
         request = self.open.get(event.request)
-        if event.request in self.observations.epochs:
-            self.recordings.computed(event, now)
-            if probe is not None:
-                self._probes[event.request] = replace(probe, ran=True)
-            answered = [] if request is None else self._answer(request, event, (), now)
-            return [*answered, *self._observe(event.request, now)]
         if request is None:
             return []
         if request.message.record:
             request.tracker.move("computed")
             self.recordings.computed(event, now)
-            return self._answer_recorded(request, now)
+            return self._answer_recorded(request)
         return self._answer(request, event, (), now)
 
-    def _observe(self, number: int, now: float) -> list[Instruction]:
-        """Learn from a request that is recorded for the coordinator itself, if all is there."""
-        learnt = self.observations.complete(number, now)
-        if learnt is not None:
-            self._probes.pop(number, None)
-        return learnt or []
-
-    def recorded(self, member: Member, message: Recorded, now: float) -> list[Instruction]:
+    def recorded(self, member: Member, message: Recorded) -> list[Instruction]:
         """Take what an agent tells of when it did what for a request."""
-        if self.observations.epochs.get(message.request) == message.epoch:
-            self.recordings.take(message.request, member.identity, message.record)
-            return self._observe(message.request, now)
         request = self.open.get(message.request)
         if request is None or request.epoch != message.epoch:
             return []
         self.recordings.take(message.request, member.identity, message.record)
         request.tracker.move("Recorded")
-        return self._answer_recorded(request, now)
+        return self._answer_recorded(request)
 
-    def _answer_recorded(self, request: Request, now: float) -> list[Instruction]:
-        complete, found = self.recordings.complete(request.number), self.deployments.find(request.epoch)
-        if complete is None:
-            return []
-        learnt = [] if found is None else self.observations.learn(*found, complete[1], now)
-        return [*self._answer(request, *complete, None), *learnt]
+    def _answer_recorded(self, request: Request) -> list[Instruction]:
+        complete = self.recordings.complete(request.number)
+        return [] if complete is None else self._answer(request, *complete, None)
 
     def _answer(self, request: Request, event: RequestDone, records: tuple[Record, ...], now: float | None) -> list[Instruction]:
         """Answer a request; one that ended just `now` tells how fast its route is."""
@@ -266,7 +211,6 @@ class Requests:
             route.lane, route.lane.running[request.number], now, alone=self._lonely == request.number
         ):
             told.append(Tell(deployment.measured_text()))
-        self.observations.answered(deployment)
         answer = RunResult(request.caller[1], deployment.answer_epoch, event.outputs, event.payload, records)
         return [ToClient(request.caller[0], answer), *told, *self._close(request, "finished")]
 
@@ -303,7 +247,6 @@ class Requests:
             self.open[number].tracker.move("route lost")
             self.open[number].epoch = 0
             self.recordings.forget(number)
-            self.observations.forget(number)
         deployment.waiting[:0] = again
 
     def overdue(self, now: float) -> list[Instruction]:
@@ -315,13 +258,7 @@ class Requests:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.fail(request.number, "deadline", Fault.EXECUTION, reason)
-        for number in [n for n, epoch in self.observations.epochs.items() if self.deployments.find(epoch) is None]:
-            self.observations.forget(number)
         for number in self.recordings.overdue(now):
-            if number in self.observations.epochs:
-                self.observations.give_up(number)
-                self._probes.pop(number, None)
-                continue
             reason = f"request {number}: it was answered, but an agent has not told when it did what; trace again"
             done += self.fail(number, "failed", Fault.EXECUTION, reason)
         return done
@@ -330,10 +267,7 @@ class Requests:
         """Forget a request here, and everywhere it may still run."""
         request.tracker.move(event)
         del self.open[request.number], self.by_caller[request.caller]
-        if event != "finished":
-            self.observations.forget(request.number)
-        if request.number not in self.observations.epochs:
-            self.recordings.forget(request.number)
+        self.recordings.forget(request.number)
         found = self.deployments.find(request.epoch)
         if found is None:
             for other in self.deployments.by_epoch.values():

@@ -7,22 +7,17 @@ A plan is what a client knows: model, shapes and options. A deployment is a plan
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bbgrap.auto.calibrate import Segments
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.calibrations import SegmentSeconds
 from bbgrap.control.coordinator_events import Identity
 from bbgrap.control.membership import Member
 from bbgrap.control.states import Tracker
-from bbgrap.control.uploads import offer_digest
 from bbgrap.control.variants import Lane, Measuring, Policy
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.client_messages import ModelFile, ModelPrepared
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.protocol.tensors import Inputs
@@ -31,34 +26,21 @@ from bbgrap.runtime.schedule import Schedule
 Caller = tuple[Identity, int]
 """A client and the number of its call."""
 
-MAX_RECORDED = 11
-"""Recorded requests of a route whose median counts."""
-
 
 @dataclass(slots=True)
 class Plan:
-    """What a client asked to prepare; `epoch` is its current deployment, if it has one.
-
-    `answered` counts its requests; before `next_move` of them it is not planned anew because a node has slowed down.
-    """
+    """What a client asked to prepare; `epoch` is its current deployment, if it has one."""
 
     key: str
     files: tuple[ModelFile, ...]
     shapes: Mapping[str, tuple[int, ...]]
     options: PlanOptions
     epoch: int | None = None
-    answered: int = 0
-    next_move: int = 0
-
-    @property
-    def model(self) -> str:
-        """The digest of its model."""
-        return offer_digest(self.files)
 
 
 @dataclass(slots=True)
 class Route:
-    """One way to run a deployment's model. Of its last `recorded` requests it is known what each segment took.
+    """One way to run a deployment's model.
 
     Invariants: `pending` are agents that have been told (`begun`) and have not said `Deployed`; `weights` are kept until the route is
     `ready`, then the agents hold them.
@@ -72,20 +54,6 @@ class Route:
     nodes: tuple[Peer, ...]
     """The devices that take part."""
     weights: Mapping[str, Array]
-    segments: Segments = ()
-    recorded: deque[SegmentSeconds] = field(default_factory=lambda: deque(maxlen=MAX_RECORDED))
-    messages: deque[Mapping[int, float]] = field(default_factory=lambda: deque(maxlen=MAX_RECORDED))
-    """Of the same requests, measured per predicted seconds of messages, by device."""
-    settled: SegmentSeconds = field(default_factory=dict)
-    """What its segments took when it was new, if that is known."""
-    asked: bool = False
-    """Whether it has been asked for that."""
-    records_due: int = 0
-    """So many of its next requests are recorded."""
-    disregarded: int = 0
-    """So many were, and taught nothing, since they took too long."""
-    drifted: bool = False
-    """Whether those tell if a node has slowed down."""
     pending: dict[Identity, float] = field(default_factory=dict)
     begun: bool = False
     ready: bool = False
@@ -117,8 +85,6 @@ class Deployment:
     used: float
     policy: Policy
     routes: list[Route] = field(default_factory=list)
-    replaces: int | None = None
-    """The deployment whose place it takes once it is ready; meanwhile that one serves."""
     measuring: Measuring | None = None
     inputs: Inputs | None = None
     """Of made-up requests, as long as they are made."""
@@ -134,11 +100,6 @@ class Deployment:
     def serving(self) -> Route | None:
         """The route that takes the requests, if it is one."""
         return next((route for route in self.routes if route.epoch == self.policy.serving), None)
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether its predictions count: those of planner `auto`, for the latency of requests."""
-        return self.plan.options.planner == AUTO and not self.is_stream
 
     @property
     def is_stream(self) -> bool:

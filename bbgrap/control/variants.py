@@ -26,8 +26,6 @@ CLOSE_ROUNDS = 15
 """The same for routes that are too close to tell apart by fewer."""
 MEASURE_S = 4.0
 """After this long every route is measured with what there is, but with one counted request at least."""
-MEASURE_BESIDE_S = 30.0
-"""The same for a deployment that is to replace one that serves: its made-up requests take turns with real ones, and nobody waits for it."""
 
 WINDOW = 11
 """Requests of the serving route whose median is watched."""
@@ -165,9 +163,6 @@ class Policy(Protocol):
     def done(self, lane: Lane, started: float, now: float, *, alone: bool) -> bool:
         """Note that a request ended well; `alone`: no other one was on its way meanwhile. Returns whether another route serves now."""
 
-    def drift(self) -> bool:
-        """Whether the route that serves has become slower or faster since this was asked."""
-
     def lost(self, epoch: int) -> None:
         """Forget a route."""
 
@@ -190,7 +185,6 @@ class Fastest:
         self._trial: dict[int, list[float]] | None = None
         self._share = TRIAL_SHARE
         self._turn = 0
-        self._drifted = False
 
     def begin(self, medians: Mapping[int, float]) -> None:
         """Let the fastest route serve; if nothing could be measured, compare with the first live requests, every second one."""
@@ -224,11 +218,6 @@ class Fastest:
             self._watch()
         return False
 
-    def drift(self) -> bool:
-        """Whether the median that is watched has gone away from where it was."""
-        drifted, self._drifted = self._drifted, False
-        return drifted
-
     def lost(self, epoch: int) -> None:
         """Forget a route; if it served, the fastest of the others does."""
         self._epochs.remove(epoch)
@@ -244,10 +233,7 @@ class Fastest:
         current = median(self._recent)
         if self._baseline is None:
             self._baseline = current
-        elif abs(current - self._baseline) > DRIFT * self._baseline:
-            self._drifted = True
-            self._compare()
-        elif self._since >= self._due:
+        elif abs(current - self._baseline) > DRIFT * self._baseline or self._since >= self._due:
             self._compare()
 
     def _compare(self) -> None:
@@ -309,10 +295,6 @@ class Balanced:
         known = self.medians.get(lane.epoch, seconds)
         self.medians[lane.epoch] = known + SMOOTHING * (seconds - known)
         self._ended[lane.epoch] = now
-        return False
-
-    def drift(self) -> bool:
-        """Nothing is watched: every request tells how fast its route is."""
         return False
 
     def lost(self, epoch: int) -> None:

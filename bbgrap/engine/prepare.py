@@ -16,7 +16,6 @@ from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.compile import Compiled, compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.memory import needed_bytes, overfull
-from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepared import Prepared
 from bbgrap.engine.variants import beside, is_guarded, serves_streams, whole_on_each
@@ -35,16 +34,8 @@ LEANER_SPLITS: tuple[Split, ...] = ("channels", "inputs")
 """Splits that divide the weights, tried in this order where the chosen one does not fit the nodes' memory."""
 
 
-def prepare(
-    model: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    cluster: Cluster,
-    options: PlanOptions,
-    calibration: Calibration = NOT_CALIBRATED,
-) -> Prepared:
+def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> Prepared:
     """Load a model for concrete input shapes, plan it over a cluster, optimise the program and export what each device needs.
-
-    `calibration` is what was measured of the model on these nodes; predictions are corrected by it.
 
     Raises:
         ModelError: if the file is no valid model.
@@ -52,16 +43,14 @@ def prepare(
         PlanError: if no plan exists, or none that fits the nodes' memory.
     """
     graph = load_graph(model, shapes)
-    if serves_streams(options) and (routes := whole_on_each(graph, cluster, options, calibration)):
-        return Prepared(routes[0].report, routes[0].artifacts, routes[0].name, routes[1:], routes[0].segments)
-    forecast, artifacts, report = fit(graph, cluster, options, calibration)
+    if serves_streams(options) and (routes := whole_on_each(graph, cluster, options)):
+        return Prepared(routes[0].report, routes[0].artifacts, routes[0].name, routes[1:])
+    forecast, artifacts, report = fit(graph, cluster, options)
     others = beside(forecast, artifacts, report) if is_guarded(options) else ()
-    return Prepared(report, artifacts, "", others, forecast.segments)
+    return Prepared(report, artifacts, "", others)
 
 
-def fit(
-    graph: Graph, cluster: Cluster, options: PlanOptions, calibration: Calibration = NOT_CALIBRATED
-) -> tuple[Forecast, Artifacts, dict[str, Any]]:
+def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, Artifacts, dict[str, Any]]:
     """Plan a loaded model within the memory that the nodes declare; return the programs, what is deployed, and the report.
 
     A plan that does not fit is replaced by one that divides the weights; the report then says so under `changed`.
@@ -71,7 +60,7 @@ def fit(
     """
     refused: list[str] = []
     for words, candidate, within in _attempts(cluster, options):
-        forecast, search_s = plan_graph(graph, within, candidate, calibration)
+        forecast, search_s = plan_graph(graph, within, candidate)
         artifacts = export(forecast.compiled.optimized)
         needed = needed_bytes(forecast.compiled.optimized, artifacts)
         if faults := overfull(cluster, needed):
@@ -109,7 +98,7 @@ def _with_memory(cluster: Cluster, part: float) -> Cluster:
     return replace(cluster, nodes=tuple(replace(node, memory_bytes=round(part * node.memory_bytes)) for node in cluster.nodes))
 
 
-def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions, calibration: Calibration = NOT_CALIBRATED) -> tuple[Forecast, float]:
+def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, float]:
     """Plan a loaded model and optimise its program; also return the seconds this took.
 
     Raises:
@@ -122,9 +111,7 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions, calibration
         descriptions = all_descriptions(graph)
         if options.planner == AUTO:
             deadline = start + options.search_seconds
-            found = plan_auto(
-                graph, cluster, options, descriptions, calibration=calibration, time_is_up=lambda: time.perf_counter() > deadline
-            )
+            found = plan_auto(graph, cluster, options, descriptions, time_is_up=lambda: time.perf_counter() > deadline)
             plan = found.plan
         else:
             found, plan = None, make_plan(graph, cluster, options, descriptions)
@@ -132,7 +119,7 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions, calibration
     finally:
         if collecting:
             gc.enable()
-    return Forecast(compiled, descriptions, found, calibration), time.perf_counter() - start
+    return Forecast(compiled, descriptions, found), time.perf_counter() - start
 
 
 def compile_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled, float]:

@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bbgrap.auto.calibrate import Segments
 from bbgrap.compiler.artifacts import Artifacts
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A route of a model: its name, what is shipped, its report, and what its segments are predicted to take."""
+    """A route of a model: its name, what is shipped, and its report."""
 
     name: str
     artifacts: Artifacts
     report: Mapping[str, Any]
-    segments: Segments = ()
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,10 @@ class Prepared:
     """A planned model, ready to be deployed.
 
     `report` is the object that `plan --json` prints (plain values only). `alternatives` are other routes of the same model, to be
-    deployed besides; `name` is what this one is called among them (empty: as its planner). `segments` are compared with measured times.
+    deployed besides; `name` is what this one is called among them (empty: as its planner).
     """
 
     report: Mapping[str, Any]
     artifacts: Artifacts
     name: str = ""
     alternatives: tuple[Alternative, ...] = ()
-    segments: Segments = ()

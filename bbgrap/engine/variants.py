@@ -14,7 +14,6 @@ from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.memory import needed_bytes, overfull
-from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
 from bbgrap.engine.prepared import Alternative
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
@@ -45,7 +44,7 @@ def beside(forecast: Forecast, artifacts: Artifacts, report: Mapping[str, Any]) 
     routes = [Alternative(AUTO, artifacts, report)]
     cluster, program = forecast.compiled.plan.cluster, forecast.compiled.optimized
     for name, plan in _others(forecast):
-        route = _route(name, plan, program.transfers, program.palettes, forecast.calibration)
+        route = _route(name, plan, program.transfers, program.palettes)
         if fits(cluster, (*routes, route)):
             routes.append(route)
     return tuple(routes[1:])
@@ -66,16 +65,12 @@ def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
                 return
 
 
-def whole_on_each(
-    graph: Graph, cluster: Cluster, options: PlanOptions, calibration: Calibration = NOT_CALIBRATED
-) -> tuple[Alternative, ...]:
+def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Alternative, ...]:
     """Return a route per node that has room for the whole model, the largest share first; for `auto` none if they are too small a part."""
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
     names = [f"single on {node.name}" for node in cluster.nodes]
     palettes = ways_of_palettes(cluster, options.input_values)
-    routes = {
-        device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype, palettes, calibration) for device in order
-    }
+    routes = {device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype, palettes) for device in order}
     able = [device for device in order if fits(cluster, (routes[device],))]
     if options.planner == AUTO and sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
         return ()
@@ -88,12 +83,12 @@ def fits(cluster: Cluster, routes: Sequence[Alternative]) -> bool:
     return not overfull(cluster, needed)
 
 
-def _route(name: str, plan: Plan, transfers: TransferType, palettes: frozenset[int], calibration: Calibration) -> Alternative:
+def _route(name: str, plan: Plan, transfers: TransferType, palettes: frozenset[int]) -> Alternative:
     descriptions = all_descriptions(plan.graph)
     verify_plan(plan, descriptions)
     compiled = compile_plan(plan, descriptions, transfers, palettes)
     artifacts = export(compiled.optimized)
-    forecast = Forecast(compiled, descriptions, calibration=calibration)
+    forecast = Forecast(compiled, descriptions)
     names = [node.name for node in plan.cluster.nodes]
     report = (
         report_of(compiled, 0.0)
@@ -104,4 +99,4 @@ def _route(name: str, plan: Plan, transfers: TransferType, palettes: frozenset[i
             "changed": [],
         }
     )
-    return Alternative(name, artifacts, report, forecast.segments)
+    return Alternative(name, artifacts, report)

@@ -38,7 +38,7 @@ def main() -> None:
 
 def _answer(job: Job) -> Packed | Exception:
     try:
-        prepared = prepare(job.model, job.shapes, job.cluster, job.options, job.calibration)
+        prepared = prepare(job.model, job.shapes, job.cluster, job.options)
         with job.weights.open("wb") as weights:
             return pack(_each_once(prepared), weights)
     except BbgrapError as error:

@@ -26,7 +26,6 @@ from types import TracebackType
 from typing import IO, Self
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.compiler.predict import Calibration
 from bbgrap.engine.prepared import Prepared
 from bbgrap.errors import PlanError
 from bbgrap.planners.options import PlanOptions
@@ -43,7 +42,6 @@ class Job:
     shapes: Mapping[str, tuple[int, ...]]
     cluster: Cluster
     options: PlanOptions
-    calibration: Calibration
     weights: Path
 
 
@@ -85,9 +83,7 @@ class PlannerProcess:
         """Start it; its imports go on while others do what they have to."""
         self._process, self._channel = _start()
 
-    def prepare(
-        self, model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions, calibration: Calibration
-    ) -> Prepared:
+    def prepare(self, model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> Prepared:
         """Do what `bbgrap.engine.prepare.prepare` does; the folder of the model must have room for its weights.
 
         Raises:
@@ -97,7 +93,7 @@ class PlannerProcess:
             self._end()
             self._process, self._channel = _start()
         with NamedTemporaryFile(dir=model.parent, prefix="weights-") as weights:
-            job = Job(model, shapes, cluster, options, calibration, Path(weights.name))
+            job = Job(model, shapes, cluster, options, Path(weights.name))
             try:
                 self._channel.send(job)
                 answer: Packed | Exception = self._channel.recv()

@@ -18,7 +18,6 @@ from pathlib import Path
 import zmq
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.compiler.predict import Calibration
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import (
     DropRequest,
@@ -28,7 +27,6 @@ from bbgrap.control.coordinator_events import (
     HostPings,
     HostRelease,
     Instruction,
-    KeepCalibration,
     PlanFailed,
     Planned,
     PlannedRoute,
@@ -49,11 +47,10 @@ from bbgrap.protocol.messages import Deploy, DeploymentFailed
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import Mailbox
-from bbgrap_coordinator.calibrations import CalibrationStore
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore
 
-Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions, Calibration], Prepared]
+Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions], Prepared]
 
 _TICK_S = 0.25
 _BATCH = 256
@@ -74,7 +71,6 @@ class Server:
         plane: TcpDataPlane,
         machine: CoordinatorMachine,
         models: ModelStore,
-        calibrations: CalibrationStore,
         prepare: Prepare,
     ) -> None:
         """Take over the connections; nothing is handled before `run`."""
@@ -82,7 +78,6 @@ class Server:
         self._plane = plane
         self._machine = machine
         self._models = models
-        self._calibrations = calibrations
         self._prepare = prepare
         self._host = Host(plane, control.shortcuts.memory)
         self._events: Mailbox[Event | None] = Mailbox()
@@ -176,8 +171,6 @@ class Server:
                 self._handle(self._models.write(instruction))
             case StartPlanning():
                 self._planner.submit(lambda: self._events.put(self._plan(instruction)))
-            case KeepCalibration():
-                self._calibrations.keep(instruction)
             case Tell(text):
                 _log.info(text)
 
@@ -203,10 +196,10 @@ class Server:
         """Have a model planned, in a thread of its own."""
         try:
             with self._models.folder(job.files) as path:
-                prepared = self._prepare(path, job.shapes, job.cluster, job.options, job.calibration)
-            others = tuple(PlannedRoute(a.name, a.artifacts, json.dumps(a.report), a.segments) for a in prepared.alternatives)
+                prepared = self._prepare(path, job.shapes, job.cluster, job.options)
+            others = tuple(PlannedRoute(a.name, a.artifacts, json.dumps(a.report)) for a in prepared.alternatives)
             report = json.dumps(prepared.report)
-            return Planned(job.epoch, prepared.artifacts, report, prepared.name, others, prepared.segments)
+            return Planned(job.epoch, prepared.artifacts, report, prepared.name, others)
         except BbgrapError as error:
             return PlanFailed(job.epoch, Fault.of(error), str(error))
         except Exception as error:

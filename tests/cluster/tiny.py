@@ -18,7 +18,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
-from bbgrap.compiler.predict import Calibration
 from bbgrap.engine.prepared import Alternative, Prepared
 from bbgrap.engine.variants import serves_streams
 from bbgrap.errors import PlanError
@@ -192,11 +191,8 @@ def _zeros_segment() -> SegmentModel:
     return SegmentModel("zeros", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("out",), {})
 
 
-def prepare(
-    model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions, calibration: Calibration
-) -> Prepared:
-    """Stand in for `bbgrap.engine.prepare.prepare`: knows one model, and predicts nothing that could be corrected."""
-    del calibration
+def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> Prepared:
+    """Stand in for `bbgrap.engine.prepare.prepare`: knows one model."""
     rows = shapes["x"][0]
     if rows < len(cluster.nodes):
         raise PlanError(f"tiny: {rows} rows cannot be split over {len(cluster.nodes)} nodes")

@@ -132,17 +132,6 @@ def test_a_drift_is_noticed_and_the_other_route_takes_over():
     assert (policy.serving, switches) == (PLAN, 1), "a route that became fast again is found by the regular comparison"
 
 
-def test_a_drift_is_told_once_even_without_another_route():
-    policy, lane = Fastest([PLAN]), Lane(PLAN, 4)
-    told = []
-    for number in range(100):
-        policy.done(lane, 0.0, 1.0 if number < 40 else 1.5, alone=True)
-        if policy.drift():
-            told.append(number)
-    assert len(told) == 1
-    assert 40 < told[0] <= 40 + WINDOW
-
-
 def test_a_drift_that_the_other_route_shares_changes_nothing():
     policy = started({PLAN: 1.0, SINGLE: 1.6})
     feed(policy, {PLAN: 1.0, SINGLE: 1.6}, 50)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bbgrap.auto.calibrate import MachineFactors, SegmentForecast
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.control import agent_events as ae
 from bbgrap.control import client as cm
@@ -34,8 +33,6 @@ FILE = c.ModelFile("m.onnx", "cd" * 32, 4)
 MODEL = offer_digest((FILE,))
 WEIGHT = np.arange(4, dtype=np.float32)
 CLIENT = b"client"
-SEGMENT_S = 0.001
-"""How long every segment is predicted to take."""
 
 
 def introduction(name: str, protocol: int = m.PROTOCOL_VERSION) -> m.Join:
@@ -85,27 +82,19 @@ def whole(devices: int, device: int) -> Artifacts:
 def plan_of(job: ce.StartPlanning) -> ce.Planned:
     """What a planner makes: `auto` has other routes, the best node's beside the plan, or the whole model on every node."""
     devices = len(job.cluster.nodes)
-    segment = (SegmentForecast(("conv",), SEGMENT_S, 0.0),)
     alone = tuple(
-        ce.PlannedRoute(
-            f"single on {n.name}",
-            whole(devices, d),
-            '{"planner": "single"}',
-            tuple(segment if other == d else () for other in range(devices)),
-        )
-        for d, n in enumerate(job.cluster.nodes)
+        ce.PlannedRoute(f"single on {n.name}", whole(devices, d), '{"planner": "single"}') for d, n in enumerate(job.cluster.nodes)
     )
-    segments = (segment,) * devices
     if job.options.planner != "auto":
-        return ce.Planned(job.epoch, artifacts(devices), "{}", segments=segments)
+        return ce.Planned(job.epoch, artifacts(devices), "{}")
     if job.options.objective == "throughput":
-        return ce.Planned(job.epoch, alone[0].artifacts, alone[0].report, alone[0].name, alone[1:], alone[0].segments)
-    return ce.Planned(job.epoch, artifacts(devices), '{"planner": "auto"}', "", alone[:1], segments)
+        return ce.Planned(job.epoch, alone[0].artifacts, alone[0].report, alone[0].name, alone[1:])
+    return ce.Planned(job.epoch, artifacts(devices), '{"planner": "auto"}', "", alone[:1])
 
 
-def record_of(device: int, seconds: float = SEGMENT_S) -> Record:
-    """What a device would have recorded: one step."""
-    return Record(device, (StepLabel("compute", "s: y", 0),), ((1, 2, 2 + round(1e9 * seconds)),), 4)
+def record_of(device: int) -> Record:
+    """What a device would have recorded: one step of a millisecond."""
+    return Record(device, (StepLabel("compute", "s: y", 0),), ((1, 2, 1_000_002),), 4)
 
 
 @dataclass
@@ -139,9 +128,6 @@ class Wire:
     options: PlanOptions = field(default_factory=PlanOptions)
     seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
     """How long a request takes on these nodes."""
-    kernels: dict[str, float] = field(default_factory=dict)
-    """How long a segment takes on this node, if not as predicted."""
-    kept: dict[str, Mapping[str, MachineFactors]] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     jobs: list[ce.StartPlanning] = field(default_factory=list)
     pingers: list[str] = field(default_factory=list)
@@ -211,7 +197,7 @@ class Wire:
 
     def restart_coordinator(self) -> None:
         self.epochs += 1000
-        self.coordinator = CoordinatorMachine(replace(self.settings, first_epoch=self.epochs), {FILE.digest: FILE.size}, self.kept)
+        self.coordinator = CoordinatorMachine(replace(self.settings, first_epoch=self.epochs), {FILE.digest: FILE.size})
         self.started.clear()
 
     def to_coordinator(self, event: ce.Event) -> None:
@@ -231,8 +217,6 @@ class Wire:
             case ce.StartPlanning():
                 self.jobs.append(instruction)
                 self.carry_plan(self.plan(instruction))
-            case ce.KeepCalibration(model, machines):
-                self.kept[model] = machines
             case ce.Tell(text):
                 self.told.append(text)
             case ce.HostDeploy(epoch):
@@ -269,8 +253,7 @@ class Wire:
                 if start.record:
                     devices = {peer.name: peer.device for peer in self.parts.get(start.epoch, ())}
                     for agent in [agent for agent in self.agents.values() if agent.name in devices]:
-                        record = record_of(devices[agent.name], self.kernels.get(agent.name, SEGMENT_S))
-                        self.to_agent(agent, ae.StepsRecorded(start.epoch, number, record))
+                        self.to_agent(agent, ae.StepsRecorded(start.epoch, number, record_of(devices[agent.name])))
                 done = True
         return done
 
