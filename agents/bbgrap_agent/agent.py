@@ -150,7 +150,7 @@ class Agent:
                 )
             case events.Reconnect():
                 self._control.reopen()
-            case events.Tell(text):
+            case events.Log(text):
                 _log.info(text)
             case events.Quit(fault):
                 self._fault = self._fault or fault

@@ -21,6 +21,7 @@ from bbgrap.control.agent_events import (
     LinksDone,
     Load,
     Loaded,
+    Log,
     MeasuringDone,
     Quit,
     Received,
@@ -31,7 +32,6 @@ from bbgrap.control.agent_events import (
     StepsRecorded,
     Stop,
     StoreChunk,
-    Tell,
     Tick,
     Unload,
     WeightArrived,
@@ -180,7 +180,7 @@ class AgentMachine:
             return [Say(Heartbeat())]
         self.membership = message.membership
         voided = self._release_all()
-        return [*voided, Tell(f"joined as '{self.join.name}'"), Say(Heartbeat())]
+        return [*voided, Log(f"joined as '{self.join.name}'"), Say(Heartbeat())]
 
     def _on_refused(self, message: Refused, now: float) -> list[Instruction]:
         # A name stays taken for as long as the coordinator believes its last holder alive: a restarted agent waits that out once.
@@ -198,10 +198,10 @@ class AgentMachine:
             self._heard = now
             if self.state == "joined":
                 self._tracker.move("silence")
-                done.append(Tell("the coordinator is silent; joining again until it answers"))
+                done.append(Log("the coordinator is silent; joining again until it answers"))
             elif self.membership is None and not self._complained:
                 self._complained = True
-                done.append(Tell("the coordinator does not answer; trying until it does"))
+                done.append(Log("the coordinator does not answer; trying until it does"))
             done.append(Reconnect())
         # Half an interval of slack: a tick that comes a little early must not skip a whole beat.
         if now - self._spoke >= self._heartbeat_s / 2:

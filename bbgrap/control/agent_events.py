@@ -171,7 +171,7 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Log:
     """Write a line for the operator."""
 
     text: str
@@ -185,5 +185,5 @@ class Quit:
 
 
 Instruction = (
-    Say | CheckWeights | StoreChunk | Load | Unload | Drop | AllowPings | StartMeasuring | StartMeasuringLinks | Reconnect | Tell | Quit
+    Say | CheckWeights | StoreChunk | Load | Unload | Drop | AllowPings | StartMeasuring | StartMeasuringLinks | Reconnect | Log | Quit
 )

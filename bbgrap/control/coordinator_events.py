@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, Buffer, Peer, TensorHeader
@@ -23,7 +23,7 @@ class Settings:
 
     `dead_after_s` is four heartbeats: three may be lost or late; an agent that loads a deployment may be silent for `dead_loading_after_s`,
     since onnxruntime lets no other thread of its process run while it prepares a large segment. `resend_s` is when an unanswered
-    `Deploy` is said again. Of a route `in_flight_per_node` requests are on their way for each of its nodes: one that it works on, and the
+    `Deploy` is said again. Of a variant `in_flight_per_node` requests are in flight for each of its nodes: one that it works on, and the
     next one's input. What waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy.
     """
 
@@ -75,23 +75,11 @@ class ChunkWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRoute:
-    """Another way to run the planned model; `report` is JSON."""
-
-    name: str
-    artifacts: Artifacts
-    report: str
-
-
-@dataclass(frozen=True, slots=True)
 class Planned:
-    """Answer to `StartPlanning`; `report` is JSON. The plan itself is called `name` (empty: as its planner)."""
+    """Answer to `StartPlanning`: the ways to run the model, at least one; the first is loaded first."""
 
     epoch: int
-    artifacts: Artifacts
-    report: str
-    name: str = ""
-    alternatives: tuple[PlannedRoute, ...] = ()
+    variants: tuple[PlannedVariant, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +199,10 @@ class DropRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Log:
     """Write a line for the operator."""
 
     text: str
 
 
-Instruction = ToAgent | ToClient | WriteChunk | StartPlanning | HostDeploy | HostRelease | HostPings | StartRequest | DropRequest | Tell
+Instruction = ToAgent | ToClient | WriteChunk | StartPlanning | HostDeploy | HostRelease | HostPings | StartRequest | DropRequest | Log

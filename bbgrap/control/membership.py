@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
-from bbgrap.control.coordinator_events import Identity, Instruction, Settings, Tell, ToAgent
+from bbgrap.control.coordinator_events import Identity, Instruction, Log, Settings, ToAgent
 from bbgrap.control.states import Role, Tracker
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.client_messages import NodeStatus
@@ -119,7 +119,7 @@ class Members:
         if known is None:
             refused = self._reason_to_refuse(join)
             if refused is not None:
-                return [ToAgent(identity, refused), Tell(f"refused '{join.name}': {refused.reason}")]
+                return [ToAgent(identity, refused), Log(f"refused '{join.name}': {refused.reason}")]
             self._numbers += 1
             tracker = Tracker(Role.MEMBER, f"'{join.name}'")
             known = Member(identity, join, self._numbers, tracker, now)

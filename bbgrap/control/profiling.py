@@ -73,7 +73,7 @@ class _Round:
         return ToClient(self.identity, Failed(self.call, Fault.EXECUTION, f"{'; '.join(self.faults)}; measured: {names}"))
 
 
-class Measurements:
+class Profiling:
     """Who is measured for whom.
 
     Invariants: after every event, whoever has begun measures; calls wait only while another one has begun.

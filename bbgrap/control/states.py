@@ -104,57 +104,42 @@ TABLES: Mapping[Role, Table] = {
         "gone": {},
     },
     Role.DEPLOYMENT: {
-        "planning": {"planned": "loading", "plan failed": "ended", "agent lost": "ended", "stop": "ended"},
+        "planning": {"planned": "loading", "released": "ended"},
         "loading": {
             "WeightsMissing": "loading",
             "Deployed": "loading",
-            "route lost": "loading",
+            "DeploymentFailed": "loading",
             "all deployed": "measuring",
-            "DeploymentFailed": "ended",
-            "agent lost": "ended",
-            "too slow": "ended",
-            "stop": "ended",
+            "released": "ended",
         },
         "measuring": {
             "WeightsMissing": "measuring",
             "Deployed": "measuring",
-            "route lost": "measuring",
+            "DeploymentFailed": "measuring",
             "measured": "ready",
-            "DeploymentFailed": "ended",
-            "agent lost": "ended",
-            "stop": "ended",
-        },
-        "ready": {
-            "WeightsMissing": "ready",
-            "Deployed": "ready",
-            "route lost": "ready",
-            "DeploymentFailed": "ended",
-            "agent lost": "ended",
             "released": "ended",
-            "stop": "ended",
         },
+        "ready": {"WeightsMissing": "ready", "Deployed": "ready", "DeploymentFailed": "ready", "released": "ended"},
         "ended": {},
     },
     Role.REQUEST: {
-        "waiting": {"route free": "running", "failed": "answered", "Cancel": "answered", "deadline": "answered"},
+        "waiting": {"variant free": "running", "failed": "answered", "Cancel": "answered", "deadline": "answered"},
         "running": {
             "Recorded": "running",
             "computed": "recording",
-            "route lost": "waiting",
+            "taken back": "waiting",
             "finished": "answered",
             "RequestFailed": "answered",
             "failed": "answered",
-            "agent lost": "answered",
             "Cancel": "answered",
             "deadline": "answered",
         },
         "recording": {
             "Recorded": "recording",
-            "route lost": "waiting",
+            "taken back": "waiting",
             "finished": "answered",
             "RequestFailed": "answered",
             "failed": "answered",
-            "agent lost": "answered",
             "Cancel": "answered",
             "deadline": "answered",
         },
@@ -194,10 +179,6 @@ class Tracker:
     def over(self) -> bool:
         """Whether no move is left."""
         return not self._table[self.state]
-
-    def may(self, event: str) -> bool:
-        """Whether an event is legal now."""
-        return event in self._table[self.state]
 
     def move(self, event: str) -> str:
         """Go where the table says and return that state.

@@ -21,7 +21,7 @@ Inputs = tuple[tuple[TensorHeader, ...], tuple[Buffer, ...]]
 """The inputs of a request, and their contents."""
 
 
-def made_up(host: Schedule) -> Inputs | None:
+def synthetic_inputs(host: Schedule) -> Inputs | None:
     """Return inputs of the right types for a host's schedule, all ones (integers may be divisors); None if they are not numbers."""
     specs = [host.buffers[buffer] for buffer in host.feeds]
     shapes = [spec.shape for spec in specs if spec.shape is not None and spec.dtype is not DType.STRING]

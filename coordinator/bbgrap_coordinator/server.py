@@ -7,7 +7,6 @@ living agents for dead.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -27,18 +26,17 @@ from bbgrap.control.coordinator_events import (
     HostPings,
     HostRelease,
     Instruction,
+    Log,
     PlanFailed,
     Planned,
-    PlannedRoute,
     StartPlanning,
     StartRequest,
-    Tell,
     Tick,
     ToAgent,
     ToClient,
     WriteChunk,
 )
-from bbgrap.engine.prepared import Prepared
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Failed, Fault, StillWorking
@@ -50,7 +48,7 @@ from bbgrap.transport.wakeup_queue import Mailbox
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore
 
-Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions], Prepared]
+Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions], tuple[PlannedVariant, ...]]
 
 _TICK_S = 0.25
 _BATCH = 256
@@ -171,7 +169,7 @@ class Server:
                 self._handle(self._models.write(instruction))
             case StartPlanning():
                 self._planner.submit(lambda: self._events.put(self._plan(instruction)))
-            case Tell(text):
+            case Log(text):
                 _log.info(text)
 
     def _say_to_agent(self, say: ToAgent) -> None:
@@ -196,10 +194,7 @@ class Server:
         """Have a model planned, in a thread of its own."""
         try:
             with self._models.folder(job.files) as path:
-                prepared = self._prepare(path, job.shapes, job.cluster, job.options)
-            others = tuple(PlannedRoute(a.name, a.artifacts, json.dumps(a.report)) for a in prepared.alternatives)
-            report = json.dumps(prepared.report)
-            return Planned(job.epoch, prepared.artifacts, report, prepared.name, others)
+                return Planned(job.epoch, self._prepare(path, job.shapes, job.cluster, job.options))
         except BbgrapError as error:
             return PlanFailed(job.epoch, Fault.of(error), str(error))
         except Exception as error:

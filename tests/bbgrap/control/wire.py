@@ -17,6 +17,7 @@ from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.coordinator import CoordinatorMachine, plan_key
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
@@ -80,16 +81,13 @@ def whole(devices: int, device: int) -> Artifacts:
 
 
 def plan_of(job: ce.StartPlanning) -> ce.Planned:
-    """What a planner makes: `auto` has other routes, the best node's beside the plan, or the whole model on every node."""
+    """What a planner makes: `auto` has other variants, the best node's beside the plan, or the whole model on every node."""
     devices = len(job.cluster.nodes)
-    alone = tuple(
-        ce.PlannedRoute(f"single on {n.name}", whole(devices, d), '{"planner": "single"}') for d, n in enumerate(job.cluster.nodes)
-    )
+    alone = tuple(PlannedVariant(f"single on {n.name}", whole(devices, d), {"planner": "single"}) for d, n in enumerate(job.cluster.nodes))
+    planned = PlannedVariant(job.options.planner, artifacts(devices), {"planner": job.options.planner})
     if job.options.planner != "auto":
-        return ce.Planned(job.epoch, artifacts(devices), "{}")
-    if job.options.objective == "throughput":
-        return ce.Planned(job.epoch, alone[0].artifacts, alone[0].report, alone[0].name, alone[1:])
-    return ce.Planned(job.epoch, artifacts(devices), '{"planner": "auto"}', "", alone[:1])
+        return ce.Planned(job.epoch, (planned,))
+    return ce.Planned(job.epoch, alone if job.options.objective == "throughput" else (planned, alone[0]))
 
 
 def record_of(device: int) -> Record:
@@ -217,7 +215,7 @@ class Wire:
             case ce.StartPlanning():
                 self.jobs.append(instruction)
                 self.carry_plan(self.plan(instruction))
-            case ce.Tell(text):
+            case ce.Log(text):
                 self.told.append(text)
             case ce.HostDeploy(epoch):
                 self.parts[epoch] = instruction.peers
@@ -287,7 +285,7 @@ class Wire:
                 self.agents.pop(agent.identity, None)
             case ae.StartMeasuring() | ae.StartMeasuringLinks():
                 agent.measuring.append(instruction)
-            case ae.AllowPings() | ae.Reconnect() | ae.Tell():
+            case ae.AllowPings() | ae.Reconnect() | ae.Log():
                 pass
 
     def carry_client(self, instructions: list[cm.Instruction]) -> None:

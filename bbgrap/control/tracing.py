@@ -1,4 +1,4 @@
-"""Recorded requests: an answer waits here until every agent that took part has said when it did what.
+"""Traced requests: an answer waits here until every agent that took part has said when it did what.
 
 Laws: only agents that take part are listened to, each for its own device; a request is answered once, or forgotten.
 """
@@ -20,8 +20,8 @@ class _Awaited:
     since: float = 0.0
 
 
-class Recordings:
-    """The recorded requests that run, by number."""
+class Traces:
+    """The traced requests that run, by number."""
 
     def __init__(self, within_s: float) -> None:
         """Start without any; records that are not there `within_s` after the answer are given up."""
