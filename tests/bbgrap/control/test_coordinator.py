@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile, Speed
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator import CoordinatorMachine

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import LinkProfile, NodeProfile
+from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.control import agent_events as ae
 from bbgrap.control.profiling import MAX_WAITING
 from bbgrap.protocol import client_messages as c
