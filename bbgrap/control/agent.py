@@ -85,14 +85,14 @@ class AgentMachine:
     Invariants: `deployments` holds no released deployment and at most `MAX_DEPLOYMENTS`; `missing` of one is what it waits for.
     """
 
-    def __init__(self, join: Join, now: float, *, heartbeat_s: float = 0.5, silence_s: float = 4.0) -> None:
-        """Start unjoined; intervals are seconds, the coordinator's `Welcome` overrides the heartbeat."""
+    def __init__(self, join: Join, now: float) -> None:
+        """Start unjoined; the coordinator's `Welcome` says how often it wants to hear from it."""
         self.join = join
         self.membership: int | None = None
         self.deployments: dict[int, _Deployment] = {}
         self._tracker = Tracker(Role.AGENT, f"'{join.name}'")
-        self._heartbeat_s = heartbeat_s
-        self._silence_s = silence_s
+        self._heartbeat_s = 0.5
+        self._silence_s = 4.0
         self._heard = now
         self._spoke = float("-inf")
         self._refused_since: float | None = None

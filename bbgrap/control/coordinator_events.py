@@ -19,31 +19,14 @@ Identity = bytes
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The choices of a coordinator; times in seconds.
-
-    `dead_after_s` is four heartbeats: three may be lost or late; an agent that loads a deployment may be silent for `dead_loading_after_s`,
-    since onnxruntime lets no other thread of its process run while it prepares a large segment. `resend_s` is when an unanswered
-    `Deploy` is said again. Of a variant `in_flight_per_node` requests are in flight for each of its nodes: one that it works on, and the
-    next one's input. What waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy.
-    """
+    """What a coordinator is told; what waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy."""
 
     version: str
     data_address: str
     shortcut: str = ""
     first_epoch: int = 1
-    heartbeat_s: float = 0.5
-    dead_after_s: float = 2.0
-    dead_loading_after_s: float = 10.0
-    resend_s: float = 5.0
-    deploy_within_s: float = 300.0
-    measure_within_s: float = 120.0
-    records_within_s: float = 5.0
-    max_deployments: int = 8
-    max_plans: int = 64
-    in_flight_per_node: int = 2
     max_waiting: int = 256
     max_waiting_bytes: int = 1 << 30
-    probe_within_s: float = 30.0
 
 
 # --- events ---------------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,17 @@ from bbgrap.graph.types import TensorType
 from bbgrap.protocol.client_messages import Progress
 from bbgrap.protocol.messages import Deploy, Peer, Release
 
+MAX_PLANS = 64
+"""Plans that are remembered; the least recently asked one is asked for again."""
+MAX_DEPLOYMENTS = 8
+"""Variants that an agent has loaded at once."""
+IN_FLIGHT_PER_NODE = 2
+"""Requests in flight for each node of a variant: one that it works on, and the next one's input."""
+RESEND_S = 5.0
+"""When an unanswered `Deploy` is said again."""
+DEPLOY_WITHIN_S = 300.0
+"""How long agents may load a variant without taking in weights."""
+
 
 class Deployments:
     """All plans and live deployments.
@@ -53,7 +64,7 @@ class Deployments:
         """Return the plan of that key, the known one if there is one; the least recently asked one makes room."""
         known = self.plans.pop(plan.key, plan)
         self.plans[plan.key] = known
-        while len(self.plans) > self.settings.max_plans:
+        while len(self.plans) > MAX_PLANS:
             del self.plans[next(iter(self.plans))]
         return known
 
@@ -90,7 +101,7 @@ class Deployments:
         A deployment without its other variants still serves; one that is gone takes a search when it is asked for again.
         """
         done: list[Instruction] = []
-        while sum(d.load for d in self.by_epoch.values()) >= self.settings.max_deployments:
+        while sum(d.load for d in self.by_epoch.values()) >= MAX_DEPLOYMENTS:
             idle = [d for d in self.by_epoch.values() if d.tracker.state == "ready" and not d.running and not d.plan.is_wanted]
             if not idle:
                 break
@@ -122,7 +133,7 @@ class Deployments:
         peers = tuple(Peer(device, name, address) for device, (name, address) in enumerate(addresses))
         working = {device: (m.identity, part) for device, (m, part) in enumerate(devices) if part.schedule.steps}
         parts = {identity: Deploy(epoch, peers, part.schedule, part.segments) for identity, part in working.values()}
-        queue = InFlightQueue(epoch, self.settings.in_flight_per_node * max(1, len(parts)))
+        queue = InFlightQueue(epoch, IN_FLIGHT_PER_NODE * max(1, len(parts)))
         nodes = tuple(peer for peer in peers if peer.device in working)
         return Variant(planned.name, queue, planned.artifacts.host, planned.report, parts, nodes, planned.artifacts.weights)
 
@@ -199,10 +210,10 @@ class Deployments:
         """Return the variants that take too long to load, and say again what other agents have not answered."""
         slow, again = [], list[Instruction]()
         for deployment, variant in self._loading():
-            if now - deployment.used > self.settings.deploy_within_s:
+            if now - deployment.used > DEPLOY_WITHIN_S:
                 slow.append((deployment, variant))
             for identity, said in variant.pending.items():
-                if now - said > self.settings.resend_s:
+                if now - said > RESEND_S:
                     variant.pending[identity] = now
                     again.append(ToAgent(identity, variant.parts[identity]))
         return slow, again

@@ -29,7 +29,7 @@ from bbgrap.control.membership import Member, Members
 from bbgrap.control.plans import Caller, Deployment, Plan, Variant
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.tracing import Traces
-from bbgrap.control.variants import TIMING_S, Timing
+from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, Timing
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
 from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
 from bbgrap.protocol.tensors import synthetic_inputs
@@ -72,7 +72,7 @@ class Requests:
         self.settings = settings
         self.members = members
         self.deployments = deployments
-        self.traces = Traces(settings.records_within_s)
+        self.traces = Traces()
         self.open: dict[int, Request] = {}
         self.by_caller: dict[Caller, int] = {}
         self._lonely = 0
@@ -264,7 +264,7 @@ class Requests:
         """End what ran or waited too long."""
         done: list[Instruction] = []
         probes = [d.timing.probe for d in self.deployments.by_epoch.values() if d.timing is not None and d.timing.probe is not None]
-        for number in [probe.number for probe in probes if now - probe.started > self.settings.probe_within_s]:
+        for number in [probe.number for probe in probes if now - probe.started > PROBE_WITHIN_S]:
             done += self._probe_failed(number)
         for request in [r for r in self.open.values() if now > r.deadline]:
             state = "ran" if request.tracker.state == "running" else "waited"

@@ -18,6 +18,8 @@ ROUNDS = 7
 """Synthetic requests per variant that are counted. Chosen: a median of so many outlives a neighbour that is busy for three turns."""
 TIMING_S = 4.0
 """After this long every variant is timed with what there is, but with one counted request at least."""
+PROBE_WITHIN_S = 30.0
+"""How long a synthetic request may take; then the variants are not timed this way."""
 
 WINDOW = 11
 """Requests of the serving variant whose median is watched."""

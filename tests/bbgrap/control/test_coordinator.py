@@ -8,6 +8,7 @@ from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProf
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator import CoordinatorMachine
+from bbgrap.control.deployments import MAX_DEPLOYMENTS
 from bbgrap.control.membership import Members
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -323,8 +324,8 @@ def test_deployments_are_bounded_and_the_least_recently_used_one_goes():
         wire.to_agent(agent, ae.Tick())
         wire.call(lambda n, width=width: c.PrepareModel(n, wire_model(wire), {"x": (width,)}, plan_options()))
         wire.settle()
-    assert len(agent.loaded) == wire.settings.max_deployments
-    assert len(wire.coordinator.deployments.by_epoch) == wire.settings.max_deployments
+    assert len(agent.loaded) == MAX_DEPLOYMENTS
+    assert len(wire.coordinator.deployments.by_epoch) == MAX_DEPLOYMENTS
     assert min(agent.loaded) > 1
 
 

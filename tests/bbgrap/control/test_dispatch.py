@@ -6,6 +6,8 @@ import pytest
 
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control.deployments import MAX_DEPLOYMENTS
+from bbgrap.control.membership import DEAD_AFTER_S, DEAD_LOADING_AFTER_S
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -85,7 +87,7 @@ def test_a_slow_plan_is_replaced_and_the_client_learns_of_it():
 def test_variants_that_do_not_serve_make_room_before_a_plan_goes():
     wire = timed_wire(0.1, 0.2)
     first, _ = prepared(wire)
-    limit = wire.settings.max_deployments
+    limit = MAX_DEPLOYMENTS
     model = next(iter(wire.coordinator.uploads._offers))
     for width in range(3, 3 + limit - 1):
         wire.now += 1
@@ -305,9 +307,8 @@ def test_an_agent_that_loads_may_be_silent_for_longer_than_one_that_does_not():
     wire.prepare()
     reach(wire, "loading")
     b = next(agent for agent in wire.agents.values() if agent.name == "b")
-    settings = wire.coordinator.settings
     wire.crash(b)
-    wire.pass_time(settings.dead_after_s + 1.0)
+    wire.pass_time(DEAD_AFTER_S + 1.0)
     assert b.identity in wire.coordinator.members.by_identity
-    wire.pass_time(settings.dead_loading_after_s)
+    wire.pass_time(DEAD_LOADING_AFTER_S)
     assert b.identity not in wire.coordinator.members.by_identity
