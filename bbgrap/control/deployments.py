@@ -13,6 +13,7 @@ from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_events import (
+    DropRequest,
     HostDeploy,
     HostRelease,
     Identity,
@@ -30,7 +31,7 @@ from bbgrap.control.states import Role, Tracker
 from bbgrap.control.variants import InFlightQueue, LeastFinishTime, LowestLatency
 from bbgrap.graph.types import TensorType
 from bbgrap.protocol.client_messages import Progress
-from bbgrap.protocol.messages import Deploy, Peer, Release
+from bbgrap.protocol.messages import Abandon, Deploy, Peer, Release
 
 MAX_PLANS = 64
 """Plans that are remembered; the least recently asked one is asked for again."""
@@ -246,6 +247,12 @@ class Deployments:
             deployment.plan.deployment = None
         self.touched[deployment.plan] = None
         return [instruction for variant in deployment.variants for instruction in self._release(variant)]
+
+    def abandon(self, epoch: int, number: int) -> list[Instruction]:
+        """Forget a request everywhere it may run."""
+        found = self.find(epoch)
+        living = [identity for identity in found[1].parts if identity in self.members.by_identity] if found else []
+        return [DropRequest(epoch, number), *(ToAgent(identity, Abandon(epoch, number)) for identity in living)]
 
     def _release(self, variant: Variant) -> list[Instruction]:
         del self._variants[variant.epoch]

@@ -1,4 +1,4 @@
-"""The queues of plans: who waits for a plan, its requests, and the synthetic ones that time the variants of a new deployment.
+"""The queues of plans: who waits for a plan, and its requests.
 
     RunModel -> waiting -> (a variant has room) running -> answered
                    ^----- what it ran on is lost --'   (a traced one: running -> recording -> answered)
@@ -14,25 +14,22 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from bbgrap.control.coordinator_events import (
-    DropRequest,
     Instruction,
     Log,
     RequestBroke,
     RequestDone,
     Settings,
     StartRequest,
-    ToAgent,
     ToClient,
 )
 from bbgrap.control.deployments import Deployments
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.plans import Caller, Deployment, Plan, Variant
 from bbgrap.control.states import Role, Tracker
+from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
-from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, Timing
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
-from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
-from bbgrap.protocol.tensors import synthetic_inputs
+from bbgrap.protocol.messages import Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
@@ -77,6 +74,7 @@ class Requests:
         self.by_caller: dict[Caller, int] = {}
         self._lonely = 0
         self._numbers = count(1)
+        self.synthetic = SyntheticRequests(deployments, self._numbers)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
 
@@ -88,8 +86,8 @@ class Requests:
         """Queue a caller who asks for a plan; `go_on` answers when it is ready."""
         plan.callers.append(caller)
         self.deployments.touched[plan] = None
-        under_way = plan.deployment is not None and plan.deployment.tracker.state != "ready"
-        return self.deployments.progress(plan.deployment) if plan.deployment is not None and under_way else []
+        deployment = plan.deployment
+        return [] if deployment is None or deployment.tracker.state == "ready" else self.deployments.progress(deployment)
 
     def add(self, caller: Caller, message: RunModel, plan: Plan, now: float) -> list[Instruction]:
         """Queue a request; `go_on` starts it. With a full queue the answer is that the plan is busy."""
@@ -121,9 +119,10 @@ class Requests:
             return self.deployments.begin(plan, now) if self.members.by_name else self._refuse(plan, Fault.UNAVAILABLE, NO_AGENT)
         done: list[Instruction] = []
         if deployment.tracker.state == "loading" and all(variant.ready for variant in deployment.variants):
-            done += self._begin_timing(deployment, now)
+            done += self.synthetic.begin(deployment, now)
         if deployment.tracker.state == "measuring":
-            done += self._time(deployment, now)
+            self._lonely = 0
+            done += self.synthetic.go_on(deployment, now)
         if deployment.tracker.state != "ready":
             return done
         deployment.used = now
@@ -150,59 +149,11 @@ class Requests:
         deployments = self.deployments.by_epoch.values()
         return any(d.running or (d.timing is not None and d.timing.probe is not None) for d in deployments)
 
-    # --- timing variants --------------------------------------------------------------------------------------------------------
-
-    def _begin_timing(self, deployment: Deployment, now: float) -> list[Instruction]:
-        deployment.tracker.move("all deployed")
-        if len(deployment.variants) == 1:
-            return []
-        deployment.inputs = synthetic_inputs(deployment.variants[0].host)
-        epochs = [variant.epoch for variant in deployment.variants] if deployment.inputs else []
-        deployment.timing = Timing(epochs, now + TIMING_S)
-        return self.deployments.progress(deployment)
-
-    def _time(self, deployment: Deployment, now: float) -> list[Instruction]:
-        """Time the next variant, unless one is being timed; once all are, let the deployment serve."""
-        timing = deployment.timing
-        if timing is not None and timing.probe is not None:
-            return []
-        epoch = None if timing is None else timing.next(now)
-        if timing is not None and deployment.inputs is not None and epoch is not None:
-            number, self._lonely = next(self._numbers), 0
-            timing.begin(number, epoch, now)
-            return [StartRequest(epoch, number, *deployment.inputs)]
-        deployment.tracker.move("measured")
-        deployment.inputs = None
-        if timing is None:
-            return []
-        deployment.policy.begin(timing.medians())
-        return [Log(deployment.measured_text())]
-
-    def _timed_by(self, number: int) -> tuple[Deployment, Timing] | None:
-        """Return whose variants are timed by a request, if it is a synthetic one."""
-        for deployment in self.deployments.by_epoch.values():
-            if deployment.timing is not None and deployment.timing.probe is not None and deployment.timing.probe.number == number:
-                return deployment, deployment.timing
-        return None
-
-    def _probe_failed(self, number: int) -> list[Instruction]:
-        """Stop timing variants by synthetic requests: this model does not take them."""
-        found = self._timed_by(number)
-        if found is None or found[1].probe is None:
-            return []
-        (deployment, timing), epoch = found, found[1].probe.epoch
-        timing.give_up()
-        self.deployments.touched[deployment.plan] = None
-        return self._abandon(epoch, number)
-
     # --- ending -----------------------------------------------------------------------------------------------------------------
 
     def done(self, event: RequestDone, now: float) -> list[Instruction]:
         """Answer a request, and learn from the time it took."""
-        timed = self._timed_by(event.request)
-        if timed is not None:
-            timed[1].end(now)
-            self.deployments.touched[timed[0].plan] = None
+        self.synthetic.done(event.request, now)
         request = self.open.get(event.request)
         if request is None or not request.epoch:
             return []
@@ -240,13 +191,13 @@ class Requests:
     def broke(self, event: RequestBroke) -> list[Instruction]:
         """Fail a request whose part on the host failed."""
         known = event.request in self.open
-        return self._fail(event.request, "failed", event.fault, event.reason) if known else self._probe_failed(event.request)
+        return self._fail(event.request, "failed", event.fault, event.reason) if known else self.synthetic.failed(event.request)
 
     def failed_on(self, member: Member, message: RequestFailed) -> list[Instruction]:
         """Fail a request that failed on an agent."""
         request = self.open.get(message.request)
         if request is None:
-            return self._probe_failed(message.request)
+            return self.synthetic.failed(message.request)
         if request.epoch != message.epoch:
             return []
         return self._fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
@@ -262,10 +213,7 @@ class Requests:
 
     def overdue(self, now: float) -> list[Instruction]:
         """End what ran or waited too long."""
-        done: list[Instruction] = []
-        probes = [d.timing.probe for d in self.deployments.by_epoch.values() if d.timing is not None and d.timing.probe is not None]
-        for number in [probe.number for probe in probes if now - probe.started > PROBE_WITHIN_S]:
-            done += self._probe_failed(number)
+        done = self.synthetic.overdue(now)
         for request in [r for r in self.open.values() if now > r.deadline]:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
@@ -352,10 +300,5 @@ class Requests:
             return []
         deployment, variant = found
         del variant.queue.running[request.number]
-        done = [] if event == "finished" else self._abandon(request.epoch, request.number)
+        done = [] if event == "finished" else self.deployments.abandon(request.epoch, request.number)
         return [*done, *self.deployments.retire(deployment)]
-
-    def _abandon(self, epoch: int, number: int) -> list[Instruction]:
-        found = self.deployments.find(epoch)
-        living = [identity for identity in found[1].parts if identity in self.members.by_identity] if found else []
-        return [DropRequest(epoch, number), *(ToAgent(identity, Abandon(epoch, number)) for identity in living)]

@@ -73,6 +73,13 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         for _ in range(count):
             self.wire.run()
 
+    @precondition(lambda self: self.wire.client.calls)
+    @rule(data=st.data())
+    def cancel(self, data):
+        call = data.draw(st.sampled_from(list(self.wire.client.calls)))
+        self.wire.carry_client(self.wire.client.cancel(call))
+        del self.wire.answers[call]
+
     @rule()
     def finish(self):
         self.wire.finish_requests()
