@@ -43,12 +43,12 @@ BATCH = 4
 class Cell:
     """One model under one split: milliseconds measured, and predicted from profiles.
 
-    `route` is what serves where the coordinator chooses between several.
+    `variant` is what serves where the coordinator chooses between several.
     """
 
     model: str
     split: str
-    route: str
+    variant: str
     measured_ms: float
     predicted_ms: float
 
@@ -75,8 +75,8 @@ def measure(cluster: LocalCluster, model: str, split: str, runs: int) -> Cell:
     session = InferenceSession(path, cluster=cluster, options=options)
     session.prepare({name: array.shape for name, array in feeds.items()})
     planned = fit(load_graph(path, shapes), seen_by_planners(cluster), options)[0]
-    route = session.plan.report.get("measured", {"chosen": [""]})["chosen"][0] if split == AUTO else ""
-    forecast = serving(planned, route)
+    variant = session.plan.report.get("measured", {"chosen": [""]})["chosen"][0] if split == AUTO else ""
+    forecast = serving(planned, variant)
     if statistics_of(forecast.compiled.optimized).bytes != session.plan.report["optimized"]["bytes"]:
         say(f"{model} by {split}: the plan here is not the one deployed")
     for _ in range(3):
@@ -86,20 +86,20 @@ def measure(cluster: LocalCluster, model: str, split: str, runs: int) -> Cell:
         began = time.perf_counter()
         session.run(None, feeds)
         times.append(time.perf_counter() - began)
-    return Cell(model, split, route, 1e3 * statistics.median(times), 1e3 * forecast.timeline.total_s)
+    return Cell(model, split, variant, 1e3 * statistics.median(times), 1e3 * forecast.timeline.total_s)
 
 
-def serving(planned: Forecast, route: str) -> Forecast:
-    """Return the forecast of the route that serves: the plan itself, a node alone, or the next best candidate."""
+def serving(planned: Forecast, variant: str) -> Forecast:
+    """Return the forecast of the variant that serves: the plan itself, a node alone, or the next best candidate."""
     plan = planned.compiled.plan
     alone = {f"single on {node.name}": device for device, node in enumerate(plan.cluster.nodes)}
-    if route in {"", AUTO}:
+    if variant in {"", AUTO}:
         return planned
-    if route in alone:
-        other = plan_whole(plan.graph, plan.cluster, alone[route])
+    if variant in alone:
+        other = plan_whole(plan.graph, plan.cluster, alone[variant])
     else:
         assert planned.found is not None, "only planner 'auto' has routes"
-        other = next(Plan(AUTO, plan.graph, plan.cluster, c.tiles) for c in planned.found.candidates if c.name == route)
+        other = next(Plan(AUTO, plan.graph, plan.cluster, c.tiles) for c in planned.found.candidates if c.name == variant)
     return Forecast(compile_plan(other, planned.descriptions), planned.descriptions)
 
 
@@ -128,13 +128,13 @@ def main(
             for split in splits.split(","):
                 cells.append(measure(cluster, model, split, runs))
                 cell = cells[-1]
-                name = f"{model} by {split}{f' ({cell.route})' if cell.route else ''}"
+                name = f"{model} by {split}{f' ({cell.variant})' if cell.variant else ''}"
                 say(f"{name}: measured {cell.measured_ms:.2f} ms, predicted {cell.predicted_ms:.2f}")
     found = summary(cells)
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    rows = [(c.model, c.route or c.split, c.measured_ms, c.predicted_ms, f"{c.error:+.1%}") for c in cells]
+    rows = [(c.model, c.variant or c.split, c.measured_ms, c.predicted_ms, f"{c.error:+.1%}") for c in cells]
     print_table(("model", "split", "measured ms", "predicted ms", "error"), rows, title="prediction against measurement")
     say(f"median error {found['median']:.1%}, 90th percentile {found['p90']:.1%}")
 

@@ -12,24 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bbgrap.control.agent_events import (
-    AllowPings,
-    Broke,
     CheckWeights,
     Drop,
     Event,
     Instruction,
-    LinksDone,
     Load,
     Loaded,
     Log,
-    MeasuringDone,
+    Outcome,
+    Perform,
     Quit,
     Received,
     Reconnect,
     Say,
-    StartMeasuring,
-    StartMeasuringLinks,
-    StepsRecorded,
     Stop,
     StoreChunk,
     Tick,
@@ -50,9 +45,7 @@ from bbgrap.protocol.messages import (
     HeartbeatSeen,
     Join,
     Leave,
-    LinksMeasured,
     Measure,
-    Measured,
     MeasureLinks,
     Recorded,
     Refused,
@@ -108,7 +101,7 @@ class AgentMachine:
         """How long the driver may wait before the next `Tick`."""
         return self._heartbeat_s
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:  # noqa: C901 - one branch per event
+    def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take an event and return what is to be done, in order.
 
         Raises:
@@ -125,16 +118,9 @@ class AgentMachine:
                 return self._on_weight(event, now)
             case Loaded():
                 return self._on_loaded(event)
-            case Broke():
-                known = event.epoch in self.deployments and self.state == "joined"
-                return [Say(RequestFailed(event.epoch, event.request, event.reason))] if known else []
-            case StepsRecorded():
-                known = event.epoch in self.deployments and self.state == "joined"
-                return [Say(Recorded(event.epoch, event.request, event.record))] if known else []
-            case MeasuringDone():
-                return [Say(Measured(event.measurement, event.profile, event.reason))] if self.state == "joined" else []
-            case LinksDone():
-                return [Say(LinksMeasured(event.measurement, event.links, event.reason))] if self.state == "joined" else []
+            case Outcome(message):
+                void = isinstance(message, RequestFailed | Recorded) and message.epoch not in self.deployments
+                return [] if void or self.state != "joined" else [Say(message)]
             case Stop():
                 return self._on_stop(event.reason)
 
@@ -164,12 +150,8 @@ class AgentMachine:
                 return [Drop(message.epoch, message.request)] if message.epoch in self.deployments else []
             case Release():
                 return self._release(message.epoch, "Release")
-            case Measure():
-                return [StartMeasuring(message.measurement)]
-            case MeasureLinks():
-                return [StartMeasuringLinks(message.measurement, message.peers)]
-            case AnswerPings():
-                return [AllowPings(message.peers)]
+            case Measure() | MeasureLinks() | AnswerPings():
+                return [Perform(message)]
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Instruction]:
         self._refused_since = None

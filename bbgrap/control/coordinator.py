@@ -116,25 +116,12 @@ class CoordinatorMachine:
     # --- agents -----------------------------------------------------------------------------------------------------------------
 
     def _on_message(self, identity: Identity, message: AgentMessage | ClientMessage, now: float) -> list[Instruction]:
-        match message:
-            case Join():
-                return self.members.join(identity, message, now)
-            case (
-                Heartbeat()
-                | WeightsMissing()
-                | WeightStored()
-                | Deployed()
-                | DeploymentFailed()
-                | RequestFailed()
-                | Recorded()
-                | Measured()
-                | LinksMeasured()
-                | Leave()
-            ):
-                member = self.members.heard(identity, type(message).__name__, now)
-                return [ToAgent(identity, member)] if isinstance(member, Rejoin) else self._on_agent(member, message, now)
-            case _:
-                return self._on_client(identity, message, now)
+        if isinstance(message, Join):
+            return self.members.join(identity, message, now)
+        if not isinstance(message, AgentMessage):
+            return self._on_client(identity, message, now)
+        member = self.members.heard(identity, type(message).__name__, now)
+        return [ToAgent(identity, member)] if isinstance(member, Rejoin) else self._on_agent(member, message, now)
 
     def _on_agent(self, member: Member, message: AgentMessage, now: float) -> list[Instruction]:  # noqa: C901 - one branch per message
         match message:

@@ -174,9 +174,9 @@ def test_a_profile_by_hand_goes_over_what_was_measured_field_by_field():
     fast, slow, guess = Speed("conv3x3", 2e9), Speed("matmul", 1e9), Speed("conv3x3", 5.0)
     wire.call(lambda n: c.MeasureNodes(n, ""))
     wire.settle()
-    wire.to_agent(agent, ae.MeasuringDone(1, NodeProfile("a", threads=4, work=(guess, slow))))
+    wire.to_agent(agent, ae.Outcome(m.Measured(1, NodeProfile("a", threads=4, work=(guess, slow)), "")))
     wire.settle()
-    wire.to_agent(agent, ae.LinksDone(2, (LinkProfile("b", 1e9, 1e-4),)))
+    wire.to_agent(agent, ae.Outcome(m.LinksMeasured(2, (LinkProfile("b", 1e9, 1e-4),), "")))
     wire.settle()
     for profile in (NodeProfile("a", 0.5, group="left", work=(fast,)), NodeProfile("later", 3.0)):
         wire.call(lambda n, profile=profile: c.SetProfile(n, profile))
@@ -299,7 +299,7 @@ def test_a_kernel_error_names_the_agent():
     agent.loaded.clear()
     call = wire.run()
     wire.settle()
-    wire.to_agent(agent, ae.Broke(epoch, 1, "segment 's': broken"))
+    wire.to_agent(agent, ae.Outcome(m.RequestFailed(epoch, 1, "segment 's': broken")))
     wire.settle()
     assert wire.answer(call).reason == "agent 'a': segment 's': broken"
 

@@ -11,7 +11,7 @@ from bbgrap.control.membership import DEAD_AFTER_S, DEAD_LOADING_AFTER_S
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
-from bbgrap.protocol.messages import DeploymentFailed
+from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import CLIENT, joined_wire, ready_wire, record_of
 
 AUTO = PlanOptions(planner="auto")
@@ -110,7 +110,7 @@ def test_a_model_that_does_not_take_synthetic_inputs_is_prepared_all_the_same():
             wire.deliver(key)
     ((number, start),) = wire.started.items()
     agent = next(agent for agent in wire.agents.values() if start.epoch in agent.loaded)
-    wire.to_agent(agent, ae.Broke(start.epoch, number, "no such index"))
+    wire.to_agent(agent, ae.Outcome(m.RequestFailed(start.epoch, number, "no such index")))
     wire.settle()
     assert "measured" not in json.loads(wire.answer(call).report)
     assert (start.epoch, number) in {drop for agent in wire.agents.values() for drop in agent.dropped}
@@ -140,7 +140,7 @@ def test_a_variant_that_cannot_be_loaded_is_left_out():
             wire.deliver(key)
     (deployment,) = wire.coordinator.deployments.by_epoch.values()
     variant = deployment.variants[0]
-    wire.to_coordinator(ce.FromPeer(next(iter(variant.parts)), DeploymentFailed(variant.epoch, "no memory")))
+    wire.to_coordinator(ce.FromPeer(next(iter(variant.parts)), m.DeploymentFailed(variant.epoch, "no memory")))
     wire.settle()
     assert isinstance(wire.answer(call), c.ModelPrepared)
     assert served(wire, 3) == [ALONE] * 3

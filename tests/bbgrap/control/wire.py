@@ -104,7 +104,7 @@ class FakeAgent:
     machine: AgentMachine
     loaded: set[int] = field(default_factory=set)
     dropped: set[tuple[int, int]] = field(default_factory=set)
-    measuring: list[ae.StartMeasuring | ae.StartMeasuringLinks] = field(default_factory=list)
+    measuring: list[m.Measure | m.MeasureLinks] = field(default_factory=list)
     quit: str | None = None
 
 
@@ -251,7 +251,7 @@ class Wire:
                 if start.record:
                     devices = {peer.name: peer.device for peer in self.parts.get(start.epoch, ())}
                     for agent in [agent for agent in self.agents.values() if agent.name in devices]:
-                        self.to_agent(agent, ae.StepsRecorded(start.epoch, number, record_of(devices[agent.name])))
+                        self.to_agent(agent, ae.Outcome(m.Recorded(start.epoch, number, record_of(devices[agent.name]))))
                 done = True
         return done
 
@@ -283,9 +283,9 @@ class Wire:
             case ae.Quit(fault):
                 agent.quit = fault
                 self.agents.pop(agent.identity, None)
-            case ae.StartMeasuring() | ae.StartMeasuringLinks():
-                agent.measuring.append(instruction)
-            case ae.AllowPings() | ae.Reconnect() | ae.Log():
+            case ae.Perform(m.Measure() | m.MeasureLinks() as message):
+                agent.measuring.append(message)
+            case ae.Perform() | ae.Reconnect() | ae.Log():
                 pass
 
     def carry_client(self, instructions: list[cm.Instruction]) -> None:
