@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e
 CODE := $(wildcard bbgrap agents coordinator tests benchmarks tools)
 MAX_LINES := 500
+# More than cores: tests of clusters wait for much.
+TEST_PROCESSES ?= 3
 BENCH_ARGS ?= zoo:resnet50 --agents 2
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
@@ -21,7 +23,7 @@ demo: $(VENV)/runtime.stamp ## coordinator and two agents on this machine, ResNe
 	@$(BIN)/bbgrap demo $(DEMO_ARGS)
 
 test: $(VENV)/test.stamp ## the default test suite
-	@$(BIN)/python tools/run_tests.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 test-slow: $(VENV)/test.stamp ## long property runs, 2,000 examples each
 	@$(BIN)/python -m pytest -m slow --hypothesis-profile=thorough --timeout=1800 $(PYTEST_ARGS)

@@ -21,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from bbgrap.bench import bench
+from bbgrap.cli.groups import plan_options
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
-from bbgrap.cli.options import plan_options
 from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
 from bbgrap.session import connect
 from benchmarks.exit_status import exit_status
 from benchmarks.plots import grouped_bars
+from benchmarks.speedups import write_table
 from benchmarks.testbed import CORES, Rate, at, can_limit, open_testbed, probe
 
 RESULTS = Path(__file__).parent / "results"
@@ -231,8 +232,8 @@ def _work(given: argparse.Namespace) -> int:
     for rate in rates:
         found = measure_link(rate, jobs)
         rows += found
-        if not given.no_results:
-            say(f"written: {', '.join(map(str, keep(found)))}")
+        if given.save:
+            say(f"written: {', '.join(map(str, (*keep(found), *write_table())))}")
     if given.json:
         print_json(rows)
     else:
@@ -255,7 +256,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=0, help=f"turns that are counted; default: {RUNS}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} turns")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--no-results", action="store_true", help="leave benchmarks/results as it is")
+    parser.add_argument(
+        "--save", action="store_true", help="keep the rows and their picture in benchmarks/results, and the table in the documents"
+    )
     return exit_status(lambda: _work(parser.parse_args()))
 
 

@@ -348,7 +348,7 @@ def _work(given: argparse.Namespace) -> int:
         "onnxruntime": ort.__version__,
     }
     rows = [row | {"facts": facts} for row in rows]
-    if not given.no_results:
+    if given.save:
         for path in keep(rows):
             say(f"written: {path}")
     if given.json:
@@ -369,7 +369,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=RUNS, help=f"of the two real nodes; default: {RUNS}")
     parser.add_argument("--turns", type=int, default=TURNS, help=f"in which every device is measured; default: {TURNS}")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--no-results", action="store_true", help="leave benchmarks/results as it is")
+    parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
     return exit_status(lambda: _work(parser.parse_args()))
 
 

@@ -94,7 +94,7 @@ def _work(given: argparse.Namespace) -> int:
             say(f"{model}, one core and {given.part:g} of a core")
             report = on_part(model, given.part, given.requests)
             rows.append(row_of(report, "loopback", given.part, datetime.now(UTC).isoformat(timespec="seconds")))
-    if not given.no_results:
+    if given.save:
         keep(rows)
     if given.json:
         print_json(rows)
@@ -114,7 +114,7 @@ def main() -> int:
     parser.add_argument("--part", type=float, default=None, help="also measure with the second agent on this part of its core, like 0.5")
     parser.add_argument("--requests", type=int, default=400, help="of every stream; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--no-results", action="store_true", help="leave benchmarks/results as it is")
+    parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
     given = parser.parse_args()
     if given.part is not None and (not can_limit() or not CGROUP.is_dir() or not 0 < given.part <= 1):
         parser.error(f"part: expected a number up to 1, Linux with cgroups of version 1, and root, got {given.part}")

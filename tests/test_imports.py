@@ -77,3 +77,9 @@ def test_every_module_has_a_layer():
     written = {f"bbgrap.{path.stem}" for path in (ROOT / "bbgrap").iterdir() if path.suffix == ".py"}
     written |= {f"bbgrap.{path.parent.name}" for path in (ROOT / "bbgrap").glob("*/__init__.py")}
     assert written - set(LAYERS) == {"bbgrap.__init__"}
+
+
+def test_folders_of_tests_are_those_of_the_code():
+    for code, tests in (("bbgrap", "tests/bbgrap"), ("agents", "tests/agents"), ("coordinator", "tests/coordinator")):
+        there = {path.parent.relative_to(ROOT / tests) for path in (ROOT / tests).rglob("test_*.py")}
+        assert [folder for folder in there if not (ROOT / code / folder).is_dir()] == []

@@ -6,36 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from bbgrap.cli.options import (
-    Batch,
-    Coordinator,
-    Grid,
-    InputShapes,
-    Json,
-    LocalAgents,
-    Model,
-    Objective,
-    SearchSeconds,
-    Seed,
-    Split,
-    TransferDtype,
-)
+from bbgrap.cli.groups import contenders, takes
+from bbgrap.cli.options import Batch, Coordinator, InputShapes, Json, LocalAgents, Model, Seed
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.errors import UsageError
+from bbgrap.planners.options import PlanOptions
 
 BUSY_TEXT = "this machine was busy with other work: do not trust these times"
 
 
+@takes(planned=contenders)
 def bench(
     model: Model,
+    planned: list[PlanOptions],
     runs: Annotated[int, typer.Option(min=1, help="Turns that are counted.")] = 30,
     batch: Batch = None,
-    planner: Annotated[str, typer.Option(help="Who plans; several, separated by commas, take turns.")] = "bbgrap",
-    split: Split = "rows",
-    grid: Grid = "",
-    objective: Objective = "latency",
-    search_seconds: SearchSeconds = 10.0,
-    transfer_dtype: TransferDtype = "exact",
     stream: Annotated[
         int | None, typer.Option(min=5, help="Measure throughput instead: so many requests, several at once.", show_default=False)
     ] = None,
@@ -76,27 +61,22 @@ def bench(
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import random_inputs
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
-    from bbgrap.cli.options import plan_options
     from bbgrap.stream import measure_stream
 
     if in_flight is not None and stream is None:
         raise UsageError("--in-flight: it belongs to --stream N; give both or neither")
-    contenders = [
-        plan_options(name.strip(), split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
-        for name in planner.split(",")
-    ]
     path = find_model(model)
     declared = inputs_of(path)
     feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed, pictures=pictures)
     with open_cluster(coordinator, agents, threads or 1) as cluster, step("measuring") as progress:
         if stream is None:
-            report = measure(path, feeds, cluster, contenders, runs=runs, threads=threads, name=model, report=progress.update)
+            report = measure(path, feeds, cluster, planned, runs=runs, threads=threads, name=model, report=progress.update)
         else:
             report = measure_stream(
                 path,
                 feeds,
                 cluster,
-                contenders,
+                planned,
                 requests=stream,
                 in_flight=in_flight,
                 threads=threads,

@@ -41,9 +41,7 @@ def demo(
     feeds = random_inputs(declared, concrete_shapes(declared, None, None))
     with open_cluster("", count, threads) as cluster:
         with step(f"submitting {model}: planning and deploying") as progress:
-            session = InferenceSession(
-                path, cluster=cluster, on_progress=lambda now: progress.update(f"{now.stage} {now.done} of {now.total}")
-            )
+            session = InferenceSession(path, cluster=cluster, on_progress=progress.report)
             plan = session.prepare({name: array.shape for name, array in feeds.items()})
         with step("running it on the cluster"):
             answers = session.run(None, feeds)

@@ -7,38 +7,15 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.options import (
-    Agents,
-    Batch,
-    ClusterFile,
-    Grid,
-    InputShapes,
-    Json,
-    Model,
-    Objective,
-    Planner,
-    SearchSeconds,
-    Shares,
-    Split,
-    TransferDtype,
-)
+from bbgrap.cli.groups import Request, offline_request, takes
+from bbgrap.cli.options import Json
 from bbgrap.cli.output import print_json, print_result, print_table, step
 
 
+@takes(request=offline_request)
 def export(
-    model: Model,
+    request: Request,
     output: Annotated[Path, typer.Option(help="A new or empty folder.")],
-    agents: Agents = None,
-    cluster: ClusterFile = None,
-    shares: Shares = "",
-    planner: Planner = "bbgrap",
-    split: Split = "rows",
-    grid: Grid = "",
-    objective: Objective = "latency",
-    search_seconds: SearchSeconds = 10.0,
-    transfer_dtype: TransferDtype = "exact",
-    shapes: InputShapes = None,
-    batch: Batch = None,
     as_json: Json = False,
 ) -> None:
     """Write every node's stand-alone ONNX models and its steps, for any runtime; no cluster is needed.
@@ -49,12 +26,10 @@ def export(
         bbgrap export zoo:resnet50 --agents 2 --output parts
     """
     from bbgrap.cli.bundle import check_folder, write_bundle
-    from bbgrap.cli.options import plan_options
-    from bbgrap.cli.planning import Request, plan_offline
+    from bbgrap.cli.planning import plan_offline
 
     check_folder(output)
-    options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
-    planned = plan_offline(Request(model, agents, cluster, shares, options, tuple(shapes or ()), batch))
+    planned = plan_offline(request)
     with step(f"writing {output}"):
         index = write_bundle(planned.forecast.compiled.optimized, planned.names, planned.report, output)
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +26,7 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads of each agent that is
 ClusterFile = Annotated[Path | None, typer.Option(help="Plan for the nodes of this cluster file (YAML).", show_default=False)]
 Shares = Annotated[str, typer.Option(help="Relative parts of the work, a number per node: 2,1,1.", show_default=False)]
 Planner = Annotated[str, typer.Option(help="Who plans: bbgrap, auto, single, ...")]
+Contenders = Annotated[str, typer.Option(help="Who plans; several, separated by commas, take turns.")]
 Objective = Annotated[str, typer.Option(help="What planner auto minimises: latency, throughput (of streams), memory.")]
 SearchSeconds = Annotated[float, typer.Option(help="How long planner auto may search.")]
 TransferDtype = Annotated[
@@ -48,38 +49,6 @@ Coordinator = Annotated[
     typer.Option(envvar="BBGRAP_COORDINATOR", metavar="tcp://HOST:PORT", help="Where the coordinator is.", show_default=False),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the random inputs.")]
-
-_DEFAULT_SPLIT = "rows"
-
-
-def plan_options(
-    planner: str,
-    split: str,
-    grid: str = "",
-    *,
-    objective: str = "latency",
-    search_seconds: float = 10.0,
-    transfer_dtype: str = "exact",
-) -> PlanOptions:
-    """Return what is asked of one planner.
-
-    Raises:
-        UsageError: if there is no such planner or split, or the grid is none.
-    """
-    from bbgrap.planners.options import PlanOptions
-    from bbgrap.planners.registry import NAMES
-
-    if planner not in NAMES:
-        raise UsageError(f"planner: expected one of {', '.join(NAMES)}, got '{planner}'")
-    more: dict[str, Any] = {"objective": objective, "search_seconds": search_seconds, "transfer_dtype": transfer_dtype}
-    if not grid:
-        return PlanOptions(planner, split, **more)  # type: ignore[arg-type]  # it looks itself
-    if split not in ("grid", _DEFAULT_SPLIT):
-        raise UsageError(f"grid: it goes with --split grid, got --split {split}")
-    rows, _, columns = grid.lower().partition("x")
-    if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
-        raise UsageError(f"grid: expected rows x columns, like 2x3, got '{grid}'")
-    return PlanOptions(planner, "grid", (int(rows), int(columns)), **more)
 
 
 def offline_cluster(agents: int | None, file: Path | None, shares: str, options: PlanOptions) -> Cluster:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 _REWRITE = "\r\x1b[2K"
 """Back to the first column, and clear the line."""
@@ -59,6 +59,22 @@ class _Line:
             cls.is_open = False
 
 
+class Stage(Protocol):
+    """How far a cluster says that it is."""
+
+    @property
+    def stage(self) -> str:
+        """What it does."""
+
+    @property
+    def done(self) -> int:
+        """How many parts of it are done."""
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+
+
 class Progress:
     """One step of a command, while it goes on."""
 
@@ -74,6 +90,10 @@ class Progress:
         if self._rewrites or now - self._shown >= _LINE_EVERY_S:
             self._shown = now
             self._show(f"{self._title} ... {detail}")
+
+    def report(self, now: Stage) -> None:
+        """Say how far a cluster is with what it was asked."""
+        self.update(f"{now.stage} {now.done} of {now.total}")
 
     def finish(self) -> None:
         """Say how long the step took."""

@@ -8,37 +8,14 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.options import (
-    Agents,
-    Batch,
-    ClusterFile,
-    Grid,
-    InputShapes,
-    Json,
-    Model,
-    Objective,
-    Planner,
-    SearchSeconds,
-    Shares,
-    Split,
-    TransferDtype,
-)
+from bbgrap.cli.groups import Request, offline_request, takes
+from bbgrap.cli.options import Json
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say
 
 
+@takes(request=offline_request)
 def plan(
-    model: Model,
-    agents: Agents = None,
-    cluster: ClusterFile = None,
-    shares: Shares = "",
-    planner: Planner = "bbgrap",
-    split: Split = "rows",
-    grid: Grid = "",
-    objective: Objective = "latency",
-    search_seconds: SearchSeconds = 10.0,
-    transfer_dtype: TransferDtype = "exact",
-    shapes: InputShapes = None,
-    batch: Batch = None,
+    request: Request,
     explain: Annotated[bool, typer.Option("--explain", help="List what every node reads, holds and fetches.")] = False,
     output: Annotated[Path | None, typer.Option(help="Also write the plan to this file, as JSON.", show_default=False)] = None,
     as_json: Json = False,
@@ -55,12 +32,10 @@ def plan(
         bbgrap plan text.onnx --shares 2,1 --split batch --batch 8 --input tokens=8x128
     """
     from bbgrap.auto.explain import explain_forecast
-    from bbgrap.cli.options import plan_options
-    from bbgrap.cli.planning import Request, plan_offline
+    from bbgrap.cli.planning import plan_offline
     from bbgrap.report.plan_report import explain as explain_plan
 
-    options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
-    planned = plan_offline(Request(model, agents, cluster, shares, options, tuple(shapes or ()), batch))
+    planned = plan_offline(request)
     if output is not None:
         output.write_text(json.dumps(planned.report, indent=2) + "\n", encoding="utf-8")
         say(f"written: {output}")
@@ -68,7 +43,7 @@ def plan(
         print_json(planned.report)
     write = say if as_json else print_result  # with --json, stdout is for JSON alone
     if explain:
-        for line in (*explain_forecast(planned.forecast, options), "", *explain_plan(planned.forecast.compiled)):
+        for line in (*explain_forecast(planned.forecast, request.options), "", *explain_plan(planned.forecast.compiled)):
             write(line)
     elif not as_json:
         print_table(("per request", "initial", "optimised"), before_and_after(planned.report), title=planned.title)

@@ -7,29 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from bbgrap.auto.forecast import Forecast
+from bbgrap.cli.groups import Request
 from bbgrap.cli.models import Shape, concrete_shapes, find_model, inputs_of
 from bbgrap.cli.options import offline_cluster
 from bbgrap.cli.output import say, step
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.graph.onnx_io import ModelInput
-from bbgrap.planners.options import PlanOptions
 
 _NAMED = 8
 """So many nodes are named in a remark."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a command line asks to be planned, as its options say it."""
-
-    model: str
-    agents: int | None
-    cluster: Path | None
-    shares: str
-    options: PlanOptions
-    shapes: tuple[str, ...]
-    batch: int | None
 
 
 @dataclass(frozen=True)

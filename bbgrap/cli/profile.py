@@ -50,7 +50,7 @@ def profile(
     from bbgrap.errors import ClusterUnavailableError
 
     with open_cluster(coordinator) as cluster, step(f"measuring {node or 'all nodes'}") as progress:
-        found = cluster.profile(node, lambda now: progress.update(f"{now.stage} {now.done} of {now.total}"))
+        found = cluster.profile(node, progress.report)
     if not found:
         raise ClusterUnavailableError("there are no agents to measure; start one: bbgrap-agent --join ADDRESS")
     if output is not None:

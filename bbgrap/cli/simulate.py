@@ -7,21 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.options import (
-    Agents,
-    Batch,
-    ClusterFile,
-    Grid,
-    Json,
-    Model,
-    Objective,
-    Planner,
-    SearchSeconds,
-    Seed,
-    Shares,
-    Split,
-    TransferDtype,
-)
+from bbgrap.cli.groups import Request, offline_request, takes
+from bbgrap.cli.options import Json, Seed
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say, step
 
 if TYPE_CHECKING:
@@ -31,22 +18,9 @@ if TYPE_CHECKING:
     from bbgrap.planners.options import PlanOptions
 
 
+@takes(request=offline_request)
 def simulate(
-    model: Model,
-    agents: Agents = None,
-    cluster: ClusterFile = None,
-    shares: Shares = "",
-    planner: Planner = "bbgrap",
-    split: Split = "rows",
-    grid: Grid = "",
-    objective: Objective = "latency",
-    search_seconds: SearchSeconds = 10.0,
-    transfer_dtype: TransferDtype = "exact",
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="NAME=SHAPE", help="Shape of an input with free dimensions: x=1x3x224x224.", show_default=False),
-    ] = None,
-    batch: Batch = None,
+    request: Request,
     seed: Seed = 0,
     measured: Annotated[
         bool, typer.Option("--measured", help="Time every node's segments here, one by one, instead of predicting them from profiles.")
@@ -73,14 +47,12 @@ def simulate(
 
         bbgrap simulate model.onnx --cluster deploy/clusters/three-unequal.yaml --json
     """
-    from bbgrap.cli.options import plan_options
-    from bbgrap.cli.planning import Request, plan_offline
+    from bbgrap.cli.planning import plan_offline
     from bbgrap.cli.timelines import check_suffix, write_timeline
     from bbgrap.compiler.export import export
 
     check_suffix(timeline)
-    options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
-    planned = plan_offline(Request(model, agents, cluster, shares, options, tuple(inputs or ()), batch))
+    planned = plan_offline(request)
     forecast = planned.forecast
     with step("loading every node's segments"):
         artifacts = export(forecast.compiled.optimized)
@@ -95,7 +67,7 @@ def simulate(
     if timeline is not None:
         write_timeline(timeline, predicted, planned.title, predicted=True)
         say(f"written: {timeline}")
-    result = _compare(planned, artifacts, options, seed) if run else None
+    result = _compare(planned, artifacts, request.options, seed) if run else None
     if as_json:
         print_json(report if result is None else {**report, **result.as_dict(), "verified": result.verified})
     else:

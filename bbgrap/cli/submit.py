@@ -7,22 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bbgrap.cli.options import (
-    Batch,
-    Coordinator,
-    Grid,
-    Json,
-    LocalAgents,
-    Model,
-    Objective,
-    Planner,
-    SearchSeconds,
-    Seed,
-    Split,
-    Threads,
-    TransferDtype,
-)
+from bbgrap.cli.groups import plan_options, takes
+from bbgrap.cli.options import Batch, Coordinator, Json, LocalAgents, Model, Seed, Threads
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
+from bbgrap.planners.options import PlanOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,19 +18,15 @@ if TYPE_CHECKING:
     from bbgrap.graph import Array
 
 
+@takes(options=plan_options)
 def submit(
     model: Model,
+    options: PlanOptions,
     inputs: Annotated[
         list[str] | None,
         typer.Option("--input", metavar="NAME=FILE", help="A .npy file, or a picture; default: random.", show_default=False),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the outputs to this folder, as .npy files.", show_default=False)] = None,
-    planner: Planner = "bbgrap",
-    split: Split = "rows",
-    grid: Grid = "",
-    objective: Objective = "latency",
-    search_seconds: SearchSeconds = 10.0,
-    transfer_dtype: TransferDtype = "exact",
     batch: Batch = None,
     seed: Seed = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with plain onnxruntime here; exit code 1 if it differs.")] = False,
@@ -65,10 +49,8 @@ def submit(
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import random_inputs, read_inputs
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
-    from bbgrap.cli.options import plan_options
     from bbgrap.session import InferenceSession
 
-    options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
     path = find_model(model)
     declared = inputs_of(path)
     if inputs:
@@ -78,12 +60,7 @@ def submit(
         say(f"inputs: random, seed {seed}")
     with open_cluster(coordinator, agents, threads) as cluster:
         with step("planning and deploying") as progress:
-            session = InferenceSession(
-                path,
-                cluster=cluster,
-                options=options,
-                on_progress=lambda now: progress.update(f"{now.stage} {now.done} of {now.total}"),
-            )
+            session = InferenceSession(path, cluster=cluster, options=options, on_progress=progress.report)
             plan = session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
         with step("running"):
             start = time.perf_counter()

@@ -7,41 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bbgrap.cli.options import (
-    Batch,
-    Coordinator,
-    Grid,
-    InputShapes,
-    Json,
-    LocalAgents,
-    Model,
-    Objective,
-    Planner,
-    SearchSeconds,
-    Seed,
-    Split,
-    Threads,
-    TransferDtype,
-)
+from bbgrap.cli.groups import plan_options, takes
+from bbgrap.cli.options import Batch, Coordinator, InputShapes, Json, LocalAgents, Model, Seed, Threads
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
+from bbgrap.planners.options import PlanOptions
 
 if TYPE_CHECKING:
     from bbgrap.report.trace import Trace
 
 
+@takes(options=plan_options)
 def trace(
     model: Model,
+    options: PlanOptions,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the trace: .json (Chrome, ui.perfetto.dev), .svg or .html.")
     ] = Path("trace.json"),
     html: Annotated[Path | None, typer.Option("--html", help="Also write a report to this file.", show_default=False)] = None,
     runs: Annotated[int, typer.Option(min=1, help="Requests that are recorded; the files show the one of median length.")] = 5,
-    planner: Planner = "bbgrap",
-    split: Split = "rows",
-    grid: Grid = "",
-    objective: Objective = "latency",
-    search_seconds: SearchSeconds = 10.0,
-    transfer_dtype: TransferDtype = "exact",
     shapes: InputShapes = None,
     batch: Batch = None,
     seed: Seed = 0,
@@ -63,7 +46,6 @@ def trace(
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import random_inputs
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
-    from bbgrap.cli.options import plan_options
     from bbgrap.cli.timelines import check_suffix, write_text, write_timeline
     from bbgrap.costmodel.timeline import read_timeline
     from bbgrap.report.html import report_html
@@ -72,18 +54,12 @@ def trace(
 
     check_suffix(output)
     check_suffix(html, ".html")
-    options = plan_options(planner, split, grid, objective=objective, search_seconds=search_seconds, transfer_dtype=transfer_dtype)
     path = find_model(model)
     declared = inputs_of(path)
     feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed)
     with open_cluster(coordinator, agents, threads) as cluster:
         with step("planning and deploying") as progress:
-            session = InferenceSession(
-                path,
-                cluster=cluster,
-                options=options,
-                on_progress=lambda now: progress.update(f"{now.stage} {now.done} of {now.total}"),
-            )
+            session = InferenceSession(path, cluster=cluster, options=options, on_progress=progress.report)
             session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
         with step(f"recording {runs} requests"):
             traced = session.trace(feeds, runs)

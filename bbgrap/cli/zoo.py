@@ -10,6 +10,9 @@ def zoo(as_json: Json = False) -> None:
     """List the networks that MODEL can name as zoo:NAME.
 
     They are built here with seeded random weights, the same to the byte everywhere: for measuring and testing, nothing is downloaded.
+
+    Example:
+        bbgrap zoo
     """
     from bbgrap.zoo import names
 

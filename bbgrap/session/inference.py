@@ -19,10 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
-from bbgrap.engine.images import image_seconds
 from bbgrap.engine.load import confirm_runs
-from bbgrap.engine.variants import serves_streams
-from bbgrap.errors import ExecutionError, InputError, ModelError, UsageError
+from bbgrap.errors import ExecutionError, InputError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions, Split
@@ -38,7 +36,6 @@ from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.report.trace import HOST_NAME, Trace, clock_error_s, timeline_of
 from bbgrap.session.connection import CallFailedError, Connection, OnProgress, connect
 from bbgrap.session.first_inputs import FirstInputs, Shapes
-from bbgrap.session.microbatches import Answers, microbatch_size, microbatches_of
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.prepared import ModelMetadata, PreparedPlan
 from bbgrap.session.signature import NodeArg, Signature
@@ -50,9 +47,6 @@ _TRIES = 3
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 """Between two tries to submit a request to a coordinator whose queue is full: doubled each time, up to the longest."""
-
-IN_FLIGHT_PER_AGENT = 2
-"""Micro-batches on their way per agent: one that it works on, and the input of the next one."""
 
 _PLANS = 64
 """Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
@@ -73,8 +67,7 @@ class HasConnection(Protocol):
 class InferenceSession:
     """A model on a cluster.
 
-    Invariants: `_plans` holds one plan per combination of input shapes that was run or prepared; `_sizes` tells of which batches are
-    run in micro-batches.
+    Invariants: `_plans` holds one plan per combination of input shapes that was run or prepared.
     """
 
     def __init__(
@@ -136,8 +129,6 @@ class InferenceSession:
         self._latest: PreparedPlan | None = None
         self._lock = threading.Lock()
         self._first_inputs = FirstInputs(self.options.input_values, _PLANS)
-        self._sizes: dict[Shapes, int | None] = {}
-        self._sizes_lock = threading.Lock()
         self._overriding: dict[tuple[str, ...], InferenceSession] = {}
 
     # --- onnxruntime's surface ------------------------------------------------------------------------------------------------------
@@ -165,8 +156,6 @@ class InferenceSession:
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None) -> list[Any]:
         """Run the model once and return the outputs, all of them or those named.
 
-        With the objective `throughput` a batch is run in micro-batches, if the model computes every image by itself.
-
         Raises:
             InputError: if a name, dtype or shape does not fit the model.
             ExecutionError: if the request failed; running it again is harmless.
@@ -193,10 +182,6 @@ class InferenceSession:
     def _run_once(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
         chosen = self._signature.choose_outputs(output_names)
         feeds = self._signature.check_feed(input_feed)
-        size = self._microbatch_size(self._signature.shapes_of(feeds))
-        if size is not None:
-            outputs = self._answer_in_microbatches(feeds, size)
-            return [outputs[index] for index in chosen]
         result = self._answer(feeds)
         return [self._output(result, index) for index in chosen]
 
@@ -219,49 +204,6 @@ class InferenceSession:
         if self._signature.outputs[index].is_packed:
             return unpacked_output(array)
         return array if array.flags.writeable else array.copy()
-
-    def _answer_in_microbatches(self, feeds: Sequence[Array], size: int) -> list[Array]:
-        """Run a batch in micro-batches of so many images, a few of them on their way at once."""
-        answers = Answers(feeds[0].shape[0], size)
-
-        def run(microbatch: Sequence[Array]) -> list[Array]:
-            result = self._answer(microbatch)
-            return [
-                decode_array(header.dtype, header.shape, content) for header, content in zip(result.outputs, result.payload, strict=True)
-            ]
-
-        pool = ThreadPoolExecutor(IN_FLIGHT_PER_AGENT * max(1, len(self._connection.nodes())), "bbgrap-microbatch")
-        try:
-            for number, outputs in enumerate(pool.map(run, microbatches_of(feeds, size))):
-                answers.put(number, outputs)
-        finally:
-            pool.shutdown(cancel_futures=True)
-        return answers.whole()
-
-    def _microbatch_size(self, shapes: Shapes) -> int | None:
-        """Return how many images a micro-batch of this batch has; None if it is to be run as a whole.
-
-        Only where throughput is asked for, and only if the model computes every image by itself: once per combination of shapes the model
-        is loaded to see that.
-        """
-        batches = {shape[0] if shape else 0 for shape in shapes}
-        if not serves_streams(self.options) or len(batches) != 1 or max(batches) < 2 or not self._signature.has_free_batch:
-            return None
-        with self._sizes_lock:
-            if shapes not in self._sizes:
-                agents = len(self._connection.nodes())
-                if not agents:
-                    return None  # nobody to divide it for; that is told when it is planned
-                named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
-                try:
-                    image_s = image_seconds(self._path, named)
-                except (ModelError, InputError):
-                    # Two images are no batch for this model, or it is broken: then the coordinator says what is wrong.
-                    image_s = None
-                while len(self._sizes) >= _PLANS:
-                    self._sizes.pop(next(iter(self._sizes)))
-                self._sizes[shapes] = None if image_s is None else microbatch_size(batches.pop(), image_s, agents)
-            return self._sizes[shapes]
 
     def run_async(
         self,
@@ -328,10 +270,8 @@ class InferenceSession:
         which takes some seconds each.
         """
         ordered = tuple(() if arg.is_packed else tuple(shapes[arg.name]) for arg in self._signature.inputs)
-        size = self._microbatch_size(ordered)
-        wanted = ordered if size is None else tuple((size, *shape[1:]) for shape in ordered)
-        self._first_inputs.see(wanted, () if input_feed is None else self._signature.check_feed(input_feed))
-        return self._retrying(lambda: self._prepared(wanted))
+        self._first_inputs.see(ordered, () if input_feed is None else self._signature.check_feed(input_feed))
+        return self._retrying(lambda: self._prepared(ordered))
 
     def _retrying(self, work: Callable[[], R]) -> R:
         for left in reversed(range(_TRIES)):

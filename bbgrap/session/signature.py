@@ -71,11 +71,6 @@ class Signature:
         chosen = tuple(arg for arg in self.overridable if arg.name in names)
         return replace(self, inputs=(*self.inputs, *chosen), overridable=()) if chosen else self
 
-    @property
-    def has_free_batch(self) -> bool:
-        """Whether the first axis of every input may have any extent."""
-        return all(arg.has_rank and arg.shape and not isinstance(arg.shape[0], int) for arg in self.inputs)
-
     def shapes_of(self, feeds: Sequence[Array]) -> Shapes:
         """Return the shapes that a plan is made for; none of a packed input: its bytes may be as many as they like."""
         return tuple(() if arg.is_packed else array.shape for arg, array in zip(self.inputs, feeds, strict=True))

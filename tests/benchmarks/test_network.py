@@ -159,7 +159,7 @@ def test_a_function_at_a_place_answers_or_raises():
 @pytest.mark.timeout(180)
 def test_a_run_over_an_emulated_link():
     command = [sys.executable, network.__file__, "--models", "tiny", "--links", "100mbit", "--planners", "bbgrap:rows"]
-    done = subprocess.run([*command, "--runs", "2", "--json", "--no-results"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "--runs", "2", "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)
     assert found.keys() >= ROW_KEYS

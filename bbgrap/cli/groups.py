@@ -1,0 +1,134 @@
+"""Groups of options that several commands share: a command takes each group as one value.
+
+@takes(options=plan_options)
+def submit(model: Model, options: PlanOptions, ...)        bbgrap submit MODEL --planner P --split S ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bbgrap.cli.options import (
+    Agents,
+    Batch,
+    ClusterFile,
+    Contenders,
+    Grid,
+    InputShapes,
+    Model,
+    Objective,
+    Planner,
+    SearchSeconds,
+    Shares,
+    Split,
+    TransferDtype,
+)
+from bbgrap.errors import UsageError
+from bbgrap.planners.options import PlanOptions
+
+R = TypeVar("R")
+
+_DEFAULT_SPLIT = "rows"
+
+
+def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Let a function take, in place of each parameter named here, the parameters of the function that makes its value.
+
+    Typer reads signatures, so the command line has the options of the group where the command has the parameter.
+    """
+
+    def widen(command: Callable[..., R]) -> Callable[..., R]:
+        members = {name: inspect.signature(make, eval_str=True).parameters for name, make in groups.items()}
+        own = inspect.signature(command, eval_str=True)
+
+        @wraps(command)
+        def widened(**given: Any) -> R:  # noqa: ANN401 - whatever the command line has
+            made = {name: make(**{key: given.pop(key) for key in members[name]}) for name, make in groups.items()}
+            return command(**given, **made)
+
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, mine in own.parameters.items()
+            for parameter in (members[name].values() if name in members else (mine,))
+        ]
+        widened.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        widened.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return widened
+
+    return widen
+
+
+def plan_options(
+    planner: Planner = "bbgrap",
+    split: Split = _DEFAULT_SPLIT,
+    grid: Grid = "",
+    objective: Objective = "latency",
+    search_seconds: SearchSeconds = 10.0,
+    transfer_dtype: TransferDtype = "exact",
+) -> PlanOptions:
+    """Return what is asked of one planner.
+
+    Raises:
+        UsageError: if there is no such planner or split, or the grid is none.
+    """
+    from bbgrap.planners.registry import NAMES
+
+    if planner not in NAMES:
+        raise UsageError(f"planner: expected one of {', '.join(NAMES)}, got '{planner}'")
+    more: dict[str, Any] = {"objective": objective, "search_seconds": search_seconds, "transfer_dtype": transfer_dtype}
+    if not grid:
+        return PlanOptions(planner, split, **more)  # type: ignore[arg-type]  # it looks itself
+    if split not in ("grid", _DEFAULT_SPLIT):
+        raise UsageError(f"grid: it goes with --split grid, got --split {split}")
+    rows, _, columns = grid.lower().partition("x")
+    if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
+        raise UsageError(f"grid: expected rows x columns, like 2x3, got '{grid}'")
+    return PlanOptions(planner, "grid", (int(rows), int(columns)), **more)
+
+
+def contenders(
+    planner: Contenders = "bbgrap",
+    split: Split = _DEFAULT_SPLIT,
+    grid: Grid = "",
+    objective: Objective = "latency",
+    search_seconds: SearchSeconds = 10.0,
+    transfer_dtype: TransferDtype = "exact",
+) -> list[PlanOptions]:
+    """Return what is asked of each of several planners.
+
+    Raises:
+        UsageError: as `plan_options`.
+    """
+    return [plan_options(name.strip(), split, grid, objective, search_seconds, transfer_dtype) for name in planner.split(",")]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be planned without a cluster, as a command line says it."""
+
+    model: str
+    agents: int | None
+    cluster: Path | None
+    shares: str
+    options: PlanOptions
+    shapes: tuple[str, ...]
+    batch: int | None
+
+
+@takes(options=plan_options)
+def offline_request(
+    model: Model,
+    options: PlanOptions,
+    agents: Agents = None,
+    cluster: ClusterFile = None,
+    shares: Shares = "",
+    shapes: InputShapes = None,
+    batch: Batch = None,
+) -> Request:
+    """Return what is asked to be planned."""
+    return Request(model, agents, cluster, shares, options, tuple(shapes or ()), batch)
