@@ -78,7 +78,7 @@ TABLES: Mapping[Role, Table] = {
         "released": {},
     },
     Role.MEMBER: {
-        "unknown": {"Join": "alive", "refused": "unknown"},
+        "unknown": {"Join": "alive"},
         "alive": {**_stays("alive", "Join", *_REPORTS), "Leave": "gone", "silence": "gone"},
         "gone": {},
     },

@@ -1,7 +1,9 @@
 """Which of its plan variants a request takes: the timing at the start, and one policy per objective.
 
 A variant is a complete set of programs of a deployment. Policies know variants by their epochs, and of each only how many requests are
-in flight and how long others took. Laws: a policy never chooses a variant that is full; for the same calls it makes the same choices.
+in flight and how long others took; `medians` holds what was measured last, in seconds by epoch, and `serving` is the variant that takes
+all requests but trials, or None if all do. Laws: a policy never chooses a variant that is full; for the same calls it makes the same
+choices.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol
 
 WARM_UP = 2
 """Synthetic requests per variant that are not counted: connections, caches and memory pools settle in them."""
@@ -103,34 +104,6 @@ class Timing:
         return {epoch: median(times[min(WARM_UP, len(times) - 1) :]) for epoch, times in self._samples.items() if times}
 
 
-class Policy(Protocol):
-    """Chooses variants and learns from what became of it.
-
-    Invariants: `medians` holds what was measured last, in seconds by epoch; `serving` is the variant that takes all requests but trials,
-    or None if all variants do.
-    """
-
-    @property
-    def medians(self) -> Mapping[int, float]:
-        """What was measured last."""
-
-    @property
-    def serving(self) -> int | None:
-        """Who takes the requests."""
-
-    def begin(self, medians: Mapping[int, float]) -> None:
-        """Start from measured times; without any if timing was not possible."""
-
-    def choose(self, queues: Sequence[InFlightQueue], now: float) -> InFlightQueue | None:
-        """Return the variant for the next request, or None if it must wait."""
-
-    def done(self, queue: InFlightQueue, started: float, now: float, *, alone: bool) -> bool:
-        """Note that a request ended well; `alone`: no other one was in flight meanwhile. Returns whether another variant serves now."""
-
-    def lost(self, epoch: int) -> None:
-        """Forget a variant; another one must be left."""
-
-
 class LowestLatency:
     """For the latency of single requests: the fastest variant serves; when its median drifts, the others are tried.
 
@@ -168,7 +141,7 @@ class LowestLatency:
         return mine if mine.has_room else None
 
     def done(self, queue: InFlightQueue, started: float, now: float, *, alone: bool) -> bool:
-        """Take the time of a request that ran alone; others would tell of their company."""
+        """Take the time of a request that ended well, if it ran alone; returns whether another variant serves now."""
         if not alone:
             return False
         if self._trial is not None:
@@ -180,7 +153,7 @@ class LowestLatency:
         return False
 
     def lost(self, epoch: int) -> None:
-        """Forget a variant; if it served, the fastest of the others does."""
+        """Forget a variant, not the last one; if it served, the fastest of the others does."""
         self._epochs.remove(epoch)
         self.medians = {known: seconds for known, seconds in self.medians.items() if known != epoch}
         if epoch == self.serving:
@@ -269,3 +242,6 @@ class LeastFinishTime:
             return service
         began = max(min(queue.running.values()), self._ended.get(queue.epoch, float("-inf")))
         return max(0.0, service - (now - began)) + len(queue.running) * service
+
+
+Policy = LowestLatency | LeastFinishTime
