@@ -233,6 +233,18 @@ def test_recorded_requests_of_a_lost_agent_are_recorded_anew():
     assert [[record.device for record in answer.records] for answer in answers] == [[0, 2]] * 4
 
 
+@pytest.mark.parametrize("options", [AUTO, STREAM])
+def test_requests_of_a_variant_that_breaks_run_on_another(options):
+    wire = ready_wire("a", "b", options=options, seconds={BOTH: 0.01, ALONE: 0.02})
+    calls = flood(wire, 6)
+    (deployment,) = wire.coordinator.deployments.by_epoch.values()
+    busy = next(variant for variant in deployment.variants if variant.queue.running)
+    wire.to_coordinator(ce.FromPeer(next(iter(busy.parts)), m.DeploymentFailed(busy.epoch, "no memory")))
+    wire.settle()
+    assert all(isinstance(wire.answer(call), c.RunResult) for call in calls)
+    assert busy not in deployment.variants
+
+
 def test_without_any_agent_left_everybody_is_told():
     wire = ready_wire("a", options=STREAM)
     calls = flood(wire, 3)
