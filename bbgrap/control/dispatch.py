@@ -10,7 +10,6 @@ timed by requests that had the coordinator to themselves; a request whose agents
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
 from bbgrap.control.coordinator_events import (
@@ -24,7 +23,7 @@ from bbgrap.control.coordinator_events import (
 )
 from bbgrap.control.deployments import Deployments
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.plans import Caller, Deployment, Plan, Variant
+from bbgrap.control.plans import Caller, Deployment, Plan, Request, Variant
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
@@ -36,25 +35,6 @@ NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp:/
 
 MAX_LOSSES = 2
 """Runs that may lose an agent: a request that ends the agents it runs on must not end all of them."""
-
-
-@dataclass(slots=True)
-class Request:
-    """A request of a client; `epoch` is that of the variant it runs on, 0 if it waits; `lost` are the agents that its runs have lost."""
-
-    number: int
-    caller: Caller
-    message: RunModel
-    plan: Plan
-    deadline: float
-    tracker: Tracker
-    epoch: int = 0
-    lost: list[str] = field(default_factory=list)
-
-    @property
-    def bytes(self) -> int:
-        """What its inputs take while it waits."""
-        return sum(len(part) for part in self.message.payload)
 
 
 class Requests:

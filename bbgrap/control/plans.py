@@ -1,4 +1,4 @@
-"""What the coordinator knows of a plan, its deployments and their variants.
+"""What the coordinator knows of a plan, its requests, its deployments and their variants.
 
 A plan is what a client knows: model, shapes and options, with the queue of its requests. A deployment is a plan on the agents of one
 moment, by one or more variants (`bbgrap.control.variants`), each with an epoch of its own.
@@ -18,7 +18,7 @@ from bbgrap.control.states import Tracker
 from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timing
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import ModelFile, ModelPrepared
+from bbgrap.protocol.client_messages import ModelFile, ModelPrepared, RunModel
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.protocol.tensors import Inputs
 from bbgrap.runtime.schedule import Schedule
@@ -52,6 +52,25 @@ class Plan:
     def is_stream(self) -> bool:
         """Whether what counts is how many requests are done, not how soon one is."""
         return self.options.objective == "throughput"
+
+
+@dataclass(slots=True)
+class Request:
+    """A request of a client; `epoch` is that of the variant it runs on, 0 if it waits; `lost` are the agents that its runs have lost."""
+
+    number: int
+    caller: Caller
+    message: RunModel
+    plan: Plan
+    deadline: float
+    tracker: Tracker
+    epoch: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """What its inputs take while it waits."""
+        return sum(len(part) for part in self.message.payload)
 
 
 @dataclass(eq=False, slots=True)
