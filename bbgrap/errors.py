@@ -1,7 +1,7 @@
 """Every error this package raises on purpose.
 
 Law: a message says who, what was expected, what was got and what to do; the class says whose fault it is, and with it the exit code
-of the command line (see `docs/interface.md`).
+of the command line (see `docs/reference/commands.md`).
 """
 
 

@@ -31,10 +31,10 @@ from bbgrap.costmodel.clock import Act, Await, Post, Work
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.data import Frame, Kind
-from bbgrap.protocol.message_layout import Letter, pack, unpack
+from bbgrap.protocol.message_layout import MessageLayout, pack, unpack
 from bbgrap.protocol.messages import Deploy
 from bbgrap.runtime.execution import Copies, Execution
-from bbgrap.runtime.schedule import Receive, Run, Schedule, Send
+from bbgrap.runtime.schedule import LocalReceive, LocalRun, LocalSend, Schedule
 from bbgrap.transport.data import Arrival
 from bbgrap.transport.tcp import TcpDataPlane
 from benchmarks.contention import Company
@@ -50,7 +50,7 @@ _HEADER = Frame(Kind.DATA, 0, 1, 1, 0).to_bytes()
 class Walk:
     """A schedule with the seconds of its steps: the medians of all walks that were measured, or those of one of them.
 
-    Invariants: `seconds` has two entries for a `Receive`, what is done before its message is looked for and after, and one for others.
+    Invariants: `seconds` has two entries for a `LocalReceive`, what is done before its message is looked for and after, and one for others.
     """
 
     schedule: Schedule
@@ -69,14 +69,14 @@ class Walk:
         seconds = iter(self.seconds)
         for step in self.schedule.steps:
             match step:
-                case Receive():
+                case LocalReceive():
                     yield Work(next(seconds), "join")
                     yield Await(step.message, step.source, sizes[step.message])
                     yield Work(next(seconds), "unpack")
-                case Send():
+                case LocalSend():
                     yield Work(next(seconds), "pack")
                     yield Post(step.message, step.destination, sizes[step.message])
-                case Run():
+                case LocalRun():
                     yield Work(next(seconds), self.names[step.segment], step.segment)
                 case _:
                     yield Work(next(seconds), "join")
@@ -154,7 +154,7 @@ class Peers:
         self._mine.connect(self._theirs.address)
         self._theirs.connect(self._mine.address)
         random = np.random.default_rng(0)
-        self._payloads = {number: made_up(letter, random) for number, letter in deployment.received.items()}
+        self._payloads = {number: made_up(layout, random) for number, layout in deployment.received.items()}
 
     def close(self) -> None:
         """End the connections."""
@@ -162,25 +162,25 @@ class Peers:
         self._theirs.close()
 
     def walk(self, feeds: Sequence[Array]) -> list[float]:
-        """Do all steps of one request, and return their seconds, those of a `Receive` in two parts."""
+        """Do all steps of one request, and return their seconds, those of a `LocalReceive` in two parts."""
         deployment = self._deployment
         execution = Execution(deployment.schedule, feeds, deployment.copies)
-        outbox = partial(deployment.send, self._mine, 0)
+        send = partial(deployment.send, self._mine, 0)
         times = []
         for step in deployment.schedule.steps:
-            if isinstance(step, Receive):
+            if isinstance(step, LocalReceive):
                 began = time.perf_counter()
-                execution.advance(deployment.compute, outbox, limit=1)  # waits, and copies what is there of the next joins
+                execution.advance(deployment.compute, send, limit=1)  # waits, and copies what is there of the next joins
                 times.append(time.perf_counter() - began)
                 self._theirs.send(self._mine.address, _HEADER, self._payloads[step.message])
             began = time.perf_counter()
-            if isinstance(step, Receive):
+            if isinstance(step, LocalReceive):
                 arrival = _arrival(self._mine)
                 Frame.parse(arrival.header)
                 execution.deliver(step.message, unpack(deployment.received[step.message], arrival.payload))
-            execution.advance(deployment.compute, outbox, limit=1)
+            execution.advance(deployment.compute, send, limit=1)
             times.append(time.perf_counter() - began)
-            if isinstance(step, Send):
+            if isinstance(step, LocalSend):
                 _arrival(self._theirs)
         return times
 
@@ -192,9 +192,9 @@ def _arrival(plane: TcpDataPlane) -> Arrival:
     return arrival
 
 
-def made_up(letter: Letter, random: np.random.Generator) -> bytes:
+def made_up(layout: MessageLayout, random: np.random.Generator) -> bytes:
     """Return the payload of a message with normal numbers, and ones where they are not floats."""
-    return b"".join(bytes(piece) for piece in pack(letter, [_drawn(kind, random) for kind in letter.types]))
+    return b"".join(bytes(piece) for piece in pack(layout, [_drawn(kind, random) for kind in layout.types]))
 
 
 def _drawn(kind: TensorType, random: np.random.Generator) -> Array:
@@ -208,7 +208,7 @@ def _digest(device: DeviceArtifacts) -> str:
     """Return the same text for devices that do the same with weights of the same shapes; peers and values do not matter."""
     content = hashlib.sha256()
     for step in device.schedule.steps:
-        steps = (type(step).__name__, step.parts if isinstance(step, Send) else getattr(step, "buffers", step))
+        steps = (type(step).__name__, step.parts if isinstance(step, LocalSend) else getattr(step, "buffers", step))
         content.update(repr(steps).encode())
     content.update(repr([(spec.dtype, spec.shape) for spec in device.schedule.buffers]).encode())
     for segment in device.segments:

@@ -43,7 +43,7 @@ from bbgrap.engine.prepare import prepare
 from bbgrap.engine.reference import Reference
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.message_layout import letters_sent
+from bbgrap.protocol.message_layout import layouts_sent
 from bbgrap.session import InferenceSession, connect
 from benchmarks.contention import Work, company
 from benchmarks.device_times import TURNS, Peers, Stopwatch, Walk, loaded
@@ -176,7 +176,7 @@ def measured_case(
                 walks.append(watch.device(device, artifacts.weights, other))
     walks.append(watch.host(artifacts.host, list(feeds.values())))
     schedules = [*(device.schedule for device in artifacts.devices), artifacts.host]
-    sizes = {message: letter.nbytes for schedule in schedules for message, letter in letters_sent(schedule).items()}
+    sizes = {message: layout.nbytes for schedule in schedules for message, layout in layouts_sent(schedule).items()}
     return Simulated(case, cluster, walks, sizes, planned.report)
 
 

@@ -23,7 +23,7 @@ from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.steps import DeviceProgram, Program
 from bbgrap.runtime.execution import Kernel
-from bbgrap.runtime.schedule import Run, extract
+from bbgrap.runtime.schedule import LocalRun, extract
 from bbgrap.shapemap import ShapeMap
 
 
@@ -69,7 +69,7 @@ def run_checked(program: Program, feeds: Sequence[Array], values: Mapping[str, A
 def _checked(kernel: Kernel, device: DeviceProgram, artifacts: Artifacts, values: Mapping[str, Array], rtol: float) -> Kernel:
     schedule = artifacts.devices[device.device].schedule
     buffers = list(device.buffers.values())
-    runs = {step.segment: step for step in schedule.steps if isinstance(step, Run)}
+    runs = {step.segment: step for step in schedule.steps if isinstance(step, LocalRun)}
 
     def run(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
         outputs = kernel(segment, inputs)

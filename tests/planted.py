@@ -19,7 +19,7 @@ from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.graph import Array
 from bbgrap.program.steps import Combine, Compute
-from bbgrap.runtime.schedule import Box, Receive, Run, Schedule, Send, reads_of
+from bbgrap.runtime.schedule import Box, LocalReceive, LocalRun, LocalSend, Schedule, reads_of
 from tests.victim import Victim
 
 Plant = Callable[[Victim, np.random.Generator], "list[Array] | None"]
@@ -34,9 +34,9 @@ def _received(victim: Victim) -> list[tuple[int, int, int]]:
     """Return device, segment and place of every input of a segment that came in a message and has something to lose."""
     found = []
     for number, device in enumerate(victim.artifacts.devices):
-        arrived = {b for step in device.schedule.steps if isinstance(step, Receive) for b in step.buffers}
+        arrived = {b for step in device.schedule.steps if isinstance(step, LocalReceive) for b in step.buffers}
         for step in device.schedule.steps:
-            if isinstance(step, Run):
+            if isinstance(step, LocalRun):
                 found += [
                     (number, step.segment, place)
                     for place, buffer in enumerate(step.inputs)
@@ -69,7 +69,7 @@ def shifted_region(victim: Victim, random: np.random.Generator) -> list[Array] |
         (number, at, part, axis, by)
         for number, schedule in enumerate(_schedules(victim.artifacts))
         for at, step in enumerate(schedule.steps)
-        if isinstance(step, Send)
+        if isinstance(step, LocalSend)
         for part, sent in enumerate(step.parts)
         for axis, by in _room(schedule, sent.buffer, sent.box)
     ]
@@ -79,7 +79,7 @@ def shifted_region(victim: Victim, random: np.random.Generator) -> list[Array] |
     number, at, place, axis, by = places[chosen]
     schedule = _schedules(victim.artifacts)[number]
     step = schedule.steps[at]
-    assert isinstance(step, Send)
+    assert isinstance(step, LocalSend)
     box = step.parts[place].box
     assert box is not None
     moved = tuple(((r[0][0] + by, r[0][1] + by),) if n == axis else r for n, r in enumerate(box))
@@ -100,7 +100,7 @@ def _schedules(artifacts: Artifacts) -> list[Schedule]:
     return [*(device.schedule for device in artifacts.devices), artifacts.host]
 
 
-def _with_step(artifacts: Artifacts, number: int, at: int, step: Send | Receive) -> Artifacts:
+def _with_step(artifacts: Artifacts, number: int, at: int, step: LocalSend | LocalReceive) -> Artifacts:
     schedule = _schedules(artifacts)[number]
     changed = replace(schedule, steps=(*schedule.steps[:at], step, *schedule.steps[at + 1 :]))
     if number == len(artifacts.devices):
@@ -113,7 +113,7 @@ def swapped_messages(victim: Victim, random: np.random.Generator) -> list[Array]
     """Two received parts of one shape and type end in each other's buffers."""
     places = []
     for number, schedule in enumerate(_schedules(victim.artifacts)):
-        parts = [(at, k, b) for at, s in enumerate(schedule.steps) if isinstance(s, Receive) for k, b in enumerate(s.buffers)]
+        parts = [(at, k, b) for at, s in enumerate(schedule.steps) if isinstance(s, LocalReceive) for k, b in enumerate(s.buffers)]
         specs = schedule.buffers
         places += [
             (number, one, two)
@@ -130,7 +130,7 @@ def swapped_messages(victim: Victim, random: np.random.Generator) -> list[Array]
     artifacts = victim.artifacts
     for where, slot, value in ((at, place, other), (later, other_place, buffer)):
         step = _schedules(artifacts)[number].steps[where]
-        assert isinstance(step, Receive)
+        assert isinstance(step, LocalReceive)
         artifacts = _with_step(artifacts, number, where, replace(step, buffers=(*step.buffers[:slot], value, *step.buffers[slot + 1 :])))
     return victim.run(artifacts)
 

@@ -1,4 +1,4 @@
-"""Write docs/operators.md from the descriptions of a representative node of every operator; takes no arguments.
+"""Write docs/reference/operators.md from the descriptions of a representative node of every operator; takes no arguments.
 
 What splits, what reduces and where neighbours share elements is asked of the descriptions themselves, not written by hand.
 """
@@ -20,7 +20,7 @@ from bbgrap.tdl.operators.undescribed import UNDESCRIBED
 from bbgrap.tdl.rule import _RULES
 from tools.operators_examples import EXAMPLES, Example
 
-PAGE = Path(__file__).parents[1] / "docs" / "operators.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "operators.md"
 
 HEAD = """\
 # Operators

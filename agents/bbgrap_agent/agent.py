@@ -5,7 +5,7 @@
     executor                data plane and kernels
 
 Heartbeats go on whatever the other two do. Laws: the state machine is used by the control thread only; other threads hand it events
-through the mailbox.
+through a queue that wakes it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import zmq
 from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
 from bbgrap.errors import BbgrapError, RemoteProtocolError
+from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.messages import (
     AnswerPings,
@@ -36,7 +37,7 @@ from bbgrap.protocol.messages import (
 )
 from bbgrap.transport.control import ControlClient
 from bbgrap.transport.data import DataPlane
-from bbgrap.transport.wakeup_queue import Mailbox
+from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.links import measure_links
 from bbgrap_agent.loading import load, reachable
@@ -44,11 +45,6 @@ from bbgrap_agent.probe import measure_machine
 from bbgrap_agent.weights import WeightStore
 
 _log = logging.getLogger("bbgrap.agent")
-
-
-def host_of(address: str) -> str:
-    """Return the host of `tcp://HOST:PORT`."""
-    return address.removeprefix("tcp://").rpartition(":")[0]
 
 
 class Agent:
@@ -64,7 +60,7 @@ class Agent:
         self._join = join
         self._store = store
         self._compiling = compiling
-        self._events: Mailbox[events.Event] = Mailbox()
+        self._events: WakeupQueue[events.Event] = WakeupQueue()
         self._machine = AgentMachine(join, time.monotonic())
         self._executor = Executor(
             plane,

@@ -1,10 +1,10 @@
 """A deployment's schedule and segments, compiled for this machine: maps that only its own segments read stay blocked between them.
 
-What was shipped is portable. Here every segment is compiled (`bbgrap.engine.layout`), the assemblies at its front become `Join` steps of
-the schedule, and it is decided which buffers are blocked. A buffer is, if it is
+What was shipped is portable. Here every segment is compiled (`bbgrap.engine.layout`), the assemblies at its front become `LocalJoin` steps
+of the schedule, and it is decided which buffers are blocked. A buffer is, if it is
 
-    written   by a segment that can make it in blocks, or by a `Join` most of whose elements come from blocked buffers
-    read      by no segment that wants it plain, and by at least one segment or `Join` in blocks
+    written   by a segment that can make it in blocks, or by a `LocalJoin` most of whose elements come from blocked buffers
+    read      by no segment that wants it plain, and by at least one segment or `LocalJoin` in blocks
 
 A segment of which less is blocked than it offered is asked again, until nothing changes. Laws: what other devices send and are sent does
 not change; a segment whose compiled form fails, or answers otherwise than the portable one, keeps the portable form.
@@ -26,7 +26,7 @@ from bbgrap.graph.onnx_layout import Boundary, Patch
 from bbgrap.graph.types import Array, DType
 from bbgrap.runtime.blocked import BlockedCopies, blocked
 from bbgrap.runtime.execution import Copies
-from bbgrap.runtime.schedule import Box, BufferSpec, Join, Part, Run, Schedule, Step, box_shape
+from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, LocalRun, LocalStep, Schedule, box_shape
 from bbgrap_agent.executor import Segment
 
 TOLERANCE = 1e-5
@@ -63,9 +63,9 @@ class _Draft:
 
     model: SegmentModel
     compiler: SegmentCompiler
-    shipped: Run
-    step: Run
-    joins: tuple[Join, ...]
+    shipped: LocalRun
+    step: LocalRun
+    joins: tuple[LocalJoin, ...]
     numbers: Mapping[str, int]
     offer: Boundary
     """Inputs that it wants blocked, and outputs that it can make so."""
@@ -93,7 +93,7 @@ def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Lo
     drafts: dict[int, _Draft] = {}
     buffers = list(schedule.buffers)
     for step in schedule.steps:
-        if isinstance(step, Run) and (draft := _begin(models[step.segment], step, buffers, loader, block)) is not None:
+        if isinstance(step, LocalRun) and (draft := _begin(models[step.segment], step, buffers, loader, block)) is not None:
             drafts[step.segment] = draft
     portable: dict[int, Segment] = {}
     while True:
@@ -113,7 +113,7 @@ def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Lo
     return Loaded(now, copies, tuple(segments))
 
 
-def _begin(model: SegmentModel, step: Run, buffers: list[BufferSpec], loader: Loader, block: int) -> _Draft | None:
+def _begin(model: SegmentModel, step: LocalRun, buffers: list[BufferSpec], loader: Loader, block: int) -> _Draft | None:
     """Split a segment's front off and ask for everything blocked; adds buffers for what is joined; None if nothing can be."""
     try:
         compiler = SegmentCompiler(model.name, model.skeleton, loader.weights(model), block)
@@ -126,10 +126,10 @@ def _begin(model: SegmentModel, step: Run, buffers: list[BufferSpec], loader: Lo
     numbers = dict(zip((*model.inputs, *model.outputs), (*step.inputs, *step.outputs), strict=True))
     joins = []
     for name, patches in compiler.front.joined.items():
-        joins.append(Join(len(buffers), tuple((Part(numbers[p.source], _box(p.start, p)), _box(p.at, p)) for p in patches)))
+        joins.append(LocalJoin(len(buffers), tuple((LocalPart(numbers[p.source], _box(p.start, p)), _box(p.at, p)) for p in patches)))
         numbers[name] = len(buffers)
         buffers.append(BufferSpec(name, DType.FLOAT, compiler.front.maps[name]))
-    run = Run(step.segment, tuple(numbers[name] for name in compiler.front.inputs), step.outputs)
+    run = LocalRun(step.segment, tuple(numbers[name] for name in compiler.front.inputs), step.outputs)
     return _Draft(model, compiler, step, run, tuple(joins), numbers, offer)
 
 
@@ -166,21 +166,21 @@ def _settle(shipped: Schedule, drafts: dict[int, _Draft], block: int) -> tuple[S
 
 
 def _with_drafts(shipped: Schedule, drafts: Mapping[int, _Draft]) -> Schedule:
-    steps: list[Step] = []
+    steps: list[LocalStep] = []
     for step in shipped.steps:
-        draft = drafts.get(step.segment) if isinstance(step, Run) else None
+        draft = drafts.get(step.segment) if isinstance(step, LocalRun) else None
         steps += [step] if draft is None else [*draft.joins, draft.step]
     return replace(shipped, steps=tuple(steps))
 
 
 def _blocked_buffers(schedule: Schedule, drafts: Mapping[int, _Draft], block: int) -> frozenset[int]:
-    joins = {step.output: step for step in schedule.steps if isinstance(step, Join)}
+    joins = {step.output: step for step in schedule.steps if isinstance(step, LocalJoin)}
     made = {draft.numbers[name] for draft in drafts.values() for name in draft.offer.outputs}
     wanted = {draft.numbers[name] for draft in drafts.values() for name in draft.offer.inputs}
     refused = {
         buffer
         for step in schedule.steps
-        if isinstance(step, Run)
+        if isinstance(step, LocalRun)
         for buffer in step.inputs
         if step.segment not in drafts or buffer not in {drafts[step.segment].numbers[n] for n in drafts[step.segment].offer.inputs}
     }
@@ -193,7 +193,7 @@ def _blocked_buffers(schedule: Schedule, drafts: Mapping[int, _Draft], block: in
         found = less
 
 
-def _mostly_blocked(join: Join, maps: Collection[int], block: int) -> bool:
+def _mostly_blocked(join: LocalJoin, maps: Collection[int], block: int) -> bool:
     """Whether most elements of a join come from blocked buffers."""
     sizes = {True: 0, False: 0}
     for part, box in join.pieces:
@@ -240,7 +240,7 @@ def _difference(draft: _Draft, compiled: Segment, portable: Segment, copies: Blo
     wanted = portable([plain[number] for number in draft.shipped.inputs])
     found = compiled([held[number] for number in draft.step.inputs])
     for number, want, got in zip(draft.step.outputs, wanted, found, strict=True):
-        if not _agree(copies.part(Part(number, None), got), want):
+        if not _agree(copies.part(LocalPart(number, None), got), want):
             return f"compiled, its '{specs[number].name}' differs"
     return ""
 

@@ -3,7 +3,7 @@
     receive -> deliver -> advance the oldest request that can go on -> receive ...
 
 A request begins with the host's first message. Several requests run interleaved: while the oldest waits for a message, the next one does
-one step at a time. Laws: only this thread touches the data plane (`post` and `wake` apart); an error in a kernel ends its request, not
+one step at a time. Laws: only this thread touches the data plane (`wake` apart); an error in a kernel ends its request, not
 the agent; whatever comes over the network is dropped unless the schedule expects it.
 """
 
@@ -20,14 +20,14 @@ from functools import partial
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Headers, Kind
-from bbgrap.protocol.message_layout import Letter, letters_received, letters_sent, pack, unpack
-from bbgrap.protocol.messages import Buffer, Peer
-from bbgrap.runtime.execution import Copies, Execution, Outbox
+from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
+from bbgrap.protocol.messages import BytesLike, Peer
+from bbgrap.runtime.execution import Copies, Execution, Sender
 from bbgrap.runtime.recording import Clock
-from bbgrap.runtime.schedule import Schedule, Send
+from bbgrap.runtime.schedule import LocalSend, Schedule
+from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
-from bbgrap_agent.prepared_messages import Envelope, envelopes_of
 from bbgrap_agent.recording import OnRecord, Recorder
 
 MAX_EARLY = 1024
@@ -62,40 +62,29 @@ class Deployment:
     names: tuple[str, ...]
     addresses: tuple[str, ...]
     copies: Copies
-    received: Mapping[int, Letter] = field(init=False)
-    sent: Mapping[int, Letter] = field(init=False)
+    received: Mapping[int, MessageLayout] = field(init=False)
+    sent: Mapping[int, MessageLayout] = field(init=False)
     headers: Headers = field(init=False)
-    envelopes: Mapping[int, Envelope] = field(init=False)
-    early: frozenset[int] = field(init=False)
-    """Messages to the host before the last one: it answers when it has all."""
 
     def __post_init__(self) -> None:
         """Look up once what every message is."""
-        object.__setattr__(self, "received", letters_received(self.schedule))
-        object.__setattr__(self, "sent", letters_sent(self.schedule))
+        object.__setattr__(self, "received", layouts_received(self.schedule))
+        object.__setattr__(self, "sent", layouts_sent(self.schedule))
         object.__setattr__(self, "headers", Headers(self.schedule.device, self.epoch, self.sent))
-        sends = {step.message: step for step in self.schedule.steps if isinstance(step, Send)}
-        object.__setattr__(self, "envelopes", envelopes_of(sends, self.sent, self.headers, self.copies))
-        outputs = [message for message, step in sends.items() if step.destination == self.schedule.host]
-        object.__setattr__(self, "early", frozenset(outputs[:-1]))
 
     @property
     def destinations(self) -> tuple[str, ...]:
         """The data planes it sends to."""
-        return tuple(self.addresses[device] for device in sorted({letter.peer for letter in self.sent.values()}))
+        return tuple(self.addresses[device] for device in sorted({layout.peer for layout in self.sent.values()}))
 
-    def send(self, plane: DataPlane, request: int, step: Send, arrays: Mapping[int, Array]) -> None:
+    def send(self, plane: DataPlane, request: int, step: LocalSend, arrays: Mapping[int, Array]) -> None:
         """Send the parts of a step out of these arrays, which are those of the buffers by number.
 
         Raises:
             ModelError: if an array is not what the schedule says.
         """
-        address, envelope = self.addresses[step.destination], self.envelopes.get(step.message)
-        if envelope is not None:
-            plane.post(address, envelope.filled(request, arrays))
-        else:
-            payload = pack(self.sent[step.message], self.copies.sent(step, arrays))
-            plane.send(address, self.headers.of(step.message, request), *payload, later=step.message in self.early)
+        payload = pack(self.sent[step.message], self.copies.sent(step, arrays))
+        plane.send(self.addresses[step.destination], self.headers.of(step.message, request), *payload)
 
     def compute(self, segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
         """Run a segment.
@@ -113,7 +102,7 @@ class Deployment:
 class _Running:
     deployment: Deployment
     execution: Execution
-    outbox: Outbox
+    send: Sender
     can_go_on: bool = True
 
 
@@ -139,7 +128,7 @@ class Executor:
         self._recorder = Recorder(plane, clock, on_record)
         self._pings = PingAnswers(plane)
         self._on_pong: Callable[[int], None] | None = None
-        self._complained: set[str] = set()
+        self._complaints = Complaints(_log)
         self._stopped = False
 
     # --- from other threads -------------------------------------------------------------------------------------------------------
@@ -223,9 +212,7 @@ class Executor:
             elif self._on_pong is not None:
                 self._on_pong(frame.request)
         except RemoteProtocolError as error:
-            if arrival.sender not in self._complained and len(self._complained) < 1000:
-                self._complained.add(arrival.sender)
-                _log.warning("dropping messages of %s: %s", arrival.sender, error)
+            self._complaints.about(arrival.sender, f"messages are dropped: {error}")
 
     def _take(self, frame: Frame, arrival: Arrival) -> None:
         """Take a message of a request that does not run; one of the host begins it."""
@@ -244,7 +231,7 @@ class Executor:
         running.execution.deliver(frame.message, _parts_in(running.deployment, frame, arrival))
         running.can_go_on = True
 
-    def _admits(self, header: Buffer, size: int) -> bool:
+    def _admits(self, header: BytesLike, size: int) -> bool:
         """Whether a large payload belongs to something that is deployed here."""
         try:
             frame = Frame.parse(header)
@@ -253,8 +240,8 @@ class Executor:
         if frame.kind is Kind.PONG:
             return self._on_pong is not None and size <= MAX_PONG_BYTES
         deployment = self._deployments.get(frame.epoch)
-        letter = None if deployment is None else deployment.received.get(frame.message)
-        return letter is not None and letter.peer == frame.source and letter.admits(size)
+        layout = None if deployment is None else deployment.received.get(frame.message)
+        return layout is not None and layout.peer == frame.source and layout.admits(size)
 
     def _begin(self, key: Key, deployment: Deployment, *, recorded: bool) -> _Running:
         schedule, copies = deployment.schedule, deployment.copies
@@ -294,7 +281,7 @@ class Executor:
         execution = running.execution
         before = execution.position
         try:
-            finished = execution.advance(running.deployment.compute, running.outbox, limit=limit)
+            finished = execution.advance(running.deployment.compute, running.send, limit=limit)
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
             self._end(key)
             self._recorder.drop(key)
@@ -310,7 +297,7 @@ class Executor:
 
 
 def _parts_in(deployment: Deployment, frame: Frame, arrival: Arrival) -> list[Array]:
-    letter = deployment.received.get(frame.message)
-    if letter is None or letter.peer != frame.source:
+    layout = deployment.received.get(frame.message)
+    if layout is None or layout.peer != frame.source:
         raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
-    return unpack(letter, arrival.payload)
+    return unpack(layout, arrival.payload)

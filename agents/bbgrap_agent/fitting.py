@@ -84,12 +84,6 @@ def non_negative_least_squares(matrix: Array, target: Array) -> Array:
     return best
 
 
-def relative_errors(speed: Speed, samples: Sequence[Sample]) -> list[float]:
-    """Return how far the speed's predictions are off, relative to what was measured, from the best to the worst."""
-    predicted = [speed.seconds(s.work.flops, s.work.weight_bytes, s.work.map_bytes) for s in samples]
-    return sorted(abs(expected / sample.seconds - 1) for expected, sample in zip(predicted, samples, strict=True))
-
-
 def typical(times: Sequence[float]) -> float:
     """Return the lower quartile of repeated measurements: whatever disturbs them only ever adds time."""
     return sorted(times)[len(times) // 4]

@@ -17,7 +17,7 @@ from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph.onnx_layout import Boundary
 from bbgrap.graph.types import Array
 from bbgrap.protocol.messages import Deploy, Peer
-from bbgrap.runtime.schedule import Run
+from bbgrap.runtime.schedule import LocalRun
 from bbgrap_agent.compiling import Loaded, Loader, load_compiled, load_portable
 from bbgrap_agent.executor import Deployment, Segment
 from bbgrap_agent.weights import WeightStore
@@ -84,7 +84,7 @@ def _warm_up(loaded: Loaded, names: Sequence[str]) -> None:
     """Run every segment once: the first run allocates and touches all memory."""
     buffers = loaded.schedule.buffers
     for step in loaded.schedule.steps:
-        if not isinstance(step, Run):
+        if not isinstance(step, LocalRun):
             continue
         specs = [buffers[b] for b in step.inputs]
         try:

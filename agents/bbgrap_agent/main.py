@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.protocol.addresses import split_address
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -67,7 +68,7 @@ def _work(
 
     from bbgrap.cluster.files import read_profile
     from bbgrap.transport.control import ControlClient, check_address
-    from bbgrap.transport.exit_with_parent import stop_with_parent
+    from bbgrap.transport.exit_with_parent import exit_with_parent
     from bbgrap.transport.tcp import TcpDataPlane
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.facts import introduce
@@ -77,7 +78,7 @@ def _work(
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # A machine that is reached by its loopback address only has no need to listen on others.
-    plane = TcpDataPlane(f"tcp://{host if host.startswith('127.') else '*'}:{data_port}", host, computes=True, shelves=True)
+    plane = TcpDataPlane(f"tcp://{host if host.startswith('127.') else '*'}:{data_port}", host, computes=True)
     control = ControlClient(context, address)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     store = WeightStore(cache_dir or home / "bbgrap" / "agent")
@@ -87,7 +88,7 @@ def _work(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
     if until_eof:
-        stop_with_parent(lambda: agent.stop("its parent ended"))
+        exit_with_parent(lambda: agent.stop("its parent ended"))
     _log.info("agent '%s', %d threads, joins %s, data plane at %s", introduction.name, introduction.threads, address, plane.address)
     try:
         return agent.run()
@@ -124,7 +125,7 @@ def pin(cores: set[int]) -> None:
 
 def own_address(coordinator: str) -> str:
     """Return the address of this machine on the way to the coordinator; nothing is sent."""
-    host, _, port = coordinator.removeprefix("tcp://").rpartition(":")
+    host, port = split_address(coordinator)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, int(port)))

@@ -26,7 +26,7 @@ from bbgrap.protocol.data import Frame
 from bbgrap.protocol.message_layout import unpack
 from bbgrap.runtime.blocked import aligned_empty
 from bbgrap.runtime.execution import Copies
-from bbgrap.runtime.schedule import BufferSpec, Part, Schedule, Send
+from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalSend, Schedule
 from bbgrap.tdl.work import Work
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.zoo.builder import Builder
@@ -98,10 +98,10 @@ def message_samples(budget_s: float) -> list[Sample]:
 
 def _message(sender: TcpDataPlane, receiver: TcpDataPlane, channels: int, rows: int, columns: int, budget_s: float) -> Sample:
     shape = (1, channels, _MAP_ROWS, columns)
-    step = Send(0, 1, (Part(0, (((0, 1),), ((0, channels),), ((0, rows),), ((0, columns),))),))
+    step = LocalSend(0, 1, (LocalPart(0, (((0, 1),), ((0, channels),), ((0, rows),), ((0, columns),))),))
     schedule = Schedule(0, 2, (BufferSpec("map", DType.FLOAT, shape),), (step,))
     deployment = Deployment(0, schedule, (), (), ("", receiver.address), Copies(schedule))
-    held, letter = {0: np.ones(shape, np.float32)}, deployment.sent[0]
+    held, layout = {0: np.ones(shape, np.float32)}, deployment.sent[0]
 
     def run() -> None:
         deployment.send(sender, 0, step, held)
@@ -109,10 +109,10 @@ def _message(sender: TcpDataPlane, receiver: TcpDataPlane, channels: int, rows: 
         if arrival is None:
             raise ExecutionError("measuring: a message to this machine itself did not arrive; is its loopback device up?")
         Frame.parse(arrival.header)
-        unpack(letter, arrival.payload)
+        unpack(layout, arrival.payload)
 
     (seconds,) = _typical_s([run], budget_s)
-    return Sample(Work("message", map_bytes=letter.nbytes or 0), seconds / 2, f"message{channels}x{rows}x{columns}")
+    return Sample(Work("message", map_bytes=layout.nbytes or 0), seconds / 2, f"message{channels}x{rows}x{columns}")
 
 
 def _typical_s(runs: Sequence[Callable[[], object]], budget_s: float) -> list[float]:

@@ -7,7 +7,6 @@ seconds; rates count a multiply and an add as two operations.
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ import numpy as np
 from bbgrap.cluster.types import KernelRate, NodeProfile, Speed
 from bbgrap.protocol.messages import Join
 from bbgrap.tdl.work import KINDS
-from bbgrap_agent.fitting import Sample, fit, relative_errors, rounded, typical
+from bbgrap_agent.fitting import Sample, fit, rounded, typical
 from bbgrap_agent.kernels import kernel_samples
 from bbgrap_agent.overheads import message_samples, segment_samples
 from bbgrap_agent.throttling import FREE, look
@@ -71,9 +70,6 @@ def work_samples(threads: int, budget_s: float) -> dict[str, list[Sample]]:
 def fitted(samples: Mapping[str, Sequence[Sample]]) -> tuple[Speed, ...]:
     """Return a speed for every kind of work; what is of no other kind is taken for element-wise."""
     speeds = {kind: fit(kind, of) for kind, of in samples.items() if of}
-    for kind, speed in speeds.items():
-        errors = relative_errors(speed, samples[kind])
-        _log.debug("speed of '%s': %d samples, median error %.0f %%", kind, len(errors), 100 * statistics.median(errors))
     speeds["other"] = replace(speeds["elementwise"], kind="other")
     return tuple(speeds[kind] for kind in KINDS)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bbgrap.protocol.data import Frame, Kind, pack_clock, unpack_clock
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.runtime.execution import Copies
 from bbgrap.runtime.recording import Clock, Record, RecordedExecution, RoundTrip, labels_of
 from bbgrap.runtime.schedule import Schedule
@@ -80,7 +80,7 @@ class Recorder:
         for key in [key for key in self._recordings if key[0] == epoch]:
             self.drop(key)
 
-    def on_clock(self, frame: Frame, payload: Buffer) -> None:
+    def on_clock(self, frame: Frame, payload: BytesLike) -> None:
         """Take an answer of the host's clock, and ask again until there are enough.
 
         Raises:

@@ -19,7 +19,7 @@ from bbgrap.compiler.export import schedule_of, segment_graphs
 from bbgrap.errors import UsageError
 from bbgrap.graph.onnx_io import save_graph
 from bbgrap.program.steps import Program
-from bbgrap.runtime.schedule import Join, Part, Receive, Run, Schedule, Send, Step
+from bbgrap.runtime.schedule import LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
 
 _HOST = "coordinator"
 
@@ -95,24 +95,24 @@ def steps_document(schedule: Schedule, names: Sequence[str], files: Sequence[str
     }
 
 
-def _step(step: Step, names: Sequence[str], files: Sequence[str]) -> dict[str, Any]:
+def _step(step: LocalStep, names: Sequence[str], files: Sequence[str]) -> dict[str, Any]:
     match step:
-        case Receive():
+        case LocalReceive():
             return {"do": "receive", "message": step.message, "from": names[step.source], "buffers": list(step.buffers), **_wire(step)}
-        case Run():
+        case LocalRun():
             return {"do": "run", "file": files[step.segment], "inputs": list(step.inputs), "outputs": list(step.outputs)}
-        case Send():
+        case LocalSend():
             parts = [_part(part) for part in step.parts]
             return {"do": "send", "message": step.message, "to": names[step.destination], "parts": parts, **_wire(step)}
-        case Join():
+        case LocalJoin():
             return {"do": "join", "output": step.output, "pieces": [{**_part(part), "to": box} for part, box in step.pieces]}
 
 
-def _wire(step: Receive | Send) -> dict[str, str]:
+def _wire(step: LocalReceive | LocalSend) -> dict[str, str]:
     return {} if step.wire == "exact" else {"wire": step.wire}
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: LocalPart) -> dict[str, Any]:
     return {"buffer": part.buffer, "box": part.box}
 
 

@@ -27,8 +27,7 @@ class Link:
 
 
 LOCAL = Link(4e9, 20e-6)
-"""Between two processes of one machine: measured on two cores, loopback TCP. Large messages go through its memory and take nothing but
-the sender's work (decision 21)."""
+"""Between two processes of one machine: measured on two cores, loopback TCP."""
 
 ETHERNET = Link(125e6, 100e-6)
 """A network of which nothing is known: 1 Gbit/s, 0.2 ms there and back."""

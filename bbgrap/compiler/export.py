@@ -13,10 +13,7 @@ from bbgrap.errors import ProgramError
 from bbgrap.graph import Array, DType, Graph
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.program.steps import Apply, Assemble, BufferId, Compute, DeviceProgram, Op, Piece, Program, Receive, Send, reads_of
-from bbgrap.runtime.schedule import Box, BufferSpec, Join, Part, Run, Schedule
-from bbgrap.runtime.schedule import Receive as LocalReceive
-from bbgrap.runtime.schedule import Send as LocalSend
-from bbgrap.runtime.schedule import Step as LocalStep
+from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
 
 
 def segment_graphs(program: Program) -> tuple[tuple[Segment, ...], ...]:
@@ -74,7 +71,7 @@ def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment
             case Compute():
                 number, segment = next(runs)
                 ins, outs = (tuple(numbers[b] for b in side) for side in (segment.inputs, segment.outputs))
-                steps.append(Run(number, ins, outs))
+                steps.append(LocalRun(number, ins, outs))
     return Schedule(
         device=device.device,
         host=program.host,
@@ -93,8 +90,8 @@ def _spec(graph: Graph, device: DeviceProgram, names: Mapping[BufferId, str], bu
     return BufferSpec(names[buffer], dtype, None if kind.shape is None else held.region.shape)
 
 
-def _part(device: DeviceProgram, numbers: Mapping[BufferId, int], piece: Piece) -> Part:
-    return Part(numbers[piece.buffer], box_within(piece.region, device.buffers[piece.buffer].region))
+def _part(device: DeviceProgram, numbers: Mapping[BufferId, int], piece: Piece) -> LocalPart:
+    return LocalPart(numbers[piece.buffer], box_within(piece.region, device.buffers[piece.buffer].region))
 
 
 class _HostJoins:
@@ -108,9 +105,9 @@ class _HostJoins:
         assembled = {b for op in ops if not isinstance(op, Apply) for b in reads_of(op)}
         self.passing = {b for op in ops if isinstance(op, Apply) for b in reads_of(op)} - {*device.results, *assembled}
         """Buffers that are read for concatenations only."""
-        self.pieces: dict[BufferId, tuple[tuple[Part, Box | None], ...]] = {}
+        self.pieces: dict[BufferId, tuple[tuple[LocalPart, Box | None], ...]] = {}
 
-    def of(self, op: Op) -> tuple[Join, ...]:
+    def of(self, op: Op) -> tuple[LocalJoin, ...]:
         """Return the step that an operation becomes; none if the only reader of its output does it, too."""
         match op:
             case Assemble(output=output, pieces=pieces):
@@ -122,11 +119,11 @@ class _HostJoins:
                     (part, shifted(place, box))
                     for buffer, place in zip(reads, places, strict=True)
                     if buffer is not None
-                    for part, box in self.pieces.get(buffer, ((Part(self.numbers[buffer], None), None),))
+                    for part, box in self.pieces.get(buffer, ((LocalPart(self.numbers[buffer], None), None),))
                 )
             case _:
                 raise ProgramError(f"host: it puts tensors together, but is to do {type(op).__name__}")
         if output in self.passing:
             self.pieces[output] = joined
             return ()
-        return (Join(self.numbers[output], joined),)
+        return (LocalJoin(self.numbers[output], joined),)

@@ -53,15 +53,11 @@ class Predictor:
         return Link(inf, link.latency_s) if self._is_memory(source, destination) else link
 
     def _is_memory(self, source: int, destination: int) -> bool:
-        """Whether two devices are on one machine: what the sender has written has arrived, and its receiver reads it where it lies.
-
-        67 MB took the receiver 0.25 ms (decision 21).
-        """
+        """Whether two devices are on one machine: what the sender has written has arrived."""
         return self.wires.machine(source) == self.wires.machine(destination)
 
     def _handling(self, device: int, source: int, destination: int, size: int) -> float:
-        is_read_in_place = device == destination and size > AT_ONCE_BYTES and self._is_memory(source, destination)
-        return COLD_MESSAGE_S + self._speeds[device]["message"].seconds(0, 0, 0 if is_read_in_place else size)
+        return COLD_MESSAGE_S + self._speeds[device]["message"].seconds(0, 0, size)
 
     def _taken(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
         """Return what messages take of a node that computes with all of its cores: the coordinator's beside it, and what it sends itself.

@@ -12,8 +12,8 @@ from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Array
 from bbgrap.program.encodings import carried
-from bbgrap.runtime.execution import Copies, Execution, Kernel, Outbox
-from bbgrap.runtime.schedule import Send
+from bbgrap.runtime.execution import Copies, Execution, Kernel, Sender
+from bbgrap.runtime.schedule import LocalSend
 
 
 def simulate(
@@ -34,8 +34,8 @@ def simulate(
     chosen = copies or [None] * len(artifacts.devices)
     runs = [Execution(device.schedule, copies=c) for device, c in zip(artifacts.devices, chosen, strict=True)] + [Execution(host, feeds)]
 
-    def outbox(run: Execution) -> Outbox:
-        def send(step: Send, arrays: Mapping[int, Array]) -> None:
+    def sender(run: Execution) -> Sender:
+        def send(step: LocalSend, arrays: Mapping[int, Array]) -> None:
             runs[step.destination].deliver(step.message, [carried(part, step.wire) for part in run.copies.sent(step, arrays)])
 
         return send
@@ -43,7 +43,7 @@ def simulate(
     while not all(run.finished for run in runs):
         before = [run.position for run in runs]
         for run, kernel in zip(runs, [*kernels, _no_kernel], strict=True):
-            run.advance(kernel, outbox(run))
+            run.advance(kernel, sender(run))
         if [run.position for run in runs] == before:
             waiting = [f"device {n} for message {run.awaited.message}" for n, run in enumerate(runs) if run.awaited is not None]
             raise ProgramError(f"simulation: nothing moves any more, waiting: {', '.join(waiting)}")

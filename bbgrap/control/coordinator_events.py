@@ -9,7 +9,7 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
-from bbgrap.protocol.messages import AgentCommand, AgentMessage, Buffer, Peer, TensorHeader
+from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
@@ -23,7 +23,7 @@ class Settings:
 
     version: str
     data_address: str
-    shortcut: str = ""
+    channel: str = ""
     first_epoch: int = 1
     max_waiting: int = 256
     max_waiting_bytes: int = 1 << 30
@@ -80,7 +80,7 @@ class RequestDone:
 
     request: int
     outputs: tuple[TensorHeader, ...]
-    payload: tuple[Buffer, ...]
+    payload: tuple[BytesLike, ...]
     record: Record | None = None
 
 
@@ -168,7 +168,7 @@ class StartRequest:
     epoch: int
     request: int
     inputs: Sequence[TensorHeader]
-    payload: Sequence[Buffer]
+    payload: Sequence[BytesLike]
     record: bool = False
     client: Identity = b""
 

@@ -13,9 +13,10 @@ from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network,
 from bbgrap.control.coordinator_events import Identity, Instruction, Log, Settings, ToAgent
 from bbgrap.control.states import Role, Tracker
 from bbgrap.graph.types import Array, TensorType
+from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
-from bbgrap.protocol.messages import PROTOCOL_VERSION, Buffer, Join, Refused, Rejoin, WeightChunk, Welcome
+from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike, Join, Refused, Rejoin, WeightChunk, Welcome
 from bbgrap.protocol.tensors import encode_array
 
 HEARTBEAT_S = 0.5
@@ -35,7 +36,7 @@ class _Outgoing:
     """A weight on its way: bytes sent and acknowledged so far."""
 
     type: TensorType
-    content: Buffer
+    content: BytesLike
     sent: int = 0
     acknowledged: int = 0
     started: bool = False
@@ -64,7 +65,7 @@ class Member:
     @property
     def machine(self) -> str:
         """The host of its address: agents that have the same one share a machine."""
-        return _host(self.join.data_address)
+        return host_of(self.join.data_address)
 
     def feed(self, digests: Iterable[str], weights: Mapping[str, Array], types: Mapping[str, TensorType]) -> list[Instruction]:
         """Send these weights, from their beginnings; unknown digests are left out."""
@@ -189,7 +190,7 @@ class Members:
 
         Those at one address share a machine, unless links were given for them by hand; the first at the coordinator's shares it with that.
         """
-        here = _host(self.settings.data_address)
+        here = host_of(self.settings.data_address)
         machines = [member.machine for member in members]
         on = next((member.name for member, machine in zip(members, machines, strict=True) if machine == here), "")
         nodes = tuple(
@@ -221,8 +222,3 @@ class Members:
             )
             for m in self.alive()
         )
-
-
-def _host(address: str) -> str:
-    """Return the host of `tcp://HOST:PORT`."""
-    return address.removeprefix("tcp://").rpartition(":")[0]

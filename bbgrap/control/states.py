@@ -1,7 +1,7 @@
 """What may follow what: the legal moves of every role, as tables, and the one engine that looks them up.
 
 Two rules for this file: everything that decides whether an event is legal lives here, and nothing here knows what a move *does*.
-`docs/protocol.md` is drawn from these tables by `tests/bbgrap/control/test_states.py`.
+`docs/reference/protocol.md` is drawn from these tables by `tools/protocol_page.py`.
 
 Events named in CamelCase are messages; those in lower case happen inside the role. Delivery is at least once, so every message that may
 come late or twice has a move that stays where it is. An illegal message is the sender's fault (`RemoteProtocolError`), an illegal inner

@@ -11,7 +11,7 @@ import numpy as np
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel
 from bbgrap.engine.kernels import load_segment
 from bbgrap.graph import Array
-from bbgrap.runtime.schedule import BufferSpec, Run
+from bbgrap.runtime.schedule import BufferSpec, LocalRun
 
 RUNS = 5
 """Runs of a segment that are timed, after one that is not."""
@@ -30,7 +30,7 @@ def measured_segments(artifacts: Artifacts, *, threads: int = 1) -> list[dict[in
 def _of_device(device: DeviceArtifacts, weights: Mapping[str, Array], known: dict[str, float], threads: int) -> dict[int, float]:
     found = {}
     for step in device.schedule.steps:
-        if isinstance(step, Run):
+        if isinstance(step, LocalRun):
             model = device.segments[step.segment]
             if model.digest not in known:
                 specs = [device.schedule.buffers[buffer] for buffer in step.inputs]

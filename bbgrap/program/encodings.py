@@ -2,16 +2,13 @@
 
     exact     4 bytes a number
     float16   2 bytes: rounded to the nearest; what is too large becomes 65504, the largest
-    int8      1 byte and a 16th: blocks of 64 numbers in C order, the last one shorter, share a scale, the largest magnitude / 127.
-              First all scales as 32-bit floats, then the numbers as multiples of their scale
+    int8      1 byte and a 16th: blocks of 64 numbers in C order, the last one shorter, share a scale, the largest magnitude / 126.
+              First all scales as 32-bit floats, then the numbers as multiples of their scale; 127, -127 and -128 are inf, -inf and NaN
     palette   exact, and 1 byte where there are few values, as in pictures (`bbgrap.program.dictionaries`); for inputs
 
 Laws: the size of what is sent follows from the number of elements, but for palettes; infinities and NaN stay what they are; a float16
 number is off by at most half a unit in its last place (2^-11 of it, or 2^-25), an int8 number by half its scale. int8 takes magnitudes
 below 1.5e-36 for 0.
-
-A block with infinities or NaN has its scale negative: the codes 127, -127 and -128 are then inf, -inf and NaN, and the finite numbers
-have codes from -126 to 126.
 """
 
 from __future__ import annotations
@@ -34,12 +31,12 @@ BLOCK = 64
 
 LARGEST_FLOAT16 = 65504.0
 
-_LONG = 10_000
-"""Numbers from which on float16 is converted by whole-array arithmetic: its dozen of operations take as long as numpy's one for so many."""
-
-_LEVELS = 127
-_LEVELS_BESIDE_SPECIALS = 126
-_LEAST_SCALE = float(np.finfo(np.float32).tiny)
+_LEVELS = 126
+_LEAST_SCALE = np.finfo(np.float32).tiny
+_LARGEST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(_LEVELS), np.float32(0))
+"""So many levels of it are finite."""
+_SPECIAL = ((127, np.inf), (-127, -np.inf), (-128, np.nan))
+"""The codes of what is no finite number."""
 
 
 def wire_of(dtype: DType, asked: WireType) -> WireType:
@@ -86,7 +83,7 @@ def decode_floats(content: bytes | memoryview | Array, shape: tuple[int, ...], w
         case "exact":
             return raw.view(np.float32).reshape(shape)
         case "float16":
-            return _from_float16(raw.view(np.float16)).reshape(shape)
+            return raw.view(np.float16).astype(np.float32).reshape(shape)
         case "int8":
             return _from_int8(raw, count).reshape(shape)
 
@@ -106,118 +103,35 @@ def _blocks(count: int) -> int:
 
 
 def _to_float16(dense: Array) -> Array:
-    if not dense.size or max(dense.max(), -dense.min()) <= LARGEST_FLOAT16:  # false if there is a NaN
-        return dense.astype(np.float16) if dense.size < _LONG else _rounded(dense)
     bounded = np.clip(dense, -LARGEST_FLOAT16, LARGEST_FLOAT16)
     return np.where(np.isinf(dense), dense, bounded).astype(np.float16)
 
 
-def _rounded(dense: Array) -> Array:
-    """Return what `astype(np.float16)` does, for magnitudes up to 65504: numpy goes number by number, and takes twice as long.
-
-    Added to 2^13 times its power of two (at least that of the least normal float16), a number is rounded by the processor to a multiple
-    of its float16 unit; the last bits of the sum are how often it has it.
-    """
-    bits = dense.view(np.uint32)
-    magnitude = bits & np.uint32(0x7FFFFFFF)
-    exponent = magnitude & np.uint32(0x7F800000)
-    np.maximum(exponent, np.uint32(113 << 23), out=exponent)
-    large = exponent + np.uint32(13 << 23)
-    units = (large.view(np.float32) + magnitude.view(np.float32)).view(np.uint32)
-    units -= large
-    exponent >>= np.uint32(13)
-    units += exponent
-    units -= np.uint32(113 << 10)
-    found = units.astype(np.uint16)
-    found |= (bits >> np.uint32(16)).astype(np.uint16) & np.uint16(0x8000)
-    return found.view(np.float16)
-
-
-def _from_float16(half: Array) -> Array:
-    """Return what `astype(np.float32)` does, in a third of the time: shifted, exponents are off by 112; infinities and NaN by more."""
-    if half.size < _LONG:
-        return half.astype(np.float32)
-    bits = half.view(np.int16).astype(np.int32)
-    bits <<= np.int32(13)
-    bits &= np.int32(~0x70001FFF)
-    found = bits.view(np.float32)
-    found *= np.float32(2.0**112)
-    special = bool(found.size) and max(found.max(), -found.min()) > LARGEST_FLOAT16
-    return half.astype(np.float32) if special else found
-
-
 def _to_int8(dense: Array) -> Array:
-    count = dense.size
-    encoded = np.empty(wire_bytes(count, "int8"), np.uint8)
-    scales, codes = _views(encoded, count)
-    whole = _padded(dense)
-    largest = np.abs(whole).max(axis=1, initial=0)
-    if not np.isfinite(largest).all():
-        _encode_with_specials(whole, scales, codes)
-        return encoded
-    scales[...] = _scales(largest, _LEVELS)
-    codes[...] = _multiples(whole, scales).reshape(-1)[:count]
-    return encoded
-
-
-def _padded(dense: Array) -> Array:
-    """Return the numbers in rows of a block each; zeros fill the last one."""
-    if dense.size % BLOCK == 0:
-        return dense.reshape(-1, BLOCK)
-    whole = np.zeros(_blocks(dense.size) * BLOCK, np.float32)
-    whole[: dense.size] = dense
-    return whole.reshape(-1, BLOCK)
-
-
-def _scales(largest: Array, levels: int) -> Array:
-    """Return a scale per block; `levels` times it is finite."""
-    limit = np.nextafter(np.float32(np.finfo(np.float32).max / levels), np.float32(0))
-    return np.minimum(largest / np.float32(levels), limit)
-
-
-def _multiples(whole: Array, scales: Array) -> Array:
-    """Return the nearest multiples of every block's scale; a scale too small to divide by becomes 0, in place."""
+    whole = _in_blocks(dense)
+    finite = np.where(np.isfinite(whole), whole, np.float32(0))
+    largest = np.abs(finite).max(axis=1, initial=0)
+    scales = np.minimum(largest / np.float32(_LEVELS), _LARGEST_SCALE)
     scales[scales < _LEAST_SCALE] = 0
-    divisors = np.where(scales, scales, np.float32(np.inf))
-    found = whole / divisors[:, None]
-    return np.rint(found, out=found).astype(np.int8)
-
-
-def _encode_with_specials(whole: Array, scales: Array, codes: Array) -> None:
-    special = ~np.isfinite(whole)
-    finite = np.where(special, np.float32(0), whole)
-    marked = special.any(axis=1)
-    largest = np.abs(finite).max(axis=1)
-    scales[...] = np.where(marked, _scales(largest, _LEVELS_BESIDE_SPECIALS), _scales(largest, _LEVELS))
-    found = _multiples(finite, scales)
-    # A scale of 0 has no sign that survives arithmetic; a marked block of zeros gets the least one there is.
-    scales[marked] = -np.maximum(scales[marked], np.float32(_LEAST_SCALE))
-    found[np.isposinf(whole)], found[np.isneginf(whole)], found[np.isnan(whole)] = 127, -127, -128
-    codes[...] = found.reshape(-1)[: codes.size]
+    codes = np.rint(finite / np.where(scales, scales, np.float32(np.inf))[:, None]).astype(np.int8)
+    codes[np.isposinf(whole)], codes[np.isneginf(whole)], codes[np.isnan(whole)] = (code for code, _ in _SPECIAL)
+    return np.concatenate([scales.view(np.uint8), codes.reshape(-1)[: dense.size].view(np.uint8)])
 
 
 def _from_int8(raw: Array, count: int) -> Array:
-    scales, codes = _views(raw, count)
-    if not np.isfinite(scales).all():
-        raise RemoteProtocolError(f"{count} floats as int8: a scale is infinite or no number")
-    with np.errstate(over="ignore"):  # a scale from elsewhere may be as large as floats get
-        decoded = np.multiply(_padded_codes(codes), np.abs(scales)[:, None], dtype=np.float32).reshape(-1)[:count]
-    if (marked := scales < 0).any():
-        within = np.repeat(marked, BLOCK)[:count]
-        for code, value in ((127, np.inf), (-127, -np.inf), (-128, np.nan)):
-            decoded[within & (codes == code)] = value
-    return decoded
-
-
-def _padded_codes(codes: Array) -> Array:
-    if codes.size % BLOCK == 0:
-        return codes.reshape(-1, BLOCK)
-    whole = np.zeros(_blocks(codes.size) * BLOCK, np.int8)
-    whole[: codes.size] = codes
-    return whole.reshape(-1, BLOCK)
-
-
-def _views(encoded: Array, count: int) -> tuple[Array, Array]:
-    """Return the scales and the codes of an encoding; both are aligned if it begins at a multiple of 4 bytes."""
     cut = 4 * _blocks(count)
-    return encoded[:cut].view(np.float32), encoded[cut:].view(np.int8)
+    scales, codes = raw[:cut].view(np.float32), _in_blocks(raw[cut:].view(np.int8))
+    if not ((scales >= 0) & (scales < np.inf)).all():
+        raise RemoteProtocolError(f"{count} floats as int8: a scale is negative, infinite or no number")
+    with np.errstate(over="ignore"):  # a scale from elsewhere may be as large as floats get
+        decoded = np.multiply(codes, scales[:, None], dtype=np.float32)
+    for code, value in _SPECIAL:
+        decoded[codes == code] = value
+    return decoded.reshape(-1)[:count]
+
+
+def _in_blocks(dense: Array) -> Array:
+    """Return numbers in rows of a block each; zeros fill the last one."""
+    whole = np.zeros(_blocks(dense.size) * BLOCK, dense.dtype)
+    whole[: dense.size] = dense
+    return whole.reshape(-1, BLOCK)

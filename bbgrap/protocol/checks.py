@@ -5,7 +5,7 @@ from __future__ import annotations
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.protocol.limits import is_digest
 from bbgrap.protocol.messages import Deploy
-from bbgrap.runtime.schedule import Run
+from bbgrap.runtime.schedule import LocalRun
 
 
 def check_deploy(deploy: Deploy) -> tuple[str, ...]:
@@ -16,7 +16,7 @@ def check_deploy(deploy: Deploy) -> tuple[str, ...]:
     if [peer.device for peer in deploy.peers] != list(range(schedule.host + 1)):
         faults.append(f"peers: expected devices 0 to {schedule.host} in order")
     for step in schedule.steps:
-        if not isinstance(step, Run):
+        if not isinstance(step, LocalRun):
             continue
         if step.segment >= len(deploy.segments):
             faults.append(f"segment {step.segment}: there are {len(deploy.segments)}")

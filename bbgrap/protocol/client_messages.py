@@ -136,12 +136,12 @@ ClientMessage = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | Run
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Answer to `Hello`. `shortcut` is the name that clients on the coordinator's machine find it by; empty: none can."""
+    """Answer to `Hello`. `channel` is where clients on its machine offer shared memory; empty: none can."""
 
     call: int
     version: Name
     agents: int
-    shortcut: Name = ""
+    channel: Name = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import msgpack
 from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, Payload
-from bbgrap.protocol.messages import PROTOCOL_VERSION, AgentCommand, AgentMessage, Buffer
-from bbgrap.protocol.schema import SchemaError, build, payload_of, schema_of, to_plain
+from bbgrap.protocol.messages import PROTOCOL_VERSION, AgentCommand, AgentMessage, BytesLike
+from bbgrap.protocol.schema import SchemaError, build, payload_of, plain_form, schema_of
 
 M = TypeVar("M")
 
@@ -32,7 +32,7 @@ class Codec(Generic[M]):
         self._kinds: dict[str, type[Any]] = {kind.__name__: kind for kind in kinds}
         self._payloads = {name: payload_of(kind) for name, kind in self._kinds.items()}
 
-    def encode(self, message: M) -> list[Buffer]:
+    def encode(self, message: M) -> list[BytesLike]:
         """Return the frames of a message; payload frames are those of the message, not copied.
 
         Raises:
@@ -42,16 +42,16 @@ class Codec(Generic[M]):
         if kind.__name__ not in self._kinds:
             raise LocalProtocolError(f"message {kind.__name__}: it is never sent in this direction")
         payload = self._payloads[kind.__name__]
-        body = [to_plain(getattr(message, name), hint) for name, hint in schema_of(kind) if payload is None or name != payload[0]]
+        body = [getattr(message, name) for name, _ in schema_of(kind) if payload is None or name != payload[0]]
         try:
-            header: bytes = msgpack.packb([PROTOCOL_VERSION, kind.__name__, body], use_bin_type=True)
+            header: bytes = msgpack.packb([PROTOCOL_VERSION, kind.__name__, body], default=plain_form)
         except (OverflowError, ValueError, TypeError) as error:
             raise LocalProtocolError(f"message {kind.__name__}: it cannot be encoded: {error}") from error
         if len(header) > MAX_HEADER_BYTES:
             raise LocalProtocolError(f"message {kind.__name__}: {len(header)} bytes exceed the limit of {MAX_HEADER_BYTES}")
         return [header, *(getattr(message, payload[0]) if payload else ())]
 
-    def decode(self, frames: Sequence[Buffer]) -> M:
+    def decode(self, frames: Sequence[BytesLike]) -> M:
         """Return the message of some frames.
 
         Raises:
@@ -66,7 +66,7 @@ class Codec(Generic[M]):
         except (ValueError, RecursionError, OverflowError, LookupError, MemoryError, msgpack.exceptions.UnpackException) as error:
             raise RemoteProtocolError(f"message: it is not valid: {type(error).__name__}: {str(error)[:200]}") from error
 
-    def _decode(self, frames: Sequence[Buffer]) -> M:
+    def _decode(self, frames: Sequence[BytesLike]) -> M:
         if not frames or len(frames[0]) > MAX_HEADER_BYTES:
             raise SchemaError(f"expected a header of 1 to {MAX_HEADER_BYTES} bytes")
         match msgpack.unpackb(frames[0], raw=False, use_list=False, strict_map_key=True):
@@ -89,7 +89,7 @@ class Codec(Generic[M]):
         return cast("M", build(kind, body, extra))
 
 
-def _check_payload(limit: Payload, frames: Sequence[Buffer]) -> None:
+def _check_payload(limit: Payload, frames: Sequence[BytesLike]) -> None:
     if len(frames) > limit.frames or any(len(frame) > limit.frame_bytes for frame in frames):
         raise SchemaError(
             f"expected at most {limit.frames} payload frames of {limit.frame_bytes} bytes, got {[len(f) for f in frames[:8]]}"

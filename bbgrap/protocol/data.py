@@ -2,7 +2,7 @@
 
     magic | version | kind | source | message | epoch | request
 
-The payload of tensors is a letter (`bbgrap.protocol.message_layout`). Law: `Frame.parse` raises nothing but `RemoteProtocolError`.
+`bbgrap.protocol.message_layout` says how tensors lie in the payload. Law: `Frame.parse` raises nothing but `RemoteProtocolError`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.limits import MAX_INTEGER
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 
 DATA_VERSION = 1
 _MAGIC = b"BBGr"
@@ -53,7 +53,7 @@ class Frame(NamedTuple):
         return _HEADER.pack(_MAGIC, DATA_VERSION, self.kind, self.source, self.message, self.epoch, self.request)
 
     @classmethod
-    def parse(cls, header: Buffer) -> Frame:
+    def parse(cls, header: BytesLike) -> Frame:
         """Read a header.
 
         Raises:
@@ -70,10 +70,6 @@ class Frame(NamedTuple):
 _KINDS = tuple(Kind)
 _REQUEST = struct.Struct("<Q")
 
-put_request = _REQUEST.pack_into
-"""Writes a request's number into a message at a byte; in a header it is the last field."""
-REQUEST_BYTES = _REQUEST.size
-
 
 class Headers:
     """The headers of the tensors that one device sends for one deployment, but for the number of the request, which comes last."""
@@ -87,12 +83,12 @@ class Headers:
         return self._starts[message] + _REQUEST.pack(request)
 
 
-def pack_clock(clock_ns: int) -> Buffer:
+def pack_clock(clock_ns: int) -> BytesLike:
     """Return the payload of `CLOCK`: nanoseconds of a clock."""
     return clock_ns.to_bytes(8, "little")
 
 
-def unpack_clock(payload: Buffer) -> int:
+def unpack_clock(payload: BytesLike) -> int:
     """Return the nanoseconds in the payload of a `CLOCK`.
 
     Raises:

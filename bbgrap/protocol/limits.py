@@ -5,6 +5,7 @@ A limit bounds what a broken or hostile peer can make this process hold; it is f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -29,13 +30,11 @@ class Length:
 
 
 @dataclass(frozen=True, slots=True)
-class Hex64:
-    """The field is the 64 lower-case hex digits of a SHA-256: safe as a file name."""
+class Form:
+    """The field's text is of a form that `holds` tells, and `expected` names."""
 
-
-@dataclass(frozen=True, slots=True)
-class PlainName:
-    """The field is the name of a file in the folder at hand: no separator, no `.` or `..`, no control character."""
+    holds: Callable[[str], bool]
+    expected: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +45,17 @@ class Payload:
     frame_bytes: int
 
 
-Name = Annotated[str, Length(1024)]
-Text = Annotated[str, Length(MAX_TEXT_BYTES)]
-Digest = Annotated[str, Hex64()]
-FileName = Annotated[str, PlainName(), Length(255)]
-
-
 def is_digest(text: str) -> bool:
-    """Whether a text is a SHA-256 in lower-case hex."""
+    """Whether a text is a SHA-256 in lower-case hex: safe as a file name."""
     return len(text) == 64 and not text.strip("0123456789abcdef")
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether a text names a file in the folder at hand and nothing else."""
+    """Whether a text names a file in the folder at hand: no separator, no `.` or `..`, no control character."""
     return text not in {"", ".", ".."} and "/" not in text and "\\" not in text and text.isprintable()
+
+
+Name = Annotated[str, Length(1024)]
+Text = Annotated[str, Length(MAX_TEXT_BYTES)]
+Digest = Annotated[str, Form(is_digest, "a SHA-256 in hex")]
+FileName = Annotated[str, Form(is_plain_name, "a plain file name"), Length(255)]

@@ -1,9 +1,9 @@
-"""What one `Send` brings to a `Receive`: the parts, each starting at a multiple of 8 bytes, C order, little endian.
+"""What one `LocalSend` brings to a `LocalReceive`: the parts, each starting at a multiple of 8 bytes, C order, little endian.
 
 Sizes are known from the schedule, so a part of known shape has no header. A part whose shape only the run tells, or of strings, or with
-palettes, starts with its own: [rank, bytes, extents...] as unsigned 64-bit integers. 32-bit floats have the form that the letter's `wire`
+palettes, starts with its own: [rank, bytes, extents...] as unsigned 64-bit integers. 32-bit floats have the form that the layout's `wire`
 says (`bbgrap.program.encodings`).
-Laws: `unpack(letter, pack(letter, parts))` equals `parts`, rounded as the wire rounds them; `unpack` raises nothing but
+Laws: `unpack(layout, pack(layout, parts))` equals `parts`, rounded as the wire rounds them; `unpack` raises nothing but
 `RemoteProtocolError`.
 """
 
@@ -22,9 +22,9 @@ from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 from bbgrap.program.dictionaries import EXACT, decode_with_palettes, encode_with_palettes
 from bbgrap.program.encodings import WireType, decode_floats, encode_floats, wire_bytes, wire_of
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.protocol.tensors import decode_array, encode_array, view_of
-from bbgrap.runtime.schedule import Part, Receive, Schedule, Send, part_shape
+from bbgrap.runtime.schedule import LocalPart, LocalReceive, LocalSend, Schedule, part_shape
 
 _ALIGN = 8
 _MIN_BLOCK = 16 << 10
@@ -50,11 +50,11 @@ class _Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
-    """What a `Send` sends or a `Receive` expects: the other device, the types of the parts, and what 32-bit floats become on the way.
+class MessageLayout:
+    """What a `LocalSend` sends or a `LocalReceive` expects: the other device, the types of the parts, and what 32-bit floats become.
 
     Invariants: `fields` has an entry per part and `nbytes` is the size of the payload; if the run tells a size, `fields` is None and
-    `nbytes` the most there may be, or None. They are computed once, because a letter is packed or unpacked in every request.
+    `nbytes` the most there may be, or None. They are computed once, because a message is packed or unpacked in every request.
     """
 
     peer: int
@@ -87,51 +87,48 @@ class Letter:
         return size == self.nbytes
 
 
-def letters_sent(schedule: Schedule) -> Mapping[int, Letter]:
+def layouts_sent(schedule: Schedule) -> Mapping[int, MessageLayout]:
     """Return the messages a device sends, by number."""
     return {
-        step.message: Letter(step.destination, tuple(_type_of(schedule, part) for part in step.parts), step.wire)
+        step.message: MessageLayout(step.destination, tuple(_type_of(schedule, part) for part in step.parts), step.wire)
         for step in schedule.steps
-        if isinstance(step, Send)
+        if isinstance(step, LocalSend)
     }
 
 
-def _type_of(schedule: Schedule, part: Part) -> TensorType:
+def _type_of(schedule: Schedule, part: LocalPart) -> TensorType:
     spec = schedule.buffers[part.buffer]
     return TensorType(spec.dtype, part_shape(spec, part))
 
 
-def letters_received(schedule: Schedule) -> Mapping[int, Letter]:
+def layouts_received(schedule: Schedule) -> Mapping[int, MessageLayout]:
     """Return the messages a device expects, by number."""
     return {
-        step.message: Letter(step.source, tuple(_type_of(schedule, Part(b, None)) for b in step.buffers), step.wire)
+        step.message: MessageLayout(step.source, tuple(_type_of(schedule, LocalPart(b, None)) for b in step.buffers), step.wire)
         for step in schedule.steps
-        if isinstance(step, Receive)
+        if isinstance(step, LocalReceive)
     }
 
 
-def pack(letter: Letter, parts: Sequence[Array]) -> list[Buffer]:
+def pack(layout: MessageLayout, parts: Sequence[Array]) -> list[BytesLike]:
     """Return the payload of some parts, in pieces: views of dense parts, copies of others, except large ones of few dense blocks.
 
     Raises:
         ModelError: if a part has no numpy counterpart or not the type the schedule says.
     """
-    pieces: list[Buffer] = []
-    if letter.fields is not None:
-        for place, part in zip(letter.fields, parts, strict=True):
+    pieces: list[BytesLike] = []
+    if layout.fields is not None:
+        for place, kind, part in zip(layout.fields, layout.types, parts, strict=True):
             if part.shape != place.shape or part.dtype != place.dtype:
-                raise _not_planned(letter, parts)
-            if place.wire != "exact":
-                pieces += _content(part, place.wire)
-            else:
-                pieces += _dense_pieces(part)
+                raise _not_planned(kind, part)
+            pieces += _dense_pieces(part) if place.wire == "exact" else _content(part, place.wire)
             if place.padding:
                 pieces.append(bytes(place.padding))
         return pieces
-    for kind, part in zip(letter.types, parts, strict=True):
+    for kind, part in zip(layout.types, parts, strict=True):
         if (kind.shape is not None and part.shape != kind.shape) or not _fits(kind.dtype, part):
-            raise _not_planned(letter, parts)
-        wire = wire_of(kind.dtype, letter.wire)
+            raise _not_planned(kind, part)
+        wire = wire_of(kind.dtype, layout.wire)
         content = _content(part, wire)
         length = sum(map(len, content))
         head = struct.pack(f"<{2 + part.ndim}Q", part.ndim, length, *part.shape) if _is_told(kind, wire) else b""
@@ -139,7 +136,7 @@ def pack(letter: Letter, parts: Sequence[Array]) -> list[Buffer]:
     return pieces
 
 
-def _content(part: Array, wire: WireType) -> list[Buffer]:
+def _content(part: Array, wire: WireType) -> list[BytesLike]:
     match wire:
         case "exact":
             return [encode_array(part)]
@@ -155,17 +152,17 @@ def _is_told(kind: TensorType, wire: WireType) -> bool:
     return wire == "palette" or not _fixed(kind)
 
 
-def _dense_pieces(part: Array) -> list[Buffer]:
+def _dense_pieces(part: Array) -> list[BytesLike]:
     return [_bytes_of(part)] if part.flags.c_contiguous else _blocks(part)
 
 
-def _bytes_of(dense: Array) -> Buffer:
+def _bytes_of(dense: Array) -> BytesLike:
     if dense.dtype == _FLOAT and dense.size:
         return dense.data.cast("B")  # one call instead of three: right after a kernel none of their code is in a cache
     return dense.reshape(-1).view(np.uint8).data
 
 
-def _blocks(part: Array) -> list[Buffer]:
+def _blocks(part: Array) -> list[BytesLike]:
     """Return the bytes of a part with gaps: its dense blocks if they are large, else a copy."""
     axis, size = part.ndim, part.itemsize
     while axis and (part.strides[axis - 1] == size or part.shape[axis - 1] == 1):
@@ -176,11 +173,8 @@ def _blocks(part: Array) -> list[Buffer]:
     return [_bytes_of(part[index]) for index in np.ndindex(part.shape[:axis])]
 
 
-def _not_planned(letter: Letter, parts: Sequence[Array]) -> ModelError:
-    for kind, part in zip(letter.types, parts, strict=True):
-        if (kind.shape is not None and part.shape != kind.shape) or not _fits(kind.dtype, part):
-            return ModelError(f"tensor to send: the plan says {kind}, the kernel gave {part.dtype}{list(part.shape)}")
-    raise AssertionError
+def _not_planned(kind: TensorType, part: Array) -> ModelError:
+    return ModelError(f"tensor to send: the plan says {kind}, the kernel gave {part.dtype}{list(part.shape)}")
 
 
 def _fits(dtype: DType, part: Array) -> bool:
@@ -191,20 +185,20 @@ def _fixed(kind: TensorType) -> bool:
     return kind.shape is not None and kind.dtype in _FIXED
 
 
-def unpack(letter: Letter, payload: Buffer) -> list[Array]:
+def unpack(layout: MessageLayout, payload: BytesLike) -> list[Array]:
     """Return the parts of a payload: views of it, except strings.
 
     Raises:
         RemoteProtocolError: if the payload does not have exactly the expected parts.
     """
-    if letter.fields is not None and len(payload) != letter.nbytes:
-        raise RemoteProtocolError(f"data message: expected a payload of {letter.nbytes} bytes, got {len(payload)}")
+    if layout.fields is not None and len(payload) != layout.nbytes:
+        raise RemoteProtocolError(f"data message: expected a payload of {layout.nbytes} bytes, got {len(payload)}")
     parts, position = [], 0
     try:
-        if letter.fields is not None:
-            return [_part_at(place, payload) for place in letter.fields]
-        for kind in letter.types:
-            part, length = _unpack_one(kind, memoryview(payload)[position:], wire_of(kind.dtype, letter.wire))
+        if layout.fields is not None:
+            return [_part_at(place, payload) for place in layout.fields]
+        for kind in layout.types:
+            part, length = _unpack_one(kind, memoryview(payload)[position:], wire_of(kind.dtype, layout.wire))
             parts.append(part)
             position += length + -length % _ALIGN
     except (ValueError, struct.error, ModelError, OverflowError) as error:
@@ -214,7 +208,7 @@ def unpack(letter: Letter, payload: Buffer) -> list[Array]:
     return parts
 
 
-def _part_at(place: _Field, payload: Buffer) -> Array:
+def _part_at(place: _Field, payload: BytesLike) -> Array:
     if place.wire == "exact":
         return view_of(place.dtype, place.shape, payload, place.start, place.nbytes)
     return _decoded(DType.FLOAT, place.shape, memoryview(payload)[place.start : place.start + place.nbytes], place.wire)

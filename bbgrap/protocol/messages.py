@@ -27,11 +27,11 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
-Buffer = bytes | memoryview
-Chunk = Annotated[tuple[Buffer, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
-Tensors = Annotated[tuple[Buffer, ...], Payload(frames=1024, frame_bytes=MAX_TENSOR_BYTES)]
+BytesLike = bytes | memoryview
+Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
+Tensors = Annotated[tuple[BytesLike, ...], Payload(frames=1024, frame_bytes=MAX_TENSOR_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,10 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 from bbgrap.errors import LocalProtocolError
 from bbgrap.protocol.checks import check_deploy
-from bbgrap.protocol.limits import (
-    MAX_INTEGER,
-    MAX_TEXT_BYTES,
-    Hex64,
-    Length,
-    Payload,
-    PlainName,
-    is_digest,
-    is_plain_name,
-)
+from bbgrap.protocol.limits import MAX_INTEGER, MAX_TEXT_BYTES, Form, Length, Payload
 from bbgrap.protocol.messages import Deploy
 from bbgrap.runtime.recording import Record, check_record
-from bbgrap.runtime.schedule import Schedule, check_schedule
+from bbgrap.runtime.schedule import LocalStep, Schedule, check_schedule
 
 Reader = Callable[[object], object]
 
@@ -39,6 +30,9 @@ class SchemaError(Exception):
 
 _CHECKS: dict[type[Any], Callable[[Any], Sequence[str]]] = {Schedule: check_schedule, Deploy: check_deploy, Record: check_record}
 """Laws beyond types; every value of these classes keeps them once decoded."""
+
+_NAMED: frozenset[type[Any]] = frozenset(get_args(LocalStep))
+"""Classes that are members of a union."""
 
 _SCHEMAS: dict[type[Any], tuple[tuple[str, object], ...]] = {}
 
@@ -60,52 +54,20 @@ def payload_of(kind: type[Any]) -> tuple[str, Payload] | None:
 # --- to plain values --------------------------------------------------------------------------------------------------------------
 
 
-def to_plain(value: object, hint: object) -> object:
-    """Return the plain form of a field's value.
+def plain_form(value: object) -> object:
+    """Return what msgpack does not know in terms of what it knows, one level deep.
 
     Raises:
         LocalProtocolError: if the value has no plain form.
     """
-    if value is None or type(value) in {int, float, str, bytes, bool}:
-        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        item = get_args(_bare(hint))[1]
-        return {key: to_plain(entry, item) for key, entry in value.items()}
-    if isinstance(value, tuple):
-        return _plain_tuple(value, hint)
+        return dict(value)
     if not is_dataclass(value) or isinstance(value, type):
         raise LocalProtocolError(f"value of type {type(value).__name__}: messages hold plain values only")
-    body = [to_plain(getattr(value, name), part) for name, part in schema_of(type(value))]
-    return [type(value).__name__, *body] if _is_union(hint) else body
-
-
-def _plain_tuple(value: tuple[object, ...], hint: object) -> list[object]:
-    arguments = _items(hint)
-    if arguments[-1] is Ellipsis:
-        return [to_plain(entry, arguments[0]) for entry in value]
-    return [to_plain(entry, item) for entry, item in zip(value, arguments, strict=True)]
-
-
-@cache
-def _items(hint: object) -> tuple[Any, ...]:
-    """Return what the tuple of a hint holds."""
-    hint = _bare(hint)
-    if get_origin(hint) is not tuple:
-        hint = next(option for option in get_args(hint) if get_origin(option) is tuple)
-    return get_args(hint)
-
-
-def _bare(hint: object) -> object:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
-
-
-@cache
-def _is_union(hint: object) -> bool:
-    """Whether a value may be of several dataclasses."""
-    options = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
-    return sum(isinstance(option, type) and is_dataclass(option) for option in options) > 1
+    body = [getattr(value, name) for name, _ in schema_of(type(value))]
+    return [type(value).__name__, *body] if type(value) in _NAMED else body
 
 
 # --- from plain values ------------------------------------------------------------------------------------------------------------
@@ -160,60 +122,44 @@ def _reader(hint: Any) -> Reader:  # noqa: ANN401 - any type is a schema
     return _SCALARS[hint]
 
 
-def _integer(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-        raise SchemaError(f"expected an integer from 0 to {MAX_INTEGER}, got {str(value)[:40]}")
-    return value
+def _checked(expected: str, holds: Callable[[Any], bool]) -> Reader:
+    """Return what takes values for which a law holds."""
 
-
-def _number(value: object) -> float:
-    if type(value) not in {int, float} or not isfinite(cast("float", value)):
-        raise SchemaError(f"expected a finite number, got {str(value)[:40]}")
-    return float(cast("float", value))
-
-
-def _boolean(value: object) -> bool:
-    if type(value) is not bool:
-        raise SchemaError(f"expected true or false, got {str(value)[:40]}")
-    return value
-
-
-def _text(limit: int) -> Reader:
-    def read(value: object) -> str:
-        if type(value) is not str or len(value.encode()) > limit:
-            raise SchemaError(f"expected a text of at most {limit} bytes, got {type(value).__name__}")
+    def read(value: object) -> object:
+        if not holds(value):
+            raise SchemaError(f"expected {expected}, got {_shown(value)}")
         return value
 
     return read
 
 
-def _bytes(value: object) -> bytes:
-    if type(value) is not bytes:
-        raise SchemaError(f"expected bytes, got {type(value).__name__}")
-    return value
+def _shown(value: object) -> str:
+    return str(value)[:80] if isinstance(value, int | float | str) else type(value).__name__
 
 
-_SCALARS: dict[object, Reader] = {int: _integer, float: _number, bool: _boolean, str: _text(MAX_TEXT_BYTES), bytes: _bytes}
+def _is_text(value: object, limit: int) -> bool:
+    return type(value) is str and len(value.encode()) <= limit
+
+
+_NUMBER = _checked("a finite number", lambda value: type(value) in {int, float} and isfinite(value))
+_SCALARS: dict[object, Reader] = {
+    int: _checked(f"an integer from 0 to {MAX_INTEGER}", lambda value: type(value) is int and 0 <= value <= MAX_INTEGER),
+    float: lambda value: float(cast("float", _NUMBER(value))),
+    bool: _checked("true or false", lambda value: type(value) is bool),
+    str: _checked(f"a text of at most {MAX_TEXT_BYTES} bytes", lambda value: _is_text(value, MAX_TEXT_BYTES)),
+    bytes: _checked("bytes", lambda value: type(value) is bytes),
+}
 
 
 def _marked(hint: object, marks: Sequence[object]) -> Reader:
+    """Return what reads a text of limited length, and perhaps of a form; marks of other types say nothing about values."""
+    if hint is not str:
+        return _reader(hint)
     limit = next((mark.bytes for mark in marks if isinstance(mark, Length)), MAX_TEXT_BYTES)
-    read = _text(limit) if hint is str else _reader(hint)
-    if any(isinstance(mark, Hex64) for mark in marks):
-        return _checked(read, is_digest, "a SHA-256 in hex")
-    if any(isinstance(mark, PlainName) for mark in marks):
-        return _checked(read, is_plain_name, "a plain file name")
-    return read
-
-
-def _checked(read: Reader, holds: Callable[[str], bool], expected: str) -> Reader:
-    def checked(value: object) -> object:
-        text = read(value)
-        if not isinstance(text, str) or not holds(text):
-            raise SchemaError(f"expected {expected}, got '{str(value)[:80]}'")
-        return text
-
-    return checked
+    form = next((mark for mark in marks if isinstance(mark, Form)), None)
+    if form is None:
+        return _checked(f"a text of at most {limit} bytes", lambda value: _is_text(value, limit))
+    return _checked(form.expected, lambda value: _is_text(value, limit) and form.holds(value))
 
 
 def _tuple(arguments: tuple[object, ...]) -> Reader:
@@ -240,12 +186,8 @@ def _mapping(key: Reader, item: Reader) -> Reader:
 
 
 def _member(members: Mapping[object, object]) -> Reader:
-    def read(value: object) -> object:
-        if type(value) not in {int, str} or value not in members:
-            raise SchemaError(f"expected one of {', '.join(sorted(map(str, members)))}, got {str(value)[:40]}")
-        return members[value]
-
-    return read
+    read = _checked(f"one of {', '.join(sorted(map(str, members)))}", lambda value: type(value) in {int, str} and value in members)
+    return lambda value: members[read(value)]
 
 
 def _union(arguments: tuple[object, ...]) -> Reader:

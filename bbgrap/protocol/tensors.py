@@ -1,23 +1,23 @@
-"""The content of tensors as bytes: C order, little endian; strings are [length, UTF-8] one after the other.
+"""The content of tensors as bytes: C order, little endian; strings are a list of msgpack's.
 
 Laws: `decode_array` of what `encode_array` made is the same tensor; it raises nothing but `RemoteProtocolError`.
 """
 
 from __future__ import annotations
 
-import struct
 from math import prod
-from typing import Any
+from typing import Any, cast
 
+import msgpack
 import numpy as np
 
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
-from bbgrap.protocol.messages import Buffer, TensorHeader
+from bbgrap.protocol.messages import BytesLike, TensorHeader
 from bbgrap.runtime.schedule import Schedule
 
-Inputs = tuple[tuple[TensorHeader, ...], tuple[Buffer, ...]]
+Inputs = tuple[tuple[TensorHeader, ...], tuple[BytesLike, ...]]
 """The inputs of a request, and their contents."""
 
 
@@ -31,16 +31,16 @@ def synthetic_inputs(host: Schedule) -> Inputs | None:
     return headers, tuple(encode_array(np.ones(header.shape, header.dtype.numpy)) for header in headers)
 
 
-def encode_array(array: Array) -> Buffer:
+def encode_array(array: Array) -> BytesLike:
     """Return the content of a tensor: C order, little endian; a view where it already is that."""
     if array.dtype.kind in "OUST":
-        encoded = [item if isinstance(item, bytes) else str(item).encode() for item in array.reshape(-1).tolist()]
-        return b"".join(chunk for item in encoded for chunk in (struct.pack("<Q", len(item)), item))
+        items = [item if isinstance(item, bytes) else str(item) for item in array.reshape(-1).tolist()]
+        return cast("bytes", msgpack.packb(items, use_bin_type=False))
     dense = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return dense.reshape(-1).view(np.uint8).data
 
 
-def decode_array(dtype: DType, shape: tuple[int, ...], content: Buffer) -> Array:
+def decode_array(dtype: DType, shape: tuple[int, ...], content: BytesLike) -> Array:
     """Return the tensor of some bytes: a read-only view where they are aligned, else a copy.
 
     Raises:
@@ -48,7 +48,7 @@ def decode_array(dtype: DType, shape: tuple[int, ...], content: Buffer) -> Array
     """
     count = prod(shape)
     if dtype is DType.STRING:
-        return _decode_strings(shape, count, memoryview(content))
+        return _decode_strings(shape, content)
     try:
         kind: np.dtype[Any] = dtype.numpy
     except ModelError as error:
@@ -58,28 +58,19 @@ def decode_array(dtype: DType, shape: tuple[int, ...], content: Buffer) -> Array
     return view_of(kind, shape, content, 0, len(content))
 
 
-def _decode_strings(shape: tuple[int, ...], count: int, content: memoryview) -> Array:
-    if count * 8 > len(content):
-        raise RemoteProtocolError(f"strings {list(shape)}: they do not fit into {len(content)} bytes")
-    texts, position = [], 0
+def _decode_strings(shape: tuple[int, ...], content: BytesLike) -> Array:
     try:
-        for _ in range(count):
-            (length,) = struct.unpack_from("<Q", content, position)
-            position += 8
-            if length > len(content) - position:
-                raise RemoteProtocolError(f"strings {list(shape)}: one of {length} bytes does not fit")
-            texts.append(str(content[position : position + length], "utf-8"))
-            position += length
-    except (struct.error, UnicodeDecodeError) as error:
+        texts = msgpack.unpackb(content)
+    except (ValueError, RecursionError, MemoryError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(f"strings {list(shape)}: {error}") from error
-    if position != len(content):
-        raise RemoteProtocolError(f"strings {list(shape)}: expected {position} bytes, got {len(content)}")
-    array: Array = np.empty(count, object)
+    if not isinstance(texts, list) or len(texts) != prod(shape) or not all(isinstance(text, str) for text in texts):
+        raise RemoteProtocolError(f"strings {list(shape)}: they are not in these {len(content)} bytes")
+    array: Array = np.empty(len(texts), object)
     array[:] = texts
     return array.reshape(shape)
 
 
-def view_of(dtype: np.dtype[Any], shape: tuple[int, ...], content: Buffer, start: int, nbytes: int) -> Array:
+def view_of(dtype: np.dtype[Any], shape: tuple[int, ...], content: BytesLike, start: int, nbytes: int) -> Array:
     """Return the array that begins at a byte of a content: a view where it is aligned, else a copy."""
     array: Array = np.ndarray(shape, dtype, content, start) if nbytes else np.empty(shape, dtype)
     # Kernels are compiled for aligned elements; a vectorised loop over others may fault.

@@ -14,8 +14,8 @@ from math import prod
 import numpy as np
 
 from bbgrap.graph.types import Array
-from bbgrap.runtime.execution import Copies, Copy, Empty, Take, Write
-from bbgrap.runtime.schedule import Box, Join, Part, Schedule, box_shape, extract
+from bbgrap.runtime.execution import Copies, Copy, Empty, Take
+from bbgrap.runtime.schedule import Box, LocalJoin, LocalPart, Schedule, box_shape, extract, index_of
 
 _ALIGN = 64
 """Bytes of a vector register: kernels read an array that begins at such an address faster."""
@@ -30,8 +30,8 @@ from one element to the next. One call of numpy's makes that a view; slices take
 class BlockedCopies(Copies):
     """Copies for a schedule with some blocked buffers.
 
-    Invariants: every blocked buffer has 32-bit floats, four axes, and a multiple of `block` channels; the pieces of a blocked `Join` are
-    boxes of one range per axis and begin and end at multiples of `block` channels, in their sources, too.
+    Invariants: every blocked buffer has 32-bit floats, four axes, and a multiple of `block` channels; the pieces of a blocked `LocalJoin`
+    are boxes of one range per axis and begin and end at multiples of `block` channels, in their sources, too.
     """
 
     def __init__(self, schedule: Schedule, block: int, blocked: Collection[int]) -> None:
@@ -40,7 +40,7 @@ class BlockedCopies(Copies):
         self.block = block
         self.blocked = frozenset(blocked)
 
-    def part(self, part: Part, array: Array) -> Array:
+    def part(self, part: LocalPart, array: Array) -> Array:
         """Return a region as a plain array; the channels around it are converted with it if it does not end with a block."""
         if part.buffer not in self.blocked:
             return extract(array, part.box)
@@ -55,7 +55,7 @@ class BlockedCopies(Copies):
         rest = tuple(tuple((start - at, stop - at) for start, stop in ranges) for ranges, at in zip(part.box, origin, strict=True))
         return found if box_shape(part.box) == found.shape else extract(found, rest)
 
-    def taker(self, part: Part) -> Take:
+    def taker(self, part: LocalPart) -> Take:
         """Return what takes a region as a plain array: one copy where it is whole blocks of channels, as halos are."""
         if part.buffer not in self.blocked:
             return super().taker(part)
@@ -71,27 +71,16 @@ class BlockedCopies(Copies):
 
         return take
 
-    def writer(self, part: Part, target: Array) -> Write:
-        """Return what copies a region into a plain array; `target` has no gaps."""
-        if part.buffer not in self.blocked or not self._has_whole_blocks(part):
-            return super().writer(part, target)
-        (shape, offset, strides), blocks = self._window(part), to_blocks(target, self.block)
-
-        def write(array: Array) -> None:
-            blocks[...] = np.ndarray(shape, _FLOAT, array, offset, strides)
-
-        return write
-
-    def begin(self, step: Join, empty: Empty = np.empty) -> Array:
-        """Return the array of a `Join`'s output before anything was copied there, blocked if that is."""
+    def begin(self, step: LocalJoin, empty: Empty = np.empty) -> Array:
+        """Return the array of a `LocalJoin`'s output before anything was copied there, blocked if that is."""
         shape = self.schedule.buffers[step.output].shape
         return super().begin(step, empty) if step.output not in self.blocked or shape is None else aligned_empty(shape)
 
-    def copier(self, step: Join, part: Part, box: Box | None) -> Copy:
-        """Return what copies one piece of a `Join`."""
+    def copier(self, step: LocalJoin, part: LocalPart, box: Box | None) -> Copy:
+        """Return what copies one piece of a `LocalJoin`."""
         if step.output not in self.blocked:
             return super().copier(step, part, box)
-        (shape, here, steps), (_, offset, strides) = self._window(Part(step.output, box)), self._window(part)
+        (shape, here, steps), (_, offset, strides) = self._window(LocalPart(step.output, box)), self._window(part)
 
         def copy(joined: Array, array: Array) -> None:
             dense = array if array.flags.c_contiguous else np.ascontiguousarray(array)
@@ -99,11 +88,11 @@ class BlockedCopies(Copies):
 
         return copy
 
-    def _has_whole_blocks(self, part: Part) -> bool:
+    def _has_whole_blocks(self, part: LocalPart) -> bool:
         """Whether a region is one range per axis, and whole blocks of channels."""
-        return part.box is not None and all(len(ranges) == 1 for ranges in part.box) and not any(c % self.block for c in part.box[1][0])
+        return part.box is not None and index_of(part.box) is not None and not any(c % self.block for c in part.box[1][0])
 
-    def _window(self, part: Part) -> _Window:
+    def _window(self, part: LocalPart) -> _Window:
         """Return where a region of whole blocks is, whether its buffer is blocked or not."""
         shape = self.schedule.buffers[part.buffer].shape
         assert shape is not None, "what is joined and sent in blocks has a shape"

@@ -15,19 +15,28 @@ import numpy as np
 
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.types import Array
-from bbgrap.runtime.schedule import Box, Join, Part, Receive, Run, Schedule, Send, extract, last_reads, place
+from bbgrap.runtime.schedule import (
+    Box,
+    LocalJoin,
+    LocalPart,
+    LocalReceive,
+    LocalRun,
+    LocalSend,
+    Schedule,
+    extract,
+    index_of,
+    last_reads,
+    place,
+)
 
 Kernel = Callable[[int, Sequence[Array]], Sequence[Array]]
 """Runs segment number n on its inputs."""
 
-Outbox = Callable[[Send, Mapping[int, Array]], None]
+Sender = Callable[[LocalSend, Mapping[int, Array]], None]
 """Sends the parts of a step out of these arrays, which are those of the buffers by number; nothing changes them any more."""
 
 Take = Callable[[Array], Array]
 """Takes a region out of a buffer's array; it may return a view."""
-
-Write = Callable[[Array], None]
-"""Copies a region of a buffer's array to where it was prepared for."""
 
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 """Makes an array that is not filled yet."""
@@ -52,33 +61,24 @@ class Copies:
         self._sent: dict[int, list[tuple[int, Take]]] = {}
         self._pieces: dict[int, list[tuple[int, Copy]]] = {}
 
-    def sent(self, step: Send, arrays: Mapping[int, Array]) -> list[Array]:
+    def sent(self, step: LocalSend, arrays: Mapping[int, Array]) -> list[Array]:
         """Return the parts of a message; `arrays` are those of the buffers, by number."""
         takes = self._sent.get(step.message)
         if takes is None:
             takes = self._sent[step.message] = [(part.buffer, self.taker(part)) for part in step.parts]
         return [take(arrays[buffer]) for buffer, take in takes]
 
-    def taker(self, part: Part) -> Take:
+    def taker(self, part: LocalPart) -> Take:
         """Return a function that does what `part` does for one region, with all that can be known before prepared."""
-        index = _index(part.box)
+        index = index_of(part.box)
         return partial(self.part, part) if index is None else itemgetter(index)
 
-    def writer(self, part: Part, target: Array) -> Write:
-        """Return a function that copies what `part` does for one region into `target`, which has its shape and no gaps."""
-        take = self.taker(part)
-
-        def write(array: Array) -> None:
-            target[...] = take(array)
-
-        return write
-
-    def part(self, part: Part, array: Array) -> Array:
+    def part(self, part: LocalPart, array: Array) -> Array:
         """Return a region of a buffer's array."""
         return extract(array, part.box)
 
-    def join(self, step: Join, arrays: Mapping[int, Array], empty: Empty = np.empty) -> Array:
-        """Return the array of a `Join`'s output; `arrays` are those of the buffers, by number, and `empty` makes a new one."""
+    def join(self, step: LocalJoin, arrays: Mapping[int, Array], empty: Empty = np.empty) -> Array:
+        """Return the array of a `LocalJoin`'s output; `arrays` are those of the buffers, by number, and `empty` makes a new one."""
         if _is_view(step):
             part = step.pieces[0][0]
             return self.part(part, arrays[part.buffer])
@@ -87,23 +87,23 @@ class Copies:
             copy(joined, arrays[buffer])
         return joined
 
-    def begin(self, step: Join, empty: Empty = np.empty) -> Array:
-        """Return the array of a `Join`'s output before anything was copied there."""
+    def begin(self, step: LocalJoin, empty: Empty = np.empty) -> Array:
+        """Return the array of a `LocalJoin`'s output before anything was copied there."""
         spec = self.schedule.buffers[step.output]
         if spec.shape is None:
             raise ExecutionError(f"device {self.schedule.device}: '{spec.name}' has no shape to join pieces in")
         return empty(spec.shape, spec.dtype.numpy)
 
-    def pieces(self, step: Join) -> list[tuple[int, Copy]]:
-        """Return the buffers that a `Join` reads, and what copies its pieces of them."""
+    def pieces(self, step: LocalJoin) -> list[tuple[int, Copy]]:
+        """Return the buffers that a `LocalJoin` reads, and what copies its pieces of them."""
         pieces = self._pieces.get(step.output)
         if pieces is None:
             pieces = self._pieces[step.output] = [(part.buffer, self.copier(step, part, box)) for part, box in step.pieces]
         return pieces
 
-    def copier(self, step: Join, part: Part, box: Box | None) -> Copy:
-        """Return what copies one piece of a `Join`."""
-        take, index = self.taker(part), _index(box)
+    def copier(self, step: LocalJoin, part: LocalPart, box: Box | None) -> Copy:
+        """Return what copies one piece of a `LocalJoin`."""
+        take, index = self.taker(part), index_of(box)
 
         def copy(joined: Array, array: Array) -> None:
             if index is None:
@@ -114,27 +114,21 @@ class Copies:
         return copy
 
 
-def _index(box: Box | None) -> tuple[slice, ...] | None:
-    """Return the index of a region with one range per axis; None for others."""
-    single = box is not None and all(len(ranges) == 1 for ranges in box)
-    return tuple(slice(*ranges[0]) for ranges in box) if box is not None and single else None
-
-
-def _is_view(step: Join) -> bool:
+def _is_view(step: LocalJoin) -> bool:
     return len(step.pieces) == 1 and step.pieces[0][1] is None
 
 
-def _joins_ahead(schedule: Schedule) -> Sequence[tuple[Join, ...]]:
-    """For each step, the joins between it and the next `Run` that copy something: who waits at a `Receive` can begin them.
+def _joins_ahead(schedule: Schedule) -> Sequence[tuple[LocalJoin, ...]]:
+    """For each step, the joins between it and the next `LocalRun` that copy something: who waits at a `LocalReceive` can begin them.
 
-    None without such a `Run`: the host's processor may be that of an agent, which computes while the host waits.
+    None without such a `LocalRun`: the host's processor may be that of an agent, which computes while the host waits.
     """
-    ahead: list[tuple[Join, ...]] = []
-    joins: tuple[Join, ...] | None = None
+    ahead: list[tuple[LocalJoin, ...]] = []
+    joins: tuple[LocalJoin, ...] | None = None
     for step in reversed(schedule.steps):
-        if isinstance(step, Run):
+        if isinstance(step, LocalRun):
             joins = ()
-        elif isinstance(step, Join) and joins is not None and not _is_view(step):
+        elif isinstance(step, LocalJoin) and joins is not None and not _is_view(step):
             joins = (step, *joins)
         ahead.append(joins or ())
     return ahead[::-1]
@@ -168,33 +162,33 @@ class Execution:
         return self.position == len(self.schedule.steps)
 
     @property
-    def awaited(self) -> Receive | None:
+    def awaited(self) -> LocalReceive | None:
         """The receive step the execution stands at, if it stands at one."""
         step = None if self.finished else self.schedule.steps[self.position]
-        return step if isinstance(step, Receive) else None
+        return step if isinstance(step, LocalReceive) else None
 
     def deliver(self, message: int, parts: Sequence[Array]) -> None:
         """Hand over a message that arrived; early ones wait here, a repeated one is ignored."""
         self._mail.setdefault(message, parts)
 
-    def advance(self, kernel: Kernel, outbox: Outbox, *, limit: int | None = None) -> bool:
+    def advance(self, kernel: Kernel, send: Sender, *, limit: int | None = None) -> bool:
         """Do steps until one needs a message that is not there, the end, or `limit` steps; return whether the end is reached."""
         steps = self.schedule.steps
         stop = len(steps) if limit is None else min(len(steps), self.position + limit)
         while self.position < stop:
             step = steps[self.position]
             match step:
-                case Receive():
+                case LocalReceive():
                     if step.message not in self._mail:
                         self._join_ahead()
                         return False
                     self._fill(step.buffers, self._mail.pop(step.message))
-                case Run():
+                case LocalRun():
                     self._fill(step.outputs, kernel(step.segment, [self._buffers[b] for b in step.inputs]))
-                case Join():
+                case LocalJoin():
                     self._buffers[step.output] = self._joined(step)
-                case Send():
-                    outbox(step, self._buffers)
+                case LocalSend():
+                    send(step, self._buffers)
             for buffer in self.copies.freed[self.position]:
                 self._buffers.pop(buffer, None)
             self.position += 1
@@ -216,7 +210,7 @@ class Execution:
                 for buffer, copy in there:
                     copy(joined, self._buffers[buffer])
 
-    def _joined(self, step: Join) -> Array:
+    def _joined(self, step: LocalJoin) -> Array:
         begun = self._begun.pop(step.output, None)
         if begun is None:
             return self.copies.join(step, self._buffers, self._empty)

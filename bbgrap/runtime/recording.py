@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 
 from bbgrap.graph.types import Array, TensorType
-from bbgrap.runtime.execution import Copies, Empty, Execution, Kernel, Outbox
-from bbgrap.runtime.schedule import BufferSpec, Join, Receive, Run, Schedule, Send, Step, part_shape
+from bbgrap.runtime.execution import Copies, Empty, Execution, Kernel, Sender
+from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule, part_shape
 
 Clock = Callable[[], int]
 """Nanoseconds since some moment, never going back."""
@@ -33,7 +33,7 @@ MAX_LABEL = 160
 class StepLabel:
     """What a step is: `number` is that of the segment or the message, `peer` the other device of a message, `bytes` what it carries.
 
-    `bytes` is 0 where only the run tells. A `Join` is a computation without a number.
+    `bytes` is 0 where only the run tells. A `LocalJoin` is a computation without a number.
     """
 
     lane: Literal["compute", "send", "receive"]
@@ -86,14 +86,14 @@ class RecordedExecution(Execution):
         self._clock = clock
         self._reached: int | None = None
 
-    def advance(self, kernel: Kernel, outbox: Outbox, *, limit: int | None = None) -> bool:
+    def advance(self, kernel: Kernel, send: Sender, *, limit: int | None = None) -> bool:
         """Do as an `Execution` does, step by step."""
         stop = len(self.schedule.steps) if limit is None else min(len(self.schedule.steps), self.position + limit)
         while self.position < stop:
             before, started = self.position, self._clock()
             if self._reached is None:
                 self._reached = started
-            super().advance(kernel, outbox, limit=1)
+            super().advance(kernel, send, limit=1)
             if self.position == before:
                 return False
             self.times.append((self._reached, started, self._clock()))
@@ -132,21 +132,21 @@ def labels_of(schedule: Schedule, segments: Sequence[str] = ()) -> tuple[StepLab
     return tuple(_label(schedule, step, segments) for step in schedule.steps)
 
 
-def _label(schedule: Schedule, step: Step, segments: Sequence[str]) -> StepLabel:
+def _label(schedule: Schedule, step: LocalStep, segments: Sequence[str]) -> StepLabel:
     buffers = schedule.buffers
     match step:
-        case Receive():
+        case LocalReceive():
             specs = [buffers[b] for b in step.buffers]
             size = sum(TensorType(spec.dtype, spec.shape).nbytes for spec in specs)
             return StepLabel("receive", _names(specs), step.message, step.source, size)
-        case Send():
+        case LocalSend():
             specs = [buffers[part.buffer] for part in step.parts]
             size = sum(TensorType(spec.dtype, part_shape(spec, part)).nbytes for spec, part in zip(specs, step.parts, strict=True))
             return StepLabel("send", _names(specs), step.message, step.destination, size)
-        case Run():
+        case LocalRun():
             made = _names([buffers[b] for b in step.outputs])
             return StepLabel("compute", _short(f"{segments[step.segment]}: {made}"), step.segment)
-        case Join():
+        case LocalJoin():
             return StepLabel("compute", _short(f"join: {buffers[step.output].name}"))
 
 

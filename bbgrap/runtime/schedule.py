@@ -8,8 +8,8 @@ so its schedule only sends, receives and joins.
     device 1:  Receive m1 <- host | Run s0 | Send m4 -> 0 | Receive m3 <- 0 | Run s1 | Send m6 -> host
     host:      Send m0 -> 0 | Send m1 -> 1 | Receive m5 <- 0 | Receive m6 <- 1 | Join output
 
-Laws (`check_schedule`): every buffer is written once, before it is read; a message number is used by one `Send` of one device and
-one `Receive` of another; what goes to the host stays exact, and palettes come from it.
+Laws (`check_schedule`): every buffer is written once, before it is read; a message number is used by one `LocalSend` of one device and
+one `LocalReceive` of another; what goes to the host stays exact, and palettes come from it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BufferSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LocalPart:
     """A region of a buffer; `box=None` is all of it."""
 
     buffer: int
@@ -52,8 +52,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Receive:
-    """Wait for message `message` from device `source`; its parts fill `buffers`, in order; `wire` is that of its `Send`."""
+class LocalReceive:
+    """Wait for message `message` from device `source`; its parts fill `buffers`, in order; `wire` is that of its `LocalSend`."""
 
     message: int
     source: int
@@ -62,7 +62,7 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LocalRun:
     """Run stand-alone model number `segment` of this device: its inputs are `inputs`, its outputs fill `outputs`."""
 
     segment: int
@@ -71,15 +71,15 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class LocalJoin:
     """Fill buffer `output` by copying each part into its box (local coordinates of `output`); the boxes cover it."""
 
     output: int
-    pieces: tuple[tuple[Part, Box | None], ...]
+    pieces: tuple[tuple[LocalPart, Box | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class LocalSend:
     """Send the parts, in order, as message `message` to device `destination`; never waits for the receiver.
 
     `wire` is what 32-bit floats become on the way (`bbgrap.program.encodings`).
@@ -87,11 +87,11 @@ class Send:
 
     message: int
     destination: int
-    parts: tuple[Part, ...]
+    parts: tuple[LocalPart, ...]
     wire: WireType = "exact"
 
 
-Step = Receive | Run | Join | Send
+LocalStep = LocalReceive | LocalRun | LocalJoin | LocalSend
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +105,34 @@ class Schedule:
     device: int
     host: int
     buffers: tuple[BufferSpec, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[LocalStep, ...]
     feeds: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
 
 
-def reads_of(step: Step) -> tuple[int, ...]:
+def reads_of(step: LocalStep) -> tuple[int, ...]:
     """Return the buffers a step reads."""
     match step:
-        case Receive():
+        case LocalReceive():
             return ()
-        case Run():
+        case LocalRun():
             return step.inputs
-        case Join():
+        case LocalJoin():
             return tuple(part.buffer for part, _ in step.pieces)
-        case Send():
+        case LocalSend():
             return tuple(part.buffer for part in step.parts)
 
 
-def writes_of(step: Step) -> tuple[int, ...]:
+def writes_of(step: LocalStep) -> tuple[int, ...]:
     """Return the buffers a step fills."""
     match step:
-        case Receive():
+        case LocalReceive():
             return step.buffers
-        case Run():
+        case LocalRun():
             return step.outputs
-        case Join():
+        case LocalJoin():
             return (step.output,)
-        case Send():
+        case LocalSend():
             return ()
 
 
@@ -151,14 +151,14 @@ def check_schedule(schedule: Schedule) -> tuple[str, ...]:
         faults += [f"{label}: reads buffer {b} before it is filled" for b in reads_of(step) if b not in written]
         faults += [f"{label}: fills buffer {b} a second time" for b in writes_of(step) if b in written]
         written.update(writes_of(step))
-        if isinstance(step, Receive | Send):
+        if isinstance(step, LocalReceive | LocalSend):
             key = (type(step).__name__, step.message)
-            peer = step.source if isinstance(step, Receive) else step.destination
+            peer = step.source if isinstance(step, LocalReceive) else step.destination
             if key in messages:
                 faults.append(f"{label}: message {step.message} is used twice")
-            if step.wire != "exact" and schedule.host == (schedule.device if isinstance(step, Receive) else step.destination):
+            if step.wire != "exact" and schedule.host == (schedule.device if isinstance(step, LocalReceive) else step.destination):
                 faults.append(f"{label}: message {step.message} goes to the host as {step.wire}, expected exact")
-            source = peer if isinstance(step, Receive) else schedule.device
+            source = peer if isinstance(step, LocalReceive) else schedule.device
             if step.wire == "palette" and source != schedule.host:
                 faults.append(f"{label}: message {step.message} comes from device {source} as palette, expected that of the host only")
             if peer == schedule.device or not 0 <= peer <= schedule.host:
@@ -169,11 +169,11 @@ def check_schedule(schedule: Schedule) -> tuple[str, ...]:
     return tuple(faults)
 
 
-def _box_faults(schedule: Schedule, step: Step) -> list[str]:
+def _box_faults(schedule: Schedule, step: LocalStep) -> list[str]:
     boxed: list[tuple[int, Box | None]] = []
-    if isinstance(step, Send):
+    if isinstance(step, LocalSend):
         boxed = [(part.buffer, part.box) for part in step.parts]
-    elif isinstance(step, Join):
+    elif isinstance(step, LocalJoin):
         boxed = [(part.buffer, part.box) for part, _ in step.pieces] + [(step.output, box) for _, box in step.pieces]
     faults = []
     for buffer, box in boxed:
@@ -192,12 +192,20 @@ def box_shape(box: Box) -> tuple[int, ...]:
     return tuple(sum(stop - start for start, stop in ranges) for ranges in box)
 
 
+def index_of(box: Box | None) -> tuple[slice, ...] | None:
+    """Return the index of a region with one range per axis in a local array; None for others."""
+    if box is None or any(len(ranges) != 1 for ranges in box):
+        return None
+    return tuple(slice(*ranges[0]) for ranges in box)
+
+
 def extract(array: Array, box: Box | None) -> Array:
     """Return a region of a local array: a view where every axis has one range, else a copy."""
     if box is None:
         return array
-    if all(len(ranges) == 1 for ranges in box):
-        return array[tuple(slice(*ranges[0]) for ranges in box)]
+    index = index_of(box)
+    if index is not None:
+        return array[index]
     if prod(map(len, box)) > _MANY_SLABS:
         return array[_indices(box)]
     region = np.empty(box_shape(box), array.dtype)
@@ -231,7 +239,7 @@ def _indices(box: Box) -> tuple[Array, ...]:
     return np.ix_(*(np.concatenate([np.arange(*r) for r in ranges]) if ranges else np.arange(0) for ranges in box))
 
 
-def part_shape(spec: BufferSpec, part: Part) -> tuple[int, ...] | None:
+def part_shape(spec: BufferSpec, part: LocalPart) -> tuple[int, ...] | None:
     """Return the shape of a part, or None where only the run tells."""
     return spec.shape if part.box is None else box_shape(part.box)
 

@@ -34,10 +34,10 @@ from bbgrap.protocol.client_messages import (
     SetProfile,
 )
 from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
-from bbgrap.protocol.messages import PROTOCOL_VERSION, Buffer
+from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlClient, check_address, unavailable
-from bbgrap.transport.wakeup_queue import Mailbox
+from bbgrap.transport.wakeup_queue import WakeupQueue
 
 A = TypeVar("A")
 OnProgress = Callable[[Progress], None]
@@ -78,10 +78,10 @@ class Connection:
         self._numbers = itertools.count(1)
         self._lock = threading.Condition()
         self._leading = False
-        self._outbox: deque[list[Buffer]] = deque()
+        self._outbox: deque[list[BytesLike]] = deque()
         self._done: dict[int, FinalAnswer] = {}
         self._listeners: dict[int, OnProgress] = {}
-        self._wakeups: Mailbox[None] = Mailbox()
+        self._wakeups: WakeupQueue[None] = WakeupQueue()
         self._poller = zmq.Poller()
         self._polled: tuple[zmq.Socket[bytes] | int, ...] = ()
         self._closed = False
@@ -94,7 +94,7 @@ class Connection:
             self.close()
             raise unavailable(self.address, timeout_s) from None
         self.coordinator_version = greeting.version
-        self._control.take_shortcut(greeting.shortcut)
+        self._control.use_channel(greeting.channel)
 
     # --- what a user asks -----------------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Control connections: one ROUTER on the coordinator, one DEALER per agent or client.
 
-A message is the frames that `bbgrap.protocol.codec` makes. A client on the coordinator's machine can have a shortcut besides, which takes
-what fits (`bbgrap.transport.shortcut`). Laws: sending never waits; a peer that breaks the framing or the size limit loses its connection,
-nothing else; a socket belongs to one thread at a time.
+A message is the frames that `bbgrap.protocol.codec` makes. A client on the coordinator's machine can have a shared-memory channel besides,
+which takes what fits (`bbgrap.transport.channel`). Laws: sending never waits; a peer that breaks the framing or the size limit loses its
+connection, nothing else; a socket belongs to one thread at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import zmq
 
 from bbgrap.errors import ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
-from bbgrap.protocol.messages import Buffer
-from bbgrap.transport.shortcut import Shortcut, open_shortcut
-from bbgrap.transport.shortcuts import Shortcuts
+from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport.channel import Channel, open_channel
+from bbgrap.transport.channels import Channels
 
 DEFAULT_PORT = 7070
 _QUEUE = 10_000
@@ -38,7 +38,7 @@ def _limit(socket: zmq.Socket[bytes]) -> None:
     socket.heartbeat_timeout = 6_000
 
 
-def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> bool:
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[BytesLike]) -> bool:
     """Send a multipart message; whether there was room for it."""
     try:
         last = len(frames) - 1
@@ -50,7 +50,7 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> bool:
     return True
 
 
-def receive_frames(socket: zmq.Socket[bytes]) -> list[Buffer] | None:
+def receive_frames(socket: zmq.Socket[bytes]) -> list[BytesLike] | None:
     """Take a waiting multipart message without copying it, or None."""
     try:
         frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -83,12 +83,12 @@ class ControlServer:
                 raise UsageError(f"address {bind} is in use; is a coordinator running already? choose another port with --bind") from error
             raise UsageError(f"address {bind}: expected tcp://HOST:PORT of this machine: {error.strerror}") from error
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self.shortcuts = Shortcuts()
-        self._shortcuts_first = False
+        self.channels = Channels()
+        self._channels_first = False
 
-    def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+    def send(self, identity: bytes, frames: Sequence[BytesLike]) -> None:
         """Send a message to a peer; one to a peer that is gone is lost."""
-        if self.shortcuts.send(identity, frames):
+        if self.channels.send(identity, frames):
             return
         try:
             send_frames(self.socket, [identity, *frames])
@@ -96,21 +96,21 @@ class ControlServer:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
 
-    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+    def receive(self) -> tuple[bytes, list[BytesLike]] | None:
         """Take a waiting message, or None."""
         # In turns: whoever says much on one way must not keep those on the other from being heard.
-        self._shortcuts_first = not self._shortcuts_first
-        if self._shortcuts_first:
-            return self.shortcuts.receive() or self._receive()
-        return self._receive() or self.shortcuts.receive()
+        self._channels_first = not self._channels_first
+        if self._channels_first:
+            return self.channels.receive() or self._receive()
+        return self._receive() or self.channels.receive()
 
-    def _receive(self) -> tuple[bytes, list[Buffer]] | None:
+    def _receive(self) -> tuple[bytes, list[BytesLike]] | None:
         frames = receive_frames(self.socket)
         return None if frames is None else (bytes(frames[0]), frames[1:])
 
     def close(self) -> None:
         """Stop listening."""
-        self.shortcuts.close()
+        self.channels.close()
         self.socket.close()
 
 
@@ -130,22 +130,22 @@ class ControlClient:
         self._identity = secrets.token_bytes(15)
         self.address = address
         self.socket = self._open()
-        self.shortcut: Shortcut | None = None
+        self.channel: Channel | None = None
 
     @property
     def files(self) -> tuple[zmq.Socket[bytes] | int, ...]:
         """What to poll: a message may wait when one of them is readable."""
-        return (self.socket,) if self.shortcut is None else (self.socket, self.shortcut.fileno())
+        return (self.socket,) if self.channel is None else (self.socket, self.channel.fileno())
 
-    def take_shortcut(self, name: str) -> None:
-        """Open a shortcut to the coordinator of that name, if it is on this machine."""
-        self._leave_shortcut()
-        self.shortcut = open_shortcut(name, b"\1" + self._identity)
+    def use_channel(self, name: str) -> None:
+        """Open a channel to the coordinator of that name, if it is on this machine."""
+        self._leave_channel()
+        self.channel = open_channel(name, b"\1" + self._identity)
 
-    def _leave_shortcut(self) -> None:
-        if self.shortcut is not None:
-            self.shortcut.close()
-            self.shortcut = None
+    def _leave_channel(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
 
     def _open(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
@@ -162,27 +162,27 @@ class ControlClient:
 
     def reopen(self) -> None:
         """Replace the connection; what was queued is lost."""
-        self._leave_shortcut()
+        self._leave_channel()
         self.socket.close(0)
         self.socket = self._open()
 
-    def send(self, frames: Sequence[Buffer]) -> None:
+    def send(self, frames: Sequence[BytesLike]) -> None:
         """Send a message; with a full queue it is lost, and the protocol says it again."""
-        if self.shortcut is None or not self.shortcut.send(frames):
+        if self.channel is None or not self.channel.send(frames):
             send_frames(self.socket, frames)
 
-    def receive(self) -> list[Buffer] | None:
+    def receive(self) -> list[BytesLike] | None:
         """Take a waiting message, or None."""
         try:
-            frames = None if self.shortcut is None else self.shortcut.receive()
+            frames = None if self.channel is None else self.channel.receive()
         except (ConnectionError, RemoteProtocolError):  # the other connection says what is to be said
-            self._leave_shortcut()
+            self._leave_channel()
             frames = None
         return receive_frames(self.socket) if frames is None else frames
 
     def close(self) -> None:
         """Close the connection, after what is queued has gone out or half a second has passed."""
-        self._leave_shortcut()
+        self._leave_channel()
         self.socket.close()
 
     def __enter__(self) -> Self:

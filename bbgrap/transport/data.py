@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 
 
 class Arrival(NamedTuple):
     """A message that came: its header and payload, and the network address of the sender for log lines."""
 
-    header: Buffer
-    payload: Buffer
+    header: BytesLike
+    payload: BytesLike
     sender: str = "a peer"
 
 
-Admit = Callable[[Buffer, int], bool | memoryview]
+Admit = Callable[[BytesLike, int], bool | memoryview]
 """Whether a message with this header may have a payload of so many bytes; perhaps, memory of that size to put it in."""
 
 
@@ -40,15 +40,11 @@ class DataPlane(Protocol):
     def disconnect(self, address: str) -> None:
         """Undo one `connect`; what is queued after the last one may be lost."""
 
-    def send(self, address: str, header: Buffer, *payload: Buffer, later: bool = False) -> None:
+    def send(self, address: str, header: BytesLike, *payload: BytesLike) -> None:
         """Send a message whose payload is given in pieces; they are kept until they are sent, and must not change any more.
 
-        To an address without connection it is lost. With `later` it is of no use before the next message to that address that is sent
-        without, and may wait for it.
+        To an address without connection it is lost.
         """
-
-    def post(self, address: str, message: Buffer) -> None:
-        """Send a whole message, as `bbgrap.transport.framing.framed` makes it; it may be written again at once."""
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """Return the next message; None after the timeout (None: never; 0: at once) or a wake-up.

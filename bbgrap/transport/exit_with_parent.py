@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 
-def stop_with_parent(stop: Callable[[], None]) -> None:
+def exit_with_parent(stop: Callable[[], None]) -> None:
     """Call `stop`, from another thread, when standard input ends."""
 
     def watch() -> None:
@@ -19,4 +19,4 @@ def stop_with_parent(stop: Callable[[], None]) -> None:
             pass
         stop()
 
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()

@@ -1,7 +1,6 @@
 """Messages in a stream of bytes: the framing of the data plane over TCP, without a socket.
 
     | magic 2 | header length 2 | payload length 4 | header | payload |                    little endian
-    | magic 2 | header length 2 | payload length 4 | header | shelf's token 16 | place 8 | the payload is on a shelf
 
 Both lengths zero are a greeting: it says that the other side speaks this protocol, before its first message. Laws: what `frame_head`
 and the payload make, `Reader` takes apart, however the stream is cut; a stream that is anything else raises `RemoteProtocolError`
@@ -11,39 +10,26 @@ before more than `MAX_DATA_HEADER` bytes of it are kept; memory for a large payl
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 
 import numpy as np
 
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import Admit
-from bbgrap.transport.sealed import TOKEN_BYTES
 
 MAX_DATA_HEADER = 256
 """Bytes of a header. Chosen: those of `bbgrap.protocol.data` take 32."""
 SMALL_BYTES = 64 << 10
 """A payload up to here is taken without asking. Chosen: it holds a row of halo, and 512 strangers with one each take 32 MiB."""
 
-FromShelf = Callable[[bytes, int, int], memoryview]
-"""Returns the payload on the shelf with this token, at this place, of so many bytes; raises `RemoteProtocolError` if there is none."""
-
 _MAGIC = 0xBB67
-_ON_SHELF = 0xBB68
-_BEGINNINGS = tuple(magic.to_bytes(2, "little") for magic in (_MAGIC, _ON_SHELF))
 _HEAD = struct.Struct("<HHI")
-_PLACE = struct.Struct(f"<{TOKEN_BYTES}sQ")
 
 GREETING = _HEAD.pack(_MAGIC, 0, 0)
 
 
-def shelf_frame(header: Buffer, payload_bytes: int, token: bytes, place: int) -> bytes:
-    """Return a message whose payload is on a shelf; errors as of `frame_head`."""
-    return _HEAD.pack(_ON_SHELF, *_HEAD.unpack_from(frame_head(header, payload_bytes))[1:]) + header + _PLACE.pack(token, place)
-
-
-def frame_head(header: Buffer, payload_bytes: int) -> bytes:
+def frame_head(header: BytesLike, payload_bytes: int) -> bytes:
     """Return everything of a message that precedes its payload.
 
     Raises:
@@ -58,26 +44,14 @@ def frame_head(header: Buffer, payload_bytes: int) -> bytes:
     return _HEAD.pack(_MAGIC, len(header), payload_bytes) + header
 
 
-def framed(header: Buffer, payload_bytes: int) -> memoryview:
-    """Return a whole message, its payload all zeros and last, to be filled in place; errors as of `frame_head`."""
-    return memoryview(bytearray(frame_head(header, payload_bytes) + bytes(payload_bytes)))
-
-
-def unframed(message: Buffer) -> tuple[bytes, bytes]:
-    """Return copies of the header and the payload of a whole message."""
-    start = _HEAD.size + _HEAD.unpack_from(message)[1]
-    return bytes(message[_HEAD.size : start]), bytes(message[start:])
-
-
 class Reader:
     """The messages of one stream.
 
     Invariants: `_begun` is less than a head with its header; at most one payload is incomplete.
     """
 
-    def __init__(self, from_shelf: FromShelf | None = None) -> None:
-        """Start at the beginning of a stream; without `from_shelf` all payloads are in it."""
-        self._from_shelf = from_shelf
+    def __init__(self) -> None:
+        """Start at the beginning of a stream."""
         self.spoke = False
         """Whether the stream began as one of this protocol."""
         self._begun = b""
@@ -106,20 +80,6 @@ class Reader:
             return None
         self._payload = None
         return self._header, payload
-
-    def whole(self, chunk: memoryview) -> tuple[bytes, memoryview] | None:
-        """Take the next bytes if they are one small message, and return it; else None, they are for `feed` then.
-
-        That is what halos come as; to say so in few words is worth a part of what they cost (decision 8).
-        """
-        if self._payload is not None or self._begun or self._skip or len(chunk) <= _HEAD.size:
-            return None
-        magic, header_bytes, payload_bytes = _HEAD.unpack_from(chunk)
-        start = _HEAD.size + header_bytes
-        if magic != _MAGIC or not 0 < header_bytes <= MAX_DATA_HEADER or len(chunk) != start + payload_bytes or payload_bytes > SMALL_BYTES:
-            return None
-        self.spoke = True
-        return bytes(chunk[_HEAD.size : start]), memoryview(bytearray(chunk[start:]))
 
     def feed(self, chunk: memoryview, admit: Admit) -> list[tuple[bytes, memoryview]]:
         """Take the next bytes and return the messages that end in them; nothing of `chunk` is kept.
@@ -152,24 +112,19 @@ class Reader:
     def _begin(self, chunk: memoryview, admit: Admit, done: list[tuple[bytes, memoryview]]) -> int:
         """Read a head with its header; return how many bytes that were, 0 if they are not all there."""
         if len(chunk) < _HEAD.size:
-            if not any(head.startswith(bytes(chunk[:2])) for head in _BEGINNINGS):
+            if not GREETING.startswith(bytes(chunk[:2])):
                 raise RemoteProtocolError("data plane: expected messages of bbgrap, got other bytes")
             return 0
         magic, header_bytes, payload_bytes = _HEAD.unpack_from(chunk)
-        if magic != _MAGIC and (magic != _ON_SHELF or self._from_shelf is None):
+        if magic != _MAGIC:
             raise RemoteProtocolError("data plane: expected messages of bbgrap, got other bytes")
         if header_bytes > MAX_DATA_HEADER or payload_bytes > MAX_TENSOR_BYTES or (payload_bytes and not header_bytes):
             raise RemoteProtocolError(f"data plane: a message with {header_bytes} bytes of header and {payload_bytes} of payload")
         self.spoke = True
-        total = _HEAD.size + int(header_bytes) + (_PLACE.size if magic == _ON_SHELF else 0)
+        total = _HEAD.size + int(header_bytes)
         if len(chunk) < total:
             return 0
-        header = bytes(chunk[_HEAD.size : _HEAD.size + header_bytes])
-        if magic == _ON_SHELF and self._from_shelf is not None:
-            token, place = _PLACE.unpack_from(chunk, total - _PLACE.size)
-            message = _laid(header, self._from_shelf(token, place, payload_bytes), admit)
-            done += [] if message is None else [message]
-            return total
+        header = bytes(chunk[_HEAD.size : total])
         if payload_bytes == 0:
             if header:
                 done.append((header, memoryview(b"")))
@@ -180,12 +135,3 @@ class Reader:
             self._header, self._filled = header, 0
             self._payload = np.empty(payload_bytes, np.uint8).data if place is True else place
         return total
-
-
-def _laid(header: bytes, payload: memoryview, admit: Admit) -> tuple[bytes, memoryview] | None:
-    """Return a message whose payload is on a shelf, or None if it is not admitted."""
-    place = len(payload) <= SMALL_BYTES or admit(header, len(payload))
-    if isinstance(place, bool):
-        return (header, payload) if place else None
-    np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(payload, np.uint8))
-    return header, place

@@ -6,26 +6,25 @@ import itertools
 import queue
 from collections import Counter
 
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import Admit, Arrival
-from bbgrap.transport.framing import unframed
 
 
 class InprocNetwork:
     """What connects the data planes of one test.
 
-    Invariants: `mailboxes` holds the planes that are not closed.
+    Invariants: `queues` holds the planes that are not closed.
     """
 
     def __init__(self) -> None:
         """Start empty."""
-        self.mailboxes: dict[str, queue.SimpleQueue[Arrival | None]] = {}
+        self.queues: dict[str, queue.SimpleQueue[Arrival | None]] = {}
         self._numbers = itertools.count()
 
     def plane(self) -> InprocDataPlane:
         """Open a new data plane."""
         address = f"inproc://{next(self._numbers)}"
-        self.mailboxes[address] = queue.SimpleQueue()
+        self.queues[address] = queue.SimpleQueue()
         return InprocDataPlane(self, address)
 
 
@@ -37,7 +36,7 @@ class InprocDataPlane:
         self.address = address
         self.admit: Admit = lambda header, size: True
         self._network = network
-        self._mailbox = network.mailboxes[address]
+        self._queue = network.queues[address]
         self._users: Counter[str] = Counter()
 
     def connect(self, address: str) -> None:
@@ -49,29 +48,24 @@ class InprocDataPlane:
         if self._users[address]:
             self._users[address] -= 1
 
-    def send(self, address: str, header: Buffer, *payload: Buffer, later: bool = False) -> None:
-        """See `DataPlane.send`; nothing waits for what is sent later."""
-        del later
-        mailbox = self._network.mailboxes.get(address)
-        if self._users[address] and mailbox is not None:
-            mailbox.put(Arrival(header, b"".join(payload)))
-
-    def post(self, address: str, message: Buffer) -> None:
-        """See `DataPlane.post`."""
-        self.send(address, *unframed(message))
+    def send(self, address: str, header: BytesLike, *payload: BytesLike) -> None:
+        """See `DataPlane.send`."""
+        theirs = self._network.queues.get(address)
+        if self._users[address] and theirs is not None:
+            theirs.put(Arrival(header, b"".join(payload)))
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """See `DataPlane.receive`; it never waits busily."""
         del spin_s
         try:
-            return self._mailbox.get_nowait() if timeout_s == 0 else self._mailbox.get(timeout=timeout_s)
+            return self._queue.get_nowait() if timeout_s == 0 else self._queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def wake(self) -> None:
         """See `DataPlane.wake`."""
-        self._mailbox.put(None)
+        self._queue.put(None)
 
     def close(self) -> None:
         """See `DataPlane.close`."""
-        self._network.mailboxes.pop(self.address, None)
+        self._network.queues.pop(self.address, None)

@@ -1,14 +1,11 @@
 """The sending half of the data plane over TCP.
 
-    send, post ── connection free? ── sendmsg, send ──► network
-                      └── no ──► backlog ── postman's thread ──► network
+    send ── connection free? ── sendmsg ──► network
+                └── no ──► backlog ── writer thread ──► network
 
 Whoever sends writes into the connection itself, so the usual message costs one system call and no change of threads. What the network
-does not take at once, the postman sends; it also opens connections and opens broken ones anew. Nothing is copied, except onto shelves of
-this machine's processes (`bbgrap.transport.shelf`), and what is left of posted messages: only these may be written again. What may leave
-later lies on its shelf, untold, until the next message to its receiver: to be told wakes that, perhaps on the core that goes on computing
-here. Laws: messages to one address leave in order; a message that was sent in part when its connection broke is sent again from its
-beginning.
+does not take at once, the writer thread sends; it also opens connections and opens broken ones anew. Nothing is copied. Laws: messages to
+one address leave in order; a message that was sent in part when its connection broke is sent again from its beginning.
 """
 
 from __future__ import annotations
@@ -21,10 +18,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bbgrap.protocol.messages import Buffer
-from bbgrap.transport.framing import GREETING, SMALL_BYTES, frame_head, shelf_frame
-from bbgrap.transport.shelf import Shelf, offer_shelf
-from bbgrap.transport.wakeup_queue import Mailbox
+from bbgrap.protocol.addresses import split_address
+from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport.framing import GREETING, frame_head
+from bbgrap.transport.wakeup_queue import WakeupQueue
 
 _LINGER_S = 0.2
 _FIRST_RETRY_S = 0.05
@@ -33,22 +30,12 @@ _MOST_PIECES = 512
 """Linux takes 1,024 pieces in one call."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Laid:
-    """A message on a shelf, and the frame that tells its receiver."""
-
-    place: int
-    frame: bytes
-    pieces: Sequence[Buffer]
-
-
 @dataclass(slots=True, eq=False)
 class _Peer:
     """Another data plane.
 
-    Invariants: `ready` means that `socket` is connected; `shelf` belongs to this connection, and nothing in `backlog` is on it; `offset`
-    bytes of the first message in `backlog` have been sent; while something is `untold`, `backlog` is empty; `watched` are the events of
-    the socket that the selector looks for.
+    Invariants: `ready` means that `socket` is connected; `offset` bytes of the first message in `backlog` have been sent; `watched` are
+    the events of the socket that the selector looks for.
     """
 
     address: str
@@ -56,9 +43,7 @@ class _Peer:
     socket: socket.socket | None = None
     ready: bool = False
     broken: bool = False
-    shelf: Shelf | None = None
-    backlog: deque[Sequence[Buffer]] = field(default_factory=deque)
-    untold: list[_Laid] = field(default_factory=list)
+    backlog: deque[Sequence[BytesLike]] = field(default_factory=deque)
     offset: int = 0
     due: float = 0.0
     retry_s: float = _FIRST_RETRY_S
@@ -68,17 +53,16 @@ class _Peer:
 class Outbox:
     """Connections to other data planes.
 
-    Invariants: peers are used under `_lock`, except those without connection, which the postman's thread alone opens; it alone uses the
+    Invariants: peers are used under `_lock`, except those without connection, which the writer thread alone opens; it alone uses the
     selector.
     """
 
-    def __init__(self, *, shelves: bool = False) -> None:
-        """Start without connections; with `shelves` large payloads for processes of this machine are laid on shelves, if they have some."""
-        self._shelves = shelves
+    def __init__(self) -> None:
+        """Start without connections."""
         self._peers: dict[str, _Peer] = {}
         self._gone: list[_Peer] = []
         self._lock = threading.Lock()
-        self._calls: Mailbox[None] = Mailbox()
+        self._calls: WakeupQueue[None] = WakeupQueue()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
         self._closing = False
@@ -93,7 +77,7 @@ class Outbox:
                 return
             self._peers[address] = _Peer(address)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="postman", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
             self._thread.start()
         self._calls.put(None)
 
@@ -111,46 +95,24 @@ class Outbox:
             self._gone.append(peer)
         self._calls.put(None)
 
-    def send(self, address: str, header: Buffer, payload: Sequence[Buffer], *, later: bool = False) -> None:
-        """Send a message, now or as soon as the network takes it; with `later`, with the next one if that costs nothing."""
+    def send(self, address: str, header: BytesLike, payload: Sequence[BytesLike]) -> None:
+        """Send a message, now or as soon as the network takes it."""
         peer = self._peers.get(address)
         if peer is None:
             return
         total = sum(map(len, payload))
         pieces = [frame_head(header, total), *payload]
         with self._lock:
-            if peer.ready and not peer.backlog and total > SMALL_BYTES and _lay_down(peer, header, pieces, total):
-                if later or _tell(peer):
-                    return
-            else:
-                sent = _write(peer, pieces) if peer.ready and _tell(peer) and not peer.backlog else 0
-                if sent == len(pieces[0]) + total:
-                    return
-                self._keep(peer, pieces, sent)
-        self._calls.put(None)
-
-    def post(self, address: str, message: Buffer) -> None:
-        """Send a whole message, now or as soon as the network takes it; it may be written again at once."""
-        peer = self._peers.get(address)
-        if peer is None:
-            return
-        with self._lock:
-            sent = 0
-            if peer.ready and _tell(peer) and not peer.backlog and peer.socket is not None:
-                try:
-                    sent = peer.socket.send(message)
-                except OSError as error:
-                    _give_up(peer, error)
-                if sent == len(message):
-                    return
-            self._keep(peer, (bytes(message),), sent)
+            sent = _write(peer, pieces) if peer.ready and not peer.backlog else 0
+            if sent == len(pieces[0]) + total:
+                return
+            if not peer.backlog:
+                peer.offset = sent
+            peer.backlog.append(pieces)
         self._calls.put(None)
 
     def close(self) -> None:
         """Close all connections, after a fraction of a second at most."""
-        with self._lock:
-            for peer in self._peers.values():
-                _tell(peer)
         self._closing = True
         self._calls.put(None)
         if self._thread is not None:
@@ -158,20 +120,11 @@ class Outbox:
         for peer in (*self._peers.values(), *self._gone):
             if peer.socket is not None:
                 peer.socket.close()
-            if peer.shelf is not None:
-                peer.shelf.close()
         self._peers = {}
         self._selector.close()
         self._calls.close()
 
-    @staticmethod
-    def _keep(peer: _Peer, pieces: Sequence[Buffer], sent: int) -> None:
-        """Leave a message to the postman; some bytes of it may have been sent, if nothing was waiting or untold."""
-        _take_back(peer)  # a broken connection is shut a little later, and what lies on its shelf is older
-        peer.backlog.append(pieces)
-        peer.offset = sent if len(peer.backlog) == 1 else peer.offset
-
-    # --- the postman's thread -------------------------------------------------------------------------------------------------------
+    # --- the writer thread ------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         last = float("inf")
@@ -222,7 +175,7 @@ class Outbox:
             return
         peer.due = time.monotonic() + peer.retry_s
         peer.retry_s = min(2 * peer.retry_s, _LAST_RETRY_S)
-        host, _, port = peer.address.removeprefix("tcp://").rpartition(":")
+        host, port = split_address(peer.address)
         connection = None
         try:
             family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
@@ -246,7 +199,6 @@ class Outbox:
             if not peer.ready:
                 peer.ready, peer.retry_s = True, _FIRST_RETRY_S
                 peer.backlog.appendleft([GREETING])
-                peer.shelf = offer_shelf(peer.socket) if self._shelves else None
             while peer.backlog:
                 rest = _rest(peer.backlog[0], peer.offset)
                 sent = _write(peer, rest)
@@ -261,66 +213,25 @@ class Outbox:
             if peer.watched:
                 self._selector.unregister(peer.socket)
             peer.socket.close()
-        _take_back(peer)
-        if peer.shelf is not None:
-            peer.shelf.close()
-        peer.shelf = None
         peer.socket, peer.ready, peer.broken, peer.watched, peer.offset = None, False, False, 0, 0
 
 
-def _write(peer: _Peer, pieces: Sequence[Buffer]) -> int:
+def _write(peer: _Peer, pieces: Sequence[BytesLike]) -> int:
     """Write what the network takes at once; a broken connection takes nothing."""
     if peer.socket is None or peer.broken:
         return 0
     try:
         return peer.socket.sendmsg(pieces[:_MOST_PIECES])
-    except OSError as error:
-        _give_up(peer, error)
+    except BlockingIOError:
+        return 0
+    except OSError:  # it is opened anew
+        peer.broken, peer.ready = True, False
         return 0
 
 
-def _give_up(peer: _Peer, error: OSError) -> None:
-    """Have the connection opened anew, unless it is only full."""
-    if not isinstance(error, BlockingIOError):
-        peer.broken, peer.ready = True, False
-
-
-def _lay_down(peer: _Peer, header: Buffer, pieces: Sequence[Buffer], total: int) -> bool:
-    """Lay the payload of a message, all pieces but the first, on the receiver's shelf, untold; False if it must go another way."""
-    place = None if peer.shelf is None else peer.shelf.put(pieces[1:], total)
-    if peer.shelf is None or place is None:
-        return False
-    peer.untold.append(_Laid(place, shelf_frame(header, total, peer.shelf.token, place), pieces))
-    return True
-
-
-def _tell(peer: _Peer) -> bool:
-    """Tell the receiver of what lies on its shelf; False if some of that has to be sent again, in the backlog."""
-    if not peer.untold:
-        return True
-    sent = _write(peer, [b"".join(laid.frame for laid in peer.untold)])
-    while peer.untold and sent >= len(peer.untold[0].frame):
-        sent -= len(peer.untold.pop(0).frame)
-    if not peer.untold:
-        return True
-    if sent:  # nothing else may follow a part of a frame
-        peer.broken, peer.ready = True, False
-    _take_back(peer)
-    return False
-
-
-def _take_back(peer: _Peer) -> None:
-    """Have what was laid down and not told of sent another way."""
-    for laid in peer.untold:
-        if peer.shelf is not None:
-            peer.shelf.take_back(laid.place)
-        peer.backlog.append(laid.pieces)
-    peer.untold.clear()
-
-
-def _rest(pieces: Sequence[Buffer], offset: int) -> list[Buffer]:
+def _rest(pieces: Sequence[BytesLike], offset: int) -> list[BytesLike]:
     """Return what is left of a message of which `offset` bytes have been sent."""
-    rest: list[Buffer] = []
+    rest: list[BytesLike] = []
     for piece in pieces:
         if offset >= len(piece):
             offset -= len(piece)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bbgrap.protocol.data import Frame, Kind
-from bbgrap.protocol.messages import Buffer, Peer
+from bbgrap.protocol.messages import BytesLike, Peer
 from bbgrap.transport.data import DataPlane
 
 MAX_PONG_BYTES = 4 << 20
@@ -33,7 +33,7 @@ class PingAnswers:
         for address in self._addresses:
             self._plane.connect(address)
 
-    def answer(self, ping: Frame, payload: Buffer) -> None:
+    def answer(self, ping: Frame, payload: BytesLike) -> None:
         """Answer a `PING` with as many bytes as it asks for, if the address in its payload may ask."""
         address = bytes(payload[:256]).decode("ascii", "replace")
         if address in self._addresses:

@@ -1,9 +1,7 @@
 """The data plane over plain TCP: one connection per direction and pair of devices.
 
-    Outbox ──► connections to others          the sender's thread, and a postman for what the network does not take at once
+    Outbox ──► connections to others          the sender's thread, and a writer thread for what the network does not take at once
     connections of others ──► receive()       the receiver's thread
-
-Large payloads between two processes of one machine are laid on shelves (`bbgrap.transport.shelf`), if both want that.
 
 Of a large payload the system tells only when a good piece of it is there: each look would take its core from a kernel. And it takes in what
 comes for somebody who computes: without being told that much is wanted, Linux stops to acknowledge what nobody reads (decision 23).
@@ -23,19 +21,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bbgrap.errors import RemoteProtocolError, UsageError
-from bbgrap.protocol.messages import Buffer
+from bbgrap.protocol.addresses import split_address
+from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Admit, Arrival
 from bbgrap.transport.framing import Reader
 from bbgrap.transport.outbox import Outbox, detect_silence
-from bbgrap.transport.shelf import Shelves
-from bbgrap.transport.wakeup_queue import Mailbox
+from bbgrap.transport.wakeup_queue import WakeupQueue
 
 MAX_CONNECTIONS = 512
 """Incoming connections. Chosen: one per device of the largest clusters we know, several times over."""
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 _CHUNK_BYTES = 64 << 10
-_MOST_REPEATS = 8
-"""Times that one connection is read before all are looked at: chosen."""
 _PIECE_BYTES = 256 << 10
 """Of a large payload that the system tells of at once: 2 ms at 1 Gbit/s, and copied in 0.03 ms. Chosen."""
 _UNREAD_BYTES = 4 << 20
@@ -62,10 +58,8 @@ class TcpDataPlane:
     the selector looks for all of them; those that `_bring_much` have brought a large payload.
     """
 
-    def __init__(self, bind: str, advertise: str, *, computes: bool = False, shelves: bool = False) -> None:
+    def __init__(self, bind: str, advertise: str, *, computes: bool = False) -> None:
         """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all); `advertise` is the host others use.
-
-        With `shelves` large payloads from and to this machine's processes do not go through the network's buffers.
 
         `computes` is for those who do other things between calls of `receive`, and do not poll `fileno`.
 
@@ -73,41 +67,35 @@ class TcpDataPlane:
             UsageError: if the address cannot be listened on.
         """
         self._listener = _listen(bind)
-        listens_at, port = self._listener.getsockname()[:2]
+        port = self._listener.getsockname()[1]
         self.address = f"tcp://{advertise}:{port}"
         self.admit: Admit = lambda header, size: True
-        self._outbox = Outbox(shelves=shelves)
-        self.connect, self.disconnect, self.post = self._outbox.connect, self._outbox.disconnect, self._outbox.post
-        self._calls: Mailbox[None] = Mailbox()
+        self._outbox = Outbox()
+        self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
+        self._calls: WakeupQueue[None] = WakeupQueue()
         self._wake_lock = threading.Lock()
         self._closed = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
-        self._shelves = Shelves("" if listens_at in _EVERYWHERE else listens_at, port) if shelves else None
-        if self._shelves is not None:
-            self._selector.register(self._shelves, selectors.EVENT_READ)
         self._callers: dict[_Caller, None] = {}
         self._computes = computes
         self._bring_much: dict[_Caller, None] = {}
         self._arrived: deque[Arrival] = deque()
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
-        self._complained: set[str] = set()
-        self._last: _Caller | None = None
-        """Who spoke last, and is still connected."""
-        self._repeats = 0
+        self._complaints = Complaints(_log)
 
     def fileno(self) -> int:
         """A file descriptor that is readable when there is something to receive; for a poller."""
         return self._selector.fileno()
 
-    def send(self, address: str, header: Buffer, *payload: Buffer, later: bool = False) -> None:
+    def send(self, address: str, header: BytesLike, *payload: BytesLike) -> None:
         """See `DataPlane.send`."""
-        self._outbox.send(address, header, payload, later=later)
+        self._outbox.send(address, header, payload)
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """See `DataPlane.receive`."""
-        if not self._arrived and not self._hears_again():
+        if not self._arrived:
             self._wait(timeout_s, spin_s)
         if not self._arrived:
             return None
@@ -129,8 +117,6 @@ class TcpDataPlane:
         for caller in self._callers:
             caller.socket.close()
         self._listener.close()
-        if self._shelves is not None:
-            self._shelves.close()
         self._selector.close()
         self._calls.close()
 
@@ -145,40 +131,18 @@ class TcpDataPlane:
             if self._read(self._selector.select(0 if elapsed < spin_s else rest)) or rest == 0:
                 return
 
-    def _hears_again(self) -> bool:
-        """Read from whoever spoke last, without asking who speaks, for a few times; return whether there is a message now.
-
-        A machine has few neighbours, and waits for one of them at a time. The rest of a large payload is waited for.
-        """
-        if self._last is None or self._last.least > 1 or self._repeats >= _MOST_REPEATS:
-            self._repeats = 0
-            return False
-        self._repeats += 1
-        self._hear(self._last)
-        return bool(self._arrived)
-
     def _read(self, ready: list[tuple[selectors.SelectorKey, int]]) -> bool:
         """Read what is there; return whether somebody called `wake`."""
         woken = False
         for key, _ in ready:
             if key.data is not None:
-                self._last = key.data if key.data in self._callers else None
                 self._hear(key.data)
             elif key.fileobj is self._listener:
                 self._accept()
-            elif key.fileobj is self._shelves:
-                self._attend_shelves()
             else:
                 self._calls.take()
                 woken = True
         return woken
-
-    def _attend_shelves(self) -> None:
-        """Look after the shelves, but first hear everybody: who has ended may have laid something down before."""
-        for caller in list(self._callers):
-            self._hear(caller)
-        if self._shelves is not None:
-            self._shelves.attend()
 
     def _hear(self, caller: _Caller) -> None:
         """Read a chunk, or as much of a large payload as is there."""
@@ -189,13 +153,12 @@ class TcpDataPlane:
             if count == 0:
                 self._hang_up(caller)
                 return
-            message = reader.whole(self._chunk[:count]) if room is None else reader.filled(count)
-            if message is not None:
-                self._arrived.append(Arrival(*message, caller.host))
-            elif room is None:
+            if room is None:
                 self._arrived.extend(Arrival(*each, caller.host) for each in reader.feed(self._chunk[:count], self.admit))
                 if reader.missing:
                     self._bring_much[caller] = None
+            elif (message := reader.filled(count)) is not None:
+                self._arrived.append(Arrival(*message, caller.host))
             if caller in self._bring_much:
                 _tell_of_pieces(caller)
         except BlockingIOError:
@@ -203,7 +166,7 @@ class TcpDataPlane:
         except OSError:
             self._hang_up(caller)
         except RemoteProtocolError as error:
-            self._complain(caller.host, f"{error}; the connection is closed")
+            self._complaints.about(caller.host, f"{error}; the connection is closed")
             self._hang_up(caller)
 
     def _accept(self) -> None:
@@ -214,30 +177,23 @@ class TcpDataPlane:
         if len(self._callers) >= MAX_CONNECTIONS:
             # Those that have not even greeted go first.
             stranger = next((caller for caller in self._callers if not caller.reader.spoke), None)
-            self._complain(str(address[0]), f"data plane: {MAX_CONNECTIONS} connections are open, the most there may be")
+            self._complaints.about(str(address[0]), f"data plane: {MAX_CONNECTIONS} connections are open, the most there may be")
             if stranger is None:
                 connection.close()
                 return
             self._hang_up(stranger)
         connection.setblocking(False)
         detect_silence(connection)
-        reader = Reader(None if self._shelves is None else self._shelves.payload)
-        caller = _Caller(connection, str(address[0]), reader)
+        caller = _Caller(connection, str(address[0]), Reader())
         self._callers[caller] = None
         self._selector.register(connection, selectors.EVENT_READ, caller)
 
     def _hang_up(self, caller: _Caller) -> None:
         if caller in self._callers:
             del self._callers[caller]
-            self._last = None if self._last is caller else self._last
             self._bring_much.pop(caller, None)
             self._selector.unregister(caller.socket)
             caller.socket.close()
-
-    def _complain(self, host: str, text: str) -> None:
-        if host not in self._complained and len(self._complained) < 1000:
-            self._complained.add(host)
-            _log.warning("%s: %s", host, text)
 
 
 def _tell_at(caller: _Caller, least: int) -> None:
@@ -254,7 +210,7 @@ def _tell_of_pieces(caller: _Caller) -> None:
 
 
 def _listen(bind: str) -> socket.socket:
-    host, _, port = bind.removeprefix("tcp://").rpartition(":")
+    host, port = split_address(bind)
     host = "" if host == "*" else host.strip("[]")
     if not port.isdigit() or int(port) > 65535:
         raise UsageError(f"data address {bind}: expected tcp://HOST:PORT; choose another port with --data-port")

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Mailbox(Generic[T]):
+class WakeupQueue(Generic[T]):
     """A queue whose `fileno` is readable while something is in it.
 
     Invariants: items come out in the order they went in; `put` may be called from any thread and from signal handlers.

@@ -20,12 +20,13 @@ from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.data import Frame, Kind, pack_clock
-from bbgrap.protocol.message_layout import Letter, letters_received, letters_sent, pack, unpack
-from bbgrap.protocol.messages import Buffer, Peer, TensorHeader
+from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
+from bbgrap.protocol.messages import BytesLike, Peer, TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.runtime.execution import Copies, Empty, Execution
 from bbgrap.runtime.recording import RecordedExecution, labels_of
-from bbgrap.runtime.schedule import Join, Receive, Schedule, Send
+from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalSend, Schedule
+from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import PingAnswers
 
@@ -42,8 +43,8 @@ _log = logging.getLogger("bbgrap.coordinator")
 class _Deployment:
     schedule: Schedule
     addresses: dict[int, str]
-    received: dict[int, Letter]
-    sent: dict[int, Letter]
+    received: dict[int, MessageLayout]
+    sent: dict[int, MessageLayout]
     bare: tuple[int, ...]
     """Devices that take part and get no input."""
     copies: Copies
@@ -73,15 +74,15 @@ class Host:
         plane.admit = self._admits
         self._deployments: dict[int, _Deployment] = {}
         self._running: dict[int, _Running] = {}
-        self._complained: set[str] = set()
+        self._complaints = Complaints(_log)
 
     def install(self, deploy: HostDeploy) -> None:
         """Connect to the devices of a deployment."""
         addresses = {peer.device: peer.address for peer in deploy.peers}
-        sent = dict(letters_sent(deploy.schedule))
-        fed = {letter.peer for letter in sent.values()}
+        sent = dict(layouts_sent(deploy.schedule))
+        fed = {layout.peer for layout in sent.values()}
         bare = tuple(device for device in sorted(addresses) if device not in fed)
-        received = dict(letters_received(deploy.schedule))
+        received = dict(layouts_received(deploy.schedule))
         whole = _whole(deploy.schedule)
         self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, received, sent, bare, Copies(deploy.schedule), whole)
         for address in addresses.values():
@@ -140,26 +141,24 @@ class Host:
             running = self._running.get(frame.request)
             if frame.kind is not Kind.DATA or running is None or running.epoch != frame.epoch:
                 return None
-            letter = running.deployment.received.get(frame.message)
-            if letter is None or letter.peer != frame.source:
+            layout = running.deployment.received.get(frame.message)
+            if layout is None or layout.peer != frame.source:
                 raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
-            running.execution.deliver(frame.message, unpack(letter, arrival.payload))
+            running.execution.deliver(frame.message, unpack(layout, arrival.payload))
         except RemoteProtocolError as error:
-            if arrival.sender not in self._complained and len(self._complained) < 1000:
-                self._complained.add(arrival.sender)
-                _log.warning("dropping messages of %s: %s", arrival.sender, error)
+            self._complaints.about(arrival.sender, f"messages are dropped: {error}")
             return None
         return self._advance(frame.request, running)
 
-    def _admits(self, header: Buffer, size: int) -> bool | memoryview:
+    def _admits(self, header: BytesLike, size: int) -> bool | memoryview:
         """Whether a large payload belongs to a request that runs, and where to put it if it is an answer already."""
         try:
             frame = Frame.parse(header)
         except RemoteProtocolError:
             return False
         running = self._running.get(frame.request)
-        letter = None if running is None or running.epoch != frame.epoch else running.deployment.received.get(frame.message)
-        if running is None or letter is None or letter.peer != frame.source or not letter.admits(size):
+        layout = None if running is None or running.epoch != frame.epoch else running.deployment.received.get(frame.message)
+        if running is None or layout is None or layout.peer != frame.source or not layout.admits(size):
             return False
         return (frame.message in running.deployment.whole and self._memory(running.client, size)) or True
 
@@ -176,13 +175,13 @@ class Host:
     def _advance(self, request: int, running: _Running) -> RequestDone | RequestBroke | None:
         deployment, schedule = running.deployment, running.deployment.schedule
 
-        def outbox(step: Send, arrays: Mapping[int, Array]) -> None:
+        def send(step: LocalSend, arrays: Mapping[int, Array]) -> None:
             header = Frame(Kind.DATA, schedule.device, running.epoch, request, step.message).to_bytes()
             parts = deployment.copies.sent(step, arrays)
             self._plane.send(deployment.addresses[step.destination], header, *pack(deployment.sent[step.message], parts))
 
         try:
-            if not running.execution.advance(_no_kernel, outbox):
+            if not running.execution.advance(_no_kernel, send):
                 return None
             results = running.execution.results()
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
@@ -210,9 +209,11 @@ def _whole(schedule: Schedule) -> frozenset[int]:
     """Return the messages whose parts are results, under their own name or another."""
     results = set(schedule.results)
     for step in schedule.steps:
-        if isinstance(step, Join) and step.output in results and len(step.pieces) == 1 and step.pieces[0][1] is None:
+        if isinstance(step, LocalJoin) and step.output in results and len(step.pieces) == 1 and step.pieces[0][1] is None:
             results.add(step.pieces[0][0].buffer)
-    return frozenset(s.message for s in schedule.steps if isinstance(s, Receive) and s.wire == "exact" and results.issuperset(s.buffers))
+    return frozenset(
+        s.message for s in schedule.steps if isinstance(s, LocalReceive) and s.wire == "exact" and results.issuperset(s.buffers)
+    )
 
 
 def _no_kernel(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:

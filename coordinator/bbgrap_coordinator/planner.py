@@ -17,7 +17,7 @@ from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.prepare import prepare
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
-from bbgrap.transport.exit_with_parent import stop_with_parent
+from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap_coordinator.planning import Job, Packed, pack
 
 FIRST_TO_GO = "500"
@@ -26,7 +26,7 @@ FIRST_TO_GO = "500"
 
 def main() -> None:
     """Plan until the coordinator ends."""
-    stop_with_parent(lambda: os._exit(0))  # in the middle of a plan, too
+    exit_with_parent(lambda: os._exit(0))  # in the middle of a plan, too
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
     channel = Connection(int(sys.argv[1]))

@@ -42,9 +42,10 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Failed, Fault, StillWorking
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import Deploy, DeploymentFailed
+from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
-from bbgrap.transport.wakeup_queue import Mailbox
+from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore
 
@@ -77,10 +78,10 @@ class Server:
         self._machine = machine
         self._models = models
         self._prepare = prepare
-        self._host = Host(plane, control.shortcuts.memory)
-        self._events: Mailbox[Event | None] = Mailbox()
+        self._host = Host(plane, control.channels.memory)
+        self._events: WakeupQueue[Event | None] = WakeupQueue()
         self._planner = ThreadPoolExecutor(1, "planner")
-        self._complained: set[bytes] = set()
+        self._complaints = Complaints(_log)
         self._stopped = False
 
     def stop(self) -> None:
@@ -93,13 +94,13 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._plane.fileno(), zmq.POLLIN)
         poller.register(self._control.socket, zmq.POLLIN)
-        poller.register(self._control.shortcuts.fileno(), zmq.POLLIN)
+        poller.register(self._control.channels.fileno(), zmq.POLLIN)
         poller.register(self._events.fileno(), zmq.POLLIN)
         due, more = time.monotonic() + _TICK_S, False
         while not self._stopped:
             ready = dict(poller.poll(0 if more else max(0, ceil((due - time.monotonic()) * 1000))))
             more = (more or self._plane.fileno() in ready) and self._take_data()
-            told = self._control.socket in ready or self._control.shortcuts.fileno() in ready
+            told = self._control.socket in ready or self._control.channels.fileno() in ready
             more = (told and self._take_control()) or more
             if self._events.fileno() in ready:
                 for event in self._events.take():
@@ -108,7 +109,7 @@ class Server:
             now = time.monotonic()
             if not more and now >= due and not (more := self._take_control()):
                 self._handle(Tick(), now)
-                self._control.shortcuts.give_back()
+                self._control.channels.give_back()
                 due = time.monotonic() + _TICK_S
         self._planner.shutdown(wait=False, cancel_futures=True)
         self._plane.close()
@@ -133,9 +134,7 @@ class Server:
             try:
                 self._handle(FromPeer(identity, TO_COORDINATOR.decode(frames)))
             except RemoteProtocolError as error:
-                if identity not in self._complained and len(self._complained) < 1000:
-                    self._complained.add(identity)
-                    _log.warning("dropping messages of %s: %s", identity.hex()[:12], error)
+                self._complaints.about(identity.hex()[:12], f"messages are dropped: {error}")
         return True
 
     def _handle(self, event: Event, now: float | None = None) -> None:

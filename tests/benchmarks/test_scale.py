@@ -12,8 +12,8 @@ from bbgrap import zoo
 from bbgrap.cluster.types import LOCAL, NodeProfile
 from bbgrap.costmodel.clock import Await, Post, Work
 from bbgrap.engine.prepare import prepare
-from bbgrap.protocol.message_layout import letters_sent
-from bbgrap.runtime.schedule import Join, Receive, Run, Send
+from bbgrap.protocol.message_layout import layouts_sent
+from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalRun, LocalSend
 from benchmarks import scale
 from benchmarks.device_times import Stopwatch, Walk
 from benchmarks.network import ModelAt, parse_planner
@@ -44,22 +44,22 @@ def test_a_walk_becomes_acts(tmp_path):
     walk = watch.device(device, artifacts.weights)()
     host = watch.host(artifacts.host, [np.zeros(shape, np.float32)])()
     for found, schedule in ((walk, device.schedule), (host, artifacts.host)):
-        assert len(found.seconds) == len(found.schedule.steps) + kinds(found)[Receive]
+        assert len(found.seconds) == len(found.schedule.steps) + kinds(found)[LocalReceive]
         assert all(seconds > 0 for seconds in found.seconds)
         # compiling adds joins, and changes nothing that others see
-        assert kinds(found)[Run] == sum(isinstance(step, Run) for step in schedule.steps)
-        assert kinds(found)[Send] == sum(isinstance(step, Send) for step in schedule.steps)
+        assert kinds(found)[LocalRun] == sum(isinstance(step, LocalRun) for step in schedule.steps)
+        assert kinds(found)[LocalSend] == sum(isinstance(step, LocalSend) for step in schedule.steps)
     sizes = {
-        m: letter.nbytes for s in (device.schedule, artifacts.devices[1].schedule, artifacts.host) for m, letter in letters_sent(s).items()
+        m: layout.nbytes for s in (device.schedule, artifacts.devices[1].schedule, artifacts.host) for m, layout in layouts_sent(s).items()
     }
     acts = Counter(type(act) for act in walk.acts(sizes))
-    assert acts[Post] == kinds(walk)[Send]
-    assert acts[Await] == kinds(walk)[Receive]
+    assert acts[Post] == kinds(walk)[LocalSend]
+    assert acts[Await] == kinds(walk)[LocalReceive]
     assert acts[Work] == len(walk.seconds)
 
 
 def kinds(walk: Walk) -> Counter:
-    return Counter(type(step) for step in walk.schedule.steps if not isinstance(step, Join))
+    return Counter(type(step) for step in walk.schedule.steps if not isinstance(step, LocalJoin))
 
 
 def test_a_simulation_has_a_row_per_case():

@@ -24,7 +24,7 @@ from bbgrap.errors import PlanError
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
-from bbgrap.runtime.schedule import Box, BufferSpec, Join, Part, Receive, Run, Schedule, Send, Step
+from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
 
 OPSET = 17
 WEIGHT_ELEMENTS = int(os.environ.get("TINY_WEIGHT", "1024"))
@@ -119,15 +119,15 @@ def whole(devices: int, rows: int, device: int) -> Artifacts:
 def _over(bounds: list[int]) -> Artifacts:
     devices, rows = len(bounds) - 1, bounds[-1]
     parts, weights = [], dict[str, Array]()
-    host_steps: list[Step] = []
+    host_steps: list[LocalStep] = []
     working = [device for device in range(devices) if bounds[device + 1] > bounds[device]]
     for device in range(devices):
         part, own = _device(device, devices, bounds) if device in working else (DeviceArtifacts(Schedule(device, devices, (), ()), ()), {})
         parts.append(part)
         weights |= own
-    host_steps += [Send(d, d, (Part(0, _padded_box(bounds, d, rows)),)) for d in working]
-    host_steps += [Receive(100 + d, d, (1 + d,)) for d in working]
-    host_steps.append(Join(devices + 1, tuple((Part(1 + d, None), _box((bounds[d], bounds[d + 1]))) for d in working)))
+    host_steps += [LocalSend(d, d, (LocalPart(0, _padded_box(bounds, d, rows)),)) for d in working]
+    host_steps += [LocalReceive(100 + d, d, (1 + d,)) for d in working]
+    host_steps.append(LocalJoin(devices + 1, tuple((LocalPart(1 + d, None), _box((bounds[d], bounds[d + 1]))) for d in working)))
     pieces = tuple(BufferSpec(f"y{d}", DType.FLOAT, (bounds[d + 1] - bounds[d], 4)) for d in range(devices))
     buffers = (BufferSpec("x", DType.FLOAT, (rows, 4)), *pieces, BufferSpec("y", DType.FLOAT, (rows, 4)))
     return Artifacts(tuple(parts), Schedule(devices, devices, buffers, tuple(host_steps), (0,), (devices + 1,)), weights)
@@ -158,23 +158,23 @@ def _device(device: int, devices: int, bounds: list[int]) -> tuple[DeviceArtifac
         BufferSpec("y", DType.FLOAT, (rows, 4)),
         BufferSpec("zero", DType.FLOAT, (1, 4)),
     ]
-    steps: list[Step] = [Receive(device, devices, (0,)), Run(2, (0,), (7,))]
-    edge = [] if above else [(Part(7, None), _box((0, 1)))]
-    edge += [] if below else [(Part(7, None), _box((rows + 1, rows + 2)))]
+    steps: list[LocalStep] = [LocalReceive(device, devices, (0,)), LocalRun(2, (0,), (7,))]
+    edge = [] if above else [(LocalPart(7, None), _box((0, 1)))]
+    edge += [] if below else [(LocalPart(7, None), _box((rows + 1, rows + 2)))]
     start = 0 if above else 1
-    steps.append(Join(1, ((Part(0, None), _box((start, start + rows + above + below))), *edge)))
-    steps.append(Run(0, (1,), (2,)))
+    steps.append(LocalJoin(1, ((LocalPart(0, None), _box((start, start + rows + above + below))), *edge)))
+    steps.append(LocalRun(0, (1,), (2,)))
     if above:
-        steps.append(Send(200 + device, device - 1, (Part(2, _box((0, 1))),)))
+        steps.append(LocalSend(200 + device, device - 1, (LocalPart(2, _box((0, 1))),)))
     if below:
-        steps.append(Send(300 + device, device + 1, (Part(2, _box((rows - 1, rows))),)))
+        steps.append(LocalSend(300 + device, device + 1, (LocalPart(2, _box((rows - 1, rows))),)))
     if above:
-        steps.append(Receive(300 + device - 1, device - 1, (3,)))
+        steps.append(LocalReceive(300 + device - 1, device - 1, (3,)))
     if below:
-        steps.append(Receive(200 + device + 1, device + 1, (4,)))
-    top, bottom = Part(3 if above else 7, None), Part(4 if below else 7, None)
-    steps.append(Join(5, ((top, _box((0, 1))), (Part(2, None), _box((1, rows + 1))), (bottom, _box((rows + 1, rows + 2))))))
-    steps += [Run(1, (5,), (6,)), Send(100 + device, devices, (Part(6, None),))]
+        steps.append(LocalReceive(200 + device + 1, device + 1, (4,)))
+    top, bottom = LocalPart(3 if above else 7, None), LocalPart(4 if below else 7, None)
+    steps.append(LocalJoin(5, ((top, _box((0, 1))), (LocalPart(2, None), _box((1, rows + 1))), (bottom, _box((rows + 1, rows + 2))))))
+    steps += [LocalRun(1, (5,), (6,)), LocalSend(100 + device, devices, (LocalPart(6, None),))]
     return DeviceArtifacts(Schedule(device, devices, tuple(specs), tuple(steps)), (first, second, zeros)), w1 | w2
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx
 
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel
-from bbgrap.runtime.schedule import Box, Part, Send, Step
+from bbgrap.runtime.schedule import Box, LocalPart, LocalSend, LocalStep
 
 
 def shift_pads(artifacts: Artifacts) -> Artifacts:
@@ -31,13 +31,13 @@ def send_the_row_before(artifacts: Artifacts) -> Artifacts:
     return replace(artifacts, devices=(changed, *artifacts.devices[1:]))
 
 
-def _earlier(step: Step, host: int) -> Step:
-    if not isinstance(step, Send) or step.destination == host:
+def _earlier(step: LocalStep, host: int) -> LocalStep:
+    if not isinstance(step, LocalSend) or step.destination == host:
         return step
     return replace(step, parts=tuple(_one_row_up(part) for part in step.parts))
 
 
-def _one_row_up(part: Part) -> Part:
+def _one_row_up(part: LocalPart) -> LocalPart:
     if part.box is None:
         return part
     rows = tuple((start - 1, stop - 1) for start, stop in part.box[2])

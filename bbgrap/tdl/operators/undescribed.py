@@ -1,7 +1,7 @@
 """Operators that have no description, each with the reason: a node of theirs runs whole on one machine.
 
 `tests/bbgrap/tdl/test_coverage.py` requires every operator of the standard, up to the newest opset that onnxruntime runs, to be
-described or listed here; `docs/operators.md` prints the list.
+described or listed here; `docs/reference/operators.md` prints the list.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.runtime.blocked import BlockedCopies
 from bbgrap.runtime.execution import Copies
-from bbgrap.runtime.schedule import Join, check_schedule
+from bbgrap.runtime.schedule import LocalJoin, check_schedule
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
 from tests.partition import assert_close
@@ -96,7 +96,7 @@ def test_rows_of_resnet50_are_blocked_throughout():
     for loaded in assert_same_answers(graph, artifacts):
         assert isinstance(loaded.copies, BlockedCopies)
         assert len(loaded.copies.blocked) > 40
-        joins = {step.output for step in loaded.schedule.steps if isinstance(step, Join)}
+        joins = {step.output for step in loaded.schedule.steps if isinstance(step, LocalJoin)}
         assert len(joins) >= 12
         assert joins & loaded.copies.blocked
 

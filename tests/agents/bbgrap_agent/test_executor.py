@@ -10,8 +10,7 @@ from bbgrap.graph.types import DType
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
 from bbgrap.runtime.execution import Copies
-from bbgrap.runtime.schedule import BufferSpec, Part, Receive, Run, Schedule, Send
-from bbgrap.transport.framing import SMALL_BYTES
+from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 from bbgrap.transport.inproc import InprocNetwork
 
 ROW = BufferSpec("row", DType.FLOAT, (2,))
@@ -40,7 +39,12 @@ class Bench:
             0,
             HOST,
             (ROW, ROW, ROW),
-            (Receive(1, HOST, (0,)), Receive(2, PEER, (1,)), Run(0, (0, 1), (2,)), Send(3, HOST, (Part(2, None),))),
+            (
+                LocalReceive(1, HOST, (0,)),
+                LocalReceive(2, PEER, (1,)),
+                LocalRun(0, (0, 1), (2,)),
+                LocalSend(3, HOST, (LocalPart(2, None),)),
+            ),
         )
 
         def segment(inputs):
@@ -185,18 +189,6 @@ def test_what_nobody_expects_is_dropped(header, payload, caplog):
     bench.send(bench.peer, PEER, 2, 2, 1)
     bench.step()
     assert bench.answers() == {2: [11, 11]}
-
-
-def test_only_outputs_before_the_last_one_may_leave_later(monkeypatch):
-    plane, laters = InprocNetwork().plane(), {}
-    monkeypatch.setattr(plane, "send", lambda _, header, *payload, later: laters.update({Frame.parse(header).message: later}))
-    large = BufferSpec("map", DType.FLOAT, (SMALL_BYTES,))
-    sends = tuple(Send(message, to, (Part(0, None),)) for message, to in ((2, HOST), (3, PEER), (4, HOST), (5, HOST), (6, PEER)))
-    schedule = Schedule(0, HOST, (large,), (Receive(1, HOST, (0,)), *sends))
-    deployment = Deployment(7, schedule, (), (), ("a", "b", "c"), Copies(schedule))
-    for step in sends:
-        deployment.send(plane, 1, step, {0: np.zeros(SMALL_BYTES, np.float32)})
-    assert laters == {2: True, 3: False, 4: True, 5: False, 6: False}
 
 
 def test_pings_of_known_peers_are_answered_with_the_size_they_ask_for():

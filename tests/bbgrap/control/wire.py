@@ -27,7 +27,7 @@ from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.runtime.recording import Record, StepLabel
-from bbgrap.runtime.schedule import BufferSpec, Join, Part, Receive, Run, Schedule, Send
+from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 
 SKELETON_DIGEST = "ab" * 32
 FILE = c.ModelFile("m.onnx", "cd" * 32, 4)
@@ -48,7 +48,12 @@ def artifacts(devices: int) -> Artifacts:
     segment = SegmentModel("s", SKELETON_DIGEST, b"", ("x",), ("y",), {"w": ref})
     parts = tuple(
         DeviceArtifacts(
-            Schedule(d, devices, (row, row), (Receive(d, devices, (0,)), Run(0, (0,), (1,)), Send(100 + d, devices, (Part(1, None),)))),
+            Schedule(
+                d,
+                devices,
+                (row, row),
+                (LocalReceive(d, devices, (0,)), LocalRun(0, (0,), (1,)), LocalSend(100 + d, devices, (LocalPart(1, None),))),
+            ),
             (segment,),
         )
         for d in range(devices)
@@ -56,9 +61,9 @@ def artifacts(devices: int) -> Artifacts:
     box = [(((d, d + 1),), ((0, 2),)) for d in range(devices)]
     whole = BufferSpec("x", DType.FLOAT, (devices, 2))
     steps = (
-        *(Send(d, d, (Part(0, box[d]),)) for d in range(devices)),
-        *(Receive(100 + d, d, (1 + d,)) for d in range(devices)),
-        Join(devices + 1, tuple((Part(1 + d, None), box[d]) for d in range(devices))),
+        *(LocalSend(d, d, (LocalPart(0, box[d]),)) for d in range(devices)),
+        *(LocalReceive(100 + d, d, (1 + d,)) for d in range(devices)),
+        LocalJoin(devices + 1, tuple((LocalPart(1 + d, None), box[d]) for d in range(devices))),
     )
     host = Schedule(devices, devices, (whole, *[row] * devices, whole), steps, (0,), (devices + 1,))
     return Artifacts(parts, host, {digest_of(WEIGHT): WEIGHT})
@@ -68,7 +73,7 @@ def whole(devices: int, device: int) -> Artifacts:
     """One device runs the segment on all of x, the others do nothing."""
     rows = BufferSpec("rows", DType.FLOAT, (devices, 2))
     working = artifacts(devices).devices[device]
-    steps = (Receive(0, devices, (0,)), Run(0, (0,), (1,)), Send(100, devices, (Part(1, None),)))
+    steps = (LocalReceive(0, devices, (0,)), LocalRun(0, (0,), (1,)), LocalSend(100, devices, (LocalPart(1, None),)))
     parts = tuple(
         DeviceArtifacts(Schedule(d, devices, (rows, rows), steps), working.segments)
         if d == device
@@ -76,7 +81,7 @@ def whole(devices: int, device: int) -> Artifacts:
         for d in range(devices)
     )
     x = BufferSpec("x", DType.FLOAT, (devices, 2))
-    host = Schedule(devices, devices, (x, x), (Send(0, device, (Part(0, None),)), Receive(100, device, (1,))), (0,), (1,))
+    host = Schedule(devices, devices, (x, x), (LocalSend(0, device, (LocalPart(0, None),)), LocalReceive(100, device, (1,))), (0,), (1,))
     return Artifacts(parts, host, artifacts(devices).weights)
 
 

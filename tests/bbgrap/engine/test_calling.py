@@ -23,7 +23,7 @@ from bbgrap.graph.onnx_read import read_model
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
-from bbgrap.runtime.schedule import Receive
+from bbgrap.runtime.schedule import LocalReceive
 from bbgrap.session.signature import Signature
 from bbgrap.session.values import unpacked_output
 from tests.value_models import CASES, Case, plain_answers, same, sequences_inside_and_outside
@@ -57,7 +57,7 @@ def packed_between_devices(artifacts: Artifacts) -> int:
         device.schedule.buffers[buffer].dtype is DType.UINT8 and device.schedule.buffers[buffer].shape is None
         for device in artifacts.devices
         for step in device.schedule.steps
-        if isinstance(step, Receive) and step.source != device.schedule.host
+        if isinstance(step, LocalReceive) and step.source != device.schedule.host
         for buffer in step.buffers
     )
 

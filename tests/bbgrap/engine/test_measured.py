@@ -5,7 +5,7 @@ from bbgrap.compiler.export import export
 from bbgrap.engine import measured
 from bbgrap.engine.prepare import plan_graph
 from bbgrap.planners.options import PlanOptions
-from bbgrap.runtime.schedule import Run
+from bbgrap.runtime.schedule import LocalRun
 from bbgrap.zoo import build
 
 
@@ -17,7 +17,7 @@ def test_every_segment_has_a_time_and_the_clock_uses_it(monkeypatch) -> None:
     artifacts = export(forecast.compiled.optimized)
     times = measured.measured_segments(artifacts)
     for device, known in zip(artifacts.devices, times, strict=True):
-        assert known.keys() == {step.segment for step in device.schedule.steps if isinstance(step, Run)}
+        assert known.keys() == {step.segment for step in device.schedule.steps if isinstance(step, LocalRun)}
         assert all(seconds > 0 for seconds in known.values())
     assert len(loaded) == len(set(loaded)) == len({model.digest for device in artifacts.devices for model in device.segments})
     timeline = forecast.predictor.timeline(forecast.compiled.optimized, times)

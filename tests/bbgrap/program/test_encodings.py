@@ -15,7 +15,7 @@ from bbgrap.graph import Graph
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
 from bbgrap.program.encodings import BLOCK, LARGEST_FLOAT16, carried, decode_floats, encode_floats, wire_bytes, wire_of
-from bbgrap.runtime.schedule import Receive, Send
+from bbgrap.runtime.schedule import LocalReceive, LocalSend
 from tests.partition import compiled
 from tests.random_models import clusters, networks, plan_options, random_feeds
 
@@ -55,8 +55,7 @@ def test_int8_is_off_by_half_a_scale(array: Array) -> None:
     for start in range(0, flat.size, BLOCK):
         block, got = flat[start : start + BLOCK], back[start : start + BLOCK]
         known = np.isfinite(block)
-        levels = 127 if known.all() else 126
-        scale = np.abs(block[known]).max(initial=0.0) / levels
+        scale = np.abs(block[known]).max(initial=0.0) / 126
         assert (np.abs(got[known] - block[known]) <= max(0.5 * scale * (1 + 1e-5), 1.5e-36)).all()
 
 
@@ -71,9 +70,8 @@ def test_float16_is_numpys_for_every_half_and_what_lies_between() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     for part in (halves, halves[np.isfinite(halves)]):
         exact = part.astype(np.float32)
-        for some in (part, part[:100]):  # long ones and short ones are converted in different ways
-            back = decode_floats(some.tobytes(), some.shape, "float16")
-            np.testing.assert_array_equal(back.view(np.uint32), exact[: some.size].view(np.uint32))
+        back = decode_floats(part.tobytes(), part.shape, "float16")
+        np.testing.assert_array_equal(back.view(np.uint32), exact.view(np.uint32))
     middles = (exact[:-1] + exact[1:]) / 2
     middles = middles[np.isfinite(middles)]
     for near in (exact, middles, np.nextafter(middles, np.float32(np.inf)), np.nextafter(middles, np.float32(-np.inf))):
@@ -115,9 +113,9 @@ def test_what_goes_to_agents_is_converted_and_answers_are_not(
     artifacts, plain = export(lossy.optimized), export(exact.optimized)
     for device in (*(d.schedule for d in artifacts.devices), artifacts.host):
         for step in device.steps:
-            if isinstance(step, Send):
+            if isinstance(step, LocalSend):
                 assert step.wire == ("exact" if step.destination == device.host else wire)
-            elif isinstance(step, Receive):
+            elif isinstance(step, LocalReceive):
                 assert step.wire == ("exact" if device.device == device.host else wire)
     feeds = random_feeds(graph)
     answers = (simulate(found, feeds, local_kernels(found)) for found in (artifacts, plain))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bbgrap.graph.types import DType
 from bbgrap.runtime.blocked import BlockedCopies, aligned_empty, blocked, blocks_of, from_blocks
 from bbgrap.runtime.execution import Copies
-from bbgrap.runtime.schedule import BufferSpec, Join, Part, Schedule, Send
+from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalSend, Schedule
 
 BLOCK = 4
 SHAPE = (2, 3 * BLOCK, 5, 4)
@@ -44,10 +44,10 @@ def boxes(draw):
 @given(boxes())
 def test_a_part_of_a_blocked_buffer_is_plain(box):
     schedule = Schedule(0, 1, (BufferSpec("x", DType.FLOAT, SHAPE),), ())
-    array, part = numbers(SHAPE), Part(0, box)
+    array, part = numbers(SHAPE), LocalPart(0, box)
     want = Copies(schedule).part(part, array)
     assert np.array_equal(BlockedCopies(schedule, BLOCK, {0}).part(part, blocked(array, BLOCK)), want)
-    assert np.array_equal(BlockedCopies(schedule, BLOCK, {0}).part(Part(0, None), blocked(array, BLOCK)), array)
+    assert np.array_equal(BlockedCopies(schedule, BLOCK, {0}).part(LocalPart(0, None), blocked(array, BLOCK)), array)
     assert np.array_equal(BlockedCopies(schedule, BLOCK, ()).part(part, array), want)
 
 
@@ -55,8 +55,8 @@ def test_a_part_of_a_blocked_buffer_is_plain(box):
 def test_what_is_sent_are_the_parts_whichever_way_they_are_taken(several, corner, twice):
     b, (n, c, h, w) = BLOCK, corner
     whole_blocks = (((n, SHAPE[0]),), ((c // b * b, SHAPE[1]),), ((h, h + 1),), ((w, SHAPE[3]),))
-    parts = tuple(Part(0, box) for box in (*several, whole_blocks, None))
-    step = Send(3, 1, parts)
+    parts = tuple(LocalPart(0, box) for box in (*several, whole_blocks, None))
+    step = LocalSend(3, 1, parts)
     schedule = Schedule(0, 1, (BufferSpec("x", DType.FLOAT, SHAPE),), (step,), feeds=(0,))
     array = numbers(SHAPE)
     plain_copies, blocked_copies = Copies(schedule), BlockedCopies(schedule, BLOCK, {0})
@@ -79,11 +79,11 @@ def test_joins_convert_on_the_way(own_blocked, halo_blocked, joined_blocked, axi
         return tuple(((start, stop) if a == axis else (0, extent),) for a, extent in enumerate(of))
 
     pieces = (
-        (Part(0, None), box(0, SHAPE[axis], shape)),
-        (Part(1, box(0, size, halo_shape)), box(SHAPE[axis], shape[axis], shape)),
+        (LocalPart(0, None), box(0, SHAPE[axis], shape)),
+        (LocalPart(1, box(0, size, halo_shape)), box(SHAPE[axis], shape[axis], shape)),
     )
     specs = tuple(BufferSpec(name, DType.FLOAT, of) for name, of in (("own", SHAPE), ("halo", halo_shape), ("joined", shape)))
-    step = Join(2, pieces)
+    step = LocalJoin(2, pieces)
     schedule = Schedule(0, 1, specs, (step,), feeds=(0, 1), results=(2,))
     own, halo = numbers(SHAPE), numbers(halo_shape, 1)
     want = np.concatenate([own, halo], axis)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bbgrap.graph.types import DType
 from bbgrap.runtime.execution import Copies, Execution
-from bbgrap.runtime.schedule import BufferSpec, Join, Part, Receive, Run, Schedule, Send
+from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 
 ROW = BufferSpec("row", DType.FLOAT, (2,))
 BOTH = BufferSpec("both", DType.FLOAT, (4,))
@@ -22,13 +22,13 @@ SCHEDULE = Schedule(
     2,
     (ROW, ROW, ROW, ALL, BOTH, ALL),
     (
-        Receive(1, 2, (0,)),
-        Receive(2, 1, (1,)),
-        Receive(3, 1, (2,)),
-        Join(3, ((Part(0, None), at(0, 2)), (Part(1, None), at(2, 4)), (Part(2, at(0, 2)), at(4, 6)))),
-        Join(4, ((Part(3, at(1, 5)), None),)),
-        Run(0, (3, 4), (5,)),
-        Send(4, 2, (Part(5, None),)),
+        LocalReceive(1, 2, (0,)),
+        LocalReceive(2, 1, (1,)),
+        LocalReceive(3, 1, (2,)),
+        LocalJoin(3, ((LocalPart(0, None), at(0, 2)), (LocalPart(1, None), at(2, 4)), (LocalPart(2, at(0, 2)), at(4, 6)))),
+        LocalJoin(4, ((LocalPart(3, at(1, 5)), None),)),
+        LocalRun(0, (3, 4), (5,)),
+        LocalSend(4, 2, (LocalPart(5, None),)),
     ),
 )
 
@@ -64,7 +64,7 @@ def test_pieces_are_copied_once_as_soon_as_there_is_time(order, advance):
         assert inputs[1].tolist() == inputs[0][1:5].tolist()
         return [inputs[0] * 10]
 
-    def outbox(step, arrays):
+    def send(step, arrays):
         sent.append(arrays[5].tolist())
 
     there = set()
@@ -73,20 +73,20 @@ def test_pieces_are_copied_once_as_soon_as_there_is_time(order, advance):
         there.add(message)
         if not now:
             continue
-        finished = execution.advance(kernel, outbox)
+        finished = execution.advance(kernel, send)
         assert finished == (len(there) == 3)
         # Messages are taken in order, so those behind a missing one wait.
         taken = next((m - 1 for m in (1, 2, 3) if m not in there), 3)
         assert copies.placed == list(range(taken))
-    execution.advance(kernel, outbox)
+    execution.advance(kernel, send)
     assert sent == [[10.0, 10.0, 20.0, 20.0, 30.0, 30.0]]
     assert copies.begun == 1
     assert copies.placed == [0, 1, 2]
 
 
 def test_only_joins_that_the_next_kernel_waits_for_are_begun():
-    join = Join(3, ((Part(1, None), at(0, 2)), (Part(2, None), at(2, 4))))
-    steps = (Receive(1, 1, (0,)), Run(0, (0,), (1,)), Receive(2, 1, (2,)), join)
+    join = LocalJoin(3, ((LocalPart(1, None), at(0, 2)), (LocalPart(2, None), at(2, 4))))
+    steps = (LocalReceive(1, 1, (0,)), LocalRun(0, (0,), (1,)), LocalReceive(2, 1, (2,)), join)
     assert [len(joins) for joins in Copies(Schedule(0, 2, (ROW, ROW, ROW, BOTH), steps)).ahead] == [0, 0, 0, 0]
-    steps = (*steps, Run(1, (3,), (4,)))
+    steps = (*steps, LocalRun(1, (3,), (4,)))
     assert [len(joins) for joins in Copies(Schedule(0, 2, (ROW, ROW, ROW, BOTH, BOTH), steps)).ahead] == [0, 0, 1, 1, 0]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bbgrap.graph.types import DType
 from bbgrap.runtime.execution import Execution
 from bbgrap.runtime.recording import MAX_LABEL, MAX_STEPS, Record, RecordedExecution, RoundTrip, StepLabel, check_record, labels_of
-from bbgrap.runtime.schedule import BufferSpec, Join, Part, Receive, Run, Schedule, Send
+from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 
 ROW = BufferSpec("row", DType.FLOAT, (2,))
 UNKNOWN = BufferSpec("u" * 400, DType.FLOAT, None)
@@ -19,11 +19,11 @@ SCHEDULE = Schedule(
     2,
     (ROW, BufferSpec("other", DType.FLOAT, (2,)), ROW, BufferSpec("both", DType.FLOAT, (4,))),
     (
-        Receive(1, 2, (0,)),
-        Receive(2, 1, (1,)),
-        Run(0, (0, 1), (2,)),
-        Join(3, ((Part(0, None), (((0, 2),),)), (Part(2, None), (((2, 4),),)))),
-        Send(3, 2, (Part(3, (((1, 4),),)), Part(2, None))),
+        LocalReceive(1, 2, (0,)),
+        LocalReceive(2, 1, (1,)),
+        LocalRun(0, (0, 1), (2,)),
+        LocalJoin(3, ((LocalPart(0, None), (((0, 2),),)), (LocalPart(2, None), (((2, 4),),)))),
+        LocalSend(3, 2, (LocalPart(3, (((1, 4),),)), LocalPart(2, None))),
     ),
 )
 
@@ -35,13 +35,13 @@ def kernel(segment, inputs):
 def run(execution, order, limits=None):
     sent = []
 
-    def outbox(step, arrays):
+    def send(step, arrays):
         sent.append((step.message, step.destination, [part.tolist() for part in execution.copies.sent(step, arrays)]))
 
     for message in order:
-        execution.advance(kernel, outbox, limit=limits)
+        execution.advance(kernel, send, limit=limits)
         execution.deliver(message, [np.full(2, message, np.float32)])
-    while not execution.advance(kernel, outbox, limit=limits):
+    while not execution.advance(kernel, send, limit=limits):
         pass
     return sent
 
@@ -76,7 +76,7 @@ def test_labels_say_what_steps_are():
 
 
 def test_labels_of_unknown_sizes_and_long_names():
-    (label,) = labels_of(Schedule(0, 1, (UNKNOWN,), (Receive(0, 1, (0,)),)))
+    (label,) = labels_of(Schedule(0, 1, (UNKNOWN,), (LocalReceive(0, 1, (0,)),)))
     assert label.bytes == 0
     assert len(label.name) == MAX_LABEL
     assert label.name.endswith("...")

@@ -1,4 +1,4 @@
-"""Every operator of the standard is described, or listed with the reason why not; docs/operators.md says which."""
+"""Every operator of the standard is described, or listed with the reason why not; docs/reference/operators.md says which."""
 
 import onnx.defs
 import pytest

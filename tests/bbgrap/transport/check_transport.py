@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from bbgrap.transport.data import Arrival, DataPlane
-from bbgrap.transport.framing import framed
 
 OpenPlane = Callable[[], DataPlane]
 
@@ -29,8 +28,6 @@ def check_transport(open_plane: OpenPlane) -> None:
     for check in (
         _in_order,
         _payloads,
-        _posted,
-        _later,
         _many_senders,
         _nothing_and_timeout,
         _wake,
@@ -64,51 +61,6 @@ def _payloads(open_plane: OpenPlane) -> None:
         assert bytes(arrival.payload) == payload
         assert isinstance(arrival.sender, str)
     _close(a, b)
-
-
-def _posted(open_plane: OpenPlane) -> None:
-    """Whole messages keep their order among others, and may be written again at once, even if the network is full."""
-    a, b = open_plane(), open_plane()
-    message = framed(b"0000", 50_000)
-    a.post(b.address, message)  # lost: there is no connection
-    a.connect(b.address)
-    for number in range(300):
-        name = b"%04d" % number
-        message[len(message) - 50_004 : len(message) - 50_000] = name
-        message[-4:] = name
-        if number % 3:
-            a.post(b.address, message)
-        else:
-            a.send(b.address, name, bytes(49_996), name)
-    message[-4:] = b"lost"
-    for number in range(300):
-        arrival = receive(b)
-        assert bytes(arrival.header) == b"%04d" % number
-        assert bytes(arrival.payload) == bytes(49_996) + b"%04d" % number
-    _close(a, b)
-
-
-def _later(open_plane: OpenPlane) -> None:
-    """What may leave later keeps its order, and is there with what may not, or with the end."""
-    a, b = open_plane(), open_plane()
-    a.connect(b.address)
-    sent: list[tuple[bytes, bytes]] = []
-    for number in range(200):
-        header, content = b"%d" % number, bytes([number]) * (200_000 if number % 3 else 10)
-        if number % 10 == 9:
-            content = bytes(10)
-            a.post(b.address, framed(header, len(content)))
-        else:
-            a.send(b.address, header, content, later=number % 5 < 4)
-        sent.append((header, content))
-        if number % 5 == 4:
-            arrivals = [receive(b) for _ in sent]
-            assert [(bytes(arrival.header), bytes(arrival.payload)) for arrival in arrivals] == sent
-            sent.clear()
-    a.send(b.address, b"last", bytes(200_000), later=True)
-    a.close()
-    assert bytes(receive(b).header) == b"last"
-    _close(b)
 
 
 def _many_senders(open_plane: OpenPlane) -> None:

@@ -5,7 +5,7 @@ import zmq
 
 from bbgrap.errors import UsageError
 from bbgrap.transport.control import ControlClient, ControlServer, check_address
-from bbgrap.transport.wakeup_queue import Mailbox
+from bbgrap.transport.wakeup_queue import WakeupQueue
 
 
 def wait(receive):
@@ -62,16 +62,16 @@ def test_bad_addresses(given):
         check_address(given)
 
 
-def test_a_mailbox_keeps_the_order_and_wakes():
-    mailbox = Mailbox[int]()
+def test_a_wakeup_queue_keeps_the_order_and_wakes():
+    wakeups = WakeupQueue[int]()
     poller = zmq.Poller()
-    poller.register(mailbox.fileno(), zmq.POLLIN)
+    poller.register(wakeups.fileno(), zmq.POLLIN)
     assert not poller.poll(0)
     for number in range(100_000):
-        mailbox.put(number)
+        wakeups.put(number)
     assert poller.poll(1000)
-    assert mailbox.take() == list(range(100_000))
-    mailbox.put(7)
-    assert mailbox.take() == [7]
-    mailbox.close()
-    mailbox.put(8)
+    assert wakeups.take() == list(range(100_000))
+    wakeups.put(7)
+    assert wakeups.take() == [7]
+    wakeups.close()
+    wakeups.put(8)

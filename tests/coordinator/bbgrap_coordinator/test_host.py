@@ -12,7 +12,7 @@ from bbgrap.graph.types import DType
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.data import Frame, Kind, unpack_clock
 from bbgrap.protocol.messages import Peer, TensorHeader
-from bbgrap.runtime.schedule import BufferSpec, Join, Part, Receive, Schedule, Send
+from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalSend, Schedule
 from bbgrap.transport.data import Arrival
 from bbgrap.transport.inproc import InprocNetwork
 
@@ -23,7 +23,7 @@ SCHEDULE = Schedule(
     2,
     2,
     (WHOLE, WHOLE, BufferSpec("y", DType.FLOAT, (4,))),
-    (Send(0, 0, (Part(0, (((1, 3),),)),)), Receive(1, 1, (1,)), Join(2, ((Part(1, None), None),))),
+    (LocalSend(0, 0, (LocalPart(0, (((1, 3),),)),)), LocalReceive(1, 1, (1,)), LocalJoin(2, ((LocalPart(1, None), None),))),
     (0,),
     (2,),
 )
@@ -134,10 +134,10 @@ def test_an_answer_is_put_where_it_is_on_its_way_to_the_client(network):
 
 
 def test_parts_that_are_joined_with_others_need_no_such_place(network):
-    halves = ((Part(1, (((0, 2),),)), (((0, 2),),)), (Part(1, (((2, 4),),)), (((2, 4),),)))
+    halves = ((LocalPart(1, (((0, 2),),)), (((0, 2),),)), (LocalPart(1, (((2, 4),),)), (((2, 4),),)))
     plane = network.plane()
     host = Host(plane, lambda client, nbytes: pytest.fail("it is not where the answer will be"))
-    host.install(HostDeploy(7, replace(SCHEDULE, steps=(*SCHEDULE.steps[:2], Join(2, halves))), PEERS))
+    host.install(HostDeploy(7, replace(SCHEDULE, steps=(*SCHEDULE.steps[:2], LocalJoin(2, halves))), PEERS))
     host.start(StartRequest(7, 5, (HEADER,), (X.data.cast("B"),), client=b"near"))
     assert plane.admit(Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), 16) is True
 
@@ -147,9 +147,9 @@ def test_large_outputs_are_joined_where_they_are_on_their_way_to_the_client(netw
     count = 1 << 16
     room = memoryview(bytearray(4 * count))
     spec = BufferSpec("y", DType.FLOAT, (count,))
-    pieces = tuple((Part(n, None), (((n * count // 2, (n + 1) * count // 2),),)) for n in range(2))
+    pieces = tuple((LocalPart(n, None), (((n * count // 2, (n + 1) * count // 2),),)) for n in range(2))
     halves = tuple(replace(spec, shape=(count // 2,)) for _ in pieces)
-    steps = (Receive(1, 0, (0,)), Receive(2, 1, (1,)), Join(2, pieces))
+    steps = (LocalReceive(1, 0, (0,)), LocalReceive(2, 1, (1,)), LocalJoin(2, pieces))
     plane = network.plane()
     host = Host(plane, lambda asked, nbytes: room if asked == b"near" and nbytes == len(room) else None)
     host.install(HostDeploy(7, Schedule(2, 2, (*halves, spec), steps, (), (2,)), PEERS))

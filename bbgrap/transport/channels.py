@@ -1,4 +1,4 @@
-"""The coordinator's end of all shortcuts: who has one, and what comes over them."""
+"""The coordinator's end of all shared-memory channels: who has one, and what comes over them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from collections import deque
 from collections.abc import Sequence
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.protocol.messages import Buffer
-from bbgrap.transport.sealed import is_same_user
-from bbgrap.transport.shortcut import Shortcut, accept_shortcut, listen_for_shortcuts
+from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport.channel import Channel, accept_channel
+from bbgrap.transport.shared_memory import is_same_user, listen
 
-MAX_SHORTCUTS = 16
+MAX_CHANNELS = 16
 """Chosen: each may take 128 MiB; further clients use ZeroMQ."""
 
 _log = logging.getLogger("bbgrap.transport")
 
 
-class Shortcuts:
-    """Shortcuts of clients.
+class Channels:
+    """Channels of clients.
 
-    Invariants: `_open` has the newest shortcut of an identity; every connection is registered; used by one thread.
+    Invariants: `_open` has the newest channel of an identity; every connection is registered; used by one thread.
     """
 
     def __init__(self) -> None:
         """Listen, if this system can."""
         self._selector = selectors.DefaultSelector()
-        self._open: dict[bytes, Shortcut] = {}
+        self._open: dict[bytes, Channel] = {}
         self._strangers: dict[socket.socket, None] = {}
-        self._ready: deque[tuple[bytes, Shortcut]] = deque()
-        found = listen_for_shortcuts()
+        self._ready: deque[tuple[bytes, Channel]] = deque()
+        found = listen()
         self.name = "" if found is None else found[0]
         """Where clients find this coordinator on its machine; empty if they cannot."""
         self._listener = None if found is None else found[1]
@@ -44,27 +44,25 @@ class Shortcuts:
 
     def memory(self, identity: bytes, nbytes: int) -> memoryview | None:
         """Return memory that can be sent to a client without a copy; None if there is none."""
-        shortcut = self._open.get(identity)
-        return None if shortcut is None else shortcut.memory(nbytes)
+        channel = self._open.get(identity)
+        return None if channel is None else channel.memory(nbytes)
 
-    def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
+    def send(self, identity: bytes, frames: Sequence[BytesLike]) -> bool:
         """Send a message; False if it must go another way."""
-        shortcut = self._open.get(identity)
-        return shortcut is not None and shortcut.send(frames)
+        channel = self._open.get(identity)
+        return channel is not None and channel.send(frames)
 
-    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+    def receive(self) -> tuple[bytes, list[BytesLike]] | None:
         """Take a waiting message, or None."""
         while True:
             while self._ready:
-                identity, shortcut = self._ready.popleft()
+                identity, channel = self._ready.popleft()
                 try:
-                    frames = shortcut.receive()
-                except ConnectionError:
-                    self._forget(identity, shortcut)
-                    continue
-                except RemoteProtocolError as error:
-                    _log.warning("%s; the connection is closed", error)
-                    self._forget(identity, shortcut)
+                    frames = channel.receive()
+                except (ConnectionError, RemoteProtocolError) as error:
+                    if isinstance(error, RemoteProtocolError):
+                        _log.warning("%s; the connection is closed", error)
+                    self._forget(identity, channel)
                     continue
                 if frames is not None:
                     return identity, frames
@@ -76,13 +74,13 @@ class Shortcuts:
 
     def give_back(self) -> None:
         """Tell clients what of their memory has been read."""
-        for shortcut in self._open.values():
-            shortcut.give_back()
+        for channel in self._open.values():
+            channel.give_back()
 
     def close(self) -> None:
         """End all."""
-        for shortcut in self._open.values():
-            shortcut.close()
+        for channel in self._open.values():
+            channel.close()
         for connection in self._strangers:
             connection.close()
         if self._listener is not None:
@@ -103,9 +101,9 @@ class Shortcuts:
             connection, _ = listener.accept()
         except OSError:
             return
-        while len(self._strangers) + len(self._open) >= MAX_SHORTCUTS and self._strangers:
+        while len(self._strangers) + len(self._open) >= MAX_CHANNELS and self._strangers:
             self._turn_away(next(iter(self._strangers)))
-        if len(self._open) >= MAX_SHORTCUTS or not is_same_user(connection):
+        if len(self._open) >= MAX_CHANNELS or not is_same_user(connection):
             connection.close()
             return
         connection.setblocking(False)
@@ -114,7 +112,7 @@ class Shortcuts:
 
     def _greet(self, connection: socket.socket) -> None:
         try:
-            identity, shortcut = accept_shortcut(connection)
+            identity, channel = accept_channel(connection)
         except BlockingIOError:
             return
         except RemoteProtocolError as error:
@@ -124,16 +122,16 @@ class Shortcuts:
         del self._strangers[connection]
         if identity in self._open:
             self._forget(identity, self._open[identity])
-        self._open[identity] = shortcut
-        self._selector.modify(connection, selectors.EVENT_READ, (identity, shortcut))
+        self._open[identity] = channel
+        self._selector.modify(connection, selectors.EVENT_READ, (identity, channel))
 
     def _turn_away(self, connection: socket.socket) -> None:
         del self._strangers[connection]
         self._selector.unregister(connection)
         connection.close()
 
-    def _forget(self, identity: bytes, shortcut: Shortcut) -> None:
-        if self._open.get(identity) is shortcut:
+    def _forget(self, identity: bytes, channel: Channel) -> None:
+        if self._open.get(identity) is channel:
             del self._open[identity]
-            self._selector.unregister(shortcut)
-            shortcut.close()
+            self._selector.unregister(channel)
+            channel.close()

@@ -1,4 +1,4 @@
-"""Many shortcuts at one coordinator: everyone has its own, and strangers keep nobody out."""
+"""Many channels at one coordinator: everyone has its own, and strangers keep nobody out."""
 
 import contextlib
 import random
@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from bbgrap.transport.sealed import TOKEN_BYTES, is_possible
-from bbgrap.transport.shortcut import open_shortcut
-from bbgrap.transport.shortcuts import MAX_SHORTCUTS, Shortcuts
+from bbgrap.transport.channel import open_channel
+from bbgrap.transport.channels import MAX_CHANNELS, Channels
+from bbgrap.transport.shared_memory import TOKEN_BYTES, is_possible
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")
 
@@ -33,12 +33,12 @@ def plain(frames):
 
 @pytest.fixture
 def many(close_later):
-    return close_later(Shortcuts())
+    return close_later(Channels())
 
 
 @pytest.fixture
 def client_of(many, close_later):
-    return lambda identity: close_later(open_shortcut(many.name, identity))
+    return lambda identity: close_later(open_channel(many.name, identity))
 
 
 @pytest.fixture
@@ -82,10 +82,10 @@ def test_a_new_one_replaces_the_old_one(many, client_of):
 
 
 def test_strangers_keep_nobody_out(many, client_of, stranger_of):
-    strangers = [stranger_of() for _ in range(3 * MAX_SHORTCUTS)]
+    strangers = [stranger_of() for _ in range(3 * MAX_CHANNELS)]
     for seed, connection in enumerate(strangers):
         connection.send(random.Random(seed).randbytes(40))
-    for _ in range(MAX_SHORTCUTS):
+    for _ in range(MAX_CHANNELS):
         stranger_of()
     client = client_of(ME)
     for _ in range(5):
@@ -97,7 +97,7 @@ def test_strangers_keep_nobody_out(many, client_of, stranger_of):
 
 
 def test_the_last_place_is_the_last(many, client_of):
-    clients = [client_of(bytes([n]) * TOKEN_BYTES) for n in range(MAX_SHORTCUTS + 1)]
+    clients = [client_of(bytes([n]) * TOKEN_BYTES) for n in range(MAX_CHANNELS + 1)]
     assert many.receive() is None
     ready = []
     for client in clients:
@@ -107,7 +107,7 @@ def test_the_last_place_is_the_last(many, client_of):
             continue
         ready.append(client)
     assert all(client.ready for client in ready)
-    assert len(ready) == MAX_SHORTCUTS
+    assert len(ready) == MAX_CHANNELS
     ready[0].close()
     assert many.receive() is None
     late = client_of(ME)

@@ -1,4 +1,4 @@
-"""Payloads on shelves between real processes: what several messages of one request brought stays until all of it is joined."""
+"""Large outputs between real processes: what several messages of one request brought stays until all of it is joined."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The shortcut between real processes: used, dropped with its client, and of no use to strangers."""
+"""The shared-memory channel between real processes: used, dropped with its client, and of no use to strangers."""
 
 import os
 import random
@@ -15,7 +15,7 @@ import pytest
 import bbgrap
 from bbgrap.protocol.client_messages import Greeting, Hello
 from bbgrap.protocol.messages import PROTOCOL_VERSION
-from bbgrap.transport.sealed import is_possible
+from bbgrap.transport.shared_memory import is_possible
 from tests.cluster import tiny
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")]
@@ -39,8 +39,8 @@ threading.Event().wait()
 """
 
 
-def mappings(cluster, purpose="shortcut"):
-    return Path(f"/proc/{cluster.processes['coordinator'].pid}/maps").read_text().count(f"memfd:bbgrap-{purpose}")
+def mappings(cluster):
+    return Path(f"/proc/{cluster.processes['coordinator'].pid}/maps").read_text().count("memfd:bbgrap-channel")
 
 
 def wait(what, value):
@@ -56,7 +56,7 @@ def x_and_answer(seed=0):
 
 
 def test_large_tensors_take_it_and_are_exact(fresh):
-    memory = fresh.connection._control.shortcut
+    memory = fresh.connection._control.channel
     wait(lambda: mappings(fresh), 1)
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
     kept = []
@@ -87,28 +87,20 @@ def test_a_client_killed_while_its_requests_run_leaves_nothing(fresh):
     assert all(process.poll() is None for process in fresh.processes.values())
 
 
-def test_the_shelves_of_an_agent_that_is_killed_go_with_it(fresh):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
-    session.run(None, {"x": x_and_answer()[0]})
-    wait(lambda: mappings(fresh, "shelf"), 4)  # to and from two agents
-    os.kill(fresh.processes["agent0"].pid, signal.SIGKILL)
-    wait(lambda: mappings(fresh, "shelf"), 2)
-
-
 def test_without_it_everything_works_as_well(fresh):
     with bbgrap.connect(fresh.address) as connection:
         session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=connection)
         x, expected = x_and_answer()
         session.run(None, {"x": x})
-        connection._control.shortcut._connection.shutdown(socket.SHUT_RDWR)
+        connection._control.channel._connection.shutdown(socket.SHUT_RDWR)
         for _ in range(3):
             np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
-        assert connection._control.shortcut is None
+        assert connection._control.channel is None
 
 
 def test_garbage_on_it_harms_nobody(shared):
     number = shared.connection.number()
-    name = shared.connection.ask(Hello(number, PROTOCOL_VERSION, "test"), Greeting).shortcut
+    name = shared.connection.ask(Hello(number, PROTOCOL_VERSION, "test"), Greeting).channel
     draw = random.Random(3)
     for round_ in range(20):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:

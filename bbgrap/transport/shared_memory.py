@@ -1,7 +1,8 @@
-"""Memory that two processes of one user share, sealed so that nobody can make it smaller under the other's feet.
+"""Memory that a client and its coordinator on one machine share, and how one passes it to the other.
 
-It is passed over a local socket with a name of the abstract kind, so nothing of it is in a file system, and nothing is left behind however
-a process ends. Such names belong to a network namespace, as addresses do.
+The client makes the memory and offers it over a local socket. The name is of the abstract kind, so nothing of it is in a file system, and
+nothing is left behind however a process ends. Laws: both are processes of one user; the memory is sealed, so nobody can make it smaller
+under the other's feet.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import contextlib
 import fcntl
 import mmap
 import os
+import secrets
 import socket
 import struct
 
 from bbgrap.errors import RemoteProtocolError
 
+HALF_BYTES = 64 << 20
+"""What one side may have on its way. Chosen: inputs of 4096 x 4096 pixels; memory is taken only as it is used."""
 TOKEN_BYTES = 16
-"""What comes with a memory, and names it."""
+"""What comes with a memory: the identity of the client."""
 WELCOME = b"welcome"
-"""What whoever took a memory answers."""
+"""What the coordinator answers when it has the memory."""
 
 
 def is_possible() -> bool:
@@ -26,10 +30,11 @@ def is_possible() -> bool:
     return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS") and hasattr(socket, "SO_PEERCRED")
 
 
-def listen_at(name: str) -> socket.socket | None:
-    """Return what listens for memory at a name; None if the name is taken or the system has no such thing."""
+def listen() -> tuple[str, socket.socket] | None:
+    """Return a new name on this machine and the socket that listens there; None if the system has no such thing."""
     if not is_possible():
         return None
+    name = f"bbgrap-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(f"\0{name}".encode())
@@ -38,14 +43,11 @@ def listen_at(name: str) -> socket.socket | None:
         listener.close()
         return None
     listener.setblocking(False)
-    return listener
+    return name, listener
 
 
-def offer_memory(name: str, token: bytes, size: int, purpose: str) -> tuple[socket.socket, mmap.mmap] | None:
-    """Make memory and offer it to who listens at a name on this machine; None if nobody does, or not of this user.
-
-    In a process's memory map it is `memfd:bbgrap-PURPOSE`.
-    """
+def offer_memory(name: str, token: bytes) -> tuple[socket.socket, mmap.mmap] | None:
+    """Make memory and offer it to who listens at a name on this machine; None if nobody does, or not of this user."""
     if not name or not is_possible():
         return None
     with contextlib.ExitStack() as stack:
@@ -55,11 +57,11 @@ def offer_memory(name: str, token: bytes, size: int, purpose: str) -> tuple[sock
             connection.connect(f"\0{name}".encode())
             if not is_same_user(connection):
                 return None
-            descriptor = os.memfd_create(f"bbgrap-{purpose}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            descriptor = os.memfd_create("bbgrap-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             stack.callback(os.close, descriptor)
-            os.ftruncate(descriptor, size)
+            os.ftruncate(descriptor, 2 * HALF_BYTES)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            memory = mmap.mmap(descriptor, size)
+            memory = mmap.mmap(descriptor, 2 * HALF_BYTES)
             socket.send_fds(connection, [token], [descriptor])
         except (OSError, ValueError):  # another machine or container, no memory: everything works without
             return None
@@ -68,7 +70,7 @@ def offer_memory(name: str, token: bytes, size: int, purpose: str) -> tuple[sock
         return connection, memory
 
 
-def accept_memory(connection: socket.socket, size: int) -> tuple[bytes, mmap.mmap]:
+def accept_memory(connection: socket.socket) -> tuple[bytes, mmap.mmap]:
     """Take what is offered first over a connection; return its token and the memory.
 
     Raises:
@@ -81,16 +83,17 @@ def accept_memory(connection: socket.socket, size: int) -> tuple[bytes, mmap.mma
         raise
     except OSError as error:
         raise RemoteProtocolError(f"shared memory: {error.strerror}") from error
+    expected = f"shared memory: expected a token of {TOKEN_BYTES} bytes and one file of {2 * HALF_BYTES} sealed bytes"
     try:
         if len(token) != TOKEN_BYTES or len(descriptors) != 1:
-            raise RemoteProtocolError(f"shared memory: expected a token and memory, got {len(token)} bytes and {len(descriptors)} files")
-        seals = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS)
-        if not seals & fcntl.F_SEAL_SHRINK or os.fstat(descriptors[0]).st_size != size:
-            raise RemoteProtocolError(f"shared memory: expected {size} sealed bytes")
-        memory = mmap.mmap(descriptors[0], size)
+            raise RemoteProtocolError(f"{expected}, got {len(token)} bytes and {len(descriptors)} files")
+        seals, size = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS), os.fstat(descriptors[0]).st_size
+        if not seals & fcntl.F_SEAL_SHRINK or size != 2 * HALF_BYTES:
+            raise RemoteProtocolError(f"{expected}, got {size} bytes with seals {seals}")
+        memory = mmap.mmap(descriptors[0], 2 * HALF_BYTES)
         connection.send(WELCOME)
     except (OSError, ValueError) as error:
-        raise RemoteProtocolError(f"shared memory: expected {size} sealed bytes: {error}") from error
+        raise RemoteProtocolError(f"{expected}: {error}") from error
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

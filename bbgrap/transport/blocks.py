@@ -17,7 +17,7 @@ class _Block:
     holders: int = 1
 
 
-class Arena:
+class BlockAllocator:
     """The blocks of a range of bytes; a new one takes the lowest place, so that few pages are ever touched.
 
     Invariants: blocks are disjoint, in order and inside the range; every one has a holder.

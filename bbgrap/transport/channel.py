@@ -1,12 +1,11 @@
-"""A shortcut for control messages between a client and a coordinator on one machine: shared memory, and a local socket for the rest.
+"""A shared-memory channel: control messages between a client and the coordinator on its machine.
 
     client ── packet: small frames, places of large ones ──► coordinator        the same the other way
        └── writes ──► first half │ second half ◄── writes ──┘                   of one piece of memory
 
-The client makes the memory (`bbgrap.transport.sealed`) and passes it over a local socket to the name that the coordinator's greeting tells;
-the coordinator answers with a welcome. Laws: both sides are processes of one user; a place is inside the sender's half or the connection
-ends; a block is written again only when the receiver has given it back, and never if a process that was forked may have it; what does not
-fit is for the connection over ZeroMQ.
+The memory comes from the client (`bbgrap.transport.shared_memory`); packets travel over the local socket that it was passed over. Laws: a
+place is inside the sender's half or the connection ends; a block is written again only when the receiver has given it back, and never if a
+process that was forked may have it; what does not fit is for the connection over ZeroMQ.
 
     packet: number of frames 2 | of places given back 2 | per frame: place 8, length 8 | per place given back: 8 | small frames
 """
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
 import socket
 import struct
 import weakref
@@ -26,12 +24,10 @@ from typing import Any
 import numpy as np
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.protocol.messages import Buffer
-from bbgrap.transport.arena import Arena
-from bbgrap.transport.sealed import WELCOME, accept_memory, listen_at, offer_memory
+from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport.blocks import BlockAllocator
+from bbgrap.transport.shared_memory import HALF_BYTES, WELCOME, accept_memory, offer_memory
 
-HALF_BYTES = 64 << 20
-"""What one side may have on its way. Chosen: inputs of 4096 x 4096 pixels; memory is taken only as it is used."""
 SMALL_BYTES = 16 << 10
 """Frames below this travel in the packet. Chosen: two copies of so little cost less than keeping account of a block."""
 KEPT_BYTES = HALF_BYTES // 2
@@ -45,8 +41,8 @@ _HEAD = struct.Struct("<HH")
 _FRAME = struct.Struct("<QQ")
 
 
-class Shortcut:
-    """One end of a shortcut.
+class Channel:
+    """One end of a channel.
 
     Invariants: `_lent` counts the places that the other side has not given back; one thread uses it, but for memory that is let go.
     """
@@ -54,7 +50,7 @@ class Shortcut:
     def __init__(self, connection: socket.socket, memory: mmap.mmap, *, client: bool) -> None:
         """Take over a connection and the memory that belongs to it; the first half is the client's."""
         self._connection, self._memory, self._client = connection, memory, client
-        self._arena = Arena(0 if client else HALF_BYTES, HALF_BYTES)
+        self._blocks = BlockAllocator(0 if client else HALF_BYTES, HALF_BYTES)
         self._address = np.frombuffer(memory, np.uint8).ctypes.data
         self._theirs = HALF_BYTES if client else 0
         self._lent: Counter[int] = Counter()
@@ -84,7 +80,7 @@ class Shortcut:
         weakref.finalize(block, self._unused.append, start).atexit = False
         return block.data
 
-    def send(self, frames: Sequence[Buffer]) -> bool:
+    def send(self, frames: Sequence[BytesLike]) -> bool:
         """Send a message; False if it must go another way: there is no room, or the connection has ended."""
         if not self.ready or len(frames) > _MOST_FRAMES:
             return False
@@ -95,7 +91,7 @@ class Shortcut:
             self._lent.update(lent)
             return True
         for place in lent:
-            self._arena.drop(place)
+            self._blocks.drop(place)
         return False
 
     def give_back(self) -> None:
@@ -103,7 +99,7 @@ class Shortcut:
         if self._read and self.ready:
             self._say([], [])
 
-    def receive(self) -> list[Buffer] | None:
+    def receive(self) -> list[BytesLike] | None:
         """Take a waiting message, or None.
 
         A client gets outputs that are its own, a coordinator what it must not write to.
@@ -117,20 +113,20 @@ class Shortcut:
         except BlockingIOError:
             return None
         except OSError as error:
-            raise ConnectionResetError(f"shortcut: {error.strerror}") from error
+            raise ConnectionResetError(f"shared-memory channel: {error.strerror}") from error
         if count == 0:
-            raise ConnectionResetError("shortcut: the other side has ended it")
+            raise ConnectionResetError("shared-memory channel: the other side has ended it")
         if flags & socket.MSG_TRUNC:
-            raise RemoteProtocolError(f"shortcut: expected packets of at most {_PACKET_BYTES} bytes")
+            raise RemoteProtocolError(f"shared-memory channel: expected packets of at most {_PACKET_BYTES} bytes")
         if not self.ready:
             if self._packet[:count] != WELCOME:
-                raise RemoteProtocolError("shortcut: expected a welcome")
+                raise RemoteProtocolError("shared-memory channel: expected a welcome")
             self.ready = True
             return None
         try:
             return self._open(self._packet[:count])
         except (struct.error, LookupError) as error:
-            raise RemoteProtocolError(f"shortcut: expected a packet, got {count} other bytes: {error}") from error
+            raise RemoteProtocolError(f"shared-memory channel: expected a packet, got {count} other bytes: {error}") from error
 
     def close(self) -> None:
         """End the connection; the memory lasts as long as something of it is in use."""
@@ -141,22 +137,22 @@ class Shortcut:
 
     def _take(self, nbytes: int) -> int | None:
         while self._unused:
-            self._arena.drop(self._unused.popleft())
-        return self._arena.take(nbytes)
+            self._blocks.drop(self._unused.popleft())
+        return self._blocks.take(nbytes)
 
-    def _place(self, frame: Buffer) -> int | None:
+    def _place(self, frame: BytesLike) -> int | None:
         """Return where a frame is in the shared memory, with one holder more; it is copied there unless it is there."""
         content = np.frombuffer(frame, np.uint8)
         place = int(content.__array_interface__["data"][0]) - self._address
-        if self._arena.start <= place < self._arena.stop:
-            self._arena.hold(place)
+        if self._blocks.start <= place < self._blocks.stop:
+            self._blocks.hold(place)
             return place
         start = self._take(len(frame))
         if start is not None:
             np.copyto(np.ndarray(len(frame), np.uint8, self._memory, start), content)
         return start
 
-    def _say(self, frames: Sequence[tuple[int, int]], small: Sequence[Buffer]) -> bool:
+    def _say(self, frames: Sequence[tuple[int, int]], small: Sequence[BytesLike]) -> bool:
         back = [self._read.popleft() for _ in range(min(len(self._read), _MOST_FRAMES))]
         head = [_HEAD.pack(len(frames), len(back)), *(_FRAME.pack(*frame) for frame in frames), struct.pack(f"<{len(back)}Q", *back)]
         size = sum(map(len, head)) + sum(map(len, small))
@@ -171,7 +167,7 @@ class Shortcut:
 
     # --- the other side's -------------------------------------------------------------------------------------------------------------
 
-    def _open(self, packet: memoryview) -> list[Buffer] | None:
+    def _open(self, packet: memoryview) -> list[BytesLike] | None:
         count, back = _HEAD.unpack_from(packet)
         frames = [_FRAME.unpack_from(packet, _HEAD.size + _FRAME.size * number) for number in range(count)]
         position = _HEAD.size + _FRAME.size * count
@@ -181,7 +177,7 @@ class Shortcut:
         inline = sum(length for place, length in frames if place == _INLINE)
         if position + inline != len(packet) or any(not self._is_theirs(*frame) for frame in frames):
             raise LookupError("a frame is outside the packet or the sender's memory")
-        message: list[Buffer] = []
+        message: list[BytesLike] = []
         for place, length in frames:
             if place == _INLINE:
                 message.append(bytes(packet[position : position + length]))
@@ -199,9 +195,9 @@ class Shortcut:
         self._lent[place] -= 1
         if not self._lent[place]:
             del self._lent[place]
-        self._arena.drop(place)
+        self._blocks.drop(place)
 
-    def _content(self, place: int, length: int, *, header: bool) -> Buffer:
+    def _content(self, place: int, length: int, *, header: bool) -> BytesLike:
         content = np.ndarray(length, np.uint8, self._memory, place)
         # Headers are parsed, so nobody may change them meanwhile.
         if header or (self._client and not self._may_keep(length)):
@@ -228,12 +224,12 @@ class Shortcut:
             giving_back.detach()
 
 
-_CLIENTS: weakref.WeakSet[Shortcut] = weakref.WeakSet()
+_CLIENTS: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
-    for shortcut in list(_CLIENTS):
-        shortcut.on_fork()
+    for channel in list(_CLIENTS):
+        channel.on_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -243,25 +239,18 @@ if hasattr(os, "register_at_fork"):
 # --- opening ----------------------------------------------------------------------------------------------------------------------
 
 
-def open_shortcut(name: str, identity: bytes) -> Shortcut | None:
+def open_channel(name: str, identity: bytes) -> Channel | None:
     """Offer memory to the coordinator with that name on this machine; None if there is none, or not of this user."""
-    offered = offer_memory(name, identity, 2 * HALF_BYTES, "shortcut")
-    return None if offered is None else Shortcut(*offered, client=True)
+    offered = offer_memory(name, identity)
+    return None if offered is None else Channel(*offered, client=True)
 
 
-def accept_shortcut(connection: socket.socket) -> tuple[bytes, Shortcut]:
-    """Take what a client offers first; return its identity and the shortcut.
+def accept_channel(connection: socket.socket) -> tuple[bytes, Channel]:
+    """Take what a client offers first; return its identity and the channel.
 
     Raises:
         RemoteProtocolError: if it is nothing that can be used safely.
         BlockingIOError: if nothing is there.
     """
-    identity, memory = accept_memory(connection, 2 * HALF_BYTES)
-    return identity, Shortcut(connection, memory, client=False)
-
-
-def listen_for_shortcuts() -> tuple[str, socket.socket] | None:
-    """Return a name on this machine and the socket that listens there; None if the system has no such thing."""
-    name = f"bbgrap-{secrets.token_hex(16)}"
-    listener = listen_at(name)
-    return None if listener is None else (name, listener)
+    identity, memory = accept_memory(connection)
+    return identity, Channel(connection, memory, client=False)

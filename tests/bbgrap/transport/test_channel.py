@@ -13,16 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.transport import sealed as module
-from bbgrap.transport.sealed import TOKEN_BYTES, is_possible
-from bbgrap.transport.shortcut import (
-    HALF_BYTES,
-    KEPT_BYTES,
-    SMALL_BYTES,
-    accept_shortcut,
-    listen_for_shortcuts,
-    open_shortcut,
-)
+from bbgrap.transport import shared_memory as module
+from bbgrap.transport.channel import KEPT_BYTES, SMALL_BYTES, accept_channel, open_channel
+from bbgrap.transport.shared_memory import HALF_BYTES, TOKEN_BYTES, is_possible, listen
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")
 
@@ -32,12 +25,12 @@ FRAME = st.one_of(st.integers(0, 300), st.sampled_from([SMALL_BYTES - 1, SMALL_B
 
 
 def pair():
-    name, listener = listen_for_shortcuts()
+    name, listener = listen()
     with listener:
-        client = open_shortcut(name, ME)
+        client = open_channel(name, ME)
         connection, _ = listener.accept()
     connection.setblocking(False)
-    identity, coordinator = accept_shortcut(connection)
+    identity, coordinator = accept_channel(connection)
     assert identity == ME
     assert not client.send([b"too early"])
     assert client.receive() is None
@@ -74,7 +67,7 @@ def test_messages_arrive_in_order_unchanged_and_all_memory_comes_back(messages):
         receiver.give_back()
         assert sender.receive() is None
         assert lent(sender) == 0
-        assert list(sender._arena) == []
+        assert list(sender._blocks) == []
     for end in ends:
         end.close()
 
@@ -105,17 +98,17 @@ def test_what_is_put_into_its_memory_is_sent_from_there(ends):
     room = coordinator.memory(100_000)
     outputs = np.frombuffer(room, np.float32).reshape(25, 1000)
     outputs[:] = np.arange(1000)
-    (start, _), *others = coordinator._arena
+    (start, _), *others = coordinator._blocks
     assert not others
     parts = [outputs[:20].reshape(-1).view(np.uint8).data, outputs[20:].reshape(-1).view(np.uint8).data]
     assert coordinator.send([b"head", *parts])
-    assert [block[0] for block in coordinator._arena] == [start]
+    assert [block[0] for block in coordinator._blocks] == [start]
     del room, outputs, parts
     gc.collect()
     came = client.receive()
     assert (np.frombuffer(came[1], np.float32).reshape(20, 1000) == np.arange(1000)).all()
     assert (np.frombuffer(came[2], np.float32).reshape(5, 1000) == np.arange(1000)).all()
-    assert [block[0] for block in coordinator._arena] == [start]
+    assert [block[0] for block in coordinator._blocks] == [start]
     del came
     gc.collect()
     client.give_back()
@@ -181,7 +174,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(ends):
     assert not client.send([b"head", bytes(HALF_BYTES - 4096), bytes(5000 * 10)])
     assert not client.send([bytes(SMALL_BYTES - 1)] * 5)
     assert not client.send([b""] * 5000)
-    assert list(client._arena) == []
+    assert list(client._blocks) == []
     assert client.send([b"head", bytes(HALF_BYTES)])
     assert len(coordinator.receive()[1]) == HALF_BYTES
 
@@ -232,7 +225,7 @@ def test_a_packet_that_is_none_is_an_error(ends, wrong):
     client, coordinator = ends
     coordinator.memory(10)
     client._connection.send(wrong)
-    with pytest.raises(RemoteProtocolError, match="shortcut"):
+    with pytest.raises(RemoteProtocolError, match="shared-memory channel"):
         coordinator.receive()
 
 
@@ -272,7 +265,7 @@ def test_memory_that_can_be_cut_off_is_refused(tmp_path):
         with ours, theirs:
             socket.send_fds(ours, [identity], descriptors)
             with pytest.raises(RemoteProtocolError, match="shared memory: expected"):
-                accept_shortcut(theirs)
+                accept_channel(theirs)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -298,14 +291,14 @@ def test_a_client_cannot_take_its_memory_back():
 
 
 def test_nobody_there_and_nothing_possible():
-    assert open_shortcut("", ME) is None
-    assert open_shortcut("bbgrap-nobody", ME) is None
-    assert open_shortcut("x" * 1000, ME) is None
+    assert open_channel("", ME) is None
+    assert open_channel("bbgrap-nobody", ME) is None
+    assert open_channel("x" * 1000, ME) is None
 
 
 def test_memory_goes_with_both_ends():
     def mapped():
-        return Path("/proc/self/maps").read_text().count("memfd:bbgrap-shortcut")
+        return Path("/proc/self/maps").read_text().count("memfd:bbgrap-channel")
 
     gc.collect()
     before = mapped()

@@ -1,0 +1,99 @@
+"""Every shell command of the documents runs: here on small models and one local cluster.
+
+What is heavy is made light by `LIGHTER`, which keeps command and options; what cannot run here is in `NOT_RUN`, each with its reason.
+"""
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from bbgrap.cli.main import app
+from tests.docs.conftest import AGENTS, COORDINATOR, HEAD
+from tests.docs.documents import ROOT, commands
+
+pytestmark = pytest.mark.cluster
+
+LIGHTER = (
+    (r"zoo:(resnet50|vgg16)", "zoo:tiny"),
+    (r"^(bbgrap (?:submit|bench|trace) .*) --agents 2", r"\1"),  # on the cluster that is there
+    (r" --coordinator tcp://head:7070", ""),
+    (r" --runs \d+", ""),
+    (r"^(bbgrap (?:bench|trace) (?!.*--stream).*)", r"\1 --runs 2"),
+    (r" --stream 200", " --stream 8"),
+    (r"^bbgrap demo .*", r"bbgrap demo --agents 2 --model zoo:tiny --runs 2"),
+    (r"inspect model.onnx", "inspect text.onnx"),
+    (r"^bbgrap profile(?! add).*", "bbgrap profile --node left --output left.yaml"),  # a node takes 7 seconds
+    (r"^(bbgrap .*--planner auto.*)", r"\1 --search-seconds 1"),
+    (r" --input cat.jpg", " --input x.npy"),  # no picture is in the tree
+)
+"""What is replaced, in this order; equal commands run once."""
+
+STARTED = {COORDINATOR, *AGENTS.values(), f"{AGENTS['left']} --threads 4", f"export BBGRAP_COORDINATOR={HEAD}"}
+"""What the cluster of these tests is started and found with, at an address of this machine and with one thread for each agent."""
+
+NOT_RUN = {
+    "make demo": "it installs into .venv; `bbgrap demo` runs",
+    "make dev": "it installs into .venv",
+    "make test": "it would run this test",
+    "make check": "it installs into .venv",
+    "make fuzz": "it installs and runs for minutes; `python -m tests.fuzzing --help` runs",
+    "make fuzz FUZZ_ARGS='--models 5000 --seed 1 --minutes 60'": "an hour",
+    "python tools/commands_page.py": "it writes into the tree; test_generated.py runs what it calls",
+    "python tools/operators_page.py": "it writes into the tree; test_coverage.py runs what it calls",
+    "python tools/protocol_page.py": "it writes into the tree; test_generated.py runs what it calls",
+    "python -m benchmarks.network --models resnet50,vgg16,unet,vit_b16,yolo,resnet50@10 --planners auto --save": "root, and half an hour",
+    "python -m benchmarks.speedups": "it writes into the tree; test_documents.py runs what it calls",
+}
+
+SERVERS = {"bbgrap local --agents 2"}
+"""What runs until it is interrupted."""
+
+
+def lighter(command: str) -> str:
+    for pattern, replacement in LIGHTER:
+        command = re.sub(pattern, replacement, command)
+    return command
+
+
+RUN_HERE = list(dict.fromkeys(lighter(command) for command in commands() if re.match(r"bbgrap ", command) and command not in SERVERS))
+OTHERS = {command for command in commands() if not command.startswith("bbgrap ")}
+
+
+def test_what_cannot_run_here_is_exactly_what_is_listed():
+    assert OTHERS - STARTED - {"python -m tests.fuzzing --help"} == NOT_RUN.keys()
+    assert set(commands()) >= STARTED | SERVERS
+
+
+@pytest.mark.parametrize("command", RUN_HERE)
+def test_a_command_runs(command, address, folder, monkeypatch, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setenv("BBGRAP_COORDINATOR", address)
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+    assert result.output
+
+
+@pytest.mark.parametrize("command", sorted(SERVERS))
+def test_a_server_runs_until_it_is_interrupted(command, folder, environment):
+    process = subprocess.Popen(
+        shlex.split(command), cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    lines = iter(process.stdout.readline, "")
+    said = next(line for line in lines if "tcp://" in line)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0, said
+
+
+def test_the_command_of_fuzzing_says_what_it_takes():
+    done = subprocess.run([sys.executable, "-m", "tests.fuzzing", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--models" in done.stdout
