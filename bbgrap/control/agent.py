@@ -58,6 +58,10 @@ from bbgrap.protocol.messages import (
     Welcome,
 )
 
+FIRST_HEARTBEAT_S = 0.5
+"""How often an agent asks to join."""
+FIRST_SILENCE_S = 4.0
+"""How long a coordinator may be silent, or refuse a name that is taken, until its `Welcome` says how long."""
 MAX_DEPLOYMENTS = 16
 """Loaded deployments an agent keeps: twice what a coordinator keeps, so that only a broken coordinator reaches it."""
 ASK_AGAIN_S = 10.0
@@ -84,8 +88,8 @@ class AgentMachine:
         self.membership: int | None = None
         self.deployments: dict[int, _Deployment] = {}
         self._tracker = Tracker(Role.AGENT, f"'{join.name}'")
-        self._heartbeat_s = 0.5
-        self._silence_s = 4.0
+        self._heartbeat_s = FIRST_HEARTBEAT_S
+        self._silence_s = FIRST_SILENCE_S
         self._heard = now
         self._spoke = float("-inf")
         self._refused_since: float | None = None
