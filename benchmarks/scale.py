@@ -177,8 +177,8 @@ def measured_case(
 ) -> Simulated:
     """Plan a case and measure its devices, alone, or while the other of two works on the core `company_on`."""
     shapes, cluster = {name: array.shape for name, array in feeds.items()}, cluster_of(case, profile)
-    prepared = prepare(path, shapes, cluster, options)
-    artifacts = prepared.artifacts
+    planned = prepare(path, shapes, cluster, options)[0]
+    artifacts = planned.artifacts
     walks = []
     for number, device in enumerate(artifacts.devices):
         if company_on is None:
@@ -189,12 +189,12 @@ def measured_case(
     walks.append(watch.host(artifacts.host, list(feeds.values())))
     schedules = [*(device.schedule for device in artifacts.devices), artifacts.host]
     sizes = {message: layout.nbytes for schedule in schedules for message, layout in layouts_sent(schedule).items()}
-    return Simulated(case, cluster, walks, sizes, prepared.report)
+    return Simulated(case, cluster, walks, sizes, planned.report)
 
 
 def companion(path: Path, shapes: Mapping[str, tuple[int, ...]], options: PlanOptions, cluster: Cluster, number: int) -> Work:
     """Return what walks one device of a plan."""
-    artifacts = prepare(path, shapes, cluster, options).artifacts
+    artifacts = prepare(path, shapes, cluster, options)[0].artifacts
     peers = Peers(loaded(artifacts.devices[number], artifacts.weights))
     return lambda: peers.walk(())
 

@@ -3,6 +3,7 @@
 import ast
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,27 @@ def test_pure_modules_import_nothing_impure(module):
         if name in IMPURE | {"importlib"}
     ]
     assert not faults
+
+
+def modules():
+    """Every module of the product, by its name."""
+    folders = ((ROOT / "bbgrap", "bbgrap"), (ROOT / "agents", ""), (ROOT / "coordinator", ""))
+    for folder, package in folders:
+        for path in sorted(folder.rglob("*.py")):
+            parts = (package, *path.relative_to(folder).with_suffix("").parts)
+            yield ".".join(part for part in parts if part and part != "__init__"), path
+
+
+def test_no_import_leads_back():
+    """Neither those in functions nor those for annotations: a module is understood after those that it names."""
+    known = dict(modules())
+    named = {name: set() for name in known}
+    for name, path in known.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found = {f"{node.module}.{alias.name}" for alias in node.names}
+                named[name] |= {module if module in known else node.module for module in found} & known.keys()
+    TopologicalSorter(named).prepare()
 
 
 def test_import_finder_sees_every_form():

@@ -23,7 +23,18 @@ from bbgrap.control.agent import AgentMachine
 from bbgrap.errors import BbgrapError, RemoteProtocolError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
-from bbgrap.protocol.messages import Deploy, Join, WeightChunk
+from bbgrap.protocol.messages import (
+    AnswerPings,
+    Deploy,
+    Join,
+    LinksMeasured,
+    Measure,
+    Measured,
+    MeasureLinks,
+    Recorded,
+    RequestFailed,
+    WeightChunk,
+)
 from bbgrap.transport.control import ControlClient
 from bbgrap.transport.data import DataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
@@ -53,8 +64,8 @@ class Agent:
         self._machine = AgentMachine(join, time.monotonic())
         self._executor = Executor(
             plane,
-            lambda epoch, request, reason: self._events.put(events.Broke(epoch, request, reason)),
-            lambda epoch, request, record: self._events.put(events.StepsRecorded(epoch, request, record)),
+            lambda epoch, request, reason: self._events.put(events.Outcome(RequestFailed(epoch, request, reason))),
+            lambda epoch, request, record: self._events.put(events.Outcome(Recorded(epoch, request, record))),
         )
         self._loader = ThreadPoolExecutor(1, "loader")
         self._fault: str | None = None
@@ -131,25 +142,31 @@ class Agent:
                 executor.post(lambda: executor.remove(epoch))
             case events.Drop(epoch, request):
                 executor.post(lambda: executor.drop(epoch, request))
-            case events.AllowPings(peers):
-                executor.post(lambda: executor.allow_pings(peers))
-            case events.StartMeasuring(measurement):
-                self._later(
-                    lambda: events.MeasuringDone(measurement, measure_machine(self._join)),
-                    lambda fault: events.MeasuringDone(measurement, None, fault),
-                )
-            case events.StartMeasuringLinks(measurement, peers):
-                others = reachable(peers, host_of(self._control.address))
-                self._later(
-                    lambda: events.LinksDone(measurement, measure_links(others, executor)),
-                    lambda fault: events.LinksDone(measurement, (), fault),
-                )
+            case events.Perform(message):
+                self._perform(message)
             case events.Reconnect():
                 self._control.reopen()
-            case events.Tell(text):
+            case events.Log(text):
                 _log.info(text)
             case events.Quit(fault):
                 self._fault = self._fault or fault
+
+    def _perform(self, message: Measure | MeasureLinks | AnswerPings) -> None:
+        executor = self._executor
+        match message:
+            case AnswerPings(peers):
+                executor.post(lambda: executor.allow_pings(peers))
+            case Measure(measurement):
+                self._later(
+                    lambda: events.Outcome(Measured(measurement, measure_machine(self._join), "")),
+                    lambda fault: events.Outcome(Measured(measurement, None, fault)),
+                )
+            case MeasureLinks(measurement, peers):
+                others = reachable(peers, host_of(self._control.address))
+                self._later(
+                    lambda: events.Outcome(LinksMeasured(measurement, measure_links(others, executor), "")),
+                    lambda fault: events.Outcome(LinksMeasured(measurement, (), fault)),
+                )
 
     def _later(self, work: Callable[[], events.Event], failed: Callable[[str], events.Event]) -> None:
         """Do something that takes long in the loader's thread; what it returns, or `failed` of its error, comes back as an event."""

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import KernelRate, NodeProfile
+from bbgrap.cluster.types import KernelRate, NodeProfile, Speed
 from bbgrap.protocol.messages import Join
 from bbgrap.tdl.work import KINDS
 from bbgrap_agent.fitting import Sample, fit, rounded, typical

@@ -46,11 +46,8 @@ class Balance:
         return {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
 
     def _alone_s(self, device: int) -> float:
-        name = self._cluster.nodes[device].name
         return sum(
-            self._predictor.seconds(device, self._pieces.work(node, Tile(0, whole_output(self._graph, node))))
-            * self._predictor.calibration.factor(name, node.name)
-            for node in self._graph.nodes
+            self._predictor.seconds(device, self._pieces.work(node, Tile(0, whole_output(self._graph, node)))) for node in self._graph.nodes
         )
 
     def _link_s(self, device: int) -> float:

@@ -10,7 +10,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.memory import program_bytes
 from bbgrap.compiler.passes import SlowestFirst
-from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration, Predictor
+from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Post, Work
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.planners.options import PlanOptions
@@ -53,7 +53,6 @@ class Evaluator:
         pieces: Pieces,
         cluster: Cluster,
         options: PlanOptions,
-        calibration: Calibration = NOT_CALIBRATED,
         time_is_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start with a full budget."""
@@ -62,7 +61,7 @@ class Evaluator:
         self.objective = options.objective
         self.transfers = options.transfer_dtype
         self.dictionary_devices = dictionary_devices_of(cluster, options.input_values)
-        self.predictor = Predictor(cluster, calibration)
+        self.predictor = Predictor(cluster)
         self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
         self.plans = 0
         self._time_is_up = time_is_up

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from bbgrap.auto.calibrate import Segments, segments_of
 from bbgrap.auto.search import Found, plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, NodeProfile
 from bbgrap.compiler.compile import Compiled
 from bbgrap.compiler.direct import build_direct
-from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration, Predictor
+from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.timeline import LANES, Timeline, plain_timeline
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
@@ -36,22 +35,16 @@ class Forecast:
     compiled: Compiled
     descriptions: Descriptions
     found: Found | None = None
-    calibration: Calibration = NOT_CALIBRATED
 
     @cached_property
     def predictor(self) -> Predictor:
         """Times pieces and messages on the plan's cluster."""
-        return Predictor(self.compiled.plan.cluster, self.calibration)
+        return Predictor(self.compiled.plan.cluster)
 
     @cached_property
     def timeline(self) -> Timeline:
         """When every node does what."""
         return self.predictor.timeline(self.compiled.optimized)
-
-    @property
-    def segments(self) -> Segments:
-        """What its segments are predicted to take, without corrections: to be compared with what they take."""
-        return segments_of(self.compiled)
 
     @cached_property
     def single_s(self) -> tuple[float, ...]:
@@ -71,7 +64,6 @@ class Forecast:
         timeline, names = self.timeline, [node.name for node in self.compiled.plan.cluster.nodes]
         report: dict[str, object] = {
             "predicted_ms": _ms(timeline.total_s),
-            "calibrated": bool(self.calibration.factors),
             "predicted_single_node_ms": _ms(min(self.single_s)),
             "predicted_nodes": {
                 name: {f"{lane}_ms": _ms(timeline.busy_s(device, lane)) for lane in LANES} for device, name in enumerate(names)
@@ -95,7 +87,7 @@ class Forecast:
             ("one more node like the fastest one", _one_more(plan.cluster, self.single_s)),
             (f"links {MORE_BANDWIDTH} times as fast", _faster(plan.cluster)),
         ):
-            found = plan_auto(plan.graph, cluster, brief, self.descriptions, calibration=self.calibration)
+            found = plan_auto(plan.graph, cluster, brief, self.descriptions)
             yield words, found.score.seconds
 
 

@@ -19,7 +19,6 @@ from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.auto.improve import improve
 from bbgrap.auto.mix import mixtures
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
@@ -53,7 +52,6 @@ def plan_auto(
     options: PlanOptions,
     descriptions: Mapping[str, Description | None],
     *,
-    calibration: Calibration = NOT_CALIBRATED,
     time_is_up: Callable[[], bool] = lambda: False,
 ) -> Found:
     """Search for the best plan; `time_is_up` may end the search early, with the best plan so far.
@@ -61,7 +59,7 @@ def plan_auto(
     Raises:
         PlanError: if a planner broke a law of plans.
     """
-    evaluator = Evaluator(Pieces(graph, descriptions), cluster, options, calibration, time_is_up)
+    evaluator = Evaluator(Pieces(graph, descriptions), cluster, options, time_is_up)
     candidates = Candidates(evaluator).collect()
     starts = candidates[:STARTS]
     if len(cluster.nodes) > 1 and not evaluator.spent:

@@ -57,11 +57,10 @@ def plan_offline(request: Request) -> Planned:
     with step("loading for these shapes"):
         graph = load_graph(path, shapes)
     with step(f"planning over {len(cluster.nodes)} nodes"):
-        forecast, _, report = fit(graph, cluster, request.options)
-    for refusal in report["changed"]:
+        forecast, variant = fit(graph, cluster, request.options)
+    for refusal in variant.report["changed"]:
         say(f"does not fit, planned otherwise: {refusal}")
-    report["model"] = request.model
-    report["inputs"] = {name: list(shape) for name, shape in shapes.items()}
+    report = {**variant.report, "model": request.model, "inputs": {name: list(shape) for name, shape in shapes.items()}}
     planned = Planned(path, inputs, shapes, forecast, report)
     if len(forecast.compiled.plan.devices_used) < len(cluster.nodes):
         idle = [name for number, name in enumerate(planned.names) if number not in forecast.compiled.plan.devices_used]

@@ -34,8 +34,7 @@ import yaml
 
 from bbgrap.cluster.documents import keys
 from bbgrap.cluster.reading import ClusterDocument
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import ETHERNET, Cluster, Link, NodeProfile
+from bbgrap.cluster.types import ETHERNET, Cluster, Link, NodeProfile, Speed
 from bbgrap.cluster.units import FLOPS, RATES, SIZES, TIMES, format_quantity
 
 _WIDTH = 120

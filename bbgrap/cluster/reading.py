@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import yaml
 
 from bbgrap.cluster.documents import Document, keys, shown
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import COORDINATOR, Cluster, KernelRate, Link, LinkProfile, Network, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, Cluster, KernelRate, Link, LinkProfile, Network, NodeProfile, Speed
 from bbgrap.cluster.units import FLOPS, RATES, SIZES, TIMES
 from bbgrap.tdl.work import KINDS
 

@@ -7,45 +7,11 @@ as it is, or as the mean of machines that are alike; the same profiles give the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING
 
-from bbgrap.errors import ClusterFileError
+from bbgrap.cluster.profiles import NodeProfile, Speed
 from bbgrap.tdl.work import KINDS, Work
-
-if TYPE_CHECKING:
-    from bbgrap.cluster.types import NodeProfile
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """How fast a node does one kind of work (`bbgrap.tdl.work.KINDS`), with all its threads.
-
-        seconds = overhead_s + flops / flops_per_s + weight bytes / weight_bytes_per_s + map bytes / map_bytes_per_s
-
-    So half of the rows of a layer costs more than half of its time: its weights are read whole. A rate of 0 costs nothing.
-    """
-
-    kind: str
-    flops_per_s: float = 0.0
-    weight_bytes_per_s: float = 0.0
-    map_bytes_per_s: float = 0.0
-    overhead_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Reject rates that would give time back."""
-        if not min(self.flops_per_s, self.weight_bytes_per_s, self.map_bytes_per_s, self.overhead_s) >= 0:
-            raise ClusterFileError(f"speed of '{self.kind}': expected rates and an overhead of at least 0, got {self}")
-
-    def seconds(self, flops: float, weight_bytes: float, map_bytes: float) -> float:
-        """Return the time of one piece of work."""
-        terms = ((flops, self.flops_per_s), (weight_bytes, self.weight_bytes_per_s), (map_bytes, self.map_bytes_per_s))
-        return self.overhead_s + sum(amount / rate for amount, rate in terms if rate)
-
-    def seconds_of(self, work: Work) -> float:
-        """Return the time of one piece of work."""
-        return self.seconds(work.flops, work.weight_bytes, work.map_bytes)
 
 
 def _convolution(kind: str, kernel: int, inputs: int, outputs: int, size: int, group: int = 1) -> Work:
@@ -179,7 +145,7 @@ def speeds_together(nodes: Sequence[NodeProfile]) -> tuple[Mapping[str, Speed], 
 def _alike(nodes: Sequence[NodeProfile], speeds: Sequence[Mapping[str, Speed]]) -> list[list[int]]:
     """Return groups of devices that are machines of one kind: as many cores and threads, the same measured, and as good as equal speeds."""
     groups: dict[tuple[int, int, frozenset[str]], list[list[int]]] = {}
-    seconds = [typical_seconds(of) for of in speeds]
+    seconds = [_typical_seconds(of) for of in speeds]
     for device in sorted(range(len(nodes)), key=lambda d: (seconds[d], d)):
         node = nodes[device]
         if node.work:
@@ -191,7 +157,7 @@ def _alike(nodes: Sequence[NodeProfile], speeds: Sequence[Mapping[str, Speed]]) 
     return [devices for same in groups.values() for devices in same if len(devices) > 1]
 
 
-def typical_seconds(speeds: Mapping[str, Speed]) -> float:
+def _typical_seconds(speeds: Mapping[str, Speed]) -> float:
     """Return what a machine is predicted to take for typical work: all of its predictions together go up and down with it."""
     return sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items())
 

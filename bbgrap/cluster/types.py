@@ -7,80 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from bbgrap.cluster.speeds import Speed as Speed
+from bbgrap.cluster.profiles import KernelRate as KernelRate
+from bbgrap.cluster.profiles import LinkProfile as LinkProfile
+from bbgrap.cluster.profiles import NodeProfile as NodeProfile
+from bbgrap.cluster.profiles import Speed as Speed
 from bbgrap.cluster.speeds import shares_of
 from bbgrap.errors import ClusterFileError
 
 COORDINATOR = "coordinator"
 """What a link calls the coordinator, which is no node."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkProfile:
-    """A link between two nodes, measured or declared: one-way bandwidth and round-trip time of a small message."""
-
-    peer: str
-    bandwidth_bytes_per_s: float
-    round_trip_s: float
-
-    def __post_init__(self) -> None:
-        """Reject a link over which nothing ever arrives, or before it was sent."""
-        if not self.bandwidth_bytes_per_s > 0 or not self.round_trip_s >= 0:
-            expected = "expected a bandwidth above 0 bytes/s and a round trip of at least 0 s"
-            raise ClusterFileError(f"link to '{self.peer}': {expected}, got {self.bandwidth_bytes_per_s} and {self.round_trip_s}")
-
-
-@dataclass(frozen=True, slots=True)
-class KernelRate:
-    """Speed of one kind of work, e.g. `conv3x3_64_56`: billions of floating point operations per second."""
-
-    kind: str
-    gflops: float
-
-
-@dataclass(frozen=True, slots=True)
-class NodeProfile:
-    """One machine.
-
-    `share` is its relative part of the work (1.0 each: even split). `group` names the rack or site it stands in. `work` are its speeds
-    by kind of work. `machine` names the computer it runs on, if others do, too. Zero or empty fields are not known.
-    """
-
-    name: str
-    share: float = 1.0
-    cores: int = 0
-    threads: int = 0
-    memory_bytes: int = 0
-    memory_bandwidth_bytes_per_s: float = 0.0
-    kernels: tuple[KernelRate, ...] = ()
-    links: tuple[LinkProfile, ...] = ()
-    group: str = ""
-    work: tuple[Speed, ...] = ()
-    machine: str = ""
-
-    def __post_init__(self) -> None:
-        """Reject a share that divides nothing, and memory that gives time back."""
-        if not self.share > 0:
-            raise ClusterFileError(f"node '{self.name}': expected a share above 0, got {self.share}; leave the node out instead")
-        if not self.memory_bandwidth_bytes_per_s >= 0:
-            found = self.memory_bandwidth_bytes_per_s
-            raise ClusterFileError(f"node '{self.name}': expected a memory bandwidth of at least 0 (not known), got {found}")
-
-    def over(self, other: NodeProfile) -> NodeProfile:
-        """Return this profile, with what it does not know taken from another: field by field, kind by kind, link by link."""
-        return NodeProfile(
-            self.name,
-            other.share if self.share == 1 else self.share,
-            self.cores or other.cores,
-            self.threads or other.threads,
-            self.memory_bytes or other.memory_bytes,
-            self.memory_bandwidth_bytes_per_s or other.memory_bandwidth_bytes_per_s,
-            tuple({kernel.kind: kernel for kernel in (*other.kernels, *self.kernels)}.values()),
-            tuple({link.peer: link for link in (*other.links, *self.links)}.values()),
-            self.group or other.group,
-            tuple({speed.kind: speed for speed in (*other.work, *self.work)}.values()),
-            self.machine or other.machine,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
 """How long a program takes on a cluster: the speeds of its nodes, the links between them, and the clock.
 
 A segment takes its start-up, its operations one by one, and the copying of maps at its borders; a message takes both ends' processors
-and its way. What was measured on a deployment corrects the operations' times: by graph node and machine, as a factor.
+and its way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from bbgrap.cluster import Cluster
 from bbgrap.costmodel.clock import Act, Await, Post, Work, run_clock
@@ -20,45 +19,19 @@ from bbgrap.tdl.work import Work as Amount
 REQUEST_S = 400e-6
 """What a request costs beyond its program: the way from client to coordinator and back, measured with an empty one on one machine."""
 
-ANY_NODE = ""
-"""Stands for the graph nodes of which a machine has measured nothing."""
-
-MESSAGES = "\0messages"
-"""Stands for either end of messages between nodes: how cold the caches are when one is handled depends on the model (decision 10)."""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """How measured times relate to predicted ones: factors by (machine's name, graph node); 1 for what was not measured."""
-
-    factors: Mapping[tuple[str, str], float] = field(default_factory=dict)
-
-    def factor(self, machine: str, node: str) -> float:
-        """Return measured seconds per predicted second."""
-        known = self.factors.get((machine, node))
-        return self.factors.get((machine, ANY_NODE), 1.0) if known is None else known
-
-    def message_factor(self, machine: str) -> float:
-        """Return measured seconds per predicted second of handling a message."""
-        return self.factors.get((machine, MESSAGES), 1.0)
-
-
-NOT_CALIBRATED = Calibration()
-
 
 class Predictor:
     """Predicts programs on one cluster; remembers what pieces of work take."""
 
-    def __init__(self, cluster: Cluster, calibration: Calibration = NOT_CALIBRATED) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         """Predict for these nodes; the host computes nothing."""
         self.cluster = cluster
-        self.calibration = calibration
         self._names = [*(node.name for node in cluster.nodes), "coordinator"]
-        self.network = NetworkModel(cluster, [calibration.message_factor(name) for name in self._names])
+        self.network = NetworkModel(cluster)
         self._seconds: dict[tuple[int, Amount], float] = {}
 
     def seconds(self, device: int, amount: Amount) -> float:
-        """Return what a piece of work takes on a device, without corrections."""
+        """Return what a piece of work takes on a device."""
         key = (device, amount)
         known = self._seconds.get(key)
         if known is None:
@@ -72,7 +45,7 @@ class Predictor:
         """Return what an operation takes on a device; a copy at a border costs its bytes."""
         match op:
             case Apply():
-                return self.seconds(device.device, op.work) * self.calibration.factor(self._names[device.device], op.node)
+                return self.seconds(device.device, op.work)
             case Assemble() | Combine():
                 copies = 1 if isinstance(op, Assemble) else len(op.inputs)
                 held = device.buffers[op.output]

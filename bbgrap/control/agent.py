@@ -12,26 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bbgrap.control.agent_events import (
-    AllowPings,
-    Broke,
     CheckWeights,
     Drop,
     Event,
     Instruction,
-    LinksDone,
     Load,
     Loaded,
-    MeasuringDone,
+    Log,
+    Outcome,
+    Perform,
     Quit,
     Received,
     Reconnect,
     Say,
-    StartMeasuring,
-    StartMeasuringLinks,
-    StepsRecorded,
     Stop,
     StoreChunk,
-    Tell,
     Tick,
     Unload,
     WeightArrived,
@@ -50,9 +45,7 @@ from bbgrap.protocol.messages import (
     HeartbeatSeen,
     Join,
     Leave,
-    LinksMeasured,
     Measure,
-    Measured,
     MeasureLinks,
     Recorded,
     Refused,
@@ -65,6 +58,10 @@ from bbgrap.protocol.messages import (
     Welcome,
 )
 
+FIRST_HEARTBEAT_S = 0.5
+"""How often an agent asks to join."""
+FIRST_SILENCE_S = 4.0
+"""How long a coordinator may be silent, or refuse a name that is taken, until its `Welcome` says how long."""
 MAX_DEPLOYMENTS = 16
 """Loaded deployments an agent keeps: twice what a coordinator keeps, so that only a broken coordinator reaches it."""
 ASK_AGAIN_S = 10.0
@@ -85,14 +82,14 @@ class AgentMachine:
     Invariants: `deployments` holds no released deployment and at most `MAX_DEPLOYMENTS`; `missing` of one is what it waits for.
     """
 
-    def __init__(self, join: Join, now: float, *, heartbeat_s: float = 0.5, silence_s: float = 4.0) -> None:
-        """Start unjoined; intervals are seconds, the coordinator's `Welcome` overrides the heartbeat."""
+    def __init__(self, join: Join, now: float) -> None:
+        """Start unjoined; the coordinator's `Welcome` says how often it wants to hear from it."""
         self.join = join
         self.membership: int | None = None
         self.deployments: dict[int, _Deployment] = {}
         self._tracker = Tracker(Role.AGENT, f"'{join.name}'")
-        self._heartbeat_s = heartbeat_s
-        self._silence_s = silence_s
+        self._heartbeat_s = FIRST_HEARTBEAT_S
+        self._silence_s = FIRST_SILENCE_S
         self._heard = now
         self._spoke = float("-inf")
         self._refused_since: float | None = None
@@ -108,7 +105,7 @@ class AgentMachine:
         """How long the driver may wait before the next `Tick`."""
         return self._heartbeat_s
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:  # noqa: C901 - one branch per event
+    def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take an event and return what is to be done, in order.
 
         Raises:
@@ -125,16 +122,9 @@ class AgentMachine:
                 return self._on_weight(event, now)
             case Loaded():
                 return self._on_loaded(event)
-            case Broke():
-                known = event.epoch in self.deployments and self.state == "joined"
-                return [Say(RequestFailed(event.epoch, event.request, event.reason))] if known else []
-            case StepsRecorded():
-                known = event.epoch in self.deployments and self.state == "joined"
-                return [Say(Recorded(event.epoch, event.request, event.record))] if known else []
-            case MeasuringDone():
-                return [Say(Measured(event.measurement, event.profile, event.reason))] if self.state == "joined" else []
-            case LinksDone():
-                return [Say(LinksMeasured(event.measurement, event.links, event.reason))] if self.state == "joined" else []
+            case Outcome(message):
+                void = isinstance(message, RequestFailed | Recorded) and message.epoch not in self.deployments
+                return [] if void or self.state != "joined" else [Say(message)]
             case Stop():
                 return self._on_stop(event.reason)
 
@@ -164,12 +154,8 @@ class AgentMachine:
                 return [Drop(message.epoch, message.request)] if message.epoch in self.deployments else []
             case Release():
                 return self._release(message.epoch, "Release")
-            case Measure():
-                return [StartMeasuring(message.measurement)]
-            case MeasureLinks():
-                return [StartMeasuringLinks(message.measurement, message.peers)]
-            case AnswerPings():
-                return [AllowPings(message.peers)]
+            case Measure() | MeasureLinks() | AnswerPings():
+                return [Perform(message)]
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Instruction]:
         self._refused_since = None
@@ -180,7 +166,7 @@ class AgentMachine:
             return [Say(Heartbeat())]
         self.membership = message.membership
         voided = self._release_all()
-        return [*voided, Tell(f"joined as '{self.join.name}'"), Say(Heartbeat())]
+        return [*voided, Log(f"joined as '{self.join.name}'"), Say(Heartbeat())]
 
     def _on_refused(self, message: Refused, now: float) -> list[Instruction]:
         # A name stays taken for as long as the coordinator believes its last holder alive: a restarted agent waits that out once.
@@ -198,10 +184,10 @@ class AgentMachine:
             self._heard = now
             if self.state == "joined":
                 self._tracker.move("silence")
-                done.append(Tell("the coordinator is silent; joining again until it answers"))
+                done.append(Log("the coordinator is silent; joining again until it answers"))
             elif self.membership is None and not self._complained:
                 self._complained = True
-                done.append(Tell("the coordinator does not answer; trying until it does"))
+                done.append(Log("the coordinator does not answer; trying until it does"))
             done.append(Reconnect())
         # Half an interval of slack: a tick that comes a little early must not skip a whole beat.
         if now - self._spoke >= self._heartbeat_s / 2:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.cluster.types import LinkProfile, NodeProfile
-from bbgrap.protocol.messages import AgentCommand, AgentMessage, Deploy, Peer, WeightChunk
-from bbgrap.runtime.recording import Record
+from bbgrap.protocol.messages import (
+    AgentCommand,
+    AgentMessage,
+    AnswerPings,
+    Deploy,
+    LinksMeasured,
+    Measure,
+    Measured,
+    MeasureLinks,
+    Recorded,
+    RequestFailed,
+    WeightChunk,
+)
 
 # --- events ---------------------------------------------------------------------------------------------------------------------
 
@@ -51,39 +61,10 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Broke:
-    """A request failed on this agent."""
+class Outcome:
+    """A request failed on this agent or its records are there, or the answer to `Perform`: what the coordinator is told of it."""
 
-    epoch: int
-    request: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepsRecorded:
-    """A request that was to be recorded is over, and the clocks are compared."""
-
-    epoch: int
-    request: int
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuringDone:
-    """Answer to `StartMeasuring`."""
-
-    measurement: int
-    profile: NodeProfile | None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LinksDone:
-    """Answer to `StartMeasuringLinks`."""
-
-    measurement: int
-    links: tuple[LinkProfile, ...]
-    reason: str = ""
+    message: RequestFailed | Recorded | Measured | LinksMeasured
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +74,7 @@ class Stop:
     reason: str
 
 
-Event = Received | Tick | WeightsChecked | WeightArrived | Loaded | Broke | StepsRecorded | MeasuringDone | LinksDone | Stop
+Event = Received | Tick | WeightsChecked | WeightArrived | Loaded | Outcome | Stop
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------
@@ -144,25 +125,10 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class AllowPings:
-    """Answer pings of these peers only."""
+class Perform:
+    """Measure this machine or its links and answer with an `Outcome`, or let peers measure theirs."""
 
-    peers: tuple[Peer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StartMeasuring:
-    """Measure how fast this machine works."""
-
-    measurement: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartMeasuringLinks:
-    """Measure the links to the peers."""
-
-    measurement: int
-    peers: tuple[Peer, ...]
+    message: Measure | MeasureLinks | AnswerPings
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +137,7 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Log:
     """Write a line for the operator."""
 
     text: str
@@ -184,6 +150,4 @@ class Quit:
     fault: str
 
 
-Instruction = (
-    Say | CheckWeights | StoreChunk | Load | Unload | Drop | AllowPings | StartMeasuring | StartMeasuringLinks | Reconnect | Tell | Quit
-)
+Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | Perform | Reconnect | Log | Quit

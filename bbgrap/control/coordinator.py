@@ -1,8 +1,7 @@
 """What a coordinator does when something happens: events and the time in, instructions out.
 
 Laws: the machine never waits and never looks at a clock; every call of a client gets one final answer, whatever agents do; a request that
-ran on an agent that is lost runs again on another route of a stream, or fails at once, and the next one on its plan is planned anew over
-the agents that are left.
+ran on an agent that is lost runs again, on another variant of its plan or on a new deployment over the agents that are left.
 """
 
 from __future__ import annotations
@@ -11,31 +10,28 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bbgrap.auto.calibrate import MachineFactors
-from bbgrap.control.calibrations import Calibrations
 from bbgrap.control.coordinator_events import (
     ChunkWritten,
     Event,
     FromPeer,
     Identity,
     Instruction,
+    Log,
     PlanFailed,
     Planned,
     RequestBroke,
     RequestDone,
     Settings,
-    Tell,
     Tick,
     ToAgent,
     ToClient,
 )
 from bbgrap.control.deployments import Deployments
-from bbgrap.control.dispatch import Requests
+from bbgrap.control.dispatch import NO_AGENT, Requests
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.plans import Caller, Deployment, Plan, Route
-from bbgrap.control.profiling import Measurements
+from bbgrap.control.plans import Caller, Plan
+from bbgrap.control.profiling import Profiling
 from bbgrap.control.uploads import Uploads
-from bbgrap.errors import RemoteProtocolError
 from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.protocol.client_messages import (
     Ask,
@@ -74,33 +70,21 @@ from bbgrap.protocol.messages import (
     WeightStored,
 )
 
-NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
-
 
 class CoordinatorMachine:
     """The control side of the coordinator.
 
-    Invariants: after every event, no route that should serve is idle while a request waits for it, unless its place is to be taken and the
-    new routes are timed.
+    Invariants: after every event, no variant that should serve is idle while a request waits for it.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        stored: Mapping[str, int] | None = None,
-        calibrations: Mapping[str, Mapping[str, MachineFactors]] | None = None,
-    ) -> None:
-        """Start without agents and clients.
-
-        `stored` are the model files kept from earlier, with their sizes, `calibrations` what was measured earlier, by model and machine.
-        """
+    def __init__(self, settings: Settings, stored: Mapping[str, int] | None = None) -> None:
+        """Start without agents and clients; `stored` are the model files kept from earlier, with their sizes in bytes."""
         self.settings = settings
         self.members = Members(settings)
-        self.calibrations = Calibrations(calibrations)
-        self.deployments = Deployments(settings, self.members, self.calibrations)
+        self.deployments = Deployments(settings, self.members)
         self.uploads = Uploads(dict(stored or {}))
-        self.measurements = Measurements(settings, self.members)
-        self.requests = Requests(settings, self.members, self.deployments, self.calibrations)
+        self.profiling = Profiling(settings, self.members)
+        self.requests = Requests(settings, self.members, self.deployments)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take an event and return what is to be done, in order.
@@ -109,9 +93,7 @@ class CoordinatorMachine:
             RemoteProtocolError: if a peer sent what must not come now; nothing has changed then.
         """
         done = self._on_event(event, now)
-        for deployment in list(self.deployments.by_epoch.values()):
-            done += self.requests.go_on(deployment, now)
-        return done
+        return [*done, *self.requests.go_on(now)]
 
     def _on_event(self, event: Event, now: float) -> list[Instruction]:
         match event:
@@ -125,7 +107,7 @@ class CoordinatorMachine:
                 return self._on_planned(event, now)
             case PlanFailed():
                 deployment = self.deployments.by_epoch.get(event.epoch)
-                return [] if deployment is None else self._give_up(deployment, "plan failed", event.fault, event.reason)
+                return [] if deployment is None else self.requests.give_up(deployment, event.fault, event.reason)
             case RequestDone():
                 return self.requests.done(event, now)
             case RequestBroke():
@@ -134,25 +116,12 @@ class CoordinatorMachine:
     # --- agents -----------------------------------------------------------------------------------------------------------------
 
     def _on_message(self, identity: Identity, message: AgentMessage | ClientMessage, now: float) -> list[Instruction]:
-        match message:
-            case Join():
-                return self.members.join(identity, message, now)
-            case (
-                Heartbeat()
-                | WeightsMissing()
-                | WeightStored()
-                | Deployed()
-                | DeploymentFailed()
-                | RequestFailed()
-                | Recorded()
-                | Measured()
-                | LinksMeasured()
-                | Leave()
-            ):
-                member = self.members.heard(identity, type(message).__name__, now)
-                return [ToAgent(identity, member)] if isinstance(member, Rejoin) else self._on_agent(member, message, now)
-            case _:
-                return self._on_client(identity, message, now)
+        if isinstance(message, Join):
+            return self.members.join(identity, message, now)
+        if not isinstance(message, AgentMessage):
+            return self._on_client(identity, message, now)
+        member = self.members.heard(identity, type(message).__name__, now)
+        return [ToAgent(identity, member)] if isinstance(member, Rejoin) else self._on_agent(member, message, now)
 
     def _on_agent(self, member: Member, message: AgentMessage, now: float) -> list[Instruction]:  # noqa: C901 - one branch per message
         match message:
@@ -170,87 +139,26 @@ class CoordinatorMachine:
                 if found is None or member.identity not in found[1].parts:
                     return []
                 reason = f"agent '{member.name}' cannot run the deployment: {message.reason}"
-                return self._lose_route(*found, "DeploymentFailed", reason, now)
+                found[0].tracker.move("DeploymentFailed")
+                return self.requests.lose_variant(*found, reason, now)
             case RequestFailed():
                 return self.requests.failed_on(member, message)
             case Recorded():
-                return self.requests.recorded(member, message, now)
+                return self.requests.recorded(member, message)
             case Measured():
-                return self.measurements.measured(member, message, now)
+                return self.profiling.measured(member, message, now)
             case LinksMeasured():
-                return self.measurements.links_measured(member, message, now)
+                return self.profiling.links_measured(member, message, now)
             case Leave():
                 return self._lose(member, "Leave", "left", now)
 
     def _lose(self, member: Member, event: str, verb: str, now: float) -> list[Instruction]:
-        """Take an agent out, fail what ran on it, and move what waits to the agents that are left."""
+        """Take an agent out; what ran on it, or waited for it, runs again on what is left."""
         self.members.remove(member, event)
-        left = len(self.members.by_name)
-        done: list[Instruction] = [Tell(f"agent '{member.name}' {verb}; {left} left"), *self.measurements.lost(member, now)]
-        for deployment in [d for d in self.deployments.by_epoch.values() if d.concerns(member)]:
-            broken = [route for route in deployment.routes if member.identity in route.parts]
-            if deployment.is_stream and 0 < len(broken) < len(deployment.routes):
-                for route in broken:
-                    done += self._do_without(deployment, route, now)
-                continue
-            for number in sorted(number for route in broken for number in route.lane.running):
-                reason = f"agent '{member.name}' {verb} while request {number} ran; {left} agents are left, submit again"
-                done += self.requests.fail(number, "agent lost", Fault.EXECUTION, reason)
-            # One that had been replaced may have ended with its last request.
-            if deployment.epoch in self.deployments.by_epoch:
-                done += self._replace(deployment, broken, now) if deployment.running else self._end_and_move(deployment, "agent lost", now)
-        return done
-
-    def _lose_route(self, deployment: Deployment, route: Route, event: str, reason: str, now: float) -> list[Instruction]:
-        """Go on without a route that cannot be used, or end the deployment."""
-        serves = deployment.tracker.state == "ready" and not deployment.is_stream
-        if serves or len(deployment.routes) == 1:
-            return self._give_up(deployment, event, Fault.EXECUTION, reason)
-        return [Tell(f"deployment {deployment.epoch} goes on without {route.name}: {reason}"), *self._do_without(deployment, route, now)]
-
-    def _do_without(self, deployment: Deployment, route: Route, now: float) -> list[Instruction]:
-        """Take a route out; its requests are the next ones to start on another."""
-        self.requests.take_back(deployment, route)
-        done = self.deployments.drop(deployment, route)
-        return [*done, *self.deployments.advance(deployment, now)] if deployment.tracker.state == "loading" else done
-
-    def _replace(self, deployment: Deployment, broken: list[Route], now: float) -> list[Instruction]:
-        """Let a deployment end with the requests that run on the routes it has left; whoever waits goes to a new one."""
-        done = [instruction for route in broken for instruction in self.deployments.drop(deployment, route)]
-        if deployment.plan.epoch != deployment.epoch:
-            return done
-        if deployment.callers or deployment.waiting:
-            return [*done, *self.deployments.begin(deployment.plan, now)[1]]
-        deployment.plan.epoch = None
-        return done
-
-    def _end_and_move(self, deployment: Deployment, event: str, now: float) -> list[Instruction]:
-        callers, waiting = deployment.callers, deployment.waiting
-        deployment.callers, deployment.waiting = [], []
-        done = self.deployments.end(deployment, event)
-        if not callers and not waiting:
-            return done
-        if not self.members.by_name:
-            return [*done, *self._refuse(callers, waiting, Fault.UNAVAILABLE, NO_AGENT)]
-        again, begun = self._deployment_for(deployment.plan, now, fresh=False)
-        again.callers += callers
-        again.waiting += waiting
-        return [*done, *begun]
-
-    def _refuse(self, callers: list[Caller], waiting: list[int], fault: Fault, reason: str) -> list[Instruction]:
-        done: list[Instruction] = [ToClient(identity, Failed(call, fault, reason)) for identity, call in callers]
-        for number in waiting:
-            done += self.requests.fail(number, "failed", fault, reason)
-        return done
-
-    def _give_up(self, deployment: Deployment, event: str, fault: Fault, reason: str) -> list[Instruction]:
-        """End a deployment that cannot work and fail everything that needs it."""
-        callers, requests = deployment.callers, [*deployment.waiting, *sorted(deployment.running)]
-        deployment.callers, deployment.waiting = [], []
-        done = self._refuse(callers, requests, fault, reason)
-        if deployment.epoch in self.deployments.by_epoch:
-            done += self.deployments.end(deployment, event)
-        return [Tell(f"deployment {deployment.epoch} failed: {reason}"), *done]
+        done: list[Instruction] = [Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} left")]
+        for deployment in self.deployments.concerned(member):
+            done += self.requests.lose_agent(deployment, member)
+        return [*done, *self.profiling.lost(member, now)]
 
     # --- deployments ------------------------------------------------------------------------------------------------------------
 
@@ -259,19 +167,10 @@ class CoordinatorMachine:
         if deployment is None:
             return []
         agents = len(deployment.members)
-        wrong = [n for n in (len(a.devices) for a in (event.artifacts, *(o.artifacts for o in event.alternatives))) if n != agents]
+        wrong = [n for n in (len(variant.artifacts.devices) for variant in event.variants) if n != agents]
         if wrong:
-            reason = f"planner: expected programs for {agents} devices, got {wrong[0]}"
-            return self._give_up(deployment, "plan failed", Fault.PLAN, reason)
-        return self.deployments.planned(event, now)
-
-    def _deployment_for(self, plan: Plan, now: float, *, fresh: bool) -> tuple[Deployment, list[Instruction]]:
-        """Return the plan's deployment; begin one if there is none, or (`fresh`) if the agents have changed since."""
-        deployment = self.deployments.current(plan)
-        if deployment is None or (fresh and not self.deployments.is_up_to_date(deployment)):
-            return self.deployments.begin(plan, now)
-        deployment.used = now
-        return deployment, []
+            return self.requests.give_up(deployment, Fault.PLAN, f"planner: expected programs for {agents} devices, got {wrong[0]}")
+        return self.deployments.planned(deployment, event.variants, now)
 
     # --- clients ----------------------------------------------------------------------------------------------------------------
 
@@ -286,18 +185,18 @@ class CoordinatorMachine:
             case ModelChunk():
                 return self.uploads.chunk(identity, message)
             case PrepareModel():
-                return self._on_prepare(identity, message, now)
+                return self._on_prepare(identity, message)
             case RunModel():
                 return self._on_run(identity, message, now)
             case MeasureNodes():
-                return self.measurements.begin(identity, message, now)
+                return self.profiling.begin(identity, message, now)
             case SetProfile():
                 self.members.overrides[message.profile.name] = message.profile
                 return [ToClient(identity, Profiles(message.call, (message.profile,)))]
             case Cancel():
-                return self._on_cancel((identity, message.call))
+                return self.requests.cancel((identity, message.call))
             case Ask():
-                known = tuple(call for call in message.calls if self._is_known((identity, call)))
+                known = tuple(call for call in message.calls if self._will_answer((identity, call)))
                 return [ToClient(identity, StillWorking(message.calls, known))]
 
     def _greet(self, identity: Identity, hello: Hello) -> Instruction:
@@ -306,55 +205,31 @@ class CoordinatorMachine:
         reason = f"client speaks protocol {hello.protocol} (bbgrap {hello.version}), this coordinator {PROTOCOL_VERSION}"
         return ToClient(identity, Failed(hello.call, Fault.PROTOCOL, f"{reason} (bbgrap {self.settings.version})"))
 
-    def _is_known(self, caller: Caller) -> bool:
-        preparing = any(caller in d.callers for d in self.deployments.by_epoch.values())
-        return preparing or caller in self.requests.by_caller or self.measurements.is_known(caller)
+    def _will_answer(self, caller: Caller) -> bool:
+        return self.requests.is_known(caller) or self.profiling.is_known(caller)
 
-    def _on_prepare(self, identity: Identity, message: PrepareModel, now: float) -> list[Instruction]:
+    def _on_prepare(self, identity: Identity, message: PrepareModel) -> list[Instruction]:
+        caller = (identity, message.call)
         files = self.uploads.files_of(message.model)
         if files is None:
-            return [
-                ToClient(identity, Failed(message.call, Fault.UNKNOWN_MODEL, "model: the coordinator does not have it; offer it first"))
-            ]
+            return [_failed(caller, Fault.UNKNOWN_MODEL, "model: the coordinator does not have it; offer it first")]
         if not self.members.by_name:
-            return [ToClient(identity, Failed(message.call, Fault.UNAVAILABLE, NO_AGENT))]
-        if self._is_known((identity, message.call)):
+            return [_failed(caller, Fault.UNAVAILABLE, NO_AGENT)]
+        if self.requests.is_known(caller):
             return []
         cluster = self.members.cluster(self.members.alive())
         if not dictionary_devices_of(cluster, message.options.input_values):
             # Where inputs make no difference they shall make no second plan.
             message = replace(message, options=replace(message.options, input_values="any"))
         plan = self.deployments.remember(Plan(plan_key(message), files, message.shapes, message.options))
-        deployment, done = self._deployment_for(plan, now, fresh=True)
-        if deployment.tracker.state == "ready":
-            return [*done, ToClient(identity, deployment.prepared(message.call))]
-        deployment.callers.append((identity, message.call))
-        return [*done, *self.deployments.progress(deployment)]
+        return [*self.deployments.renew(plan), *self.requests.prepare(caller, plan)]
 
     def _on_run(self, identity: Identity, message: RunModel, now: float) -> list[Instruction]:
         caller = (identity, message.call)
         plan = self.deployments.plans.get(message.plan)
         if plan is None:
-            return [
-                ToClient(
-                    identity, Failed(message.call, Fault.UNKNOWN_PLAN, "plan: the coordinator does not have it; prepare the model again")
-                )
-            ]
-        if caller in self.requests.by_caller:
-            return []
-        if not self.members.by_name:
-            return [ToClient(identity, Failed(message.call, Fault.UNAVAILABLE, NO_AGENT))]
-        deployment, done = self._deployment_for(plan, now, fresh=False)
-        return [*done, *self.requests.add(caller, message, deployment, now)]
-
-    def _on_cancel(self, caller: Caller) -> list[Instruction]:
-        closed = self.requests.cancel(caller)
-        if closed is not None:
-            return closed
-        for deployment in self.deployments.by_epoch.values():
-            if caller in deployment.callers:
-                deployment.callers.remove(caller)
-        return []
+            return [_failed(caller, Fault.UNKNOWN_PLAN, "plan: the coordinator does not have it; prepare the model again")]
+        return [] if self.requests.is_known(caller) else self.requests.add(caller, message, plan, now)
 
     # --- time -------------------------------------------------------------------------------------------------------------------
 
@@ -364,14 +239,14 @@ class CoordinatorMachine:
             done += self._lose(member, "silence", "was lost", now)
         slow, again = self.deployments.overdue(now)
         done += again
-        for deployment, route in slow:
-            names = ", ".join(sorted(m.name for m in deployment.members if m.identity in route.pending))
-            done += self._lose_route(deployment, route, "too slow", f"deployment: no answer from {names} in time", now)
-        return [*done, *self.requests.overdue(now), *self.measurements.overdue(now)]
+        for deployment, variant in slow:
+            names = ", ".join(sorted(m.name for m in deployment.members if m.identity in variant.pending))
+            done += self.requests.lose_variant(deployment, variant, f"deployment: no answer from {names} in time", now)
+        return [*done, *self.requests.overdue(now), *self.profiling.overdue(now)]
 
-    def refuse(self, identity: Identity, error: RemoteProtocolError) -> list[Instruction]:
-        """Note a message that could not be read or must not have come; it is dropped."""
-        return [Tell(f"dropped a message of {identity.hex()[:12]}: {error}")]
+
+def _failed(caller: Caller, fault: Fault, reason: str) -> ToClient:
+    return ToClient(caller[0], Failed(caller[1], fault, reason))
 
 
 def plan_key(message: PrepareModel) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bbgrap.auto.calibrate import MachineFactors, Segments
 from bbgrap.cluster.types import Cluster
-from bbgrap.compiler.artifacts import Artifacts
-from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
@@ -21,31 +19,14 @@ Identity = bytes
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The choices of a coordinator; times in seconds.
-
-    `dead_after_s` is four heartbeats: three may be lost or late; an agent that loads a deployment may be silent for `dead_loading_after_s`,
-    since onnxruntime lets no other thread of its process run while it prepares a large segment. `resend_s` is when an unanswered
-    `Deploy` is said again. Of a route `in_flight_per_node` requests are on their way for each of its nodes: one that it works on, and the
-    next one's input. What waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy.
-    """
+    """What a coordinator is told; what waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy."""
 
     version: str
     data_address: str
     channel: str = ""
     first_epoch: int = 1
-    heartbeat_s: float = 0.5
-    dead_after_s: float = 2.0
-    dead_loading_after_s: float = 10.0
-    resend_s: float = 5.0
-    deploy_within_s: float = 300.0
-    measure_within_s: float = 120.0
-    records_within_s: float = 5.0
-    max_deployments: int = 8
-    max_plans: int = 64
-    in_flight_per_node: int = 2
     max_waiting: int = 256
     max_waiting_bytes: int = 1 << 30
-    probe_within_s: float = 30.0
 
 
 # --- events ---------------------------------------------------------------------------------------------------------------------
@@ -77,25 +58,11 @@ class ChunkWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRoute:
-    """Another way to run the planned model; `report` is JSON, `segments` what they are predicted to take."""
-
-    name: str
-    artifacts: Artifacts
-    report: str
-    segments: Segments = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Planned:
-    """Answer to `StartPlanning`; `report` is JSON. The plan itself is called `name` (empty: as its planner)."""
+    """Answer to `StartPlanning`: the ways to run the model, at least one; the first is loaded first."""
 
     epoch: int
-    artifacts: Artifacts
-    report: str
-    name: str = ""
-    alternatives: tuple[PlannedRoute, ...] = ()
-    segments: Segments = ()
+    variants: tuple[PlannedVariant, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +126,13 @@ class WriteChunk:
 
 @dataclass(frozen=True, slots=True)
 class StartPlanning:
-    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`. `calibration` corrects the predictions."""
+    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`."""
 
     epoch: int
     files: tuple[ModelFile, ...]
     shapes: Mapping[str, tuple[int, ...]]
     cluster: Cluster
     options: PlanOptions
-    calibration: Calibration = NOT_CALIBRATED
-
-
-@dataclass(frozen=True, slots=True)
-class KeepCalibration:
-    """Store what was measured of a model, by machine, for the next coordinator; it replaces what was stored of that model."""
-
-    model: str
-    machines: Mapping[str, MachineFactors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,22 +182,10 @@ class DropRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Log:
     """Write a line for the operator."""
 
     text: str
 
 
-Instruction = (
-    ToAgent
-    | ToClient
-    | WriteChunk
-    | StartPlanning
-    | KeepCalibration
-    | HostDeploy
-    | HostRelease
-    | HostPings
-    | StartRequest
-    | DropRequest
-    | Tell
-)
+Instruction = ToAgent | ToClient | WriteChunk | StartPlanning | HostDeploy | HostRelease | HostPings | StartRequest | DropRequest | Log

@@ -1,351 +1,284 @@
-"""Requests on their way through routes: those of clients, and the made-up ones that time the routes of a new deployment.
+"""The queues of plans: who waits for a plan, and its requests.
 
-    RunModel -> waiting -> (a route has room) running -> answered
-                   ^------- the route is lost --'   (a recorded one: running -> recording -> answered)
+    RunModel -> waiting -> (a variant has room) running -> answered
+                   ^----- what it ran on is lost --'   (a traced one: running -> recording -> answered)
 
-Laws: every request is answered exactly once; after `go_on`, no route that should serve is idle while a request waits for it, except for one
-made-up request at a time of the deployment that is to replace its own; a route is timed by requests that had the coordinator to themselves.
+Laws: every caller is answered exactly once; after `go_on`, no variant that should serve is idle while a request waits for it; a variant is
+timed by requests that had the coordinator to themselves; a request whose agents were lost `MAX_LOSSES` times is not run again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from itertools import count
-from math import inf
 
-from bbgrap.control.calibrations import Calibrations
 from bbgrap.control.coordinator_events import (
-    DropRequest,
     Instruction,
+    Log,
     RequestBroke,
     RequestDone,
     Settings,
     StartRequest,
-    Tell,
-    ToAgent,
     ToClient,
 )
 from bbgrap.control.deployments import Deployments
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.observations import Observations
-from bbgrap.control.plans import Caller, Deployment, Plan, Route
-from bbgrap.control.recordings import Recordings
+from bbgrap.control.plans import Caller, Deployment, Plan, Request, Variant
 from bbgrap.control.states import Role, Tracker
-from bbgrap.control.variants import MEASURE_BESIDE_S, MEASURE_S, Measuring
+from bbgrap.control.synthetic import SyntheticRequests
+from bbgrap.control.tracing import Traces
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
-from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
-from bbgrap.protocol.tensors import Inputs, synthetic_inputs
+from bbgrap.protocol.messages import Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
 
+NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
 
-@dataclass(slots=True)
-class Request:
-    """A request of a client; `epoch` is that of the route it runs on."""
-
-    number: int
-    caller: Caller
-    message: RunModel
-    plan: Plan
-    deadline: float
-    tracker: Tracker
-    epoch: int = 0
-
-    @property
-    def bytes(self) -> int:
-        """What its inputs take while it waits."""
-        return sum(len(part) for part in self.message.payload)
-
-
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A made-up request that times a route, or (`recorded`) its segments."""
-
-    deployment: Deployment
-    epoch: int
-    started: float
-    recorded: bool = False
-    ran: bool = False
+MAX_LOSSES = 2
+"""Runs that may lose an agent: a request that ends the agents it runs on must not end all of them."""
 
 
 class Requests:
-    """All requests that are not answered.
+    """All callers and requests that are not answered.
 
-    Invariants: a running one is in its route's lane, another in a deployment's `waiting`. `_lonely` is the request that began while
+    Invariants: a running request is in its variant's queue, another in its plan's `waiting`. `_lonely` is the request that began while
     nothing else ran, as long as nothing else has begun.
     """
 
-    def __init__(self, settings: Settings, members: Members, deployments: Deployments, calibrations: Calibrations) -> None:
+    def __init__(self, settings: Settings, members: Members, deployments: Deployments) -> None:
         """Start without requests."""
         self.settings = settings
         self.members = members
         self.deployments = deployments
-        self.recordings = Recordings(settings.records_within_s)
-        self.observations = Observations(deployments, self.recordings, calibrations)
+        self.traces = Traces()
         self.open: dict[int, Request] = {}
         self.by_caller: dict[Caller, int] = {}
-        self._probes: dict[int, _Probe] = {}
         self._lonely = 0
         self._numbers = count(1)
+        self.synthetic = SyntheticRequests(deployments, self._numbers)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
 
-    def add(self, caller: Caller, message: RunModel, deployment: Deployment, now: float) -> list[Instruction]:
+    def is_known(self, caller: Caller) -> bool:
+        """Whether a call will still be answered."""
+        return caller in self.by_caller or any(caller in d.plan.callers for d in self.deployments.by_epoch.values())
+
+    def prepare(self, caller: Caller, plan: Plan) -> list[Instruction]:
+        """Queue a caller who asks for a plan; `go_on` answers when it is ready."""
+        plan.callers.append(caller)
+        self.deployments.touched[plan] = None
+        deployment = plan.deployment
+        return [] if deployment is None or deployment.tracker.state == "ready" else self.deployments.progress(deployment)
+
+    def add(self, caller: Caller, message: RunModel, plan: Plan, now: float) -> list[Instruction]:
         """Queue a request; `go_on` starts it. With a full queue the answer is that the plan is busy."""
-        waiting, size = len(deployment.waiting), sum(self.open[number].bytes for number in deployment.waiting)
+        waiting, size = len(plan.waiting), sum(self.open[number].bytes for number in plan.waiting)
         if waiting >= self.settings.max_waiting or size >= self.settings.max_waiting_bytes:
             reason = f"coordinator: {waiting} requests ({size:,} bytes) wait for this plan already; submit again when some are answered"
             return [ToClient(caller[0], Failed(caller[1], Fault.BUSY, reason))]
         number = next(self._numbers)
-        tracker = Tracker(Role.REQUEST, f"request {number}")
-        self.open[number] = Request(number, caller, message, deployment.plan, now + message.deadline_s, tracker)
+        self.open[number] = Request(number, caller, message, plan, now + message.deadline_s, Tracker(Role.REQUEST, f"request {number}"))
         self.by_caller[caller] = number
-        deployment.waiting.append(number)
+        plan.waiting.append(number)
+        self.deployments.touched[plan] = None
         return []
 
-    def go_on(self, deployment: Deployment, now: float) -> list[Instruction]:
-        """Do what a deployment is ready for: time its routes, answer its callers, start what waits."""
+    def go_on(self, now: float) -> list[Instruction]:
+        """Do what has become possible for the plans that were touched."""
         done: list[Instruction] = []
-        if deployment.tracker.state == "loading" and all(route.ready for route in deployment.routes):
-            done += self._begin_measuring(deployment, now)
-        if deployment.tracker.state == "measuring":
-            done += self._measure(deployment, now)
-        if deployment.tracker.state == "ready":
-            done += [ToClient(identity, deployment.prepared(call)) for identity, call in deployment.callers]
-            deployment.callers = []
-        while deployment.tracker.state == "ready" and deployment.waiting and not self._gives_way(deployment):
-            lane = deployment.policy.choose([route.lane for route in deployment.routes], now)
-            if lane is None:
-                break
-            route = next(route for route in deployment.routes if route.lane is lane)
-            done.append(self._start(self.open[deployment.waiting.pop(0)], route, now))
+        while self.deployments.touched:
+            plan, _ = self.deployments.touched.popitem()
+            done += self._go_on(plan, now)
         return done
 
-    def _gives_way(self, deployment: Deployment) -> bool:
-        """Whether a made-up request runs on the deployment that is to replace this one: for so long requests wait."""
-        probes = [probe for probe in self._probes.values() if probe.deployment.replaces == deployment.epoch and not probe.ran]
-        return any(self.deployments.find(probe.epoch) for probe in probes)
+    def _go_on(self, plan: Plan, now: float) -> list[Instruction]:
+        """Deploy a plan that is wanted, time its variants, answer its callers, start what waits."""
+        deployment = plan.deployment
+        if deployment is None:
+            if not plan.is_wanted:
+                return []
+            return self.deployments.begin(plan, now) if self.members.by_name else self._refuse(plan, Fault.UNAVAILABLE, NO_AGENT)
+        done: list[Instruction] = []
+        if deployment.tracker.state == "loading" and all(variant.ready for variant in deployment.variants):
+            done += self.synthetic.begin(deployment, now)
+        if deployment.tracker.state == "measuring":
+            self._lonely = 0
+            done += self.synthetic.go_on(deployment, now)
+        if deployment.tracker.state != "ready":
+            return done
+        deployment.used = now
+        done += [ToClient(identity, deployment.prepared(call)) for identity, call in plan.callers]
+        plan.callers.clear()
+        while plan.waiting:
+            queue = deployment.policy.choose([variant.queue for variant in deployment.variants], now)
+            if queue is None:
+                break
+            variant = next(variant for variant in deployment.variants if variant.queue is queue)
+            done.append(self._start(self.open[plan.waiting.pop(0)], variant, now))
+        return done
 
-    def _start(self, request: Request, route: Route, now: float) -> Instruction:
-        request.tracker.move("route free")
-        others = self._probes or any(deployment.running for deployment in self.deployments.by_epoch.values())
-        self._lonely = 0 if others else request.number
-        request.epoch, message = route.epoch, request.message
-        route.lane.running[request.number] = now
-        observed = not message.record and route.records_due > 0
+    def _start(self, request: Request, variant: Variant, now: float) -> Instruction:
+        request.tracker.move("variant free")
+        self._lonely = 0 if self._is_busy() else request.number
+        request.epoch, message = variant.epoch, request.message
+        variant.queue.running[request.number] = now
         if message.record:
-            self.recordings.begin(request.number, route.devices)
-        elif observed:
-            self.observations.begin(request.number, route)
-        return StartRequest(route.epoch, request.number, message.inputs, message.payload, message.record or observed, request.caller[0])
+            self.traces.begin(request.number, variant.devices)
+        return StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, request.caller[0])
 
-    # --- timing routes ----------------------------------------------------------------------------------------------------------
-
-    def _begin_measuring(self, deployment: Deployment, now: float) -> list[Instruction]:
-        deployment.tracker.move("all deployed")
-        self.observations.ask(deployment, deployment.routes[0])
-        if len(deployment.routes) == 1 and not deployment.routes[0].records_due:
-            return []
-        deployment.inputs = synthetic_inputs(deployment.routes[0].host)
-        epochs = [route.epoch for route in deployment.routes] if deployment.inputs else []
-        deployment.measuring = Measuring(epochs, now + (MEASURE_S if deployment.replaces is None else MEASURE_BESIDE_S))
-        return self.deployments.progress(deployment)
-
-    def _measure(self, deployment: Deployment, now: float) -> list[Instruction]:
-        """Time the next route, unless one is being timed; once all are, let the deployment serve."""
-        self._probes = {number: probe for number, probe in self._probes.items() if self.deployments.find(probe.epoch)}
-        if any(probe.deployment is deployment for probe in self._probes.values()):
-            return []
-        measuring, inputs = deployment.measuring, deployment.inputs
-        old = self.deployments.by_epoch.get(deployment.replaces or 0)
-        if measuring is not None and old is not None and old.running and not measuring.is_late(now):
-            return []
-        if measuring is not None and inputs is not None:
-            epoch = measuring.next(now)
-            if epoch is not None:
-                return [self._probe(deployment, inputs, epoch, now)]
-            medians = measuring.medians()
-            for route in deployment.routes:
-                if medians and route.epoch == min(medians, key=medians.__getitem__):
-                    self.observations.ask(deployment, route)
-                if route.records_due and not (route.recorded and measuring.is_late(now)):
-                    return [self._probe(deployment, inputs, route.epoch, now, route)]
-        return self._serve(deployment)
-
-    def _probe(self, deployment: Deployment, inputs: Inputs, epoch: int, now: float, recorded: Route | None = None) -> Instruction:
-        number = next(self._numbers)
-        self._probes[number] = _Probe(deployment, epoch, now, recorded is not None)
-        self._lonely = 0
-        if recorded is not None:
-            self.observations.begin(number, recorded)
-        return StartRequest(epoch, number, *inputs, recorded is not None)
-
-    def _serve(self, deployment: Deployment) -> list[Instruction]:
-        """Let a deployment serve whose routes are timed."""
-        deployment.tracker.move("measured")
-        deployment.inputs = None
-        done = self.observations.settle(deployment)
-        if deployment.measuring is not None:
-            deployment.policy.begin(deployment.measuring.medians())
-            done.append(Tell(deployment.measured_text()))
-        return done if deployment.replaces is None else [*done, *self.deployments.take_over(deployment)]
-
-    def _probe_failed(self, number: int) -> list[Instruction]:
-        """Stop timing routes, or their segments, by made-up requests: this model does not take them."""
-        probe = self._probes.pop(number, None)
-        if probe is None:
-            return []
-        self.observations.give_up(number)
-        if probe.deployment.measuring is not None and not probe.recorded:
-            probe.deployment.measuring.give_up()
-        return self._abandon(probe.epoch, number)
+    def _is_busy(self) -> bool:
+        deployments = self.deployments.by_epoch.values()
+        return any(d.running or (d.timing is not None and d.timing.probe is not None) for d in deployments)
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 
     def done(self, event: RequestDone, now: float) -> list[Instruction]:
         """Answer a request, and learn from the time it took."""
-        probe = self._probes.get(event.request)
-        measuring = None if probe is None else probe.deployment.measuring
-        if probe is not None and not probe.recorded:
-            del self._probes[event.request]
-            if measuring is not None:
-                measuring.note(probe.epoch, now - probe.started)
-        elif probe is not None and measuring is not None and not measuring.is_late(now):
-            usual_s = measuring.medians().get(probe.epoch, inf)
-            if self.observations.take_another(event.request, now - probe.started, usual_s):
-                del self._probes[event.request]
-                return []
+        self.synthetic.done(event.request, now)
         request = self.open.get(event.request)
-        if event.request in self.observations.epochs:
-            self.recordings.computed(event, now)
-            if probe is not None:
-                self._probes[event.request] = replace(probe, ran=True)
-            answered = [] if request is None else self._answer(request, event, (), now)
-            return [*answered, *self._observe(event.request, now)]
-        if request is None:
+        if request is None or not request.epoch:
             return []
         if request.message.record:
             request.tracker.move("computed")
-            self.recordings.computed(event, now)
-            return self._answer_recorded(request, now)
+            self.traces.computed(event, now)
+            return self._answer_traced(request)
         return self._answer(request, event, (), now)
 
-    def _observe(self, number: int, now: float) -> list[Instruction]:
-        """Learn from a request that is recorded for the coordinator itself, if all is there."""
-        learnt = self.observations.complete(number, now)
-        if learnt is not None:
-            self._probes.pop(number, None)
-        return learnt or []
-
-    def recorded(self, member: Member, message: Recorded, now: float) -> list[Instruction]:
+    def recorded(self, member: Member, message: Recorded) -> list[Instruction]:
         """Take what an agent tells of when it did what for a request."""
-        if self.observations.epochs.get(message.request) == message.epoch:
-            self.recordings.take(message.request, member.identity, message.record)
-            return self._observe(message.request, now)
         request = self.open.get(message.request)
         if request is None or request.epoch != message.epoch:
             return []
-        self.recordings.take(message.request, member.identity, message.record)
+        self.traces.take(message.request, member.identity, message.record)
         request.tracker.move("Recorded")
-        return self._answer_recorded(request, now)
+        return self._answer_traced(request)
 
-    def _answer_recorded(self, request: Request, now: float) -> list[Instruction]:
-        complete, found = self.recordings.complete(request.number), self.deployments.find(request.epoch)
-        if complete is None:
-            return []
-        learnt = [] if found is None else self.observations.learn(*found, complete[1], now)
-        return [*self._answer(request, *complete, None), *learnt]
+    def _answer_traced(self, request: Request) -> list[Instruction]:
+        complete = self.traces.complete(request.number)
+        return [] if complete is None else self._answer(request, *complete, None)
 
     def _answer(self, request: Request, event: RequestDone, records: tuple[Record, ...], now: float | None) -> list[Instruction]:
-        """Answer a request; one that ended just `now` tells how fast its route is."""
+        """Answer a request; one that ended just `now` tells how fast its variant is."""
         found = self.deployments.find(request.epoch)
         if found is None:
             return []
-        deployment, route = found
-        told: list[Instruction] = []
-        if now is not None and deployment.policy.done(
-            route.lane, route.lane.running[request.number], now, alone=self._lonely == request.number
-        ):
-            told.append(Tell(deployment.measured_text()))
-        self.observations.answered(deployment)
+        (deployment, variant), alone = found, self._lonely == request.number
+        log: list[Instruction] = []
+        if now is not None and deployment.policy.done(variant.queue, variant.queue.running[request.number], now, alone=alone):
+            log.append(Log(deployment.measured_text()))
         answer = RunResult(request.caller[1], deployment.answer_epoch, event.outputs, event.payload, records)
-        return [ToClient(request.caller[0], answer), *told, *self._close(request, "finished")]
+        return [ToClient(request.caller[0], answer), *log, *self._close(request, "finished")]
 
     def broke(self, event: RequestBroke) -> list[Instruction]:
         """Fail a request whose part on the host failed."""
-        request = self.open.get(event.request)
-        return self._probe_failed(event.request) if request is None else self.fail(request.number, "failed", event.fault, event.reason)
+        known = event.request in self.open
+        return self._fail(event.request, "failed", event.fault, event.reason) if known else self.synthetic.failed(event.request)
 
     def failed_on(self, member: Member, message: RequestFailed) -> list[Instruction]:
         """Fail a request that failed on an agent."""
-        request, probe = self.open.get(message.request), self._probes.get(message.request)
-        if probe is not None and probe.epoch == message.epoch:
-            return self._probe_failed(message.request)
-        if request is None or request.epoch != message.epoch:
+        request = self.open.get(message.request)
+        if request is None:
+            return self.synthetic.failed(message.request)
+        if request.epoch != message.epoch:
             return []
-        return self.fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
+        return self._fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
 
-    def fail(self, number: int, event: str, fault: Fault, reason: str) -> list[Instruction]:
+    def cancel(self, caller: Caller) -> list[Instruction]:
+        """Forget a caller without an answer."""
+        if caller in self.by_caller:
+            return self._close(self.open[self.by_caller[caller]], "Cancel")
+        for deployment in self.deployments.by_epoch.values():
+            if caller in deployment.plan.callers:
+                deployment.plan.callers.remove(caller)
+        return []
+
+    def overdue(self, now: float) -> list[Instruction]:
+        """End what ran or waited too long."""
+        done = self.synthetic.overdue(now)
+        for request in [r for r in self.open.values() if now > r.deadline]:
+            state = "ran" if request.tracker.state == "running" else "waited"
+            reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
+            done += self._fail(request.number, "deadline", Fault.EXECUTION, reason)
+        for number in self.traces.overdue(now):
+            reason = f"request {number}: it was answered, but an agent has not told when it did what; trace again"
+            done += self._fail(number, "failed", Fault.EXECUTION, reason)
+        return done
+
+    # --- losing -----------------------------------------------------------------------------------------------------------------
+
+    def lose_agent(self, deployment: Deployment, member: Member) -> list[Instruction]:
+        """Run again what ran on an agent that is gone: on the variants that do without it, or on a new deployment.
+
+        A deployment that does not serve yet is planned anew at once: who waits for it wants the best plan for the agents that are left.
+        """
+        serves = deployment.tracker.state == "ready"
+        broken = [variant for variant in deployment.variants if not serves or member.identity in variant.parts]
+        done: list[Instruction] = []
+        for request in self._take_back(deployment, broken):
+            request.lost.append(member.name)
+            if len(request.lost) == MAX_LOSSES:
+                names = " and ".join(f"'{name}'" for name in request.lost)
+                reason = (
+                    f"request {request.number}: agents {names} were lost while it ran; it may be what ends them, so it is not run again"
+                )
+                done += self._fail(request.number, "failed", Fault.EXECUTION, reason)
+        return [*done, *self.deployments.drop(deployment, broken)]
+
+    def lose_variant(self, deployment: Deployment, variant: Variant, reason: str, now: float) -> list[Instruction]:
+        """Go on without a variant that cannot be used; without any left, fail everybody who waits."""
+        if len(deployment.variants) == 1:
+            return self.give_up(deployment, Fault.EXECUTION, reason)
+        self._take_back(deployment, [variant])
+        done = [
+            Log(f"deployment {deployment.epoch} goes on without {variant.name}: {reason}"),
+            *self.deployments.drop(deployment, [variant]),
+        ]
+        return [*done, *self.deployments.advance(deployment, now)] if deployment.tracker.state == "loading" else done
+
+    def give_up(self, deployment: Deployment, fault: Fault, reason: str) -> list[Instruction]:
+        """End a deployment that cannot work, and fail everybody who waits for it."""
+        plan, serves = deployment.plan, deployment.plan.deployment is deployment
+        self._take_back(deployment, deployment.variants)
+        done = [Log(f"deployment {deployment.epoch} failed: {reason}"), *self.deployments.end(deployment)]
+        return [*done, *self._refuse(plan, fault, reason)] if serves else done
+
+    def _take_back(self, deployment: Deployment, variants: Sequence[Variant]) -> list[Request]:
+        """Let the requests of variants that are lost be the next ones to start on another."""
+        again = [self.open[number] for number in sorted(n for variant in variants for n in variant.queue.running)]
+        for variant in variants:
+            variant.queue.running.clear()
+        for request in again:
+            request.tracker.move("taken back")
+            request.epoch = 0
+            self.traces.forget(request.number)
+        deployment.plan.waiting[:0] = [request.number for request in again]
+        self.deployments.touched[deployment.plan] = None
+        return again
+
+    def _refuse(self, plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
+        """Answer everybody who waits for a plan with an error."""
+        done: list[Instruction] = [ToClient(identity, Failed(call, fault, reason)) for identity, call in plan.callers]
+        plan.callers.clear()
+        for number in list(plan.waiting):
+            done += self._fail(number, "failed", fault, reason)
+        return done
+
+    def _fail(self, number: int, event: str, fault: Fault, reason: str) -> list[Instruction]:
         """Answer a request with an error."""
         request = self.open[number]
         done = self._close(request, event)
         return [ToClient(request.caller[0], Failed(request.caller[1], fault, reason)), *done]
 
-    def cancel(self, caller: Caller) -> list[Instruction] | None:
-        """Forget a caller's request without an answer; None if it has none."""
-        number = self.by_caller.get(caller)
-        return None if number is None else self._close(self.open[number], "Cancel")
-
-    def take_back(self, deployment: Deployment, route: Route) -> None:
-        """Let the requests of a route that is lost be the next ones to start on another."""
-        again = sorted(route.lane.running)
-        route.lane.running.clear()
-        for number in again:
-            self.open[number].tracker.move("route lost")
-            self.open[number].epoch = 0
-            self.recordings.forget(number)
-            self.observations.forget(number)
-        deployment.waiting[:0] = again
-
-    def overdue(self, now: float) -> list[Instruction]:
-        """End what ran or waited too long."""
-        done: list[Instruction] = []
-        for number in [n for n, probe in self._probes.items() if now - probe.started > self.settings.probe_within_s]:
-            done += self._probe_failed(number)
-        for request in [r for r in self.open.values() if now > r.deadline]:
-            state = "ran" if request.tracker.state == "running" else "waited"
-            reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
-            done += self.fail(request.number, "deadline", Fault.EXECUTION, reason)
-        for number in [n for n, epoch in self.observations.epochs.items() if self.deployments.find(epoch) is None]:
-            self.observations.forget(number)
-        for number in self.recordings.overdue(now):
-            if number in self.observations.epochs:
-                self.observations.give_up(number)
-                self._probes.pop(number, None)
-                continue
-            reason = f"request {number}: it was answered, but an agent has not told when it did what; trace again"
-            done += self.fail(number, "failed", Fault.EXECUTION, reason)
-        return done
-
     def _close(self, request: Request, event: str) -> list[Instruction]:
         """Forget a request here, and everywhere it may still run."""
         request.tracker.move(event)
         del self.open[request.number], self.by_caller[request.caller]
-        if event != "finished":
-            self.observations.forget(request.number)
-        if request.number not in self.observations.epochs:
-            self.recordings.forget(request.number)
+        self.traces.forget(request.number)
+        self.deployments.touched[request.plan] = None
         found = self.deployments.find(request.epoch)
         if found is None:
-            for other in self.deployments.by_epoch.values():
-                if request.number in other.waiting:
-                    other.waiting.remove(request.number)
+            request.plan.waiting.remove(request.number)
             return []
-        deployment, route = found
-        del route.lane.running[request.number]
-        done = [] if event == "finished" else self._abandon(request.epoch, request.number)
+        deployment, variant = found
+        del variant.queue.running[request.number]
+        done = [] if event == "finished" else self.deployments.abandon(request.epoch, request.number)
         return [*done, *self.deployments.retire(deployment)]
-
-    def _abandon(self, epoch: int, number: int) -> list[Instruction]:
-        found = self.deployments.find(epoch)
-        living = [identity for identity in found[1].parts if identity in self.members.by_identity] if found else []
-        return [DropRequest(epoch, number), *(ToAgent(identity, Abandon(epoch, number)) for identity in living)]

@@ -1,7 +1,7 @@
 """The agents of a coordinator: who has joined, who lives, and what is on its way to each.
 
-Laws: a name belongs to one living agent; an agent that was silent for `dead_after_s` is gone and must join again (while it loads a
-deployment, for `dead_loading_after_s`).
+Laws: a name belongs to one living agent; an agent that was silent for `DEAD_AFTER_S` is gone and must join again (while it loads a
+deployment, for `DEAD_LOADING_AFTER_S`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
-from bbgrap.control.coordinator_events import Identity, Instruction, Settings, Tell, ToAgent
+from bbgrap.control.coordinator_events import Identity, Instruction, Log, Settings, ToAgent
 from bbgrap.control.states import Role, Tracker
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of
@@ -18,6 +18,13 @@ from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike, Join, Refused, Rejoin, WeightChunk, Welcome
 from bbgrap.protocol.tensors import encode_array
+
+HEARTBEAT_S = 0.5
+"""How often agents are asked to give a sign of life."""
+DEAD_AFTER_S = 2.0
+"""Four heartbeats: three may be lost or late."""
+DEAD_LOADING_AFTER_S = 10.0
+"""For an agent that loads a deployment: onnxruntime lets no other thread of its process run while it prepares a large segment."""
 
 WINDOW_BYTES = 16 << 20
 """Weights on their way to one agent that it has not acknowledged: four chunks, enough to keep a 10 Gb/s link busy over 10 ms."""
@@ -115,19 +122,18 @@ class Members:
 
     def join(self, identity: Identity, join: Join, now: float) -> list[Instruction]:
         """Answer a `Join`: welcome, welcome again, or refuse with the reason."""
-        settings = self.settings
         known = self.by_identity.get(identity)
         if known is None:
             refused = self._reason_to_refuse(join)
             if refused is not None:
-                return [ToAgent(identity, refused), Tell(f"refused '{join.name}': {refused.reason}")]
+                return [ToAgent(identity, refused), Log(f"refused '{join.name}': {refused.reason}")]
             self._numbers += 1
             tracker = Tracker(Role.MEMBER, f"'{join.name}'")
             known = Member(identity, join, self._numbers, tracker, now)
             self.by_identity[identity] = self.by_name[join.name] = known
         known.tracker.move("Join")
         known.heard = now
-        return [ToAgent(identity, Welcome(known.number, settings.heartbeat_s, settings.dead_after_s))]
+        return [ToAgent(identity, Welcome(known.number, HEARTBEAT_S, DEAD_AFTER_S))]
 
     def _reason_to_refuse(self, join: Join) -> Refused | None:
         if join.protocol != PROTOCOL_VERSION:
@@ -150,8 +156,8 @@ class Members:
 
     def silent(self, now: float, loading: Collection[Identity]) -> list[Member]:
         """The agents that were not heard for too long; those that load a deployment may be silent for longer."""
-        within = {True: self.settings.dead_loading_after_s, False: self.settings.dead_after_s}
-        return [member for member in self.alive() if now - member.heard > within[member.identity in loading]]
+        within_s = {True: DEAD_LOADING_AFTER_S, False: DEAD_AFTER_S}
+        return [member for member in self.alive() if now - member.heard > within_s[member.identity in loading]]
 
     def remove(self, member: Member, event: str) -> None:
         """Take an agent out."""

@@ -1,29 +1,24 @@
-"""What the coordinator knows of a plan, its routes and its deployments.
+"""What the coordinator knows of a plan, its requests, its deployments and their variants.
 
-A plan is what a client knows: model, shapes and options. A deployment is a plan on the agents of one moment, by one or more routes
-(`coordinator_routes`), each with an epoch of its own.
+A plan is what a client knows: model, shapes and options, with the queue of its requests. A deployment is a plan on the agents of one
+moment, by one or more variants (`bbgrap.control.variants`), each with an epoch of its own.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bbgrap.auto.calibrate import Segments
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.calibrations import SegmentSeconds
 from bbgrap.control.coordinator_events import Identity
 from bbgrap.control.membership import Member
 from bbgrap.control.states import Tracker
-from bbgrap.control.uploads import offer_digest
-from bbgrap.control.variants import Lane, Measuring, Policy
+from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timing
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.registry import AUTO
-from bbgrap.protocol.client_messages import ModelFile, ModelPrepared
+from bbgrap.protocol.client_messages import ModelFile, ModelPrepared, RunModel
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.protocol.tensors import Inputs
 from bbgrap.runtime.schedule import Schedule
@@ -31,69 +26,78 @@ from bbgrap.runtime.schedule import Schedule
 Caller = tuple[Identity, int]
 """A client and the number of its call."""
 
-MAX_RECORDED = 11
-"""Recorded requests of a route whose median counts."""
 
-
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Plan:
-    """What a client asked to prepare; `epoch` is its current deployment, if it has one.
+    """What a client asked to prepare; `deployment` is the one that serves it, or is on its way to.
 
-    `answered` counts its requests; before `next_move` of them it is not planned anew because a node has slowed down.
+    `bbgrap.control.dispatch.Requests` alone changes `callers`, who wait for `ModelPrepared`, and `waiting`, the requests for a variant
+    with room.
     """
 
     key: str
     files: tuple[ModelFile, ...]
     shapes: Mapping[str, tuple[int, ...]]
     options: PlanOptions
-    epoch: int | None = None
-    answered: int = 0
-    next_move: int = 0
+    deployment: Deployment | None = None
+    callers: list[Caller] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
 
     @property
-    def model(self) -> str:
-        """The digest of its model."""
-        return offer_digest(self.files)
+    def is_wanted(self) -> bool:
+        """Whether anybody waits for it."""
+        return bool(self.callers or self.waiting)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether what counts is how many requests are done, not how soon one is."""
+        return self.options.objective == "throughput"
 
 
 @dataclass(slots=True)
-class Route:
-    """One way to run a deployment's model. Of its last `recorded` requests it is known what each segment took.
+class Request:
+    """A request of a client; `epoch` is that of the variant it runs on, 0 if it waits; `lost` are the agents that its runs have lost."""
 
-    Invariants: `pending` are agents that have been told (`begun`) and have not said `Deployed`; `weights` are kept until the route is
+    number: int
+    caller: Caller
+    message: RunModel
+    plan: Plan
+    deadline: float
+    tracker: Tracker
+    epoch: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """What its inputs take while it waits."""
+        return sum(len(part) for part in self.message.payload)
+
+
+@dataclass(eq=False, slots=True)
+class Variant:
+    """One way to run a deployment's model.
+
+    Invariants: `pending` are agents that have been told (`begun`) and have not said `Deployed`; `weights` are kept until the variant is
     `ready`, then the agents hold them.
     """
 
     name: str
-    lane: Lane
+    queue: InFlightQueue
     host: Schedule
-    report: str
+    report: Mapping[str, Any]
     parts: dict[Identity, Deploy]
     nodes: tuple[Peer, ...]
     """The devices that take part."""
     weights: Mapping[str, Array]
-    segments: Segments = ()
-    recorded: deque[SegmentSeconds] = field(default_factory=lambda: deque(maxlen=MAX_RECORDED))
-    messages: deque[Mapping[int, float]] = field(default_factory=lambda: deque(maxlen=MAX_RECORDED))
-    """Of the same requests, measured per predicted seconds of messages, by device."""
-    settled: SegmentSeconds = field(default_factory=dict)
-    """What its segments took when it was new, if that is known."""
-    asked: bool = False
-    """Whether it has been asked for that."""
-    records_due: int = 0
-    """So many of its next requests are recorded."""
-    disregarded: int = 0
-    """So many were, and taught nothing, since they took too long."""
-    drifted: bool = False
-    """Whether those tell if a node has slowed down."""
     pending: dict[Identity, float] = field(default_factory=dict)
+    """When each of them was last told, in seconds."""
     begun: bool = False
     ready: bool = False
 
     @property
     def epoch(self) -> int:
-        """The number that every message of the route bears."""
-        return self.lane.epoch
+        """The number that every message of the variant bears."""
+        return self.queue.epoch
 
     @property
     def devices(self) -> dict[Identity, int]:
@@ -101,12 +105,11 @@ class Route:
         return {identity: part.schedule.device for identity, part in self.parts.items()}
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Deployment:
-    """A plan on the agents of one moment; its `epoch` is that of its first route.
+    """A plan on the agents of one moment.
 
-    Invariants: `callers` wait for `ModelPrepared`, `waiting` requests for a route with room; `routes` is empty as long as it is planned;
-    `measuring` is there if there was a choice.
+    Invariants: `variants` and `policy` are set when it is planned; `timing` is there if there was a choice.
     """
 
     epoch: int
@@ -115,77 +118,59 @@ class Deployment:
     cluster: Cluster
     tracker: Tracker
     used: float
-    policy: Policy
-    routes: list[Route] = field(default_factory=list)
-    replaces: int | None = None
-    """The deployment whose place it takes once it is ready; meanwhile that one serves."""
-    measuring: Measuring | None = None
+    policy: Policy = field(default_factory=LeastFinishTime)
+    variants: list[Variant] = field(default_factory=list)
+    timing: Timing | None = None
     inputs: Inputs | None = None
-    """Of made-up requests, as long as they are made."""
-    callers: list[Caller] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=list)
+    """Of synthetic requests, as long as they are made."""
 
     @property
     def running(self) -> list[int]:
-        """The requests that are on their way, by any route."""
-        return [number for route in self.routes for number in route.lane.running]
+        """The requests that are in flight, by any variant."""
+        return [number for variant in self.variants for number in variant.queue.running]
 
     @property
-    def serving(self) -> Route | None:
-        """The route that takes the requests, if it is one."""
-        return next((route for route in self.routes if route.epoch == self.policy.serving), None)
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether its predictions count: those of planner `auto`, for the latency of requests."""
-        return self.plan.options.planner == AUTO and not self.is_stream
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether what counts is how many requests are done, not how soon one is."""
-        return self.plan.options.objective == "throughput"
+    def serving(self) -> Sequence[Variant]:
+        """The variants that take the requests: one, or all of them."""
+        return [variant for variant in self.variants if self.policy.serving in {None, variant.epoch}]
 
     @property
     def answer_epoch(self) -> int:
-        """What clients are told: another one than before means that another plan or route serves them."""
+        """What clients are told: another one than before means that another plan or variant serves them."""
         return self.epoch if self.policy.serving is None else self.policy.serving
 
     @property
     def load(self) -> int:
-        """The largest number of routes that any agent has a part in."""
-        return max((sum(m.identity in route.parts for route in self.routes) for m in self.members), default=0) or 1
+        """The largest number of variants that any agent has a part in."""
+        return max((sum(m.identity in variant.parts for variant in self.variants) for m in self.members), default=0) or 1
 
     def concerns(self, member: Member) -> bool:
         """Whether an agent has a part in it."""
-        return any(member.identity in route.parts for route in self.routes) if self.routes else any(m is member for m in self.members)
+        return any(member.identity in v.parts for v in self.variants) if self.variants else any(m is member for m in self.members)
 
     def prepared(self, call: int) -> ModelPrepared:
         """Return the answer to `PrepareModel`."""
-        return ModelPrepared(call, self.plan.key, self.answer_epoch, tuple(m.name for m in self.members), self.report())
+        return ModelPrepared(call, self.plan.key, self.answer_epoch, tuple(m.name for m in self.members), json.dumps(self.report()))
 
-    def report(self) -> str:
+    def report(self) -> Mapping[str, Any]:
         """Return the report of what serves, and what was measured."""
-        serving = [route for route in self.routes if self.policy.serving in {None, route.epoch}]
-        measured = self.policy.medians
-        if self.measuring is None or not measured:
-            return serving[0].report
-        used = {peer.name: None for route in serving for peer in route.nodes}
-        content: dict[str, Any] = json.loads(serving[0].report)
-        content |= {
-            "nodes_used": [m.name for m in self.members if m.name in used],
-            "measured": {
-                "routes": [
-                    {"name": route.name, "nodes": [peer.name for peer in route.nodes], "median_ms": 1e3 * measured[route.epoch]}
-                    for route in self.routes
-                    if route.epoch in measured
-                ],
-                "chosen": [route.name for route in serving],
-            },
-        }
-        return json.dumps(content)
+        serving, medians = self.serving, self.policy.medians
+        report = serving[0].report
+        if self.timing is None or not medians:
+            return report
+        used = {peer.name for variant in serving for peer in variant.nodes}
+        timed = [
+            {"name": variant.name, "nodes": [peer.name for peer in variant.nodes], "median_ms": 1e3 * medians[variant.epoch]}
+            for variant in self.variants
+            if variant.epoch in medians
+        ]
+        # "routes" is what "variants" were called before; it stays for one release.
+        measured = {"variants": timed, "routes": timed, "chosen": [variant.name for variant in serving]}
+        return {**report, "nodes_used": [m.name for m in self.members if m.name in used], "measured": measured}
 
     def measured_text(self) -> str:
         """Return what was measured, for the operator."""
-        times = [f"{r.name} {1e3 * self.policy.medians[r.epoch]:.1f} ms" for r in self.routes if r.epoch in self.policy.medians]
-        serving = next((route.name for route in self.routes if route.epoch == self.policy.serving), "every route")
-        return f"deployment {self.epoch}: {', '.join(times) or 'its routes could not be timed'}; {serving} serves"
+        medians = self.policy.medians
+        times = [f"{v.name} {1e3 * medians[v.epoch]:.1f} ms" for v in self.variants if v.epoch in medians]
+        serving = "every variant" if self.policy.serving is None else self.serving[0].name
+        return f"deployment {self.epoch}: {', '.join(times) or 'its variants could not be timed'}; {serving} serves"

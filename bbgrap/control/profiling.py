@@ -15,6 +15,9 @@ from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.client_messages import Failed, Fault, MeasureNodes, Profiles, Progress
 from bbgrap.protocol.messages import AnswerPings, LinksMeasured, Measure, Measured, MeasureLinks, Peer
 
+MEASURE_WITHIN_S = 120.0
+"""How long an agent may measure itself, or its links."""
+
 MAX_WAITING = 64
 """Calls that wait to be begun; further ones are refused as busy."""
 
@@ -73,7 +76,7 @@ class _Round:
         return ToClient(self.identity, Failed(self.call, Fault.EXECUTION, f"{'; '.join(self.faults)}; measured: {names}"))
 
 
-class Measurements:
+class Profiling:
     """Who is measured for whom.
 
     Invariants: after every event, whoever has begun measures; calls wait only while another one has begun.
@@ -145,12 +148,12 @@ class Measurements:
 
     def overdue(self, now: float) -> list[Instruction]:
         """Go on without agents that take too long."""
-        running, within_s = self._round, self.settings.measure_within_s
+        running = self._round
         if running is None:
             return []
-        late = [turn.member for turn in running.turns if now - turn.began > within_s]
+        late = [turn.member for turn in running.turns if now - turn.began > MEASURE_WITHIN_S]
         for member in late:
-            running.leave_out(member, f"agent '{member.name}' was not measured in {within_s:.0f} s")
+            running.leave_out(member, f"agent '{member.name}' was not measured in {MEASURE_WITHIN_S:.0f} s")
         return self._go_on(now) if late else []
 
     def _named(self, name: str) -> list[Member]:

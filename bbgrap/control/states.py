@@ -31,37 +31,30 @@ class Role(Enum):
     CALL = "call of a client"
 
 
+def _stays(state: str, *events: str) -> Mapping[str, str]:
+    """Return moves that stay where they are."""
+    return dict.fromkeys(events, state)
+
+
+_COMMANDS = ("HeartbeatSeen", "Deploy", "WeightChunk", "Abandon", "Release", "Measure", "MeasureLinks", "AnswerPings")
+_REPORTS = (
+    "Heartbeat",
+    "WeightsMissing",
+    "WeightStored",
+    "Deployed",
+    "DeploymentFailed",
+    "RequestFailed",
+    "Recorded",
+    "Measured",
+    "LinksMeasured",
+)
+_LOADING = ("WeightsMissing", "Deployed", "DeploymentFailed")
+_ANSWERED = dict.fromkeys(("finished", "RequestFailed", "failed", "Cancel", "deadline"), "answered")
+
 TABLES: Mapping[Role, Table] = {
     Role.AGENT: {
-        "joining": {
-            "Welcome": "joined",
-            "Refused": "joining",
-            "Rejoin": "joining",
-            "HeartbeatSeen": "joining",
-            "Deploy": "joining",
-            "WeightChunk": "joining",
-            "Abandon": "joining",
-            "Release": "joining",
-            "Measure": "joining",
-            "MeasureLinks": "joining",
-            "AnswerPings": "joining",
-            "give up": "left",
-            "stop": "left",
-        },
-        "joined": {
-            "Welcome": "joined",
-            "Rejoin": "joining",
-            "HeartbeatSeen": "joined",
-            "Deploy": "joined",
-            "WeightChunk": "joined",
-            "Abandon": "joined",
-            "Release": "joined",
-            "Measure": "joined",
-            "MeasureLinks": "joined",
-            "AnswerPings": "joined",
-            "silence": "joining",
-            "stop": "left",
-        },
+        "joining": {"Welcome": "joined", **_stays("joining", "Refused", "Rejoin", *_COMMANDS), "give up": "left", "stop": "left"},
+        "joined": {**_stays("joined", "Welcome", *_COMMANDS), "Rejoin": "joining", "silence": "joining", "stop": "left"},
         "left": {},
     },
     Role.AGENT_DEPLOYMENT: {
@@ -74,98 +67,38 @@ TABLES: Mapping[Role, Table] = {
             "reset": "released",
         },
         "fetching": {
-            "Deploy": "fetching",
-            "weights missing": "fetching",
+            **_stays("fetching", "Deploy", "weights missing"),
             "weights complete": "loading",
             "broken weight": "released",
             "Release": "released",
             "reset": "released",
         },
         "loading": {"Deploy": "loading", "loaded": "ready", "load failed": "released", "Release": "released", "reset": "released"},
-        "ready": {"Deploy": "ready", "Abandon": "ready", "evicted": "released", "Release": "released", "reset": "released"},
+        "ready": {**_stays("ready", "Deploy", "Abandon"), "evicted": "released", "Release": "released", "reset": "released"},
         "released": {},
     },
     Role.MEMBER: {
-        "unknown": {"Join": "alive", "refused": "unknown"},
-        "alive": {
-            "Join": "alive",
-            "Heartbeat": "alive",
-            "WeightsMissing": "alive",
-            "WeightStored": "alive",
-            "Deployed": "alive",
-            "DeploymentFailed": "alive",
-            "RequestFailed": "alive",
-            "Recorded": "alive",
-            "Measured": "alive",
-            "LinksMeasured": "alive",
-            "Leave": "gone",
-            "silence": "gone",
-        },
+        "unknown": {"Join": "alive"},
+        "alive": {**_stays("alive", "Join", *_REPORTS), "Leave": "gone", "silence": "gone"},
         "gone": {},
     },
     Role.DEPLOYMENT: {
-        "planning": {"planned": "loading", "plan failed": "ended", "agent lost": "ended", "stop": "ended"},
-        "loading": {
-            "WeightsMissing": "loading",
-            "Deployed": "loading",
-            "route lost": "loading",
-            "all deployed": "measuring",
-            "DeploymentFailed": "ended",
-            "agent lost": "ended",
-            "too slow": "ended",
-            "stop": "ended",
-        },
-        "measuring": {
-            "WeightsMissing": "measuring",
-            "Deployed": "measuring",
-            "route lost": "measuring",
-            "measured": "ready",
-            "DeploymentFailed": "ended",
-            "agent lost": "ended",
-            "stop": "ended",
-        },
-        "ready": {
-            "WeightsMissing": "ready",
-            "Deployed": "ready",
-            "route lost": "ready",
-            "DeploymentFailed": "ended",
-            "agent lost": "ended",
-            "released": "ended",
-            "stop": "ended",
-        },
+        "planning": {"planned": "loading", "released": "ended"},
+        "loading": {**_stays("loading", *_LOADING), "all deployed": "measuring", "released": "ended"},
+        "measuring": {**_stays("measuring", *_LOADING), "measured": "ready", "released": "ended"},
+        "ready": {**_stays("ready", *_LOADING), "released": "ended"},
         "ended": {},
     },
     Role.REQUEST: {
-        "waiting": {"route free": "running", "failed": "answered", "Cancel": "answered", "deadline": "answered"},
-        "running": {
-            "Recorded": "running",
-            "computed": "recording",
-            "route lost": "waiting",
-            "finished": "answered",
-            "RequestFailed": "answered",
-            "failed": "answered",
-            "agent lost": "answered",
-            "Cancel": "answered",
-            "deadline": "answered",
-        },
-        "recording": {
-            "Recorded": "recording",
-            "route lost": "waiting",
-            "finished": "answered",
-            "RequestFailed": "answered",
-            "failed": "answered",
-            "agent lost": "answered",
-            "Cancel": "answered",
-            "deadline": "answered",
-        },
+        "waiting": {"variant free": "running", "failed": "answered", "Cancel": "answered", "deadline": "answered"},
+        "running": {"Recorded": "running", "computed": "recording", "taken back": "waiting", **_ANSWERED},
+        "recording": {"Recorded": "recording", "taken back": "waiting", **_ANSWERED},
         "answered": {},
     },
     Role.CALL: {
         "waiting": {
-            "Progress": "waiting",
-            "StillWorking": "waiting",
+            **_stays("waiting", "Progress", "StillWorking", "send again"),
             "answer": "done",
-            "send again": "waiting",
             "cancel": "done",
             "silence": "done",
         },
@@ -194,10 +127,6 @@ class Tracker:
     def over(self) -> bool:
         """Whether no move is left."""
         return not self._table[self.state]
-
-    def may(self, event: str) -> bool:
-        """Whether an event is legal now."""
-        return event in self._table[self.state]
 
     def move(self, event: str) -> str:
         """Go where the table says and return that state.

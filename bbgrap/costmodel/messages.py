@@ -9,7 +9,7 @@ same of generic cores on a network of which nothing is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
@@ -58,17 +58,16 @@ class Price:
 class NetworkModel:
     """The price of messages between the devices of a cluster, the host among them.
 
-    `speeds` are the devices' by kind of work, the host's last; `factors` are measured seconds of handling per predicted second, by device.
+    `speeds` are the devices' by kind of work, the host's last.
     """
 
-    def __init__(self, cluster: Cluster, factors: Sequence[float] = ()) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         """Look up every device's speed."""
         self.cluster = cluster
         nodes = speeds_together(cluster.nodes)
         beside = cluster.beside_host
         host = speeds_of(NodeProfile("coordinator")) if beside is None else nodes[beside]
         self.speeds: tuple[Mapping[str, Speed], ...] = (*nodes, host)
-        self._factors = tuple(factors) or (1.0,) * len(self.speeds)
         self._machines = tuple(cluster.machine(device) for device in range(len(self.speeds)))
         self._links: dict[tuple[int, int], Link] = {}
 
@@ -91,8 +90,7 @@ class NetworkModel:
 
     def handling(self, device: int, source: int, destination: int, size: int) -> float:
         """Return the seconds that one end's processor, `device`, spends on a message."""
-        plain = COLD_MESSAGE_S + self.speeds[device]["message"].seconds(0, 0, size)
-        return self._factors[device] * plain
+        return COLD_MESSAGE_S + self.speeds[device]["message"].seconds(0, 0, size)
 
     def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
         """Return of whose processor a message that `device` handles takes time besides, later, and how much.

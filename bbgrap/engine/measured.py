@@ -18,7 +18,7 @@ RUNS = 5
 
 
 def measured_segments(artifacts: Artifacts, *, threads: int = 1) -> list[dict[int, float]]:
-    """Return the seconds of every segment by its number, per device: medians of runs on made-up inputs in this process.
+    """Return the seconds of every segment by its number, per device: medians of runs on synthetic inputs in this process.
 
     Segments of the same content are run once. Devices are taken to be like this machine with so many threads. The segments are run as they
     are shipped; agents compile them, which makes borders cheaper.
@@ -34,12 +34,12 @@ def _of_device(device: DeviceArtifacts, weights: Mapping[str, Array], known: dic
             model = device.segments[step.segment]
             if model.digest not in known:
                 specs = [device.schedule.buffers[buffer] for buffer in step.inputs]
-                known[model.digest] = _median_s(model, weights, _made_up(specs), threads)
+                known[model.digest] = _median_s(model, weights, _synthetic(specs), threads)
             found[step.segment] = known[model.digest]
     return found
 
 
-def _made_up(specs: Sequence[BufferSpec]) -> list[Array]:
+def _synthetic(specs: Sequence[BufferSpec]) -> list[Array]:
     random = np.random.default_rng(0)
     shapes = [(spec.shape or (), spec.dtype.numpy) for spec in specs]
     return [random.standard_normal(shape).astype(kind) if kind.kind == "f" else np.ones(shape, kind) for shape, kind in shapes]

@@ -7,26 +7,20 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bbgrap.auto.forecast import Forecast
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.compile import Compiled, compile_plan
-from bbgrap.compiler.export import export
-from bbgrap.compiler.memory import needed_bytes, overfull
-from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepared import Prepared
-from bbgrap.engine.variants import beside, is_guarded, serves_streams, whole_on_each
+from bbgrap.engine.variants import beside, is_guarded, lacks_of, serves_streams, variant_of, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import AUTO, make_plan
 from bbgrap.program.dictionaries import dictionary_devices_of
-from bbgrap.report.plan_report import report_of
 
 TIGHT = 0.85
 """Part of the declared memory that a second search may use: chosen."""
@@ -35,16 +29,8 @@ LEANER_SPLITS: tuple[Split, ...] = ("channels", "inputs")
 """Splits that divide the weights, tried in this order where the chosen one does not fit the nodes' memory."""
 
 
-def prepare(
-    model: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    cluster: Cluster,
-    options: PlanOptions,
-    calibration: Calibration = NOT_CALIBRATED,
-) -> Prepared:
-    """Load a model for concrete input shapes, plan it over a cluster, optimise the program and export what each device needs.
-
-    `calibration` is what was measured of the model on these nodes; predictions are corrected by it.
+def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> tuple[PlannedVariant, ...]:
+    """Load a model for concrete input shapes and return the ways to run it on a cluster: of each the programs and the report.
 
     Raises:
         ModelError: if the file is no valid model.
@@ -52,17 +38,14 @@ def prepare(
         PlanError: if no plan exists, or none that fits the nodes' memory.
     """
     graph = load_graph(model, shapes)
-    if serves_streams(options) and (routes := whole_on_each(graph, cluster, options, calibration)):
-        return Prepared(routes[0].report, routes[0].artifacts, routes[0].name, routes[1:], routes[0].segments)
-    forecast, artifacts, report = fit(graph, cluster, options, calibration)
-    others = beside(forecast, artifacts, report) if is_guarded(options) else ()
-    return Prepared(report, artifacts, "", others, forecast.segments)
+    if serves_streams(options) and (variants := whole_on_each(graph, cluster, options)):
+        return variants
+    forecast, planned = fit(graph, cluster, options)
+    return (planned, *(beside(forecast, planned) if is_guarded(options) else ()))
 
 
-def fit(
-    graph: Graph, cluster: Cluster, options: PlanOptions, calibration: Calibration = NOT_CALIBRATED
-) -> tuple[Forecast, Artifacts, dict[str, Any]]:
-    """Plan a loaded model within the memory that the nodes declare; return the programs, what is deployed, and the report.
+def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, PlannedVariant]:
+    """Plan a loaded model within the memory that the nodes declare.
 
     A plan that does not fit is replaced by one that divides the weights; the report then says so under `changed`.
 
@@ -71,23 +54,12 @@ def fit(
     """
     refused: list[str] = []
     for words, candidate, within in _attempts(cluster, options):
-        forecast, search_s = plan_graph(graph, within, candidate, calibration)
-        artifacts = export(forecast.compiled.optimized)
-        needed = needed_bytes(forecast.compiled.optimized, artifacts)
-        if faults := overfull(cluster, needed):
-            refused.append(f"{words}: {', '.join(faults)}")
-            continue
-        names = [node.name for node in cluster.nodes]
-        report = (
-            report_of(forecast.compiled, search_s)
-            | forecast.report()
-            | {
-                "memory_bytes": dict(zip(names, needed, strict=True)),
-                "weight_bytes": {name: device.weight_bytes for name, device in zip(names, artifacts.devices, strict=True)},
-                "changed": refused,
-            }
-        )
-        return forecast, artifacts, report
+        forecast, search_s = plan_graph(graph, within, candidate)
+        planned = variant_of(options.planner, forecast, search_s, refused)
+        faults = lacks_of((planned,), cluster)
+        if not faults:
+            return forecast, planned
+        refused.append(f"{words}: {', '.join(faults)}")
     raise PlanError(f"model '{graph.name}': it fits the memory of these nodes in no split; {'; '.join(refused)}")
 
 
@@ -109,7 +81,7 @@ def _with_memory(cluster: Cluster, part: float) -> Cluster:
     return replace(cluster, nodes=tuple(replace(node, memory_bytes=round(part * node.memory_bytes)) for node in cluster.nodes))
 
 
-def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions, calibration: Calibration = NOT_CALIBRATED) -> tuple[Forecast, float]:
+def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, float]:
     """Plan a loaded model and optimise its program; also return the seconds this took.
 
     Raises:
@@ -122,9 +94,7 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions, calibration
         descriptions = all_descriptions(graph)
         if options.planner == AUTO:
             deadline = start + options.search_seconds
-            found = plan_auto(
-                graph, cluster, options, descriptions, calibration=calibration, time_is_up=lambda: time.perf_counter() > deadline
-            )
+            found = plan_auto(graph, cluster, options, descriptions, time_is_up=lambda: time.perf_counter() > deadline)
             plan = found.plan
         else:
             found, plan = None, make_plan(graph, cluster, options, descriptions)
@@ -132,7 +102,7 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions, calibration
     finally:
         if collecting:
             gc.enable()
-    return Forecast(compiled, descriptions, found, calibration), time.perf_counter() - start
+    return Forecast(compiled, descriptions, found), time.perf_counter() - start
 
 
 def compile_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled, float]:

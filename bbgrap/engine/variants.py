@@ -1,21 +1,18 @@
-"""Other ways to run a planned model: the best single node and the next best plans beside a plan, or the whole model on every node.
+"""The variants of a planned model: the best single node and the next best plans beside a plan, or the whole model on every node.
 
-Only planner `auto` (and, for streams, `single`) gets others than its own plan. Law: the nodes have memory for all routes together.
+Only planner `auto` (and, for streams, `single`) gets others than its own plan. Law: the nodes have memory for all variants together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.memory import needed_bytes, overfull
-from bbgrap.compiler.predict import NOT_CALIBRATED, Calibration
-from bbgrap.engine.prepared import Alternative
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, TransferType
@@ -36,19 +33,18 @@ def serves_streams(options: PlanOptions) -> bool:
 
 
 def is_guarded(options: PlanOptions) -> bool:
-    """Whether other routes are to be tried against the plan."""
+    """Whether other variants are to be tried against the plan."""
     return options.objective == "latency" and options.planner == AUTO
 
 
-def beside(forecast: Forecast, artifacts: Artifacts, report: Mapping[str, Any]) -> tuple[Alternative, ...]:
-    """Return other routes beside a plan: the best single node, then the next best plans, as far as the nodes have room for them."""
-    routes = [Alternative(AUTO, artifacts, report)]
-    cluster, program = forecast.compiled.plan.cluster, forecast.compiled.optimized
+def beside(forecast: Forecast, planned: PlannedVariant) -> tuple[PlannedVariant, ...]:
+    """Return other variants beside a plan: the best single node, then the next best plans, as far as the nodes have room for them."""
+    variants, program = [planned], forecast.compiled.optimized
     for name, plan in _others(forecast):
-        route = _route(name, plan, program.transfers, program.dictionary_devices, forecast.calibration)
-        if fits(cluster, (*routes, route)):
-            routes.append(route)
-    return tuple(routes[1:])
+        variant = _planned(name, plan, program.transfers, program.dictionary_devices)
+        if not lacks_of((*variants, variant), plan.cluster):
+            variants.append(variant)
+    return tuple(variants[1:])
 
 
 def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
@@ -66,43 +62,43 @@ def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
                 return
 
 
-def whole_on_each(
-    graph: Graph, cluster: Cluster, options: PlanOptions, calibration: Calibration = NOT_CALIBRATED
-) -> tuple[Alternative, ...]:
-    """Return a route per node that has room for the whole model, the largest share first; for `auto` none if they are too small a part."""
+def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[PlannedVariant, ...]:
+    """Return a variant per node that has room for the whole model, largest share first; for `auto` none if they are too few."""
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
-    names = [f"single on {node.name}" for node in cluster.nodes]
     dictionary_devices = dictionary_devices_of(cluster, options.input_values)
-    routes = {
-        device: _route(names[device], plan_whole(graph, cluster, device), options.transfer_dtype, dictionary_devices, calibration)
+    variants = {
+        device: _planned(
+            f"single on {cluster.nodes[device].name}", plan_whole(graph, cluster, device), options.transfer_dtype, dictionary_devices
+        )
         for device in order
     }
-    able = [device for device in order if fits(cluster, (routes[device],))]
+    able = [device for device in order if not lacks_of((variants[device],), cluster)]
     if options.planner == AUTO and sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
         return ()
-    return tuple(routes[device] for device in able)
+    return tuple(variants[device] for device in able)
 
 
-def fits(cluster: Cluster, routes: Sequence[Alternative]) -> bool:
-    """Whether the nodes have memory for all these routes at once."""
-    needed = tuple(sum(route.report["memory_bytes"][node.name] for route in routes) for node in cluster.nodes)
-    return not overfull(cluster, needed)
+def lacks_of(variants: Sequence[PlannedVariant], cluster: Cluster) -> tuple[str, ...]:
+    """Return which nodes lack memory for all these variants at once, in words."""
+    return overfull(cluster, tuple(sum(variant.report["memory_bytes"][node.name] for variant in variants) for node in cluster.nodes))
 
 
-def _route(name: str, plan: Plan, transfers: TransferType, dictionary_devices: frozenset[int], calibration: Calibration) -> Alternative:
+def _planned(name: str, plan: Plan, transfers: TransferType, dictionary_devices: frozenset[int]) -> PlannedVariant:
     descriptions = all_descriptions(plan.graph)
     verify_plan(plan, descriptions)
-    compiled = compile_plan(plan, descriptions, transfers, dictionary_devices)
+    return variant_of(name, Forecast(compile_plan(plan, descriptions, transfers, dictionary_devices), descriptions))
+
+
+def variant_of(name: str, forecast: Forecast, search_s: float = 0.0, changed: Sequence[str] = ()) -> PlannedVariant:
+    """Return what a compiled plan ships, and its report; `changed` says what was planned before and did not fit."""
+    compiled = forecast.compiled
     artifacts = export(compiled.optimized)
-    forecast = Forecast(compiled, descriptions, calibration=calibration)
-    names = [node.name for node in plan.cluster.nodes]
-    report = (
-        report_of(compiled, 0.0)
-        | forecast.report()
-        | {
-            "memory_bytes": dict(zip(names, needed_bytes(compiled.optimized, artifacts), strict=True)),
-            "weight_bytes": {node: device.weight_bytes for node, device in zip(names, artifacts.devices, strict=True)},
-            "changed": [],
-        }
-    )
-    return Alternative(name, artifacts, report, forecast.segments)
+    names = [node.name for node in compiled.plan.cluster.nodes]
+    report = {
+        **report_of(compiled, search_s),
+        **forecast.report(),
+        "memory_bytes": dict(zip(names, needed_bytes(compiled.optimized, artifacts), strict=True)),
+        "weight_bytes": {name: device.weight_bytes for name, device in zip(names, artifacts.devices, strict=True)},
+        "changed": list(changed),
+    }
+    return PlannedVariant(name, artifacts, report)

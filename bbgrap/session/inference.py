@@ -312,7 +312,7 @@ class InferenceSession:
         plan = self._prepared(shapes)
         result = self._submit(plan, headers, contents, record=record)
         if result.epoch != plan.epoch:
-            # Planned anew since, over other agents, or by another route: what `plan` shows is to be asked for again.
+            # Planned anew since, over other agents, or by another variant: what `plan` shows is to be asked for again.
             with self._lock:
                 if self._plans.get(shapes) is plan:
                     del self._plans[shapes]

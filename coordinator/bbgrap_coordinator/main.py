@@ -18,9 +18,7 @@ def main(
     bind: Annotated[str, typer.Option(help="Where to listen: tcp://HOST:PORT; port 0 takes a free one.")] = "tcp://127.0.0.1:7070",
     data_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: a free one.")] = 0,
     advertise: Annotated[str, typer.Option(help="The host name or address agents reach this machine by.")] = "",
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Where models and what was measured of them are kept; default ~/.cache/bbgrap/coordinator.")
-    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where models are kept; default ~/.cache/bbgrap/coordinator.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the address to this file once it can be used.")] = None,
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,

@@ -13,9 +13,8 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.prepare import prepare
-from bbgrap.engine.prepared import Prepared
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
 from bbgrap.transport.exit_with_parent import exit_with_parent
@@ -38,9 +37,9 @@ def main() -> None:
 
 def _answer(job: Job) -> Packed | Exception:
     try:
-        prepared = prepare(job.model, job.shapes, job.cluster, job.options, job.calibration)
+        variants = prepare(job.model, job.shapes, job.cluster, job.options)
         with job.weights.open("wb") as weights:
-            return pack(_each_once(prepared), weights)
+            return pack(_each_once(variants), weights)
     except BbgrapError as error:
         return error
     except Exception as error:
@@ -50,15 +49,14 @@ def _answer(job: Job) -> Packed | Exception:
         return bug
 
 
-def _each_once(prepared: Prepared) -> Prepared:
-    """Let routes share the arrays of equal weights, so that they are written once."""
+def _each_once(variants: tuple[PlannedVariant, ...]) -> tuple[PlannedVariant, ...]:
+    """Let variants share the arrays of equal weights, so that they are written once."""
     known: dict[str, Array] = {}
-
-    def shared(artifacts: Artifacts) -> Artifacts:
-        return replace(artifacts, weights={digest: known.setdefault(digest, array) for digest, array in artifacts.weights.items()})
-
-    others = tuple(replace(route, artifacts=shared(route.artifacts)) for route in prepared.alternatives)
-    return replace(prepared, artifacts=shared(prepared.artifacts), alternatives=others)
+    shared = []
+    for variant in variants:
+        weights = {digest: known.setdefault(digest, array) for digest, array in variant.artifacts.weights.items()}
+        shared.append(replace(variant, artifacts=replace(variant.artifacts, weights=weights)))
+    return tuple(shared)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.compiler.predict import Calibration
-from bbgrap.engine.prepared import Prepared
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.errors import PlanError
 from bbgrap.planners.options import PlanOptions
 
@@ -43,22 +42,21 @@ class Job:
     shapes: Mapping[str, tuple[int, ...]]
     cluster: Cluster
     options: PlanOptions
-    calibration: Calibration
     weights: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A `Prepared` without the content of its arrays, pickled, and where each of them lies in the file of weights: begin and end, bytes."""
+    """Variants without the content of their arrays, pickled, and where each lies in the file of weights: begin and end, bytes."""
 
     content: bytes
     places: tuple[tuple[int, int], ...]
 
 
-def pack(prepared: Prepared, weights: IO[bytes]) -> Packed:
+def pack(variants: tuple[PlannedVariant, ...], weights: IO[bytes]) -> Packed:
     """Write what was found; arrays that cannot be mapped (of strings, of types that numpy does not know by itself) are pickled."""
     buffers: list[pickle.PickleBuffer] = []
-    content = pickle.dumps(prepared, protocol=5, buffer_callback=buffers.append)
+    content = pickle.dumps(variants, protocol=5, buffer_callback=buffers.append)
     places = []
     for buffer in buffers:
         weights.write(bytes(-weights.tell() % ALIGNMENT))
@@ -69,12 +67,12 @@ def pack(prepared: Prepared, weights: IO[bytes]) -> Packed:
     return Packed(content, tuple(places))
 
 
-def unpack(packed: Packed, weights: IO[bytes]) -> Prepared:
+def unpack(packed: Packed, weights: IO[bytes]) -> tuple[PlannedVariant, ...]:
     """Return what was found; arrays in the file are read-only views of it, and it may be removed."""
     mapped = mmap.mmap(weights.fileno(), 0, access=mmap.ACCESS_READ) if any(end for _, end in packed.places) else b""
     whole = memoryview(mapped)
     arrays = [whole[begin:end] for begin, end in packed.places]
-    found: Prepared = pickle.loads(packed.content, buffers=arrays)  # noqa: S301 - from a child of this program
+    found: tuple[PlannedVariant, ...] = pickle.loads(packed.content, buffers=arrays)  # noqa: S301 - from a child of this program
     return found
 
 
@@ -86,8 +84,8 @@ class PlannerProcess:
         self._process, self._channel = _start()
 
     def prepare(
-        self, model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions, calibration: Calibration
-    ) -> Prepared:
+        self, model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions
+    ) -> tuple[PlannedVariant, ...]:
         """Do what `bbgrap.engine.prepare.prepare` does; the folder of the model must have room for its weights.
 
         Raises:
@@ -97,7 +95,7 @@ class PlannerProcess:
             self._end()
             self._process, self._channel = _start()
         with NamedTemporaryFile(dir=model.parent, prefix="weights-") as weights:
-            job = Job(model, shapes, cluster, options, calibration, Path(weights.name))
+            job = Job(model, shapes, cluster, options, Path(weights.name))
             try:
                 self._channel.send(job)
                 answer: Packed | Exception = self._channel.recv()

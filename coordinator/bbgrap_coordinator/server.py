@@ -7,7 +7,6 @@ living agents for dead.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +17,6 @@ from pathlib import Path
 import zmq
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.compiler.predict import Calibration
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import (
     DropRequest,
@@ -28,19 +26,17 @@ from bbgrap.control.coordinator_events import (
     HostPings,
     HostRelease,
     Instruction,
-    KeepCalibration,
+    Log,
     PlanFailed,
     Planned,
-    PlannedRoute,
     StartPlanning,
     StartRequest,
-    Tell,
     Tick,
     ToAgent,
     ToClient,
     WriteChunk,
 )
-from bbgrap.engine.prepared import Prepared
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Failed, Fault, StillWorking
@@ -50,11 +46,10 @@ from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
-from bbgrap_coordinator.calibrations import CalibrationStore
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore
 
-Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions, Calibration], Prepared]
+Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions], tuple[PlannedVariant, ...]]
 
 _TICK_S = 0.25
 _BATCH = 256
@@ -75,7 +70,6 @@ class Server:
         plane: TcpDataPlane,
         machine: CoordinatorMachine,
         models: ModelStore,
-        calibrations: CalibrationStore,
         prepare: Prepare,
     ) -> None:
         """Take over the connections; nothing is handled before `run`."""
@@ -83,7 +77,6 @@ class Server:
         self._plane = plane
         self._machine = machine
         self._models = models
-        self._calibrations = calibrations
         self._prepare = prepare
         self._host = Host(plane, control.channels.memory)
         self._events: WakeupQueue[Event | None] = WakeupQueue()
@@ -175,9 +168,7 @@ class Server:
                 self._handle(self._models.write(instruction))
             case StartPlanning():
                 self._planner.submit(lambda: self._events.put(self._plan(instruction)))
-            case KeepCalibration():
-                self._calibrations.keep(instruction)
-            case Tell(text):
+            case Log(text):
                 _log.info(text)
 
     def _say_to_agent(self, say: ToAgent) -> None:
@@ -202,10 +193,7 @@ class Server:
         """Have a model planned, in a thread of its own."""
         try:
             with self._models.folder(job.files) as path:
-                prepared = self._prepare(path, job.shapes, job.cluster, job.options, job.calibration)
-            others = tuple(PlannedRoute(a.name, a.artifacts, json.dumps(a.report), a.segments) for a in prepared.alternatives)
-            report = json.dumps(prepared.report)
-            return Planned(job.epoch, prepared.artifacts, report, prepared.name, others, prepared.segments)
+                return Planned(job.epoch, self._prepare(path, job.shapes, job.cluster, job.options))
         except BbgrapError as error:
             return PlanFailed(job.epoch, Fault.of(error), str(error))
         except Exception as error:

@@ -17,7 +17,6 @@ from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap.transport.tcp import TcpDataPlane
-from bbgrap_coordinator.calibrations import CalibrationStore
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.server import Prepare, Server
 
@@ -52,11 +51,11 @@ def serve(
             raise
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         state = state_dir or home / "bbgrap" / "coordinator"
-        models, calibrations = ModelStore(state / "models"), CalibrationStore(state / "calibrations")
+        models = ModelStore(state / "models")
         # Epochs of an earlier coordinator may still be in the network: start above them.
         settings = Settings(VERSION, plane.address, control.channels.name, first_epoch=time.time_ns() // 1_000_000)
-        machine = CoordinatorMachine(settings, models.stored(), calibrations.read())
-        server = Server(control, plane, machine, models, calibrations, prepare)
+        machine = CoordinatorMachine(settings, models.stored())
+        server = Server(control, plane, machine, models, prepare)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         if until_eof:

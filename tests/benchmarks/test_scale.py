@@ -38,7 +38,7 @@ def test_a_walk_becomes_acts(tmp_path):
     path = zoo.materialize("tiny")
     cluster = cluster_of(Case(2, "loopback", LOCAL), NodeProfile("measured"))
     shape = (1, 3, 32, 32)
-    artifacts = prepare(path, {"input": shape}, cluster, parse_planner("bbgrap:rows")).artifacts
+    artifacts = prepare(path, {"input": shape}, cluster, parse_planner("bbgrap:rows"))[0].artifacts
     watch = Stopwatch(lambda: 0.01, turns=1)
     device = artifacts.devices[0]
     walk = watch.device(device, artifacts.weights)()

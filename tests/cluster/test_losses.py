@@ -1,10 +1,10 @@
 """What survives a loss, with real processes."""
 
-import re
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -21,35 +21,29 @@ def rows(count, seed=0):
     return np.random.default_rng(seed).random((count, 4), dtype=np.float32)
 
 
-def test_a_killed_agent_fails_its_requests_and_the_next_one_works(fresh):
+def test_requests_of_a_killed_agent_run_again_on_the_others(fresh):
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
     x = rows(8)
     session.run(None, {"x": x})
-    faults, began = [], []
+    answers, stop = [], threading.Event()
 
     def hammer():
-        try:
-            while True:
-                session.run(None, {"x": x})
-        except bbgrap.ExecutionError as error:
-            faults.append((str(error), time.monotonic()))
+        while not stop.is_set():
+            began = time.monotonic()
+            answers.append((session.run(None, {"x": x})[0], time.monotonic() - began))
 
-    threads = [threading.Thread(target=hammer) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.2)
-    began.append(time.monotonic())
-    fresh.kill("agent1")
-    for thread in threads:
-        thread.join(10)
-    assert len(faults) == 4
-    for text, when in faults:
-        assert re.fullmatch(r"agent 'agent1' was lost while request \d+ ran; 1 agents are left, submit again", text)
-        assert when - began[0] < 5
-    (y,) = session.run(None, {"x": x})
-    np.testing.assert_array_equal(y, tiny.expected(x))
-    session.run(None, {"x": x})
-    assert session.plan.agents == ("agent0",)
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(hammer) for _ in range(4)]
+        time.sleep(0.2)
+        fresh.kill("agent1")
+        time.sleep(4)
+        stop.set()
+    for thread in running:
+        thread.result()
+    for y, took in answers:
+        np.testing.assert_array_equal(y, tiny.expected(x))
+        assert took < 5
+    assert session.prepare({"x": x.shape}).agents == ("agent0",)
     fresh.add_agent("agent1")
     again = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
     again.run(None, {"x": x})

@@ -64,7 +64,7 @@ def test_agents_agree(size: int, growing: LocalCluster, tmp_path_factory: pytest
         session = InferenceSession(path, cluster=growing, options=options)
         answers = session.run(None, dict(zip(graph.inputs, feeds, strict=True)))
         answering = Cluster(tuple(node for node in cluster.nodes if node.name in session.plan.agents))  # a busy machine may lose some
-        artifacts = prepare(path, shapes, answering, options).artifacts
+        artifacts = prepare(path, shapes, answering, options)[0].artifacts
         simulated = simulate(artifacts, feeds, local_kernels(artifacts))
         for got, same, want in zip(answers, simulated, plain_outputs(graph, feeds), strict=True):
             assert np.array_equal(got, same), f"agents and simulation differ by {np.abs(got - same).max()}"

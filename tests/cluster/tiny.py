@@ -18,8 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
-from bbgrap.compiler.predict import Calibration
-from bbgrap.engine.prepared import Alternative, Prepared
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.variants import serves_streams
 from bbgrap.errors import PlanError
 from bbgrap.graph.types import Array, DType, TensorType
@@ -192,11 +191,8 @@ def _zeros_segment() -> SegmentModel:
     return SegmentModel("zeros", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("out",), {})
 
 
-def prepare(
-    model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions, calibration: Calibration
-) -> Prepared:
-    """Stand in for `bbgrap.engine.prepare.prepare`: knows one model, and predicts nothing that could be corrected."""
-    del calibration
+def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> tuple[PlannedVariant, ...]:
+    """Stand in for `bbgrap.engine.prepare.prepare`: knows one model."""
     rows = shapes["x"][0]
     if rows < len(cluster.nodes):
         raise PlanError(f"tiny: {rows} rows cannot be split over {len(cluster.nodes)} nodes")
@@ -207,10 +203,11 @@ def prepare(
             ctypes.PyDLL(None).usleep(2_500_000)
             time.sleep(0.6)
     report = {"planner": options.planner, "agents": len(cluster.nodes), "model": model.name}
-    others = [
-        Alternative(f"single on {node.name}", whole(len(cluster.nodes), rows, d), {**report, "planner": "single"})
+    whole_on_each = tuple(
+        PlannedVariant(f"single on {node.name}", whole(len(cluster.nodes), rows, d), {**report, "planner": "single"})
         for d, node in enumerate(cluster.nodes)
-    ]
+    )
     if serves_streams(options):
-        return Prepared(report, others[0].artifacts, others[0].name, tuple(others[1:]))
-    return Prepared(report, artifacts(len(cluster.nodes), rows), "", tuple(others[:1]) if options.planner == "auto" else ())
+        return whole_on_each
+    planned = PlannedVariant(options.planner, artifacts(len(cluster.nodes), rows), report)
+    return (planned, *whole_on_each[:1]) if options.planner == "auto" else (planned,)

@@ -6,7 +6,8 @@ from bbgrap_agent.fitting import Sample, fit, non_negative_least_squares, typica
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.cluster.speeds import TYPICAL, Speed
+from bbgrap.cluster.speeds import TYPICAL
+from bbgrap.cluster.types import Speed
 from bbgrap.tdl.work import Work
 
 amounts = st.tuples(st.integers(0, 10**9), st.integers(0, 10**7), st.integers(0, 10**7))

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bbgrap.auto.calibrate import SegmentForecast, calibrated, completed, message_factors
 from bbgrap.auto.evaluate import Evaluator
 from bbgrap.auto.explain import explain_forecast
 from bbgrap.auto.improve import shifted
@@ -15,7 +14,6 @@ from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, LinkProfile, Network, NodeProfile
 from bbgrap.compiler.compile import compile_plan
-from bbgrap.compiler.predict import ANY_NODE, MESSAGES, Calibration, Predictor
 from bbgrap.costmodel.clock import Work
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.engine.prepare import fit, plan_graph
@@ -26,7 +24,6 @@ from bbgrap.planners.options import SPLITS, PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, check_plan, whole_output
 from bbgrap.planners.registry import PLANNERS, make_plan
-from bbgrap.report.trace import SegmentTime
 from bbgrap.zoo import build
 from benchmarks.planning import exhaustive_gap
 from tests.partition import all_values, assert_close, run_checked
@@ -147,7 +144,7 @@ def test_memory_is_a_hard_limit() -> None:
     graph = build("alexnet")
     roomy = Cluster(Cluster.even(4).nodes, Network(Link(1.25e8, 1e-4)))
     tight = replace(roomy, nodes=tuple(replace(node, memory_bytes=120_000_000) for node in roomy.nodes))
-    _, _, report = fit(graph, tight, BRIEF)
+    report = fit(graph, tight, BRIEF)[1].report
     assert all(bytes_ <= 120_000_000 for bytes_ in report["memory_bytes"].values())
     with pytest.raises(PlanError, match=r"fits the memory of these nodes in no split.*needs .* MB and has 20 MB"):
         fit(graph, replace(roomy, nodes=tuple(replace(node, memory_bytes=20_000_000) for node in roomy.nodes)), BRIEF)
@@ -198,92 +195,6 @@ def test_explanation_names_what_decides() -> None:
     text = "\n".join(explain_forecast(forecast, BRIEF))
     for part in ("times as fast", "rows ", "The bottleneck is '", "alone", "one more node", "links 10 times as fast", "planner '"):
         assert part in text
-
-
-def test_measured_segments_are_predicted_as_measured() -> None:
-    forecast, _ = plan_graph(build("resnet50"), Cluster.even(2), PlanOptions())
-    spans = [span for span in forecast.timeline.spans if span.segment is not None]
-    times = [SegmentTime(s.device, s.segment or 0, s.label, 3 * (s.stop_s - s.start_s)) for s in spans]
-    again = replace(forecast, calibration=calibrated([n.name for n in Cluster.even(2).nodes], forecast.segments, times, {}))
-    for before, after in zip(spans, (s for s in again.timeline.spans if s.segment is not None), strict=True):
-        # what only copies has no kernels to be corrected
-        factor = 3 if forecast.segments[before.device][before.segment or 0].nodes else 1
-        assert after.stop_s - after.start_s == pytest.approx(factor * (before.stop_s - before.start_s), rel=0.02, abs=1e-6)
-
-
-def test_what_messages_take_of_a_core_is_not_taken_for_slow_kernels() -> None:
-    """The coordinator's messages make the segments longer of the node beside it: predicted once, not corrected for once more."""
-    cluster = Cluster(Cluster.even(2).nodes, Network(Link(1e8, 1e-4), coordinator_on="node0"))
-    forecast, _ = plan_graph(build("yolo"), cluster, PlanOptions())
-    alone = Predictor(cluster)
-    alone.network = HandlingOnly(cluster)
-    assert forecast.timeline.busy_s(0, "compute") > 1.01 * alone.timeline(forecast.compiled.optimized).busy_s(0, "compute")
-    times = [SegmentTime(s.device, s.segment, s.label, s.stop_s - s.start_s) for s in forecast.timeline.spans if s.segment is not None]
-    found = calibrated([node.name for node in cluster.nodes], forecast.segments, times, {})
-    assert found.factors
-    assert found.factors == pytest.approx(dict.fromkeys(found.factors, 1.0))
-
-
-def test_what_a_small_segment_took_beyond_all_others_is_not_a_node_that_is_as_much_slower() -> None:
-    segments = (tuple(SegmentForecast((f"node{n}",), 1e-3, 1e-4) for n in range(60)),)
-    took = [SegmentTime(0, n, "", 1e-4 + (5e-3 if n == 3 else 1.1e-3)) for n in range(60)]
-    factors = calibrated(["a"], segments, took, {}).factors
-    assert {node: factor for (_, node), factor in factors.items()} == pytest.approx(
-        {f"node{n}": 2.2 if n == 3 else 1.1 for n in range(60)} | {ANY_NODE: 1.1}
-    )
-
-
-def test_what_takes_much_of_the_time_is_as_slow_as_it_was_measured() -> None:
-    segments = (tuple(SegmentForecast((f"node{n}",), 1e-3, 0.0) for n in range(10)),)
-    took = [SegmentTime(0, n, "", 8e-3 if n == 3 else 1e-3) for n in range(10)]
-    assert calibrated(["a"], segments, took, {}).factor("a", "node3") == pytest.approx(8.0)
-
-
-def test_instalments_of_one_node_count_together() -> None:
-    segments = (tuple(SegmentForecast(("conv",), 1e-3, 0.0) for _ in range(4)),)
-    took = [SegmentTime(0, n, "", seconds) for n, seconds in enumerate((2e-3, 1e-3, 1e-3, 2e-3))]
-    assert calibrated(["a"], segments, took, {}).factor("a", "conv") == pytest.approx(1.5)
-
-
-def test_messages_are_predicted_as_measured() -> None:
-    """Machines that take half and twice the time for a message than profiles say are found out, whoever waits for whom."""
-    cluster = Cluster.even(2)
-    first, second = (node.name for node in cluster.nodes)
-    true = Calibration({(first, MESSAGES): 0.5, (second, MESSAGES): 2.0})
-    forecast, _ = plan_graph(build("resnet50"), cluster, PlanOptions())
-    found = message_factors(cluster, replace(forecast, calibration=true).timeline)
-    assert found == pytest.approx({0: 0.5, 1: 2.0})
-    again = calibrated([first, second], forecast.segments, (), found)
-    assert replace(forecast, calibration=again).timeline.total_s == pytest.approx(replace(forecast, calibration=true).timeline.total_s)
-
-
-def test_a_link_that_is_slower_than_its_profile_is_not_taken_for_busy_processors() -> None:
-    profiled, real = (Cluster(Cluster.even(2).nodes, Network(between=Link(rate, 1e-4))) for rate in (12e6, 4e6))
-    timeline = plan_graph(build("resnet50"), real, PlanOptions())[0].timeline
-    assert any(span.lane == "receive" and real.host not in {span.device, span.peer} for span in timeline.spans)
-    assert message_factors(profiled, timeline) == {}
-
-
-def test_planning_with_a_calibration_predicts_by_it_and_moves_rows() -> None:
-    """Agent b takes three times as long as its profile says: the plan is predicted so, and b gets less to do."""
-    graph, cluster = build("vgg16"), Cluster.even(2)
-    first, second = (node.name for node in cluster.nodes)
-    plain, _ = plan_graph(graph, cluster, BRIEF)
-    slow, _ = plan_graph(graph, cluster, BRIEF, Calibration({(first, ANY_NODE): 1.0, (second, ANY_NODE): 3.0}))
-    assert (plain.report()["calibrated"], slow.report()["calibrated"]) == (False, True)
-    kernels = [[sum(s.kernels_s for s in device) for device in forecast.segments] for forecast in (plain, slow)]
-    assert kernels[1][1] < 0.8 * kernels[0][1]
-    both = replace(slow, calibration=Calibration({(name, ANY_NODE): 2.0 for name in (first, second)}))
-    assert both.timeline.total_s > replace(slow, calibration=Calibration()).timeline.total_s
-
-
-def test_machines_nobody_measured_borrow_and_the_others_keep_what_they_have() -> None:
-    cluster = Cluster((NodeProfile("a"), NodeProfile("b"), NodeProfile("c")))
-    known = Calibration({("a", "n"): 2.0, ("a", ANY_NODE): 2.0, ("b", "n"): 4.0, ("b", ANY_NODE): 6.0})
-    full = completed(known, cluster)
-    assert {key: full.factors[key] for key in known.factors} == known.factors
-    assert (full.factor("c", "n"), full.factor("c", "elsewhere")) == (3.0, 4.0)
-    assert completed(Calibration(), cluster) == Calibration()
 
 
 @given(st.integers(2, 20), st.integers(1, 19), st.floats(-1, 1).filter(bool))

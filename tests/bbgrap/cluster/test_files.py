@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, KernelRate, LinkProfile, NodeProfile
 from bbgrap.cluster.files import cluster_text, profile_text, read_cluster, read_profile, read_profiles
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Link, Network
+from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Link, Network, Speed
 from bbgrap.errors import ClusterFileError
 from bbgrap.tdl.work import KINDS
 

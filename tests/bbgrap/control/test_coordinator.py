@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile
+from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile, Speed
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator import CoordinatorMachine
+from bbgrap.control.deployments import MAX_DEPLOYMENTS
 from bbgrap.control.membership import Members
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -26,26 +26,69 @@ def test_a_request_runs_on_both_agents():
     assert all(len(agent.loaded) == 1 for agent in wire.agents.values())
 
 
-def test_a_lost_agent_fails_its_request_and_the_next_one_is_planned_anew():
-    """Agent b loses power while request 1 runs; its silence is noticed after two seconds, a survivor goes on alone."""
-    wire = ready_wire("a", "b")
-    lost = next(agent for agent in wire.agents.values() if agent.name == "b")
-    wire.crash(lost)
-    call = wire.run()
-    wire.settle()
-    assert wire.answers[call] == []
+def lose(wire, name):
+    """Let an agent lose power, and time pass until its silence is noticed."""
+    wire.crash(next(agent for agent in wire.agents.values() if agent.name == name))
     for _ in range(5):
         wire.pass_time(0.5)
-        wire.settle()
-    failed = wire.answer(call)
-    assert isinstance(failed, c.Failed)
-    assert failed.reason == "agent 'b' was lost while request 1 ran; 1 agents are left, submit again"
-    (survivor,) = wire.agents.values()
-    assert survivor.loaded == set()
-    again = wire.run()
+        wire.deliver_all()
+
+
+def test_a_request_on_a_lost_agent_runs_again_on_those_that_are_left():
+    """Agent b loses power while request 1 runs; its silence is noticed after two seconds, a survivor goes on alone."""
+    wire = ready_wire("a", "b")
+    before = set(next(iter(wire.agents.values())).loaded)
+    call = wire.run()
+    wire.deliver_all()
+    lose(wire, "b")
+    assert wire.answers[call] == []
     wire.settle()
-    assert isinstance(wire.answer(again), c.RunResult)
+    assert isinstance(wire.answer(call), c.RunResult)
+    (survivor,) = wire.agents.values()
     assert len(survivor.loaded) == 1
+    assert not survivor.loaded & before
+
+
+def test_a_request_that_lost_an_agent_in_two_runs_is_not_run_again():
+    wire = ready_wire("a", "b", "c")
+    call, waits = wire.run(), wire.run()
+    wire.deliver_all()
+    lose(wire, "c")
+    wire.deliver_all()
+    assert set(wire.started) == {1, 2}
+    lose(wire, "b")
+    assert wire.answer(call) == c.Failed(
+        call,
+        c.Fault.EXECUTION,
+        "request 1: agents 'c' and 'b' were lost while it ran; it may be what ends them, so it is not run again",
+    )
+    wire.settle()
+    assert isinstance(wire.answer(waits), c.Failed)
+    call = wire.run()
+    wire.settle()
+    assert isinstance(wire.answer(call), c.RunResult)
+
+
+def test_a_request_that_runs_again_keeps_its_deadline():
+    wire = ready_wire("a", "b")
+    call = wire.run(deadline_s=5.0)
+    wire.deliver_all()
+    wire.plan = lambda job: None
+    lose(wire, "b")
+    for _ in range(6):
+        wire.pass_time(0.5)
+        wire.deliver_all()
+    assert wire.answer(call).reason == "request 1: its deadline of 5 s passed while it waited"
+
+
+def test_heartbeats_look_at_no_plan(monkeypatch):
+    wire = ready_wire("a", "b")
+    looked = []
+    monkeypatch.setattr(wire.coordinator.requests, "_go_on", lambda plan, now: looked.append(plan) or [])
+    for _ in range(5):
+        wire.pass_time(0.5)
+        wire.deliver_all()
+    assert looked == []
 
 
 def test_exact_instructions_of_a_loss():
@@ -53,7 +96,7 @@ def test_exact_instructions_of_a_loss():
     joined = coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.0)
     assert joined == [ce.ToAgent(b"1", m.Welcome(2, 0.5, 2.0))]
     assert coordinator.handle(ce.Tick(), 2.0) == []
-    assert coordinator.handle(ce.Tick(), 2.1) == [ce.Tell("agent 'a' was lost; 0 left")]
+    assert coordinator.handle(ce.Tick(), 2.1) == [ce.Log("agent 'a' was lost; 0 left")]
     assert coordinator.handle(ce.FromPeer(b"1", m.Heartbeat()), 2.2) == [ce.ToAgent(b"1", m.Rejoin())]
     assert coordinator.handle(ce.FromPeer(b"1", introduction("a")), 2.3) == [ce.ToAgent(b"1", m.Welcome(3, 0.5, 2.0))]
 
@@ -131,9 +174,9 @@ def test_a_profile_by_hand_goes_over_what_was_measured_field_by_field():
     fast, slow, guess = Speed("conv3x3", 2e9), Speed("matmul", 1e9), Speed("conv3x3", 5.0)
     wire.call(lambda n: c.MeasureNodes(n, ""))
     wire.settle()
-    wire.to_agent(agent, ae.MeasuringDone(1, NodeProfile("a", threads=4, work=(guess, slow))))
+    wire.to_agent(agent, ae.Outcome(m.Measured(1, NodeProfile("a", threads=4, work=(guess, slow)), "")))
     wire.settle()
-    wire.to_agent(agent, ae.LinksDone(2, (LinkProfile("b", 1e9, 1e-4),)))
+    wire.to_agent(agent, ae.Outcome(m.LinksMeasured(2, (LinkProfile("b", 1e9, 1e-4),), "")))
     wire.settle()
     for profile in (NodeProfile("a", 0.5, group="left", work=(fast,)), NodeProfile("later", 3.0)):
         wire.call(lambda n, profile=profile: c.SetProfile(n, profile))
@@ -216,7 +259,7 @@ def test_the_last_agent_is_lost_while_a_client_waits():
         wire.settle()
         wire.pass_time(0.5)
     wire.settle()
-    assert wire.answer(call).reason.endswith("0 agents are left, submit again")
+    assert wire.answer(call).fault is c.Fault.UNAVAILABLE
     late = wire.run()
     wire.settle()
     assert wire.answer(late).fault is c.Fault.UNAVAILABLE
@@ -256,7 +299,7 @@ def test_a_kernel_error_names_the_agent():
     agent.loaded.clear()
     call = wire.run()
     wire.settle()
-    wire.to_agent(agent, ae.Broke(epoch, 1, "segment 's': broken"))
+    wire.to_agent(agent, ae.Outcome(m.RequestFailed(epoch, 1, "segment 's': broken")))
     wire.settle()
     assert wire.answer(call).reason == "agent 'a': segment 's': broken"
 
@@ -281,8 +324,8 @@ def test_deployments_are_bounded_and_the_least_recently_used_one_goes():
         wire.to_agent(agent, ae.Tick())
         wire.call(lambda n, width=width: c.PrepareModel(n, wire_model(wire), {"x": (width,)}, plan_options()))
         wire.settle()
-    assert len(agent.loaded) == wire.settings.max_deployments
-    assert len(wire.coordinator.deployments.by_epoch) == wire.settings.max_deployments
+    assert len(agent.loaded) == MAX_DEPLOYMENTS
+    assert len(wire.coordinator.deployments.by_epoch) == MAX_DEPLOYMENTS
     assert min(agent.loaded) > 1
 
 

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import LinkProfile, NodeProfile
+from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.control import agent_events as ae
 from bbgrap.control.profiling import MAX_WAITING
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import FakeAgent, Wire, joined_wire
 
 WORK = (Speed("matmul", 1e9),)
@@ -32,12 +32,12 @@ def finish(wire: Wire, name: str, fault: str = "") -> None:
     wire.settle()
 
 
-def answer(agent: FakeAgent, fault: str = "") -> ae.MeasuringDone | ae.LinksDone:
+def answer(agent: FakeAgent, fault: str = "") -> ae.Outcome:
     match agent.measuring.pop(0):
-        case ae.StartMeasuring(number):
-            return ae.MeasuringDone(number, None if fault else NodeProfile(agent.name, work=WORK), fault)
-        case ae.StartMeasuringLinks(number, _):
-            return ae.LinksDone(number, () if fault else LINKS, fault)
+        case m.Measure(number):
+            return ae.Outcome(m.Measured(number, None if fault else NodeProfile(agent.name, work=WORK), fault))
+        case m.MeasureLinks(number, _):
+            return ae.Outcome(m.LinksMeasured(number, () if fault else LINKS, fault))
 
 
 def profile(name: str) -> NodeProfile:
@@ -51,16 +51,16 @@ def known(wire: Wire) -> dict[str, NodeProfile | None]:
 def test_nodes_are_measured_at_once_and_links_one_after_the_other():
     wire = joined_wire("a", "b", "c")
     call = measure(wire)
-    assert measuring(wire) == dict.fromkeys("abc", "StartMeasuring")
+    assert measuring(wire) == dict.fromkeys("abc", "Measure")
     finish(wire, "c")
     finish(wire, "a")
-    assert measuring(wire) == {"b": "StartMeasuring"}  # which links would disturb
+    assert measuring(wire) == {"b": "Measure"}  # which links would disturb
     assert wire.pingers == []
     finish(wire, "b")
     order = []
     while wire.answers[call] == []:
         ((name, what),) = measuring(wire).items()
-        assert what == "StartMeasuringLinks"
+        assert what == "MeasureLinks"
         assert wire.pingers == ["a", "b", "c"]
         (asked,) = next(agent.measuring for agent in wire.agents.values() if agent.name == name)
         others = {(other, f"tcp://{other}:1") for other in "abc" if other != name}
@@ -86,14 +86,14 @@ def test_who_is_lost_or_cannot_does_not_keep_the_others_from_being_measured():
     finish(wire, "a", "no disk")
     for name in "bcd":
         finish(wire, name)
-    assert measuring(wire) == {"e": "StartMeasuring"}
+    assert measuring(wire) == {"e": "Measure"}
     wire.crash(next(agent for agent in wire.agents.values() if agent.name == "e"))
     wire.pass_time(1.0)
     wire.settle()
     wire.pass_time(1.5)
     wire.settle()
     finish(wire, "b")
-    assert measuring(wire) == {"c": "StartMeasuringLinks"}
+    assert measuring(wire) == {"c": "MeasureLinks"}
     wire.crash(next(agent for agent in wire.agents.values() if agent.name == "d"))  # measured, but for its links
     for _ in range(3):
         wire.pass_time(1.0)
@@ -114,7 +114,7 @@ def test_who_takes_too_long_is_left_out_and_its_late_answer_too():
     for _ in range(130):
         wire.pass_time(1.0)
         wire.settle()
-    assert measuring(wire) == {"a": "StartMeasuring", "b": "StartMeasuringLinks"}
+    assert measuring(wire) == {"a": "Measure", "b": "MeasureLinks"}
     finish(wire, "a")
     finish(wire, "b")
     assert wire.answer(call).reason == "agent 'a' was not measured in 120 s; measured: b"
@@ -125,13 +125,13 @@ def test_what_is_known_is_not_measured_unless_asked():
     wire = joined_wire("a", "b")
     wire.call(lambda n: c.SetProfile(n, NodeProfile("b", work=WORK)))
     first, second = measure(wire, again=False), measure(wire, again=False)
-    assert measuring(wire) == {"a": "StartMeasuring"}
+    assert measuring(wire) == {"a": "Measure"}
     finish(wire, "a")
     finish(wire, "a")
     assert wire.answer(first) == c.Profiles(first, (profile("a"),))
     assert wire.answer(second) == c.Profiles(second, ())  # the first one's result is known by then
     third = measure(wire, "b")
-    assert measuring(wire) == {"b": "StartMeasuring"}
+    assert measuring(wire) == {"b": "Measure"}
     finish(wire, "b")
     finish(wire, "b")
     assert wire.answer(third) == c.Profiles(third, (profile("b"),))
@@ -141,17 +141,17 @@ def test_an_answer_to_something_else_changes_nothing():
     wire = joined_wire("a")
     (agent,) = wire.agents.values()
     call = measure(wire)
-    for stray in (ae.LinksDone(1, LINKS), ae.MeasuringDone(2, profile("a")), ae.LinksDone(2, LINKS)):
-        wire.to_agent(agent, stray)
+    for stray in (m.LinksMeasured(1, LINKS, ""), m.Measured(2, profile("a"), ""), m.LinksMeasured(2, LINKS, "")):
+        wire.to_agent(agent, ae.Outcome(stray))
         wire.settle()
-    assert measuring(wire) == {"a": "StartMeasuring"}
+    assert measuring(wire) == {"a": "Measure"}
     finish(wire, "a")
-    for stray in (ae.MeasuringDone(2, profile("a")), ae.MeasuringDone(1, None, "again"), ae.LinksDone(1, ())):
-        wire.to_agent(agent, stray)
+    for stray in (m.Measured(2, profile("a"), ""), m.Measured(1, None, "again"), m.LinksMeasured(1, (), "")):
+        wire.to_agent(agent, ae.Outcome(stray))
         wire.settle()
     finish(wire, "a")
     assert wire.answer(call) == c.Profiles(call, (profile("a"),))
-    wire.to_agent(agent, ae.LinksDone(2, ()))
+    wire.to_agent(agent, ae.Outcome(m.LinksMeasured(2, (), "")))
     wire.settle()
     assert known(wire) == {"a": profile("a")}
 
@@ -198,7 +198,7 @@ def test_every_call_is_answered_once_and_nothing_is_disturbed(moves):
             calls.append(measure(wire, ["", *"abcd", ""][which], again=again))
         move(wire, what, which)
         now = measuring(wire)
-        assert len(now) <= 1 or "StartMeasuringLinks" not in now.values()
+        assert len(now) <= 1 or "MeasureLinks" not in now.values()
     for _ in range(100):
         move(wire, "answer", 0)
         move(wire, "wait", 0)

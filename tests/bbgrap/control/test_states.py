@@ -26,13 +26,13 @@ def test_every_role_can_come_to_an_end(role):
 
 def test_an_illegal_move_says_who_where_and_how_it_came_to_that():
     request = Tracker(Role.REQUEST, "request 7")
-    request.move("route free")
+    request.move("variant free")
     request.move("finished")
     with pytest.raises(RemoteProtocolError) as remote:
         request.move("RequestFailed")
     assert str(remote.value) == (
         "request on the coordinator, request 7: got 'RequestFailed' while answered; expected nothing any more; "
-        "before: route free -> running, finished -> answered"
+        "before: variant free -> running, finished -> answered"
     )
-    with pytest.raises(LocalProtocolError, match="expected Cancel, deadline, failed, route free"):
+    with pytest.raises(LocalProtocolError, match="expected Cancel, deadline, failed, variant free"):
         Tracker(Role.REQUEST, "request 8").move("finished")

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bbgrap.auto.calibrate import MachineFactors, SegmentForecast
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.control import agent_events as ae
 from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.coordinator import CoordinatorMachine, plan_key
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
@@ -34,8 +34,6 @@ FILE = c.ModelFile("m.onnx", "cd" * 32, 4)
 MODEL = offer_digest((FILE,))
 WEIGHT = np.arange(4, dtype=np.float32)
 CLIENT = b"client"
-SEGMENT_S = 0.001
-"""How long every segment is predicted to take."""
 
 
 def introduction(name: str, protocol: int = m.PROTOCOL_VERSION) -> m.Join:
@@ -88,29 +86,18 @@ def whole(devices: int, device: int) -> Artifacts:
 
 
 def plan_of(job: ce.StartPlanning) -> ce.Planned:
-    """What a planner makes: `auto` has other routes, the best node's beside the plan, or the whole model on every node."""
+    """What a planner makes: `auto` has other variants, the best node's beside the plan, or the whole model on every node."""
     devices = len(job.cluster.nodes)
-    segment = (SegmentForecast(("conv",), SEGMENT_S, 0.0),)
-    alone = tuple(
-        ce.PlannedRoute(
-            f"single on {n.name}",
-            whole(devices, d),
-            '{"planner": "single"}',
-            tuple(segment if other == d else () for other in range(devices)),
-        )
-        for d, n in enumerate(job.cluster.nodes)
-    )
-    segments = (segment,) * devices
+    alone = tuple(PlannedVariant(f"single on {n.name}", whole(devices, d), {"planner": "single"}) for d, n in enumerate(job.cluster.nodes))
+    planned = PlannedVariant(job.options.planner, artifacts(devices), {"planner": job.options.planner})
     if job.options.planner != "auto":
-        return ce.Planned(job.epoch, artifacts(devices), "{}", segments=segments)
-    if job.options.objective == "throughput":
-        return ce.Planned(job.epoch, alone[0].artifacts, alone[0].report, alone[0].name, alone[1:], alone[0].segments)
-    return ce.Planned(job.epoch, artifacts(devices), '{"planner": "auto"}', "", alone[:1], segments)
+        return ce.Planned(job.epoch, (planned,))
+    return ce.Planned(job.epoch, alone if job.options.objective == "throughput" else (planned, alone[0]))
 
 
-def record_of(device: int, seconds: float = SEGMENT_S) -> Record:
-    """What a device would have recorded: one step."""
-    return Record(device, (StepLabel("compute", "s: y", 0),), ((1, 2, 2 + round(1e9 * seconds)),), 4)
+def record_of(device: int) -> Record:
+    """What a device would have recorded: one step of a millisecond."""
+    return Record(device, (StepLabel("compute", "s: y", 0),), ((1, 2, 1_000_002),), 4)
 
 
 @dataclass
@@ -122,7 +109,7 @@ class FakeAgent:
     machine: AgentMachine
     loaded: set[int] = field(default_factory=set)
     dropped: set[tuple[int, int]] = field(default_factory=set)
-    measuring: list[ae.StartMeasuring | ae.StartMeasuringLinks] = field(default_factory=list)
+    measuring: list[m.Measure | m.MeasureLinks] = field(default_factory=list)
     quit: str | None = None
 
 
@@ -144,9 +131,6 @@ class Wire:
     options: PlanOptions = field(default_factory=PlanOptions)
     seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
     """How long a request takes on these nodes."""
-    kernels: dict[str, float] = field(default_factory=dict)
-    """How long a segment takes on this node, if not as predicted."""
-    kept: dict[str, Mapping[str, MachineFactors]] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     jobs: list[ce.StartPlanning] = field(default_factory=list)
     pingers: list[str] = field(default_factory=list)
@@ -216,7 +200,7 @@ class Wire:
 
     def restart_coordinator(self) -> None:
         self.epochs += 1000
-        self.coordinator = CoordinatorMachine(replace(self.settings, first_epoch=self.epochs), {FILE.digest: FILE.size}, self.kept)
+        self.coordinator = CoordinatorMachine(replace(self.settings, first_epoch=self.epochs), {FILE.digest: FILE.size})
         self.started.clear()
 
     def to_coordinator(self, event: ce.Event) -> None:
@@ -236,9 +220,7 @@ class Wire:
             case ce.StartPlanning():
                 self.jobs.append(instruction)
                 self.carry_plan(self.plan(instruction))
-            case ce.KeepCalibration(model, machines):
-                self.kept[model] = machines
-            case ce.Tell(text):
+            case ce.Log(text):
                 self.told.append(text)
             case ce.HostDeploy(epoch):
                 self.parts[epoch] = instruction.peers
@@ -274,8 +256,7 @@ class Wire:
                 if start.record:
                     devices = {peer.name: peer.device for peer in self.parts.get(start.epoch, ())}
                     for agent in [agent for agent in self.agents.values() if agent.name in devices]:
-                        record = record_of(devices[agent.name], self.kernels.get(agent.name, SEGMENT_S))
-                        self.to_agent(agent, ae.StepsRecorded(start.epoch, number, record))
+                        self.to_agent(agent, ae.Outcome(m.Recorded(start.epoch, number, record_of(devices[agent.name]))))
                 done = True
         return done
 
@@ -307,9 +288,9 @@ class Wire:
             case ae.Quit(fault):
                 agent.quit = fault
                 self.agents.pop(agent.identity, None)
-            case ae.StartMeasuring() | ae.StartMeasuringLinks():
-                agent.measuring.append(instruction)
-            case ae.AllowPings() | ae.Reconnect() | ae.Tell():
+            case ae.Perform(m.Measure() | m.MeasureLinks() as message):
+                agent.measuring.append(message)
+            case ae.Perform() | ae.Reconnect() | ae.Log():
                 pass
 
     def carry_client(self, instructions: list[cm.Instruction]) -> None:

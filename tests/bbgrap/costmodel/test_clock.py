@@ -7,7 +7,7 @@ from hypothesis import given
 
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, Network, NodeProfile
-from bbgrap.compiler.predict import Calibration, Predictor
+from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Act, Await, Post, Work, run_clock
 from bbgrap.costmodel.messages import AT_ONCE_BYTES, NetworkModel
 from bbgrap.errors import ProgramError
@@ -146,15 +146,3 @@ def test_timelines_of_programs_are_possible(graph: Graph, cluster: Cluster, opti
     assert predictor.timeline(program) == timeline
     faster = Predictor(Cluster(cluster.nodes, Network(Link(1e12, 1e-9))))
     assert faster.timeline(program).total_s <= timeline.total_s
-
-
-@given(networks(), clusters(), plan_options())
-def test_a_calibration_scales_what_it_speaks_of(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
-    program = compiled(graph, cluster, options).optimized
-    plain = Predictor(cluster)
-    twice = Predictor(cluster, Calibration({(node.name, g.name): 2.0 for node in cluster.nodes for g in graph.nodes}))
-    for device in program.devices[: program.host]:
-        for step in device.steps:
-            for op in getattr(step, "ops", ()):
-                times = 2.0 if hasattr(op, "work") else 1.0
-                assert twice.op_seconds(program, device, op) == pytest.approx(times * plain.op_seconds(program, device, op))

@@ -36,9 +36,3 @@ def test_the_dearest_way_is_no_cheaper_than_any() -> None:
         assert network.dearest.fixed_s >= price.fixed_s
         assert network.dearest.s_per_byte >= price.s_per_byte
     assert NetworkModel(Cluster.even(1)).dearest == Price(0.0, 0.0)
-
-
-def test_measured_factors_count_for_their_device() -> None:
-    plain, slower = NetworkModel(Cluster.even(2)), NetworkModel(Cluster.even(2), (1.0, 2.0, 1.0))
-    assert slower.handling(0, 0, 1, 1000) == plain.handling(0, 0, 1, 1000)
-    assert slower.handling(1, 0, 1, 1000) == 2 * plain.handling(1, 0, 1, 1000)

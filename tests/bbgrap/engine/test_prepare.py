@@ -18,13 +18,13 @@ def nodes(count: int, megabytes: int) -> Cluster:
 
 
 def test_room_enough_keeps_the_split() -> None:
-    report = prepare(materialize("mobilenet_v2"), SHAPES, nodes(2, 100), PlanOptions(split="rows")).report
+    report = prepare(materialize("mobilenet_v2"), SHAPES, nodes(2, 100), PlanOptions(split="rows"))[0].report
     assert report["changed"] == []
     assert max(report["memory_bytes"].values()) < 100e6
 
 
 def test_a_plan_that_does_not_fit_gives_way_to_one_that_divides_the_weights() -> None:
-    prepared = prepare(materialize("resnet50"), SHAPES, nodes(4, 60), PlanOptions(split="rows"))
+    (prepared,) = prepare(materialize("resnet50"), SHAPES, nodes(4, 60), PlanOptions(split="rows"))
     assert "needs" in prepared.report["changed"][0]
     assert max(prepared.report["memory_bytes"].values()) <= 60e6
     assert max(device.weight_bytes for device in prepared.artifacts.devices) < 0.3 * 102e6

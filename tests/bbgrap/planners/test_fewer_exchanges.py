@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.cluster import Cluster, NodeProfile
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import Link, Network
+from bbgrap.cluster.types import Link, Network, Speed
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
 from bbgrap.planners.fewer_exchanges import join_phases, plan_fewer_exchanges

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import KernelRate, LinkProfile, NodeProfile
+from bbgrap.cluster.types import KernelRate, LinkProfile, NodeProfile, Speed
 from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType

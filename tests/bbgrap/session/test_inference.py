@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bbgrap.cluster.speeds import Speed
-from bbgrap.cluster.types import NodeProfile
+from bbgrap.cluster.types import NodeProfile, Speed
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.planners.options import PlanOptions

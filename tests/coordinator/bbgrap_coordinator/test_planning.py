@@ -14,9 +14,8 @@ from bbgrap_coordinator.planning import PlannerProcess, pack, unpack
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import Artifacts
-from bbgrap.compiler.predict import NOT_CALIBRATED
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.prepare import prepare
-from bbgrap.engine.prepared import Prepared
 from bbgrap.errors import ModelError, PlanError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo import materialize
@@ -51,12 +50,12 @@ def assert_same(found, expected):
 
 
 def test_it_finds_what_planning_here_finds(planner, model):
-    expected = prepare(model, SHAPES, Cluster.even(2), AUTO, NOT_CALIBRATED)
-    found = planner.prepare(model, SHAPES, Cluster.even(2), AUTO, NOT_CALIBRATED)
-    assert len(expected.alternatives) > 0
-    for ours, theirs in zip((expected, *expected.alternatives), (found, *found.alternatives), strict=True):
+    expected = prepare(model, SHAPES, Cluster.even(2), AUTO)
+    found = planner.prepare(model, SHAPES, Cluster.even(2), AUTO)
+    assert len(expected) > 1
+    for ours, theirs in zip(expected, found, strict=True):
         assert_same(theirs.artifacts, ours.artifacts)
-        assert (theirs.name, theirs.segments) == (ours.name, ours.segments)
+        assert theirs.name == ours.name
         assert steady(theirs.report) == steady(ours.report)
     assert list(model.parent.iterdir()) == [model]
 
@@ -64,15 +63,15 @@ def test_it_finds_what_planning_here_finds(planner, model):
 def test_its_errors_are_raised_here(planner, model):
     tight = Cluster(tuple(replace(node, memory_bytes=1) for node in Cluster.even(2).nodes))
     with pytest.raises(PlanError, match="no split"):
-        planner.prepare(model, SHAPES, tight, PlanOptions(), NOT_CALIBRATED)
+        planner.prepare(model, SHAPES, tight, PlanOptions())
     model.write_bytes(b"no model")
     with pytest.raises(ModelError, match=model.name):
-        planner.prepare(model, SHAPES, Cluster.even(2), PlanOptions(), NOT_CALIBRATED)
+        planner.prepare(model, SHAPES, Cluster.even(2), PlanOptions())
 
 
 def test_a_bug_comes_with_its_traceback(planner, model):
     with pytest.raises(RuntimeError, match="AttributeError") as raised:
-        planner.prepare(model, SHAPES, None, PlanOptions(), NOT_CALIBRATED)
+        planner.prepare(model, SHAPES, None, PlanOptions())
     assert "in prepare\n" in raised.value.__notes__[0]
 
 
@@ -82,7 +81,7 @@ def test_one_that_dies_fails_its_plan_and_the_next_one_works(planner, model, tmp
 
     def plan():
         try:
-            planner.prepare(model, SHAPES, None, PlanOptions(), NOT_CALIBRATED)
+            planner.prepare(model, SHAPES, None, PlanOptions())
         except PlanError as error:
             faults.append(str(error))
 
@@ -94,8 +93,8 @@ def test_one_that_dies_fails_its_plan_and_the_next_one_works(planner, model, tmp
     before.kill()
     thread.join()
     assert faults == ["planner: its process ended while it planned 'tiny-1.onnx': SIGKILL, as when memory runs out"]
-    found = planner.prepare(model, SHAPES, Cluster.even(2), PlanOptions(), NOT_CALIBRATED)
-    assert_same(found.artifacts, prepare(model, SHAPES, Cluster.even(2), PlanOptions(), NOT_CALIBRATED).artifacts)
+    (found,) = planner.prepare(model, SHAPES, Cluster.even(2), PlanOptions())
+    assert_same(found.artifacts, prepare(model, SHAPES, Cluster.even(2), PlanOptions())[0].artifacts)
 
 
 def test_arrays_of_every_kind_are_kept(tmp_path):
@@ -112,7 +111,7 @@ def test_arrays_of_every_kind_are_kept(tmp_path):
     ]
     artifacts = Artifacts((), None, {str(number): array for number, array in enumerate(arrays)})
     with (tmp_path / "weights").open("w+b") as file:
-        found = unpack(pack(Prepared({"planner": "none"}, artifacts), file), file)
+        (found,) = unpack(pack((PlannedVariant("none", artifacts, {"planner": "none"}),), file), file)
     (tmp_path / "weights").unlink()
     assert found.report == {"planner": "none"}
     assert_same(found.artifacts, artifacts)
@@ -121,5 +120,6 @@ def test_arrays_of_every_kind_are_kept(tmp_path):
 
 def test_no_arrays_at_all_are_no_fault(tmp_path):
     with (tmp_path / "weights").open("w+b") as file:
-        found = unpack(pack(Prepared({}, Artifacts((), None, {"none": np.zeros(0, np.float32)})), file), file)
+        nothing = Artifacts((), None, {"none": np.zeros(0, np.float32)})
+        (found,) = unpack(pack((PlannedVariant("none", nothing, {}),), file), file)
     assert found.artifacts.weights["none"].shape == (0,)

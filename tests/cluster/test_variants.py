@@ -1,4 +1,4 @@
-"""Routes with real processes: the fastest serves, streams go to every agent, and nobody's request is lost with one."""
+"""Plan variants with real processes: the fastest serves, streams go to every agent, and nobody's request is lost with one."""
 
 import threading
 import time
@@ -26,14 +26,14 @@ def run_all(session, inputs, in_flight):
         np.testing.assert_array_equal(y, tiny.expected(x))
 
 
-def test_the_routes_of_a_plan_are_timed_and_one_of_them_serves(shared):
+def test_the_variants_of_a_plan_are_timed_and_one_of_them_serves(shared):
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, options=PlanOptions(planner="auto"))
     measured = session.prepare({"x": (8, 4)}).report["measured"]
-    assert [(route["name"], route["nodes"]) for route in measured["routes"]] == [
+    assert [(variant["name"], variant["nodes"]) for variant in measured["variants"]] == [
         ("auto", ["agent0", "agent1"]),
         ("single on agent0", ["agent0"]),
     ]
-    times = {route["name"]: route["median_ms"] for route in measured["routes"]}
+    times = {variant["name"]: variant["median_ms"] for variant in measured["variants"]}
     assert measured["chosen"] == [min(times, key=times.__getitem__)]
     run_all(session, [rows(8, seed) for seed in range(20)], 1)
     assert "serves" in shared.log("coordinator", 1000)

@@ -1,4 +1,4 @@
-"""Recorded requests: an answer waits here until every agent that took part has said when it did what.
+"""Traced requests: an answer waits here until every agent that took part has said when it did what.
 
 Laws: only agents that take part are listened to, each for its own device; a request is answered once, or forgotten.
 """
@@ -11,6 +11,9 @@ from bbgrap.control.coordinator_events import Identity, RequestDone
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.runtime.recording import Record
 
+RECORDS_WITHIN_S = 5.0
+"""How long after the answer to a request its records may come."""
+
 
 @dataclass(slots=True)
 class _Awaited:
@@ -20,12 +23,11 @@ class _Awaited:
     since: float = 0.0
 
 
-class Recordings:
-    """The recorded requests that run, by number."""
+class Traces:
+    """The traced requests that run, by number."""
 
-    def __init__(self, within_s: float) -> None:
-        """Start without any; records that are not there `within_s` after the answer are given up."""
-        self._within_s = within_s
+    def __init__(self) -> None:
+        """Start without any."""
         self._awaited: dict[int, _Awaited] = {}
 
     def begin(self, number: int, devices: dict[Identity, int]) -> None:
@@ -63,4 +65,4 @@ class Recordings:
 
     def overdue(self, now: float) -> list[int]:
         """Return the requests that have an answer, but wait too long for records."""
-        return [number for number, entry in self._awaited.items() if entry.done is not None and now - entry.since > self._within_s]
+        return [number for number, entry in self._awaited.items() if entry.done is not None and now - entry.since > RECORDS_WITHIN_S]

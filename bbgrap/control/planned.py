@@ -1,0 +1,18 @@
+"""What planning a model for a cluster comes to: values only, so that who gets them needs nothing of what made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bbgrap.compiler.artifacts import Artifacts
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedVariant:
+    """One way to run a model on a cluster: its name, what is shipped, and the object that `plan --json` prints (plain values only)."""
+
+    name: str
+    artifacts: Artifacts
+    report: Mapping[str, Any]
