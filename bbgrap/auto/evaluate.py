@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.memory import program_bytes
-from bbgrap.compiler.passes import SlowestFirst
+from bbgrap.compiler.passes import ChunkInputs, SlowestFirst
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Post, Work
 from bbgrap.costmodel.timeline import Timeline
@@ -17,7 +17,10 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile
 from bbgrap.program.dictionaries import dictionary_devices_of
-from bbgrap.program.steps import Program
+from bbgrap.program.steps import Apply, Program
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl import LocalOp, can_make
+from bbgrap.tdl.work import Work as Amount
 
 Tiles = Mapping[str, tuple[Tile, ...]]
 
@@ -65,6 +68,8 @@ class Evaluator:
         self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
         self.plans = 0
         self._time_is_up = time_is_up
+        self._parts: dict[ShapeMap, Tile] = {}
+        """One tile for every region that an operation was narrowed to: pieces are looked up by object."""
 
     @property
     def spent(self) -> bool:
@@ -105,7 +110,15 @@ class Evaluator:
         """Return the program of a plan, to be timed."""
         program = build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
         direct = replace(program, transfers=self.transfers, dictionary_devices=self.dictionary_devices)
-        return SlowestFirst(self.cluster).run(direct)
+        return SlowestFirst(self.cluster).run(ChunkInputs(self.predictor, self._narrow).run(direct))
+
+    def _narrow(self, op: Apply, region: ShapeMap) -> tuple[LocalOp, Amount] | None:
+        """Return what an operation reads and costs for a region of its output; how it would run is not asked."""
+        graph, node = self.pieces.graph, self.pieces.graph.node_by_name[op.node]
+        if not can_make(graph, node, self.pieces.descriptions[op.node], region):
+            return None
+        tile = self._parts.setdefault(region, Tile(0, region))
+        return LocalOp(self.pieces.piece(node, tile)[0], ()), self.pieces.work(node, tile)
 
     def _per_request_s(self, program: Program) -> float:
         """Return the seconds between two answers when requests never stop: what the busiest node or way is busy with one of them.

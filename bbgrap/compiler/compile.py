@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from bbgrap.compiler.build import build_initial
-from bbgrap.compiler.passes import DEFAULT_PASSES, SlowestFirst, optimize
+from bbgrap.compiler.passes import DEFAULT_PASSES, ChunkInputs, SlowestFirst, optimize
+from bbgrap.compiler.passes.chunks import narrower
+from bbgrap.compiler.predict import Predictor
 from bbgrap.planners.options import TransferType
 from bbgrap.planners.plan import Plan
 from bbgrap.program.steps import Program
@@ -40,4 +42,6 @@ def compile_plan(
         verify: Check every law between passes.
     """
     initial = replace(build_initial(plan, descriptions), transfers=transfers, dictionary_devices=dictionary_devices)
-    return Compiled(plan, initial, optimize(initial, (*DEFAULT_PASSES, SlowestFirst(plan.cluster)), verify=verify))
+    early = ChunkInputs(Predictor(plan.cluster), narrower(plan.graph, descriptions))
+    passes = (*DEFAULT_PASSES, early, SlowestFirst(plan.cluster))
+    return Compiled(plan, initial, optimize(initial, passes, verify=verify))

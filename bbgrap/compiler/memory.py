@@ -6,12 +6,13 @@ for 102 MB of weights).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from math import prod
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.graph import Graph
-from bbgrap.program.steps import Apply, Compute, DeviceProgram, Program, reads_of
+from bbgrap.program.steps import Apply, Compute, DeviceProgram, Op, Program, reads_of
 from bbgrap.program.steps import writes_of as written_by
 from bbgrap.runtime.schedule import Schedule, last_reads, writes_of
 
@@ -51,18 +52,20 @@ def needed_bytes(program: Program, artifacts: Artifacts) -> tuple[int, ...]:
 def program_bytes(program: Program) -> tuple[int, ...]:
     """Return, per device but the host, about what `needed_bytes` says of the exported program: for planners that look at many."""
     return tuple(
-        _weight_bytes(program.graph, device) + _peak_bytes(program, device) + 2 * largest_layer_bytes(program, device)
+        weight_bytes(program.graph, _ops(device)) + _peak_bytes(program, device) + 2 * largest_layer_bytes(program, device)
         for device in program.devices[: program.host]
     )
 
 
-def _weight_bytes(graph: Graph, device: DeviceProgram) -> int:
-    """Return the bytes of the weight slices that a device's operations use, each slice once."""
+def _ops(device: DeviceProgram) -> Iterator[Op]:
+    return (op for step in device.steps if isinstance(step, Compute) for op in step.ops)
+
+
+def weight_bytes(graph: Graph, ops: Iterable[Op]) -> int:
+    """Return the bytes of the weight slices that operations use, each slice once."""
     slices = {
         (name, region)
-        for step in device.steps
-        if isinstance(step, Compute)
-        for op in step.ops
+        for op in ops
         if isinstance(op, Apply)
         for name, region in zip(graph.node_by_name[op.node].inputs, op.local.reads, strict=False)
         if name in graph.weights and region is not None

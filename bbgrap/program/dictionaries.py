@@ -32,8 +32,8 @@ LEAST_VALUES = 16
 """That an input of low cardinality has: zeros or ones, with which people try things, say nothing about what will come. Chosen."""
 
 SLOW_BYTES_PER_S = 100e6
-"""Over faster links nothing is gained: making dictionaries takes the coordinator as long as it saves, on a core that it may share with an
-agent (decision 25)."""
+"""Over faster links nothing is gained: at 1 Gbit/s a chunked input hides behind work already, and the coordinator, which makes the
+dictionaries, shares a core with an agent (decision 25)."""
 
 ENCODED_PER_S, DECODED_PER_S = 540e6, 1.5e9
 """Numbers per second: a part of a picture of 640 x 640, one core of an AMD EPYC; 1.1 and 0.4 ms of 614,400."""

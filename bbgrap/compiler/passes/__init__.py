@@ -1,5 +1,6 @@
 """The graph optimizer: one pass a file, and the pipeline that runs them."""
 
+from bbgrap.compiler.passes.chunk_inputs import ChunkInputs
 from bbgrap.compiler.passes.crops import DropTrivialAssemblies, ForwardCrops
 from bbgrap.compiler.passes.dead import DropUnused
 from bbgrap.compiler.passes.fuse import FuseSegments
@@ -9,6 +10,7 @@ from bbgrap.compiler.passes.transfers import DropEmptyMessages, TailorTransfers
 
 __all__ = [
     "DEFAULT_PASSES",
+    "ChunkInputs",
     "DropEmptyMessages",
     "DropTrivialAssemblies",
     "DropUnused",

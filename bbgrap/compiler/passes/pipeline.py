@@ -35,7 +35,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     DropEmptyMessages(),
     FuseSegments(),
 )
-"""What every program goes through; `SlowestFirst`, which asks for a cluster's links, may follow."""
+"""What every program goes through; `ChunkInputs` and `SlowestFirst`, which ask for a cluster's links, may follow."""
 
 
 def optimize(program: Program, passes: Sequence[Pass] = DEFAULT_PASSES, *, verify: bool = False) -> Program:
