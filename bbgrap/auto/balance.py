@@ -1,6 +1,7 @@
 """The model divided along one direction, so that all nodes are done at the same time: by their speed, and by their link to the coordinator.
 
 A node whose inputs and outputs travel over a slow link cannot compute meanwhile. Counting that time beside its work gives it less of both.
+Output heads, where a few small maps grow into large outputs, take little to compute and much to send: there the link counts most.
 """
 
 from __future__ import annotations
@@ -10,9 +11,20 @@ from dataclasses import replace
 
 from bbgrap.auto.evaluate import Evaluator, Tiles
 from bbgrap.cluster import Cluster
+from bbgrap.graph import Node
 from bbgrap.planners.bbgrap import plan_bbgrap
+from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.plan import Tile, whole_output
+
+HEAD_WEIGHT, OTHER_WEIGHT = 6.0, 0.25
+"""How much the time on the link counts in output heads, and elsewhere if heads are divided apart (decision 24)."""
+
+HEAD_SHARE = 0.15
+"""Part of the model's work that output heads may be, to be called so."""
+
+WINDOWS = frozenset({"conv", "conv3x3", "depthwise", "pool"})
+"""Kinds of work behind which output heads begin: what is divided differently after them has no halo to fetch."""
 
 
 class Balance:
@@ -37,8 +49,18 @@ class Balance:
         return self._divided(split, devices, [self.alone_s[device] for device in devices])
 
     def by_speed_and_link(self, split: Split, devices: Sequence[int]) -> Tiles:
-        """Return tiles along one direction, by how fast each node does this model and exchanges it with the coordinator."""
-        return self._divided(split, devices, [self.alone_s[device] + self.links_s[device] for device in devices])
+        """Return tiles by how fast each node does this model and exchanges it with the coordinator, with fewer exchanges."""
+        return self._by_link(split, devices, 1.0)
+
+    def by_link_in_heads(self, split: Split, devices: Sequence[int]) -> Tiles:
+        """Return the same where nodes with slow links get next to nothing of the output heads; none if the model has no heads."""
+        heads = self._heads(devices[0])
+        body, light = (self._by_link(split, devices, weight) if heads else {} for weight in (OTHER_WEIGHT, HEAD_WEIGHT))
+        return {name: (light if name in heads else body)[name] for name in body}
+
+    def _by_link(self, split: Split, devices: Sequence[int], weight: float) -> Tiles:
+        tiles = self._divided(split, devices, [self.alone_s[device] + weight * self.links_s[device] for device in devices])
+        return join_phases(self._pieces, self._cluster, tiles)
 
     def _divided(self, split: Split, devices: Sequence[int], seconds: Sequence[float]) -> Tiles:
         nodes = [replace(self._cluster.nodes[d], share=1 / max(took, 1e-9), work=()) for d, took in zip(devices, seconds, strict=True)]
@@ -46,11 +68,32 @@ class Balance:
         return {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
 
     def _alone_s(self, device: int) -> float:
-        return sum(
-            self._predictor.seconds(device, self._pieces.work(node, Tile(0, whole_output(self._graph, node)))) for node in self._graph.nodes
-        )
+        return sum(self._seconds(device, node) for node in self._graph.nodes)
+
+    def _seconds(self, device: int, node: Node) -> float:
+        return self._predictor.seconds(device, self._pieces.work(node, Tile(0, whole_output(self._graph, node))))
 
     def _link_s(self, device: int) -> float:
         network, host = self._predictor.network, self._cluster.host
         size = sum(self._graph.types[name].nbytes for name in (*self._graph.inputs, *self._graph.outputs))
         return size / network.link(host, device).bandwidth_bytes_per_s
+
+    def _heads(self, device: int) -> frozenset[str]:
+        """Return the graph nodes, after the last windows, from where outputs grow; none if they are much of the model's work."""
+        graph, tail, heads = self._graph, set[str](), set[str]()
+        for node in reversed(graph.nodes):
+            readers = {reader.name for output in node.outputs for reader in graph.consumers.get(output, ())}
+            work = self._pieces.work(node, Tile(0, whole_output(graph, node)))
+            if work.kind not in WINDOWS and readers <= tail:
+                tail.add(node.name)
+        for node in graph.nodes:
+            producers = {graph.producers[name].name for name in node.inputs if name in graph.producers}
+            if node.name in tail and (producers & heads or self._grows(node)):
+                heads.add(node.name)
+        work_s = sum(self._seconds(device, node) for node in graph.nodes if node.name in heads)
+        return frozenset(heads) if work_s < HEAD_SHARE * self.alone_s[device] else frozenset()
+
+    def _grows(self, node: Node) -> bool:
+        """Whether a node makes more bytes than it reads of other values than weights."""
+        read = sum(self._graph.types[name].nbytes for name in node.inputs if name and name not in self._graph.weights)
+        return sum(self._graph.types[name].nbytes for name in node.outputs if name) > read

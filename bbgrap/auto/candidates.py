@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from bbgrap.auto.balance import Balance
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.cluster.types import Link
-from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.options import SPLITS, PlanOptions, Split
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.planners.shares import grid_of
@@ -163,11 +162,13 @@ class Candidates:
 
         Along both of the best directions: they are often predicted to be worth the same, and differ once links count.
         """
+        ways = {"by speed and link": self.balance.by_speed_and_link, "by link in output heads": self.balance.by_link_in_heads}
         for split, devices in self._best_directions():
-            tiles = self.balance.by_speed_and_link(split, devices)
-            if not self._enough and tiles != self.balance.by_speed(split, devices):
-                joined = join_phases(self.evaluator.pieces, self.cluster, tiles)
-                self.add(f"{split} over {self._over(devices)}, by speed and link, with fewer exchanges", split, joined)
+            if not any(self.balance.links_s[device] for device in devices):
+                continue
+            for words, divide in ways.items():
+                if not self._enough and (tiles := divide(split, devices)):
+                    self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles)
 
     def _best_directions(self) -> list[tuple[Split, list[int]]]:
         """Return the two best directions that really divide, each with the nodes over which it is best."""

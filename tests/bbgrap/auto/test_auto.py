@@ -1,6 +1,7 @@
 """Planner auto: legal, deterministic, never predicted to be slower than any other planner or the best node, within memory."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,7 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, check_plan, whole_output
 from bbgrap.planners.registry import PLANNERS, make_plan
 from bbgrap.zoo import build
+from bbgrap.zoo.builder import Builder
 from benchmarks.planning import exhaustive_gap
 from tests.partition import all_values, assert_close, run_checked
 from tests.random_models import networks, plan_options, random_feeds
@@ -138,6 +140,26 @@ def test_a_node_with_a_slow_link_to_the_coordinator_gets_less() -> None:
     assert len({c.kind for c in by_link}) == 2, "along another direction it may be worth more"
     apart = Cluster(Cluster.even(2).nodes, Network(Link(1.25e8, 1e-4)))
     assert not any("by speed and link" in c.name for c in plan_auto(graph, apart, AUTO, descriptions).candidates)
+
+
+def test_of_output_heads_a_node_with_a_slow_link_makes_little() -> None:
+    b = Builder("grows", (1, 16, 64, 64))
+    x = "input"
+    for number in range(4):
+        x = b.conv(x, f"body{number}", 32, 3, pad=1)
+    graph = b.graph(b.act("Sigmoid", b.conv(x, "head", 128, 1), "output"))
+    descriptions = all_descriptions(graph)
+    beside = Cluster(Cluster.even(2).nodes, Network(Link(1.25e8, 1e-4), coordinator_on="node0"))
+    light = [c for c in plan_auto(graph, beside, AUTO, descriptions).candidates if ", by link in output heads" in c.name]
+    assert light
+    for candidate in light:
+        body, head, output = (_part_of(1, candidate.tiles[name]) for name in ("body3", "head", "output"))
+        assert output == head < 0.5 * body
+
+
+def _part_of(device: int, tiles: Sequence[Tile]) -> float:
+    """Return which part of the elements is a device's."""
+    return sum(tile.region.size for tile in tiles if tile.device == device) / sum(tile.region.size for tile in tiles)
 
 
 def test_memory_is_a_hard_limit() -> None:
