@@ -48,19 +48,26 @@ class Balance:
         """Return tiles along one direction, by how fast each node does this model."""
         return self._divided(split, devices, [self.alone_s[device] for device in devices])
 
+    def links_count(self, split: Split, devices: Sequence[int]) -> bool:
+        """Whether links make a difference: plans that count them differ from the one by speed."""
+        return self._by_link(split, devices, 1.0) != self.by_speed(split, devices)
+
     def by_speed_and_link(self, split: Split, devices: Sequence[int]) -> Tiles:
         """Return tiles by how fast each node does this model and exchanges it with the coordinator, with fewer exchanges."""
-        return self._by_link(split, devices, 1.0)
+        return join_phases(self._pieces, self._cluster, self._by_link(split, devices, 1.0))
 
     def by_link_in_heads(self, split: Split, devices: Sequence[int]) -> Tiles:
         """Return the same where nodes with slow links get next to nothing of the output heads; none if the model has no heads."""
         heads = self._heads(devices[0])
-        body, light = (self._by_link(split, devices, weight) if heads else {} for weight in (OTHER_WEIGHT, HEAD_WEIGHT))
+        if not heads:
+            return {}
+        body, light = (
+            join_phases(self._pieces, self._cluster, self._by_link(split, devices, weight)) for weight in (OTHER_WEIGHT, HEAD_WEIGHT)
+        )
         return {name: (light if name in heads else body)[name] for name in body}
 
     def _by_link(self, split: Split, devices: Sequence[int], weight: float) -> Tiles:
-        tiles = self._divided(split, devices, [self.alone_s[device] + weight * self.links_s[device] for device in devices])
-        return join_phases(self._pieces, self._cluster, tiles)
+        return self._divided(split, devices, [self.alone_s[device] + weight * self.links_s[device] for device in devices])
 
     def _divided(self, split: Split, devices: Sequence[int], seconds: Sequence[float]) -> Tiles:
         nodes = [replace(self._cluster.nodes[d], share=1 / max(took, 1e-9), work=()) for d, took in zip(devices, seconds, strict=True)]

@@ -164,9 +164,7 @@ class Candidates:
         """
         ways = {"by speed and link": self.balance.by_speed_and_link, "by link in output heads": self.balance.by_link_in_heads}
         for split, devices in self._best_directions():
-            if not any(self.balance.links_s[device] for device in devices):
-                continue
-            for words, divide in ways.items():
+            for words, divide in ways.items() if self.balance.links_count(split, devices) else ():
                 if not self._enough and (tiles := divide(split, devices)):
                     self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles)
 
