@@ -83,7 +83,7 @@ def measure(model: str, part: float, runs: int) -> dict[str, Any]:
         "auto_against_even": statistics.median(a / b for a, b in zip(even.times, auto.times, strict=True)),
         "predicted_ms": report["predicted_ms"],
         "predicted_compute_ms": {name: of["compute_ms"] for name, of in report["predicted_nodes"].items()},
-        "measured_routes": report.get("measured"),
+        "measured": report.get("measured"),
         "verified": even.verdict(evidence).verified and auto.verdict(evidence).verified,
     }
 

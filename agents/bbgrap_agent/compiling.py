@@ -224,7 +224,7 @@ def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: Loader) -> Segment
 
 
 def _difference(draft: _Draft, compiled: Segment, portable: Segment, slices: BlockedSlicePlan) -> str:
-    """Run both forms on the same made-up inputs; return what differs, or an empty text."""
+    """Run both forms on the same synthetic inputs; return what differs, or an empty text."""
     random = np.random.default_rng(0)
     specs = slices.schedule.buffers
     plain: dict[int, Array] = {}

@@ -90,5 +90,5 @@ def _warm_up(loaded: Loaded, names: Sequence[str]) -> None:
         try:
             # Ones, not zeros: integers may be divisors.
             loaded.segments[step.segment]([np.ones(spec.shape, spec.dtype.numpy) for spec in specs if spec.shape is not None])
-        except Exception as error:  # noqa: BLE001,RUF100 - made-up inputs may be illegal for the model; the first request is slower then
+        except Exception as error:  # noqa: BLE001,RUF100 - synthetic inputs may be illegal for the model; the first request is slower then
             _log.debug("no warm-up of '%s': %s", names[step.segment], error)
