@@ -47,7 +47,6 @@ NOT_RUN = {
     "python tools/operators_page.py": "it writes into the tree; test_coverage.py runs what it calls",
     "python tools/protocol_page.py": "it writes into the tree; test_generated.py runs what it calls",
     "python -m benchmarks.network --models resnet50,vgg16,unet,vit_b16,yolo,resnet50@10 --planners auto --save": "root, and half an hour",
-    "python -m benchmarks.speedups": "it writes into the tree; test_documents.py runs what it calls",
 }
 
 SERVERS = {"bbgrap local --agents 2"}
