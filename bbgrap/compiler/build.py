@@ -10,32 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 
+from bbgrap.compiler.growing import GrowingDevice, Messages
 from bbgrap.compiler.host_concat import joined_by_host
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.plan import Plan, Tile, whole_output
-from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
+from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import Description, localize, localize_part, output_regions, reducer_of
 from bbgrap.tdl.language import ReducerKind
 from bbgrap.tdl.work import WorkCounter
 
 
-class _DeviceBuilder:
-    """The growing program of one device."""
+class _DeviceBuilder(GrowingDevice):
+    """A device that holds whole values."""
 
     def __init__(self, device: int) -> None:
+        super().__init__()
         self.device = device
-        self.buffers: dict[BufferId, Buffer] = {}
-        self.steps: list[Step] = []
         self.full: dict[str, BufferId] = {}
         """The buffer that holds the whole of a value, once it is there."""
-
-    def buffer(self, value: str, region: ShapeMap, part: int | None = None) -> BufferId:
-        number = len(self.buffers)
-        self.buffers[number] = Buffer(value, region, part)
-        return number
 
     def finish(self, feeds: tuple[BufferId, ...] = (), results: tuple[BufferId, ...] = ()) -> DeviceProgram:
         return DeviceProgram(self.device, self.buffers, tuple(self.steps), feeds, results)
@@ -62,7 +56,7 @@ class _Builder:
         self.descriptions = descriptions
         self.host = plan.cluster.host
         self.devices = [_DeviceBuilder(d) for d in range(self.host + 1)]
-        self.messages = count()
+        self.messages = Messages()
         self.counter = WorkCounter(plan.graph, descriptions)
         self.joined = joined_by_host(plan, descriptions)
         joined = (plan.graph.node_by_name[name] for name in self.joined)
@@ -93,12 +87,7 @@ class _Builder:
         return buffer
 
     def _send(self, source: int, piece: Piece, destination: int) -> BufferId:
-        message = next(self.messages)
-        self.devices[source].steps.append(Send(message, destination, (piece,)))
-        held = self.devices[source].buffers[piece.buffer]
-        received = self.devices[destination].buffer(held.value, piece.region, held.part)
-        self.devices[destination].steps.append(Receive(message, source, (received,)))
-        return received
+        return self.messages.send(self.devices[source], source, piece, self.devices[destination], destination)
 
     def _layer(self, node: Node) -> None:
         outputs = [name for name in node.outputs if name]

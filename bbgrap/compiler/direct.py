@@ -7,14 +7,13 @@ A test compares it with the long way: the same messages of the same bytes, the s
 
 from __future__ import annotations
 
-from itertools import count
-
+from bbgrap.compiler.growing import GrowingDevice, Messages
 from bbgrap.compiler.host_concat import joined_by_host
 from bbgrap.compiler.passes.fuse import FuseSegments
 from bbgrap.graph import Node
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, whole_output
-from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Combine, Compute, DeviceProgram, Piece, Program, Receive, Send, Step
+from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import LocalOp, reducer_of
 from bbgrap.tdl.language import ReducerKind
@@ -28,20 +27,14 @@ def build_direct(plan: Plan, pieces: Pieces) -> Program:
     return FuseSegments().run(_Builder(plan, pieces).run())
 
 
-class _Device:
-    """The growing program of one device, and what it holds of every value, by part."""
+class _Device(GrowingDevice):
+    """A device, and what it holds of every value, by part."""
 
     def __init__(self) -> None:
-        self.buffers: dict[BufferId, Buffer] = {}
-        self.steps: list[Step] = []
+        super().__init__()
         self.held: dict[tuple[str, Part], list[tuple[BufferId, ShapeMap]]] = {}
         self.summed: dict[str, list[tuple[BufferId, ShapeMap]]] = {}
         """What partial results were added up to, by value."""
-
-    def buffer(self, value: str, region: ShapeMap, part: Part = None) -> BufferId:
-        number = len(self.buffers)
-        self.buffers[number] = Buffer(value, region, part)
-        return number
 
 
 class _Builder:
@@ -53,7 +46,7 @@ class _Builder:
         self.devices = [_Device() for _ in range(self.host + 1)]
         self.holders: dict[tuple[str, Part], list[tuple[int, BufferId, ShapeMap]]] = {}
         self.parts: dict[str, int] = {}
-        self.messages = count()
+        self.messages = Messages()
 
     def run(self) -> Program:
         feeds = tuple(self._feed(name) for name in self.graph.inputs)
@@ -168,12 +161,7 @@ class _Builder:
         return made
 
     def _send(self, source: int, piece: Piece, destination: int) -> BufferId:
-        message = next(self.messages)
-        self.devices[source].steps.append(Send(message, destination, (piece,)))
-        held = self.devices[source].buffers[piece.buffer]
-        received = self.devices[destination].buffer(held.value, piece.region, held.part)
-        self.devices[destination].steps.append(Receive(message, source, (received,)))
-        return received
+        return self.messages.send(self.devices[source], source, piece, self.devices[destination], destination)
 
     def _result(self, value: str) -> BufferId:
         whole = self._whole(value)
