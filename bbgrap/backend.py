@@ -126,7 +126,7 @@ class BbgrapBackend(Backend):
         if split not in get_args(Split):
             raise UsageError(f"BBGRAP_BACKEND_SPLIT: expected one of {', '.join(get_args(Split))}, got '{split}'")
         planner = os.environ.get("BBGRAP_BACKEND_PLANNER", "widest")
-        return BbgrapBackendRep(data, devices, PlanOptions(planner=planner, split=split))  # type: ignore[arg-type]
+        return BbgrapBackendRep(data, devices, PlanOptions(planner=planner, split=split))  # type: ignore[arg-type]  # checked above
 
     @classmethod
     def run_model(

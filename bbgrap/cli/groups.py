@@ -56,7 +56,7 @@ def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., R]], Calla
             for name, mine in own.parameters.items()
             for parameter in (members[name].values() if name in members else (mine,))
         ]
-        widened.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        widened.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # `inspect` and Typer read it
         widened.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return widened
 

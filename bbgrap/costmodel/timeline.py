@@ -70,7 +70,7 @@ def read_timeline(plain: Any) -> Timeline:  # noqa: ANN401 - whatever JSON holds
     return Timeline(devices, spans)
 
 
-def _span(values: Any, count: int) -> Span:  # noqa: ANN401
+def _span(values: Any, count: int) -> Span:  # noqa: ANN401 - whatever JSON holds
     device, lane, label, start, stop, message, peer, size, segment = values
     numbers = [device, *(value for value in (message, peer, segment) if value is not None), size]
     if lane not in LANES or not all(isinstance(n, int) and n >= 0 for n in numbers) or device >= count or not 0 <= start <= stop:
