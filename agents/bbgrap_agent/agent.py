@@ -33,6 +33,7 @@ from bbgrap.protocol.messages import (
     MeasureLinks,
     Recorded,
     RequestFailed,
+    TryLinks,
     WeightChunk,
 )
 from bbgrap.transport.control import ControlClient
@@ -151,7 +152,7 @@ class Agent:
             case events.Quit(fault):
                 self._fault = self._fault or fault
 
-    def _perform(self, message: Measure | MeasureLinks | AnswerPings) -> None:
+    def _perform(self, message: Measure | MeasureLinks | TryLinks | AnswerPings) -> None:
         executor = self._executor
         match message:
             case AnswerPings(peers):
@@ -161,6 +162,8 @@ class Agent:
                     lambda: events.Outcome(Measured(measurement, measure_machine(self._join), "")),
                     lambda fault: events.Outcome(Measured(measurement, None, fault)),
                 )
+            case TryLinks():
+                raise NotImplementedError  # said by nobody yet
             case MeasureLinks(measurement, peers):
                 others = reachable(peers, host_of(self._control.address))
                 self._later(

@@ -52,6 +52,7 @@ from bbgrap.protocol.messages import (
     Rejoin,
     Release,
     RequestFailed,
+    TryLinks,
     WeightChunk,
     WeightsMissing,
     WeightStored,
@@ -154,7 +155,7 @@ class AgentMachine:
                 return [Drop(message.epoch, message.request)] if message.epoch in self.deployments else []
             case Release():
                 return self._release(message.epoch, "Release")
-            case Measure() | MeasureLinks() | AnswerPings():
+            case Measure() | MeasureLinks() | TryLinks() | AnswerPings():
                 return [Perform(message)]
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Instruction]:

@@ -9,12 +9,15 @@ from bbgrap.protocol.messages import (
     AgentMessage,
     AnswerPings,
     Deploy,
+    LinkBroken,
     LinksMeasured,
+    LinksTried,
     Measure,
     Measured,
     MeasureLinks,
     Recorded,
     RequestFailed,
+    TryLinks,
     WeightChunk,
 )
 
@@ -64,7 +67,7 @@ class Loaded:
 class Outcome:
     """A request failed on this agent or its records are there, or the answer to `Perform`: what the coordinator is told of it."""
 
-    message: RequestFailed | Recorded | Measured | LinksMeasured
+    message: RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class Drop:
 class Perform:
     """Measure this machine or its links and answer with an `Outcome`, or let peers measure theirs."""
 
-    message: Measure | MeasureLinks | AnswerPings
+    message: Measure | MeasureLinks | TryLinks | AnswerPings
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from bbgrap.control.coordinator_events import (
     ChunkWritten,
     Event,
     FromPeer,
+    HostLinkBroken,
     Identity,
     Instruction,
     Log,
@@ -61,13 +62,16 @@ from bbgrap.protocol.messages import (
     HeartbeatSeen,
     Join,
     Leave,
+    LinkBroken,
     LinksMeasured,
+    LinksTried,
     Measured,
     Recorded,
     Rejoin,
     RequestFailed,
     WeightsMissing,
     WeightStored,
+    WorkerLost,
 )
 
 
@@ -106,12 +110,14 @@ class CoordinatorMachine:
             case Planned():
                 return self._on_planned(event, now)
             case PlanFailed():
-                deployment = self.deployments.by_epoch.get(event.epoch)
+                deployment = self.deployments.by_epoch.get(event.job)
                 return [] if deployment is None else self.requests.give_up(deployment, event.fault, event.reason)
             case RequestDone():
                 return self.requests.done(event, now)
             case RequestBroke():
                 return self.requests.broke(event)
+            case HostLinkBroken():
+                return []
 
     # --- agents -----------------------------------------------------------------------------------------------------------------
 
@@ -149,6 +155,8 @@ class CoordinatorMachine:
                 return self.profiling.measured(member, message, now)
             case LinksMeasured():
                 return self.profiling.links_measured(member, message, now)
+            case LinksTried() | LinkBroken() | WorkerLost():
+                return []
             case Leave():
                 return self._lose(member, "Leave", "left", now)
 
@@ -163,7 +171,7 @@ class CoordinatorMachine:
     # --- deployments ------------------------------------------------------------------------------------------------------------
 
     def _on_planned(self, event: Planned, now: float) -> list[Instruction]:
-        deployment = self.deployments.by_epoch.get(event.epoch)
+        deployment = self.deployments.by_epoch.get(event.job)
         if deployment is None:
             return []
         agents = len(deployment.members)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bbgrap.cluster.types import Cluster
+from bbgrap.cluster.types import Cluster, NodeProfile
 from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.stored import StoredPlan
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
@@ -59,17 +60,17 @@ class ChunkWritten:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Answer to `StartPlanning`: the ways to run the model, at least one; the first is loaded first."""
+    """Answer to `StartPlanning` and `StartStandby`: the ways to run the model, at least one; the first is loaded first."""
 
-    epoch: int
+    job: int
     variants: tuple[PlannedVariant, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """Answer to `StartPlanning`: there is no plan."""
+    """Answer to `StartPlanning` and `StartStandby`: there is no plan."""
 
-    epoch: int
+    job: int
     fault: Fault
     reason: str
 
@@ -93,7 +94,14 @@ class RequestBroke:
     reason: str
 
 
-Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke
+@dataclass(frozen=True, slots=True)
+class HostLinkBroken:
+    """A connection of the host's data plane to this address broke: what was sent over it may be lost."""
+
+    address: str
+
+
+Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------
@@ -126,13 +134,58 @@ class WriteChunk:
 
 @dataclass(frozen=True, slots=True)
 class StartPlanning:
-    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`."""
+    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`. `job` names what is made."""
 
-    epoch: int
+    job: int
     files: tuple[ModelFile, ...]
     shapes: Mapping[str, tuple[int, ...]]
     cluster: Cluster
     options: PlanOptions
+
+
+@dataclass(frozen=True, slots=True)
+class StartStandby:
+    """Make the whole model ready for one device, with its free dimensions, in the background; answered as `StartPlanning` is."""
+
+    job: int
+    files: tuple[ModelFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPlanning:
+    """Stop a job, whatever it does; nothing of it is wanted any more, and no answer."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveModel:
+    """Keep what files a model has, over a restart."""
+
+    model: str
+    files: tuple[ModelFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveProfile:
+    """Keep what was measured of a node, or given by hand, over a restart."""
+
+    profile: NodeProfile
+    by_hand: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """Keep a plan with its artifacts over a restart, or what has changed of it."""
+
+    plan: StoredPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPlan:
+    """Remove what a job made, and the plan that was kept of it."""
+
+    job: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,4 +241,21 @@ class Log:
     text: str
 
 
-Instruction = ToAgent | ToClient | WriteChunk | StartPlanning | HostDeploy | HostRelease | HostPings | StartRequest | DropRequest | Log
+Instruction = (
+    ToAgent
+    | ToClient
+    | WriteChunk
+    | StartPlanning
+    | StartStandby
+    | CancelPlanning
+    | SaveModel
+    | SaveProfile
+    | SavePlan
+    | ForgetPlan
+    | HostDeploy
+    | HostRelease
+    | HostPings
+    | StartRequest
+    | DropRequest
+    | Log
+)

@@ -36,7 +36,7 @@ def _stays(state: str, *events: str) -> Mapping[str, str]:
     return dict.fromkeys(events, state)
 
 
-_COMMANDS = ("HeartbeatSeen", "Deploy", "WeightChunk", "Abandon", "Release", "Measure", "MeasureLinks", "AnswerPings")
+_COMMANDS = ("HeartbeatSeen", "Deploy", "WeightChunk", "Abandon", "Release", "Measure", "MeasureLinks", "TryLinks", "AnswerPings")
 _REPORTS = (
     "Heartbeat",
     "WeightsMissing",
@@ -47,6 +47,9 @@ _REPORTS = (
     "Recorded",
     "Measured",
     "LinksMeasured",
+    "LinksTried",
+    "LinkBroken",
+    "WorkerLost",
 )
 _LOADING = ("WeightsMissing", "Deployed", "DeploymentFailed")
 _ANSWERED = dict.fromkeys(("finished", "RequestFailed", "failed", "Cancel", "deadline"), "answered")

@@ -74,12 +74,16 @@ class ModelChunk:
 
 @dataclass(frozen=True, slots=True)
 class PrepareModel:
-    """Plan a model for concrete input shapes over the agents that are there, and deploy it."""
+    """Plan a model for concrete input shapes over the agents that are there, and deploy it.
+
+    With `wait`, the answer comes when the plan is ready; without, at once: requests are answered by the model's standby meanwhile.
+    """
 
     call: int
     model: Digest
     shapes: Mapping[Name, tuple[int, ...]]
     options: PlanOptions
+    wait: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,10 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """An agent as the coordinator sees it."""
+    """An agent as the coordinator sees it; `unreachable` are the agents that it cannot exchange tensors with.
+
+    `used_bytes` is the memory that its worker takes, `standby_bytes` the weights of standbys in it.
+    """
 
     name: Name
     address: Name
@@ -158,6 +165,9 @@ class NodeStatus:
     onnxruntime: Name
     max_opset: int
     profile: NodeProfile | None
+    used_bytes: int = 0
+    standby_bytes: int = 0
+    unreachable: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -57,7 +57,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The first word of an agent, repeated until it is answered."""
+    """The first word of an agent, repeated until it is answered; `holds` are the epochs that it has loaded from an earlier membership."""
 
     name: Name
     protocol: int
@@ -69,11 +69,21 @@ class Join:
     memory_bytes: int
     data_address: Name
     profile: NodeProfile | None
+    holds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The agent lives."""
+    """The agent lives. Its worker has run `steps` segments in all, and computes for this request since `seconds` (zeros: for none).
+
+    `used_bytes` is the memory that the worker takes.
+    """
+
+    epoch: int = 0
+    request: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    used_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +155,36 @@ class LinksMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class LinksTried:
+    """Answer to `TryLinks`: the devices of it that did not answer."""
+
+    trial: int
+    unreachable: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBroken:
+    """A connection of the data plane to this address broke, or cannot be made: what was sent over it may be lost."""
+
+    address: Name
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """The process that computes ended, and all that ran on it; `reason` says how, in words.
+
+    `epoch` and `request` are what it computed or loaded then (zeros: nothing). `guilty`: that ended it (a crash, memory, a kernel that
+    never ends), nobody from outside. Deployments that it had loaded are loaded again by themselves, and told as `Deployed`.
+    """
+
+    reason: Text
+    epoch: int
+    request: int
+    guilty: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The agent stops on purpose."""
 
@@ -162,6 +202,9 @@ AgentMessage = (
     | Recorded
     | Measured
     | LinksMeasured
+    | LinksTried
+    | LinkBroken
+    | WorkerLost
     | Leave
 )
 
@@ -171,11 +214,12 @@ AgentMessage = (
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Accepted. A new `membership` number means: whatever was deployed before is void."""
+    """Accepted. With a new `membership` number, what was deployed before is void but for the epochs to `keep`."""
 
     membership: int
     heartbeat_s: float
     dead_after_s: float
+    keep: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +292,20 @@ class MeasureLinks:
 
 
 @dataclass(frozen=True, slots=True)
+class TryLinks:
+    """Find out which of these peers answer on the data plane."""
+
+    trial: int
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerPings:
     """Answer measuring messages of these peers, and of no others."""
 
     peers: tuple[Peer, ...]
 
 
-AgentCommand = Welcome | Refused | Rejoin | HeartbeatSeen | Deploy | WeightChunk | Abandon | Release | Measure | MeasureLinks | AnswerPings
+AgentCommand = (
+    Welcome | Refused | Rejoin | HeartbeatSeen | Deploy | WeightChunk | Abandon | Release | Measure | MeasureLinks | TryLinks | AnswerPings
+)

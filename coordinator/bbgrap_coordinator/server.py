@@ -19,8 +19,10 @@ import zmq
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import (
+    CancelPlanning,
     DropRequest,
     Event,
+    ForgetPlan,
     FromPeer,
     HostDeploy,
     HostPings,
@@ -29,8 +31,12 @@ from bbgrap.control.coordinator_events import (
     Log,
     PlanFailed,
     Planned,
+    SaveModel,
+    SavePlan,
+    SaveProfile,
     StartPlanning,
     StartRequest,
+    StartStandby,
     Tick,
     ToAgent,
     ToClient,
@@ -170,6 +176,8 @@ class Server:
                 self._planner.submit(lambda: self._events.put(self._plan(instruction)))
             case Log(text):
                 _log.info(text)
+            case StartStandby() | CancelPlanning() | SaveModel() | SaveProfile() | SavePlan() | ForgetPlan():
+                raise NotImplementedError  # said by nobody yet
 
     def _say_to_agent(self, say: ToAgent) -> None:
         try:
@@ -193,10 +201,10 @@ class Server:
         """Have a model planned, in a thread of its own."""
         try:
             with self._models.folder(job.files) as path:
-                return Planned(job.epoch, self._prepare(path, job.shapes, job.cluster, job.options))
+                return Planned(job.job, self._prepare(path, job.shapes, job.cluster, job.options))
         except BbgrapError as error:
-            return PlanFailed(job.epoch, Fault.of(error), str(error))
+            return PlanFailed(job.job, Fault.of(error), str(error))
         except Exception as error:
             # A bug in a planner ends this request, not the coordinator.
-            _log.exception("planning of deployment %d failed", job.epoch)
-            return PlanFailed(job.epoch, Fault.PLAN, f"planner: {type(error).__name__}: {error}; the coordinator's log has the traceback")
+            _log.exception("planning of deployment %d failed", job.job)
+            return PlanFailed(job.job, Fault.PLAN, f"planner: {type(error).__name__}: {error}; the coordinator's log has the traceback")

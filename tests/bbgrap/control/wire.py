@@ -91,8 +91,8 @@ def plan_of(job: ce.StartPlanning) -> ce.Planned:
     alone = tuple(PlannedVariant(f"single on {n.name}", whole(devices, d), {"planner": "single"}) for d, n in enumerate(job.cluster.nodes))
     planned = PlannedVariant(job.options.planner, artifacts(devices), {"planner": job.options.planner})
     if job.options.planner != "auto":
-        return ce.Planned(job.epoch, (planned,))
-    return ce.Planned(job.epoch, alone if job.options.objective == "throughput" else (planned, alone[0]))
+        return ce.Planned(job.job, (planned,))
+    return ce.Planned(job.job, alone if job.options.objective == "throughput" else (planned, alone[0]))
 
 
 def record_of(device: int) -> Record:

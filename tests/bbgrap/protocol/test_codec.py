@@ -60,6 +60,9 @@ AGENT = [
     m.Recorded(7, 8, RECORD),
     m.Measured(1, PROFILE, ""),
     m.LinksMeasured(1, PROFILE.links, ""),
+    m.LinksTried(1, (0, 2)),
+    m.LinkBroken("tcp://a:1", "reset"),
+    m.WorkerLost("SIGFPE", 7, 8, True),
     m.Leave("bye"),
 ]
 COMMANDS = [
@@ -73,6 +76,7 @@ COMMANDS = [
     m.Release(7),
     m.Measure(1),
     m.MeasureLinks(1, PEERS),
+    m.TryLinks(1, PEERS),
     m.AnswerPings(PEERS),
 ]
 CLIENT = [
