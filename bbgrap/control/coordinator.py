@@ -1,15 +1,12 @@
 """What a coordinator does when something happens: events and the time in, instructions out.
 
-Laws: the machine never waits and never looks at a clock; every call of a client gets one final answer, whatever agents do; a request that
-ran on an agent that is lost runs again, on another variant of its plan or on a new deployment over the agents that are left.
+Laws: the machine never waits and never looks at a clock; every call of a client gets one final answer, whatever agents do; what ran on an
+agent that is lost runs again, on another variant of its plan or on the model's standby.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import replace
-
+from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_events import (
     ChunkWritten,
     Event,
@@ -22,18 +19,25 @@ from bbgrap.control.coordinator_events import (
     Planned,
     RequestBroke,
     RequestDone,
+    SaveModel,
+    SaveProfile,
     Settings,
     Tick,
     ToAgent,
     ToClient,
 )
-from bbgrap.control.deployments import Deployments
 from bbgrap.control.dispatch import NO_AGENT, Requests
+from bbgrap.control.links import Links
+from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.plans import Caller, Plan
+from bbgrap.control.planning import Planning
+from bbgrap.control.plans import Caller, Plan, Variant
 from bbgrap.control.profiling import Profiling
+from bbgrap.control.standby import Standbys
+from bbgrap.control.stored import Stored
 from bbgrap.control.uploads import Uploads
-from bbgrap.program.dictionaries import dictionary_devices_of
+from bbgrap.control.variants import LeastFinishTime, LowestLatency
+from bbgrap.control.watch import kept_waiting, stalled
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -46,6 +50,7 @@ from bbgrap.protocol.client_messages import (
     MeasureNodes,
     ModelChunk,
     Nodes,
+    NodeStatus,
     OfferModel,
     PrepareModel,
     Profiles,
@@ -67,6 +72,7 @@ from bbgrap.protocol.messages import (
     LinksTried,
     Measured,
     Recorded,
+    Refused,
     Rejoin,
     RequestFailed,
     WeightsMissing,
@@ -78,17 +84,22 @@ from bbgrap.protocol.messages import (
 class CoordinatorMachine:
     """The control side of the coordinator.
 
-    Invariants: after every event, no variant that should serve is idle while a request waits for it.
+    Invariants: after every event, nothing that takes requests is idle while a request waits for it.
     """
 
-    def __init__(self, settings: Settings, stored: Mapping[str, int] | None = None) -> None:
-        """Start without agents and clients; `stored` are the model files kept from earlier, with their sizes in bytes."""
+    def __init__(self, settings: Settings, stored: Stored | None = None, now: float = 0.0) -> None:
+        """Start without agents and clients, with what an earlier coordinator has left."""
+        kept = stored or Stored()
         self.settings = settings
-        self.members = Members(settings)
-        self.deployments = Deployments(settings, self.members)
-        self.uploads = Uploads(dict(stored or {}))
+        self.members = Members(settings, kept)
+        self.links = Links(settings, self.members)
+        self.loading = Loading(settings, self.members)
+        self.planning = Planning(settings, self.members, self.links, self.loading)
+        self.standbys = Standbys(self.members, self.links, self.loading)
+        self.uploads = Uploads(dict(kept.files), kept.models)
         self.profiling = Profiling(settings, self.members)
-        self.requests = Requests(settings, self.members, self.deployments)
+        self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys)
+        self._restore(kept, now)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take an event and return what is to be done, in order.
@@ -99,7 +110,7 @@ class CoordinatorMachine:
         done = self._on_event(event, now)
         return [*done, *self.requests.go_on(now)]
 
-    def _on_event(self, event: Event, now: float) -> list[Instruction]:
+    def _on_event(self, event: Event, now: float) -> list[Instruction]:  # noqa: C901 - one branch per event
         match event:
             case FromPeer(identity, message):
                 return self._on_message(identity, message, now)
@@ -108,45 +119,97 @@ class CoordinatorMachine:
             case ChunkWritten():
                 return self.uploads.written(event)
             case Planned():
-                return self._on_planned(event, now)
+                plan = self._plan_of(event.job)
+                if plan is None:
+                    return []
+                return self.standbys.planned(plan, event, now) if plan.is_standby else self.planning.planned(plan, event, now)
             case PlanFailed():
-                deployment = self.deployments.by_epoch.get(event.job)
-                return [] if deployment is None else self.requests.give_up(deployment, event.fault, event.reason)
+                plan = self._plan_of(event.job)
+                if plan is None:
+                    return []
+                return self.standbys.failed(plan, event) if plan.is_standby else self.planning.failed(plan, event)
             case RequestDone():
                 return self.requests.done(event, now)
             case RequestBroke():
                 return self.requests.broke(event)
-            case HostLinkBroken():
-                return []
+            case HostLinkBroken(address):
+                return self._on_link(None, address, now)
+
+    def _restore(self, stored: Stored, now: float) -> None:
+        """Know the plans of an earlier coordinator; their agents will offer what they hold of them."""
+        for kept, planned in sorted(stored.plans, key=lambda entry: (entry[0].options is not None, entry[0].job)):
+            files = self.uploads.files_of(kept.model)
+            if files is None:
+                continue
+            standby = self.standbys.of(kept.model, files)
+            if kept.options is None:
+                plan = standby
+                plan.planned, plan.latest = planned, kept.job
+            else:
+                plan = self.planning.plans.setdefault(kept.key, Plan(kept.key, kept.model, files, kept.shapes, kept.options, standby))
+                if not plan.variants:
+                    plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
+                plan.serves, plan.latest, plan.timed = True, kept.job, kept.job
+            plan.quarantine, plan.is_proven = kept.quarantine, True
+            self.loading.restore(plan, kept, planned, now)
+
+    def _plan_of(self, job: int) -> Plan | None:
+        plans = (*self.planning.plans.values(), *self.standbys.by_model.values())
+        return next((plan for plan in plans if plan.job is not None and plan.job.number == job), None)
 
     # --- agents -----------------------------------------------------------------------------------------------------------------
 
     def _on_message(self, identity: Identity, message: AgentMessage | ClientMessage, now: float) -> list[Instruction]:
         if isinstance(message, Join):
-            return self.members.join(identity, message, now)
+            return self._on_join(identity, message, now)
         if not isinstance(message, AgentMessage):
             return self._on_client(identity, message, now)
         member = self.members.heard(identity, type(message).__name__, now)
         return [ToAgent(identity, member)] if isinstance(member, Rejoin) else self._on_agent(member, message, now)
 
+    def _on_join(self, identity: Identity, join: Join, now: float) -> list[Instruction]:
+        known = self.members.by_identity.get(identity)
+        if known is not None:
+            known.tracker.move("Join")
+            known.heard = now
+            return [self.members.welcome(known, self._kept_by(known))]
+        member = self.members.join(identity, join, now)
+        if isinstance(member, Refused):
+            return [ToAgent(identity, member), Log(f"refused '{join.name}': {member.reason}")]
+        keep, done = self.loading.back(member, join.holds, now)
+        self.standbys.joined(member)
+        return [
+            self.members.welcome(member, keep),
+            Log(f"agent '{join.name}' joined; {len(self.members.by_name)} are there"),
+            *self.links.joined(member, now),
+            *done,
+            *self.planning.world_changed(now),
+        ]
+
+    def _kept_by(self, member: Member) -> tuple[int, ...]:
+        return tuple(variant.epoch for variant in self.loading.of_member(member.name) if member.name not in variant.away)
+
     def _on_agent(self, member: Member, message: AgentMessage, now: float) -> list[Instruction]:  # noqa: C901 - one branch per message
         match message:
-            case Join() | Heartbeat():
-                return [ToAgent(member.identity, HeartbeatSeen())]
+            case Join():
+                return []
+            case Heartbeat():
+                member.take(message, now)
+                return [ToAgent(member.identity, HeartbeatSeen()), *self._relieve(member)]
             case WeightsMissing():
-                return self.deployments.missing(member, message.epoch, message.digests, now)
+                return self.loading.missing(member, message.epoch, message.digests, now)
             case WeightStored():
-                self.deployments.progressed(member, now)
+                self.loading.progressed(member, now)
                 return member.acknowledge(message.digest, message.received)
             case Deployed():
-                return self.deployments.deployed(member, message.epoch, now)
+                return self._on_deployed(member, message, now)
             case DeploymentFailed():
-                found = self.deployments.find(message.epoch)
-                if found is None or member.identity not in found[1].parts:
+                variant = self.loading.find(message.epoch)
+                if variant is None or member.name not in variant.parts:
                     return []
+                variant.tracker.move("DeploymentFailed")
                 reason = f"agent '{member.name}' cannot run the deployment: {message.reason}"
-                found[0].tracker.move("DeploymentFailed")
-                return self.requests.lose_variant(*found, reason, now)
+                return self.requests.lose_variant(variant, member.name, reason)
             case RequestFailed():
                 return self.requests.failed_on(member, message)
             case Recorded():
@@ -155,30 +218,91 @@ class CoordinatorMachine:
                 return self.profiling.measured(member, message, now)
             case LinksMeasured():
                 return self.profiling.links_measured(member, message, now)
-            case LinksTried() | LinkBroken() | WorkerLost():
-                return []
+            case LinksTried():
+                return self._on_tried(member, message, now)
+            case LinkBroken():
+                return self._on_link(member, message.address, now)
+            case WorkerLost():
+                return self._on_worker_lost(member, message, now)
             case Leave():
                 return self._lose(member, "Leave", "left", now)
 
+    def _on_deployed(self, member: Member, message: Deployed, now: float) -> list[Instruction]:
+        variant = self.loading.find(message.epoch)
+        done = self.loading.deployed(member, message.epoch, now)
+        if variant is not None and variant.is_ready and (variant.plan.is_standby or variant.plan.timed == variant.job):
+            done += self.loading.saved(variant.plan, variant.job)
+        return done
+
+    def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[Instruction]:
+        told = Log(f"the worker of agent '{member.name}' ended: {message.reason}")
+        blamed = self.requests.blame(member, message.epoch, message.request, message.reason, now) if message.guilty else []
+        variants = self.loading.load_again(member, now)
+        return [told, *blamed, *self.requests.lose_agent(member, variants)]
+
     def _lose(self, member: Member, event: str, verb: str, now: float) -> list[Instruction]:
-        """Take an agent out; what ran on it, or waited for it, runs again on what is left."""
+        """Take an agent out; what ran on it runs again on what is left."""
         self.members.remove(member, event)
-        done: list[Instruction] = [Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} left")]
-        for deployment in self.deployments.concerned(member):
-            done += self.requests.lose_agent(deployment, member)
-        return [*done, *self.profiling.lost(member, now)]
+        self.links.lost(member)
+        variants = self.loading.part(member, now)
+        return [
+            Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} left"),
+            *self.requests.lose_agent(member, variants),
+            *self.profiling.lost(member, now),
+            *self.links.allow(),
+            *self.planning.world_changed(now),
+        ]
 
-    # --- deployments ------------------------------------------------------------------------------------------------------------
+    def _relieve(self, member: Member) -> list[Instruction]:
+        """Let others do what waits behind a segment that takes unusually long."""
+        done: list[Instruction] = []
+        for variant, numbers in list(kept_waiting(member, self.loading)):
+            done += self.requests.take_back(variant, numbers)[1]
+        return done
 
-    def _on_planned(self, event: Planned, now: float) -> list[Instruction]:
-        deployment = self.deployments.by_epoch.get(event.job)
-        if deployment is None:
+    # --- links ------------------------------------------------------------------------------------------------------------------
+
+    def _on_link(self, member: Member | None, address: str, now: float) -> list[Instruction]:
+        """Run again what a broken connection may have lost, and find out whether the two still reach each other.
+
+        `member` is the agent whose connection it was, None the coordinator.
+        """
+        other = next((m for m in self.members.alive() if m.join.data_address == address), None)
+        first = member or other
+        if first is None or (member is not None and other is None and address.rpartition(":")[2] != self._data_port):
             return []
-        agents = len(deployment.members)
-        wrong = [n for n in (len(variant.artifacts.devices) for variant in event.variants) if n != agents]
-        if wrong:
-            return self.requests.give_up(deployment, Fault.PLAN, f"planner: expected programs for {agents} devices, got {wrong[0]}")
-        return self.deployments.planned(deployment, event.variants, now)
+        name = COORDINATOR if member is None or other is None else other.name
+        done: list[Instruction] = []
+        for variant in self.loading.of_member(first.name):
+            if variant.is_ready and (name == COORDINATOR or name in variant.parts):
+                variant.suspects.add(first.name)
+                done += self.requests.take_back(variant)[1]
+        return [*done, *self.links.suspect(first, name, now)]
+
+    @property
+    def _data_port(self) -> str:
+        return self.settings.data_address.rpartition(":")[2]
+
+    def _on_tried(self, member: Member, message: LinksTried, now: float) -> list[Instruction]:
+        changed, done = self.links.tried(member, message, now)
+        self._clear(member.name)
+        return [*done, *(self._drop_apart() if changed else []), *(self.planning.world_changed(now) if changed else [])]
+
+    def _clear(self, name: str) -> None:
+        """Let variants take requests again whose links have been tried."""
+        for variant in self.loading.of_member(name):
+            if name in variant.suspects:
+                variant.suspects.discard(name)
+                self.loading.touch(variant.plan)
+
+    def _drop_apart(self) -> list[Instruction]:
+        """Release the variants whose agents do not all reach each other."""
+        done: list[Instruction] = []
+        for variant in list(self.loading.by_epoch.values()):
+            names = {*variant.parts, COORDINATOR}
+            if any(pair <= names for pair in self.links.apart):
+                done += self.requests.drop(variant)
+        return done
 
     # --- clients ----------------------------------------------------------------------------------------------------------------
 
@@ -187,20 +311,21 @@ class CoordinatorMachine:
             case Hello():
                 return [self._greet(identity, message)]
             case ListNodes():
-                return [ToClient(identity, Nodes(message.call, self.members.statuses()))]
+                return [ToClient(identity, Nodes(message.call, self.nodes()))]
             case OfferModel():
                 return self.uploads.offer(identity, message)
             case ModelChunk():
                 return self.uploads.chunk(identity, message)
             case PrepareModel():
-                return self._on_prepare(identity, message)
+                return self._on_prepare(identity, message, now)
             case RunModel():
                 return self._on_run(identity, message, now)
             case MeasureNodes():
                 return self.profiling.begin(identity, message, now)
             case SetProfile():
                 self.members.overrides[message.profile.name] = message.profile
-                return [ToClient(identity, Profiles(message.call, (message.profile,)))]
+                answer = ToClient(identity, Profiles(message.call, (message.profile,)))
+                return [answer, SaveProfile(message.profile, by_hand=True), *self.planning.world_changed(now)]
             case Cancel():
                 return self.requests.cancel((identity, message.call))
             case Ask():
@@ -213,28 +338,35 @@ class CoordinatorMachine:
         reason = f"client speaks protocol {hello.protocol} (bbgrap {hello.version}), this coordinator {PROTOCOL_VERSION}"
         return ToClient(identity, Failed(hello.call, Fault.PROTOCOL, f"{reason} (bbgrap {self.settings.version})"))
 
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """Return the agents as `bbgrap nodes` lists them."""
+        return tuple(map(self._status, self.members.alive()))
+
+    def _status(self, member: Member) -> NodeStatus:
+        return self.members.status(member, self.loading.loaded_bytes(member.name, standbys=True), self.links.unreachable(member.name))
+
     def _will_answer(self, caller: Caller) -> bool:
         return self.requests.is_known(caller) or self.profiling.is_known(caller)
 
-    def _on_prepare(self, identity: Identity, message: PrepareModel) -> list[Instruction]:
+    def _on_prepare(self, identity: Identity, message: PrepareModel, now: float) -> list[Instruction]:
         caller = (identity, message.call)
         files = self.uploads.files_of(message.model)
         if files is None:
             return [_failed(caller, Fault.UNKNOWN_MODEL, "model: the coordinator does not have it; offer it first")]
-        if not self.members.by_name:
+        if not self.members.by_name and not self.members.saw_agents:
             return [_failed(caller, Fault.UNAVAILABLE, NO_AGENT)]
         if self.requests.is_known(caller):
             return []
-        cluster = self.members.cluster(self.members.alive())
-        if not dictionary_devices_of(cluster, message.options.input_values):
-            # Where inputs make no difference they shall make no second plan.
-            message = replace(message, options=replace(message.options, input_values="any"))
-        plan = self.deployments.remember(Plan(plan_key(message), files, message.shapes, message.options))
-        return [*self.deployments.renew(plan), *self.requests.prepare(caller, plan)]
+        saved = [] if message.model in self.standbys.by_model else [SaveModel(message.model, files)]
+        standby = self.standbys.of(message.model, files)
+        self.loading.touch(standby)
+        plan = self.planning.find(message, standby)
+        room = [*self.standbys.forget_oldest(), *self.planning.forget_oldest()]
+        return [*saved, *room, *self.requests.prepare(caller, plan, now, wait=message.wait)]
 
     def _on_run(self, identity: Identity, message: RunModel, now: float) -> list[Instruction]:
         caller = (identity, message.call)
-        plan = self.deployments.plans.get(message.plan)
+        plan = self.planning.plans.get(message.plan)
         if plan is None:
             return [_failed(caller, Fault.UNKNOWN_PLAN, "plan: the coordinator does not have it; prepare the model again")]
         return [] if self.requests.is_known(caller) else self.requests.add(caller, message, plan, now)
@@ -243,21 +375,50 @@ class CoordinatorMachine:
 
     def _on_tick(self, now: float) -> list[Instruction]:
         done: list[Instruction] = []
-        for member in self.members.silent(now, self.deployments.loading_agents):
+        for member in self.members.silent(now):
             done += self._lose(member, "silence", "was lost", now)
-        slow, again = self.deployments.overdue(now)
+        late, again = self.loading.overdue(now)
         done += again
-        for deployment, variant in slow:
-            names = ", ".join(sorted(m.name for m in deployment.members if m.identity in variant.pending))
-            done += self.requests.lose_variant(deployment, variant, f"deployment: no answer from {names} in time", now)
+        for variant in late:
+            names = ", ".join(sorted(variant.away or variant.pending))
+            done += self.requests.lose_variant(variant, names, f"no answer from {names} in time")
+        for variant, number in list(stalled(self.requests.open, self.members, self.loading, now)):
+            done += self._on_stalled(variant, number, now)
+        for plan in self.planning.waits_for_time(now):
+            self.loading.touch(plan)
+        done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)
+        if self.profiling.has_news:
+            self.profiling.has_news = False
+            done += self.planning.world_changed(now)
+        _, tried = self.links.overdue(now)
+        done += tried
+        self._clear_untried()
         return [*done, *self.requests.overdue(now), *self.profiling.overdue(now)]
+
+    def _on_stalled(self, variant: Variant, number: int, now: float) -> list[Instruction]:
+        """Run a request again with which nothing goes on, and have its agents try each other."""
+        again, done = self.requests.take_back(variant, [number])
+        if not again:
+            return []
+        again[0].lost.append(" or ".join(variant.parts))
+        done.append(Log(f"request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch}); it runs again elsewhere"))
+        for name in variant.parts:
+            member = self.members.by_name.get(name)
+            for other in (*variant.parts, COORDINATOR):
+                if member is not None and other != name:
+                    variant.suspects.add(name)
+                    done += self.links.suspect(member, other, now)
+        return done
+
+    def _clear_untried(self) -> None:
+        """Do not wait for trials that nobody has answered."""
+        for variant in self.loading.by_epoch.values():
+            for name in list(variant.suspects):
+                others = (*variant.parts, COORDINATOR)
+                if not any(self.links.is_suspect(name, other) for other in others):
+                    variant.suspects.discard(name)
+                    self.loading.touch(variant.plan)
 
 
 def _failed(caller: Caller, fault: Fault, reason: str) -> ToClient:
     return ToClient(caller[0], Failed(caller[1], fault, reason))
-
-
-def plan_key(message: PrepareModel) -> str:
-    """Return the name of a plan: equal for equal model, shapes and options."""
-    content = (message.model, sorted((name, tuple(shape)) for name, shape in message.shapes.items()), message.options)
-    return hashlib.sha256(repr(content).encode()).hexdigest()

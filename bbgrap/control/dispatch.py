@@ -1,16 +1,17 @@
 """The queues of plans: who waits for a plan, and its requests.
 
-    RunModel -> waiting -> (a variant has room) running -> answered
-                   ^----- what it ran on is lost --'   (a traced one: running -> recording -> answered)
+    RunModel -> waiting -> (the plan, else the standby, has room) running -> answered
+                   ^----- what it ran on is lost --'                (a traced one: running -> recording -> answered)
 
-Laws: every caller is answered exactly once; after `go_on`, no variant that should serve is idle while a request waits for it; a variant is
-timed by requests that had the coordinator to themselves; a request whose agents were lost `MAX_LOSSES` times is not run again.
+Laws: every caller is answered exactly once; after `go_on`, nothing that takes requests is idle while a request waits for it; a variant is
+timed by requests that had the coordinator to themselves; a request that was accepted ends with its answer, its deadline, or the reason why
+nothing can run it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import count
+from collections import Counter
+from collections.abc import Collection
 
 from bbgrap.control.coordinator_events import (
     Instruction,
@@ -21,20 +22,25 @@ from bbgrap.control.coordinator_events import (
     StartRequest,
     ToClient,
 )
-from bbgrap.control.deployments import Deployments
+from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.plans import Caller, Deployment, Plan, Request, Variant
+from bbgrap.control.planning import Planning
+from bbgrap.control.plans import Caller, Plan, Request, Variant
+from bbgrap.control.standby import Standbys
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
+from bbgrap.control.watch import is_stuck
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
 from bbgrap.protocol.messages import Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
 
-MAX_LOSSES = 2
-"""Runs that may lose an agent: a request that ends the agents it runs on must not end all of them."""
+MAX_LOSSES = 4
+"""Runs that may lose an agent that nobody blames the request for: machines that go one after the other take none of them with them."""
+MAX_DEATHS = 2
+"""Workers that a plan may end; then it is not tried again."""
 
 
 class Requests:
@@ -44,90 +50,184 @@ class Requests:
     nothing else ran, as long as nothing else has begun.
     """
 
-    def __init__(self, settings: Settings, members: Members, deployments: Deployments) -> None:
+    def __init__(self, settings: Settings, members: Members, loading: Loading, planning: Planning, standbys: Standbys) -> None:
         """Start without requests."""
         self.settings = settings
         self.members = members
-        self.deployments = deployments
+        self.loading = loading
+        self.planning = planning
+        self.standbys = standbys
         self.traces = Traces()
         self.open: dict[int, Request] = {}
         self.by_caller: dict[Caller, int] = {}
+        self._bytes = 0
         self._lonely = 0
-        self._numbers = count(1)
-        self.synthetic = SyntheticRequests(deployments, self._numbers)
+        self.synthetic = SyntheticRequests(loading, planning)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
 
     def is_known(self, caller: Caller) -> bool:
         """Whether a call will still be answered."""
-        return caller in self.by_caller or any(caller in d.plan.callers for d in self.deployments.by_epoch.values())
+        return caller in self.by_caller or any(caller in plan.callers for plan in self.planning.plans.values())
 
-    def prepare(self, caller: Caller, plan: Plan) -> list[Instruction]:
-        """Queue a caller who asks for a plan; `go_on` answers when it is ready."""
+    def prepare(self, caller: Caller, plan: Plan, now: float, *, wait: bool) -> list[Instruction]:
+        """Queue a caller who asks for a plan, or tell one who does not wait who serves now."""
+        plan.asked = now
+        self.loading.touch(plan)
+        if not wait:
+            return [ToClient(caller[0], plan.prepared(caller[1]))]
+        # Who asks again wants it tried again.
+        plan.failed = {}
         plan.callers.append(caller)
-        self.deployments.touched[plan] = None
-        deployment = plan.deployment
-        return [] if deployment is None or deployment.tracker.state == "ready" else self.deployments.progress(deployment)
+        return [] if plan.serving else self.planning.progress(plan)
 
     def add(self, caller: Caller, message: RunModel, plan: Plan, now: float) -> list[Instruction]:
-        """Queue a request; `go_on` starts it. With a full queue the answer is that the plan is busy."""
-        waiting, size = len(plan.waiting), sum(self.open[number].bytes for number in plan.waiting)
-        if waiting >= self.settings.max_waiting or size >= self.settings.max_waiting_bytes:
-            reason = f"coordinator: {waiting} requests ({size:,} bytes) wait for this plan already; submit again when some are answered"
-            return [ToClient(caller[0], Failed(caller[1], Fault.BUSY, reason))]
-        number = next(self._numbers)
-        self.open[number] = Request(number, caller, message, plan, now + message.deadline_s, Tracker(Role.REQUEST, f"request {number}"))
+        """Queue a request; `go_on` starts it. Too many of them, or too many of one client, are answered as busy."""
+        if full := self._full(caller, message, plan):
+            return [ToClient(caller[0], Failed(caller[1], Fault.BUSY, f"coordinator: {full}; submit again when some are answered"))]
+        number = next(self.loading.epochs)
+        request = Request(number, caller, message, plan, now + message.deadline_s, Tracker(Role.REQUEST, f"request {number}"))
+        self.open[number] = request
         self.by_caller[caller] = number
+        self._bytes += request.bytes
         plan.waiting.append(number)
-        self.deployments.touched[plan] = None
+        plan.requests += 1
+        plan.asked = now
+        self.loading.touch(plan)
         return []
+
+    def _full(self, caller: Caller, message: RunModel, plan: Plan) -> str:
+        """Return why a request is not taken, or nothing."""
+        size, settings = sum(map(len, message.payload)), self.settings
+        mine = [request for request in self.open.values() if request.caller[0] == caller[0]]
+        taken = sum(request.bytes for request in mine)
+        if len(plan.waiting) >= settings.max_waiting:
+            return f"{len(plan.waiting)} requests wait for this plan already"
+        if self.open and self._bytes + size > settings.max_waiting_bytes:
+            return f"the inputs of {len(self.open)} requests take {self._bytes:,} bytes already"
+        if mine and len(mine) < len(self.open) and taken + size > settings.max_waiting_bytes // 2:
+            return f"{len(mine)} requests of this client take {taken:,} bytes already, and others wait, too"
+        return ""
 
     def go_on(self, now: float) -> list[Instruction]:
         """Do what has become possible for the plans that were touched."""
         done: list[Instruction] = []
-        while self.deployments.touched:
-            plan, _ = self.deployments.touched.popitem()
-            done += self._go_on(plan, now)
+        while self.loading.touched:
+            plan, _ = self.loading.touched.popitem()
+            done += self._go_on_standby(plan, now) if plan.is_standby else self._go_on(plan, now)
+        return done
+
+    def _go_on_standby(self, standby: Plan, now: float) -> list[Instruction]:
+        """Place copies, and let the model's plans look again whether one has room."""
+        done = self.standbys.consider(standby, now)
+        for plan in self.planning.of_model(standby):
+            if plan.waiting or plan.callers or standby.failed:
+                self.loading.touch(plan)
         return done
 
     def _go_on(self, plan: Plan, now: float) -> list[Instruction]:
-        """Deploy a plan that is wanted, time its variants, answer its callers, start what waits."""
-        deployment = plan.deployment
-        if deployment is None:
-            if not plan.is_wanted:
-                return []
-            return self.deployments.begin(plan, now) if self.members.by_name else self._refuse(plan, Fault.UNAVAILABLE, NO_AGENT)
+        """Plan what is wanted, load it, time its variants, answer its callers, start what waits."""
         done: list[Instruction] = []
-        if deployment.tracker.state == "loading" and all(variant.ready for variant in deployment.variants):
-            done += self.synthetic.begin(deployment, now)
-        if deployment.tracker.state == "measuring":
-            self._lonely = 0
-            done += self.synthetic.go_on(deployment, now)
-        if deployment.tracker.state != "ready":
-            return done
-        deployment.used = now
-        done += [ToClient(identity, deployment.prepared(call)) for identity, call in plan.callers]
-        plan.callers.clear()
-        while plan.waiting:
-            queue = deployment.policy.choose([variant.queue for variant in deployment.variants], now)
-            if queue is None:
-                break
-            variant = next(variant for variant in deployment.variants if variant.queue is queue)
-            done.append(self._start(self.open[plan.waiting.pop(0)], variant, now))
+        if plan.standby is not None and plan.is_wanted:
+            done += self.standbys.consider(plan.standby, now)
+        done += self.planning.consider(plan, now)
+        done += self._load(plan, now)
+        done += self.synthetic.go_on(plan, now, self._is_running())
+        done += self._answer_callers(plan)
+        while plan.waiting and not self.synthetic.has_turn:
+            request = self._next(plan)
+            found = self._choose(plan, request, now)
+            if found is None:
+                return [*done, *self._refuse_hopeless(plan)]
+            plan.waiting.remove(request.number)
+            done.append(self._start(request, found, now))
         return done
+
+    def _load(self, plan: Plan, now: float) -> list[Instruction]:
+        """Load what was planned; what a model does to workers is found out on one of them before it is loaded on all."""
+        if not any(variant.tracker.state in {"waiting", "loading"} for variant in plan.variants):
+            return []
+        standby = plan.standby
+        if standby is None or standby.is_proven or not self._can_answer(standby):
+            return [*self.loading.advance(plan, now), *self.planning.progress(plan)]
+        return self.synthetic.prove(standby, plan, now)
+
+    def _answer_callers(self, plan: Plan) -> list[Instruction]:
+        """Answer who waits for a plan, if it is there, or cannot be."""
+        if not plan.callers or plan.job is not None or plan.timing is not None:
+            return []
+        newest = [variant for variant in plan.variants if variant.job == plan.latest]
+        if plan.serving and not any(variant.tracker.state in {"waiting", "loading"} for variant in newest):
+            done: list[Instruction] = [ToClient(identity, plan.prepared(call)) for identity, call in plan.callers]
+            plan.callers.clear()
+            return done
+        if plan.quarantine:
+            return self._refuse_callers(plan, Fault.EXECUTION, plan.quarantine)
+        if plan.failed and not newest:
+            return self._refuse_callers(plan, *next(iter(plan.failed.values())))
+        if not self.members.by_name and not self.members.saw_agents:
+            return self._refuse_callers(plan, Fault.UNAVAILABLE, NO_AGENT)
+        return []
+
+    def _next(self, plan: Plan) -> Request:
+        """Return whose turn it is: the oldest request of the client that has the fewest running."""
+        flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
+        running = Counter(self.open[number].caller[0] for number in flying if number in self.open)
+        return min((self.open[number] for number in plan.waiting), key=lambda r: (not r.lost, running[r.caller[0]], r.number))
+
+    def _all_variants(self, plan: Plan) -> list[Variant]:
+        return [*plan.variants, *(plan.standby.variants if plan.standby is not None else ())]
+
+    def _choose(self, plan: Plan, request: Request, now: float) -> Variant | None:
+        """Return what a request runs on now: the plan, or the standby until there is one; None if it has to wait."""
+        mine = [v for v in plan.open_variants if self._may_take(v, request)] if plan.serves else []
+        if mine and len(request.lost) < MAX_DEATHS:
+            queue = plan.policy.choose([variant.queue for variant in mine], now)
+            return next((variant for variant in mine if variant.queue is queue), None)
+        standby = () if plan.standby is None else plan.standby.open_variants
+        copies = [v for v in standby if v.queue.has_room and self._may_take(v, request)]
+        if request.blamed:
+            # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
+            copies = [v for v in copies if request.blamed in v.parts or request.blamed not in self.members.by_name]
+        return min(copies, key=lambda v: (len(v.queue.running), v.usual_s, v.epoch), default=None)
+
+    def _may_take(self, variant: Variant, request: Request) -> bool:
+        """Whether no agent of a variant is busy with a segment of another request for unusually long."""
+        members = [m for name in variant.parts if (m := self.members.by_name.get(name)) is not None]
+        return not any(is_stuck(m, self.loading) and m.beat.request != request.number for m in members)
+
+    def _can_answer(self, standby: Plan) -> bool:
+        """Whether a model's standby answers, or will."""
+        failed = standby.failed and not standby.variants and standby.job is None
+        return not (standby.quarantine or failed or self.standbys.lacks_room(standby))
+
+    def _refuse_hopeless(self, plan: Plan) -> list[Instruction]:
+        """Answer the requests that nothing will ever run."""
+        standby = plan.standby
+        if not self.members.by_name:
+            return [] if self.members.saw_agents else self._refuse_waiting(plan, Fault.UNAVAILABLE, NO_AGENT)
+        will_be_planned = plan.job is not None or plan.variants or not plan.failed
+        if (will_be_planned and not plan.quarantine) or standby is None or self._can_answer(standby):
+            return []
+        if why := plan.quarantine or standby.quarantine:
+            return self._refuse_waiting(plan, Fault.EXECUTION, why)
+        return self._refuse_waiting(plan, *next(iter((standby.failed or plan.failed).values())))
 
     def _start(self, request: Request, variant: Variant, now: float) -> Instruction:
         request.tracker.move("variant free")
         self._lonely = 0 if self._is_busy() else request.number
         request.epoch, message = variant.epoch, request.message
         variant.queue.running[request.number] = now
+        variant.used = now
         if message.record:
             self.traces.begin(request.number, variant.devices)
         return StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, request.caller[0])
 
+    def _is_running(self) -> bool:
+        return any(variant.queue.running for variant in self.loading.by_epoch.values())
+
     def _is_busy(self) -> bool:
-        deployments = self.deployments.by_epoch.values()
-        return any(d.running or (d.timing is not None and d.timing.probe is not None) for d in deployments)
+        return self._is_running() or self.synthetic.is_busy
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 
@@ -148,7 +248,7 @@ class Requests:
         request = self.open.get(message.request)
         if request is None or request.epoch != message.epoch:
             return []
-        self.traces.take(message.request, member.identity, message.record)
+        self.traces.take(message.request, member.name, message.record)
         request.tracker.move("Recorded")
         return self._answer_traced(request)
 
@@ -158,14 +258,18 @@ class Requests:
 
     def _answer(self, request: Request, event: RequestDone, records: tuple[Record, ...], now: float | None) -> list[Instruction]:
         """Answer a request; one that ended just `now` tells how fast its variant is."""
-        found = self.deployments.find(request.epoch)
-        if found is None:
+        variant = self.loading.find(request.epoch)
+        if variant is None:
             return []
-        (deployment, variant), alone = found, self._lonely == request.number
+        plan, alone = variant.plan, self._lonely == request.number
         log: list[Instruction] = []
-        if now is not None and deployment.policy.done(variant.queue, variant.queue.running[request.number], now, alone=alone):
-            log.append(Log(deployment.measured_text()))
-        answer = RunResult(request.caller[1], deployment.answer_epoch, event.outputs, event.payload, records)
+        plan.is_proven = True
+        if now is not None:
+            started = variant.queue.running[request.number]
+            variant.took(now - started)
+            if plan.policy.done(variant.queue, started, now, alone=alone):
+                log.append(Log(plan.measured_text()))
+        answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records)
         return [ToClient(request.caller[0], answer), *log, *self._close(request, "finished")]
 
     def broke(self, event: RequestBroke) -> list[Instruction]:
@@ -174,22 +278,29 @@ class Requests:
         return self._fail(event.request, "failed", event.fault, event.reason) if known else self.synthetic.failed(event.request)
 
     def failed_on(self, member: Member, message: RequestFailed) -> list[Instruction]:
-        """Fail a request that failed on an agent."""
+        """Fail a request that failed on an agent that takes part in it."""
+        variant = self.loading.find(message.epoch)
+        if variant is None or member.name not in variant.parts:
+            return []
         request = self.open.get(message.request)
         if request is None:
             return self.synthetic.failed(message.request)
         if request.epoch != message.epoch:
             return []
+        variant.plan.is_proven = True
         return self._fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
 
     def cancel(self, caller: Caller) -> list[Instruction]:
         """Forget a caller without an answer."""
         if caller in self.by_caller:
             return self._close(self.open[self.by_caller[caller]], "Cancel")
-        for deployment in self.deployments.by_epoch.values():
-            if caller in deployment.plan.callers:
-                deployment.plan.callers.remove(caller)
-        return []
+        done: list[Instruction] = []
+        for plan in self.planning.plans.values():
+            if caller in plan.callers:
+                plan.callers.remove(caller)
+                if not plan.is_wanted and not plan.requests:
+                    done += self.planning.cancel(plan)
+        return done
 
     def overdue(self, now: float) -> list[Instruction]:
         """End what ran or waited too long."""
@@ -205,62 +316,88 @@ class Requests:
 
     # --- losing -----------------------------------------------------------------------------------------------------------------
 
-    def lose_agent(self, deployment: Deployment, member: Member) -> list[Instruction]:
-        """Run again what ran on an agent that is gone: on the variants that do without it, or on a new deployment.
-
-        A deployment that does not serve yet is planned anew at once: who waits for it wants the best plan for the agents that are left.
-        """
-        serves = deployment.tracker.state == "ready"
-        broken = [variant for variant in deployment.variants if not serves or member.identity in variant.parts]
+    def lose_agent(self, member: Member, variants: Collection[Variant]) -> list[Instruction]:
+        """Run again, elsewhere, what ran on an agent that is gone or has lost its worker."""
         done: list[Instruction] = []
-        for request in self._take_back(deployment, broken):
-            request.lost.append(member.name)
-            if len(request.lost) == MAX_LOSSES:
-                names = " and ".join(f"'{name}'" for name in request.lost)
-                reason = (
-                    f"request {request.number}: agents {names} were lost while it ran; it may be what ends them, so it is not run again"
-                )
-                done += self._fail(request.number, "failed", Fault.EXECUTION, reason)
-        return [*done, *self.deployments.drop(deployment, broken)]
-
-    def lose_variant(self, deployment: Deployment, variant: Variant, reason: str, now: float) -> list[Instruction]:
-        """Go on without a variant that cannot be used; without any left, fail everybody who waits."""
-        if len(deployment.variants) == 1:
-            return self.give_up(deployment, Fault.EXECUTION, reason)
-        self._take_back(deployment, [variant])
-        done = [
-            Log(f"deployment {deployment.epoch} goes on without {variant.name}: {reason}"),
-            *self.deployments.drop(deployment, [variant]),
-        ]
-        return [*done, *self.deployments.advance(deployment, now)] if deployment.tracker.state == "loading" else done
-
-    def give_up(self, deployment: Deployment, fault: Fault, reason: str) -> list[Instruction]:
-        """End a deployment that cannot work, and fail everybody who waits for it."""
-        plan, serves = deployment.plan, deployment.plan.deployment is deployment
-        self._take_back(deployment, deployment.variants)
-        done = [Log(f"deployment {deployment.epoch} failed: {reason}"), *self.deployments.end(deployment)]
-        return [*done, *self._refuse(plan, fault, reason)] if serves else done
-
-    def _take_back(self, deployment: Deployment, variants: Sequence[Variant]) -> list[Request]:
-        """Let the requests of variants that are lost be the next ones to start on another."""
-        again = [self.open[number] for number in sorted(n for variant in variants for n in variant.queue.running)]
         for variant in variants:
-            variant.queue.running.clear()
-        for request in again:
-            request.tracker.move("taken back")
-            request.epoch = 0
-            self.traces.forget(request.number)
-        deployment.plan.waiting[:0] = [request.number for request in again]
-        self.deployments.touched[deployment.plan] = None
-        return again
+            again, abandoned = self.take_back(variant)
+            done += abandoned
+            for request in again:
+                request.lost.append(member.name)
+                if len(request.lost) >= MAX_LOSSES:
+                    names = ", ".join(f"'{name}'" for name in request.lost)
+                    what = f"request {request.number}: agents {names} were lost while it ran"
+                    reason = f"{what}; it may be what ends them, so it is not run again"
+                    done += self._fail(request.number, "failed", Fault.EXECUTION, reason)
+        return done
 
-    def _refuse(self, plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
-        """Answer everybody who waits for a plan with an error."""
+    def blame(self, member: Member, epoch: int, number: int, reason: str, now: float) -> list[Instruction]:
+        """Note that a plan, by a request or by being loaded, has ended an agent's worker; a second time it is quarantined."""
+        variant, request = self.loading.find(epoch), self.open.get(number)
+        if variant is None:
+            return []
+        if request is not None:
+            request.blamed = member.name
+        plan = variant.plan
+        plan.deaths.append(f"'{member.name}': {reason}")
+        if len(plan.deaths) < MAX_DEATHS:
+            return []
+        what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
+        plan.quarantine = f"{what} has ended the workers of agents and is not run again: {'; '.join(plan.deaths[-MAX_DEATHS:])}"[:2000]
+        done: list[Instruction] = [Log(f"model {plan.model[:8]}: {plan.quarantine}")]
+        if request is not None:
+            done += self._fail(number, "failed", Fault.EXECUTION, f"request {number}: {plan.quarantine}")
+        for each in list(plan.variants):
+            done += self.drop(each)
+        if plan.is_standby:
+            # Neither is it to be planned any more: a plan would load it everywhere.
+            for other in self.planning.of_model(plan):
+                other.quarantine = other.quarantine or ("" if other.serving else plan.quarantine)
+                done += self.planning.cancel(other)
+                self.loading.touch(other)
+        self.loading.touch(plan)
+        return done
+
+    def lose_variant(self, variant: Variant, node: str, reason: str) -> list[Instruction]:
+        """Go on without a variant that a node cannot load; without any left of its job, there is no plan for its world."""
+        plan = variant.plan
+        done: list[Instruction] = [Log(f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"), *self.drop(variant)]
+        if plan.is_standby:
+            plan.refused[node] = reason
+        elif not any(other.job == variant.job for other in plan.variants):
+            plan.failed[variant.world] = (Fault.EXECUTION, reason)
+        return done
+
+    def drop(self, variant: Variant) -> list[Instruction]:
+        """Release a variant; what runs on it runs again elsewhere."""
+        _, done = self.take_back(variant)
+        return [*done, *self.loading.release(variant)]
+
+    def take_back(self, variant: Variant, numbers: Collection[int] | None = None) -> tuple[list[Request], list[Instruction]]:
+        """Let requests of a variant, all unless told which, be the next ones to start, under new numbers: late messages are not theirs."""
+        again, done = [], self.synthetic.taken_back(variant)
+        for number in sorted(n for n in variant.queue.running if n in self.open and (numbers is None or n in numbers)):
+            request = self.open.pop(number)
+            done += self.loading.abandon(request.epoch, number)
+            del variant.queue.running[number]
+            request.tracker.move("taken back")
+            request.epoch, request.number = 0, next(self.loading.epochs)
+            self.open[request.number] = request
+            self.by_caller[request.caller] = request.number
+            self.traces.forget(number)
+            request.plan.waiting.append(request.number)
+            self.loading.touch(request.plan)
+            again.append(request)
+        self.loading.touch(variant.plan)
+        return again, done
+
+    def _refuse_callers(self, plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
         done: list[Instruction] = [ToClient(identity, Failed(call, fault, reason)) for identity, call in plan.callers]
         plan.callers.clear()
-        for number in list(plan.waiting):
-            done += self._fail(number, "failed", fault, reason)
         return done
+
+    def _refuse_waiting(self, plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
+        return [instruction for number in list(plan.waiting) for instruction in self._fail(number, "failed", fault, reason)]
 
     def _fail(self, number: int, event: str, fault: Fault, reason: str) -> list[Instruction]:
         """Answer a request with an error."""
@@ -272,13 +409,13 @@ class Requests:
         """Forget a request here, and everywhere it may still run."""
         request.tracker.move(event)
         del self.open[request.number], self.by_caller[request.caller]
+        self._bytes -= request.bytes
         self.traces.forget(request.number)
-        self.deployments.touched[request.plan] = None
-        found = self.deployments.find(request.epoch)
-        if found is None:
+        self.loading.touch(request.plan)
+        variant = self.loading.find(request.epoch)
+        if variant is None:
             request.plan.waiting.remove(request.number)
             return []
-        deployment, variant = found
         del variant.queue.running[request.number]
-        done = [] if event == "finished" else self.deployments.abandon(request.epoch, request.number)
-        return [*done, *self.deployments.retire(deployment)]
+        self.loading.touch(variant.plan)
+        return [] if event == "finished" else self.loading.abandon(request.epoch, request.number)

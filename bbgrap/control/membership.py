@@ -1,30 +1,28 @@
 """The agents of a coordinator: who has joined, who lives, and what is on its way to each.
 
-Laws: a name belongs to one living agent; an agent that was silent for `DEAD_AFTER_S` is gone and must join again (while it loads a
-deployment, for `DEAD_LOADING_AFTER_S`).
+Laws: a name belongs to one living agent; an agent that was silent for `DEAD_AFTER_S` is gone and must join again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
-from bbgrap.control.coordinator_events import Identity, Instruction, Log, Settings, ToAgent
+from bbgrap.control.coordinator_events import Identity, Instruction, Settings, ToAgent
 from bbgrap.control.states import Role, Tracker
+from bbgrap.control.stored import Stored
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
-from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike, Join, Refused, Rejoin, WeightChunk, Welcome
+from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike, Heartbeat, Join, Refused, Rejoin, WeightChunk, Welcome
 from bbgrap.protocol.tensors import encode_array
 
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 0.1
 """How often agents are asked to give a sign of life."""
-DEAD_AFTER_S = 2.0
-"""Four heartbeats: three may be lost or late."""
-DEAD_LOADING_AFTER_S = 10.0
-"""For an agent that loads a deployment: onnxruntime lets no other thread of its process run while it prepares a large segment."""
+DEAD_AFTER_S = 0.6
+"""Six heartbeats. Chosen: a nanny does nothing else, and an agent that is taken for dead too early comes back with all it holds."""
 
 WINDOW_BYTES = 16 << 20
 """Weights on their way to one agent that it has not acknowledged: four chunks, enough to keep a 10 Gb/s link busy over 10 ms."""
@@ -54,8 +52,22 @@ class Member:
     number: int
     tracker: Tracker
     heard: float
-    measured: NodeProfile | None = None
+    beat: Heartbeat = field(default_factory=Heartbeat)
+    """Its latest heartbeat."""
+    idle_since: float = 0.0
+    """Since when its worker has computed nothing, in seconds."""
     outgoing: dict[str, _Outgoing] = field(default_factory=dict)
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether its worker was in the middle of a segment at its latest heartbeat."""
+        return self.beat.seconds > 0
+
+    def take(self, beat: Heartbeat, now: float) -> None:
+        """Note what its worker does."""
+        if beat.seconds > 0 or beat.steps != self.beat.steps:
+            self.idle_since = now
+        self.beat = beat
 
     @property
     def name(self) -> str:
@@ -108,32 +120,36 @@ class Members:
     Invariants: `by_identity` and `by_name` hold the same members.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Start without agents."""
+    def __init__(self, settings: Settings, stored: Stored) -> None:
+        """Start without agents, with the profiles that an earlier coordinator knew."""
         self.settings = settings
         self.by_identity: dict[Identity, Member] = {}
         self.by_name: dict[str, Member] = {}
-        self.overrides: dict[str, NodeProfile] = {}
+        self.measured = dict(stored.measured)
+        self.overrides = dict(stored.given)
+        self.saw_agents = stored.saw_agents
+        """Whether this cluster has ever had an agent."""
         self._numbers = settings.first_epoch
 
     def alive(self) -> tuple[Member, ...]:
         """The agents, by name: the device order of new deployments."""
         return tuple(self.by_name[name] for name in sorted(self.by_name))
 
-    def join(self, identity: Identity, join: Join, now: float) -> list[Instruction]:
-        """Answer a `Join`: welcome, welcome again, or refuse with the reason."""
-        known = self.by_identity.get(identity)
-        if known is None:
-            refused = self._reason_to_refuse(join)
-            if refused is not None:
-                return [ToAgent(identity, refused), Log(f"refused '{join.name}': {refused.reason}")]
-            self._numbers += 1
-            tracker = Tracker(Role.MEMBER, f"'{join.name}'")
-            known = Member(identity, join, self._numbers, tracker, now)
-            self.by_identity[identity] = self.by_name[join.name] = known
-        known.tracker.move("Join")
-        known.heard = now
-        return [ToAgent(identity, Welcome(known.number, HEARTBEAT_S, DEAD_AFTER_S))]
+    def join(self, identity: Identity, join: Join, now: float) -> Member | Refused:
+        """Take in an agent, or return why not."""
+        refused = self._reason_to_refuse(join)
+        if refused is not None:
+            return refused
+        self._numbers += 1
+        self.saw_agents = True
+        member = Member(identity, join, self._numbers, Tracker(Role.MEMBER, f"'{join.name}'"), now, idle_since=now)
+        self.by_identity[identity] = self.by_name[join.name] = member
+        member.tracker.move("Join")
+        return member
+
+    def welcome(self, member: Member, keep: tuple[int, ...] = ()) -> ToAgent:
+        """Return the answer to a `Join`; of what the agent holds it shall keep these epochs."""
+        return ToAgent(member.identity, Welcome(member.number, HEARTBEAT_S, DEAD_AFTER_S, keep))
 
     def _reason_to_refuse(self, join: Join) -> Refused | None:
         if join.protocol != PROTOCOL_VERSION:
@@ -154,10 +170,9 @@ class Members:
         member.heard = now
         return member
 
-    def silent(self, now: float, loading: Collection[Identity]) -> list[Member]:
-        """The agents that were not heard for too long; those that load a deployment may be silent for longer."""
-        within_s = {True: DEAD_LOADING_AFTER_S, False: DEAD_AFTER_S}
-        return [member for member in self.alive() if now - member.heard > within_s[member.identity in loading]]
+    def silent(self, now: float) -> list[Member]:
+        """The agents that were not heard for too long."""
+        return [member for member in self.alive() if now - member.heard > DEAD_AFTER_S]
 
     def remove(self, member: Member, event: str) -> None:
         """Take an agent out."""
@@ -168,7 +183,7 @@ class Members:
     def known_of(self, member: Member) -> NodeProfile | None:
         """Return what is known of an agent: what was given by hand, over what was measured, over what it joined with."""
         known: NodeProfile | None = None
-        for profile in (member.join.profile, member.measured, self.overrides.get(member.name)):
+        for profile in (member.join.profile, self.measured.get(member.name), self.overrides.get(member.name)):
             if profile is not None:
                 known = replace(profile, name=member.name) if known is None else profile.over(known)
         return known
@@ -205,20 +220,21 @@ class Members:
         given = (member.join.profile, self.overrides.get(member.name))
         return any(profile is not None and profile.links for profile in given)
 
-    def statuses(self) -> tuple[NodeStatus, ...]:
-        """Return the agents as `bbgrap nodes` lists them."""
-        return tuple(
-            NodeStatus(
-                name=m.name,
-                address=m.join.data_address,
-                state=m.tracker.state,
-                threads=m.join.threads,
-                cores=m.join.cores,
-                memory_bytes=m.join.memory_bytes,
-                version=m.join.version,
-                onnxruntime=m.join.onnxruntime,
-                max_opset=m.join.max_opset,
-                profile=self.known_of(m),
-            )
-            for m in self.alive()
+    def status(self, member: Member, standby_bytes: int, unreachable: tuple[str, ...]) -> NodeStatus:
+        """Return an agent as `bbgrap nodes` lists it."""
+        join = member.join
+        return NodeStatus(
+            name=join.name,
+            address=join.data_address,
+            state=member.tracker.state,
+            threads=join.threads,
+            cores=join.cores,
+            memory_bytes=join.memory_bytes,
+            version=join.version,
+            onnxruntime=join.onnxruntime,
+            max_opset=join.max_opset,
+            profile=self.known_of(member),
+            used_bytes=member.beat.used_bytes,
+            standby_bytes=standby_bytes,
+            unreachable=unreachable,
         )

@@ -1,47 +1,166 @@
-"""What the coordinator knows of a plan, its requests, its deployments and their variants.
+"""What the coordinator knows of models, their standbys and plans, their variants, and the requests on them.
 
-A plan is what a client knows: model, shapes and options, with the queue of its requests. A deployment is a plan on the agents of one
-moment, by one or more variants (`bbgrap.control.variants`), each with an epoch of its own.
+    Model ── standby ── copies, each on one node        (a `Plan` with a variant per copy)
+      └──── plans ───── variants on the agents of a moment
+
+A plan is a model with shapes and options, and the queue of its requests. A variant is one way to run it that is loaded somewhere, with an
+epoch of its own; it is *parted* while one of its agents is away, and comes back with that agent.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import Identity
-from bbgrap.control.membership import Member
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.states import Tracker
 from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timing
-from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import ModelFile, ModelPrepared, RunModel
+from bbgrap.protocol.client_messages import Fault, ModelFile, ModelPrepared, RunModel
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.protocol.tensors import Inputs
-from bbgrap.runtime.schedule import Schedule
 
 Caller = tuple[Identity, int]
 """A client and the number of its call."""
 
+SMOOTHING = 0.25
+"""Weight of the newest time of a request in a variant's running mean."""
+
+
+@dataclass(eq=False, slots=True)
+class Variant:
+    """One way to run a plan, or a copy of a standby.
+
+    Invariants: `parts` are the programs of the agents that take part, by name; `pending` are those that have been told and have not said
+    `Deployed`, with when they were told last, in seconds; `away` are those that are not there.
+    """
+
+    plan: Plan
+    job: int
+    world: str
+    planned: PlannedVariant
+    queue: InFlightQueue
+    nodes: tuple[tuple[str, str], ...]
+    """The names of all devices of the job, in device order, and the addresses of their data planes."""
+    parts: dict[str, Deploy]
+    tracker: Tracker
+    used: float
+    pending: dict[str, float] = field(default_factory=dict)
+    away: dict[str, float] = field(default_factory=dict)
+    suspects: set[str] = field(default_factory=set)
+    """Agents whose links are being tried: nothing is started before that is known."""
+    hosted: bool = False
+    usual_s: float = 0.0
+    """How long its requests took lately, in seconds; 0: none has ended."""
+
+    @property
+    def epoch(self) -> int:
+        """The number that every message of the variant bears."""
+        return self.queue.epoch
+
+    @property
+    def name(self) -> str:
+        """What it is called in reports."""
+        return self.planned.name
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all its agents are there and have it loaded."""
+        return self.tracker.state == "ready"
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a request may start on it."""
+        return self.is_ready and not self.suspects
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The devices that take part."""
+        return tuple(Peer(device, name, address) for device, (name, address) in enumerate(self.nodes) if name in self.parts)
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """The agents that take part, and which devices they are."""
+        return {name: part.schedule.device for name, part in self.parts.items()}
+
+    def weight_bytes(self, name: str) -> int:
+        """Return the bytes of the weights that an agent holds of it."""
+        part = self.parts.get(name)
+        return 0 if part is None else sum({r.digest: r.type.nbytes for s in part.segments for r in s.weights.values()}.values())
+
+    def took(self, seconds: float) -> None:
+        """Learn how long a request took."""
+        self.usual_s += (seconds - self.usual_s) * (SMOOTHING if self.usual_s else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Planning that goes on: over these agents, with these profiles."""
+
+    number: int
+    world: str
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+    cluster: Cluster | None
+    began: float
+
 
 @dataclass(eq=False, slots=True)
 class Plan:
-    """What a client asked to prepare; `deployment` is the one that serves it, or is on its way to.
+    """A model with shapes and options; without `options` it is the standby of the model, with a variant per copy.
 
-    `bbgrap.control.dispatch.Requests` alone changes `callers`, who wait for `ModelPrepared`, and `waiting`, the requests for a variant
-    with room.
+    Invariants: `callers` wait for `ModelPrepared`; `waiting` are requests that wait for a variant with room; `timing` is there while the
+    variants of a job are timed, and the synthetic `inputs` with it.
     """
 
     key: str
+    model: str
     files: tuple[ModelFile, ...]
     shapes: Mapping[str, tuple[int, ...]]
-    options: PlanOptions
-    deployment: Deployment | None = None
+    options: PlanOptions | None
+    standby: Plan | None
+    policy: Policy = field(default_factory=LeastFinishTime)
+    variants: list[Variant] = field(default_factory=list)
+    planned: tuple[PlannedVariant, ...] = ()
+    """Of a standby: what every copy is."""
+    job: Job | None = None
+    latest: int = 0
+    """The newest job that came to an end."""
+    serves: bool = False
+    """Whether its variants have been timed, or need not be."""
+    timing: Timing | None = None
+    inputs: Inputs | None = None
     callers: list[Caller] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
+    requests: int = 0
+    """That were ever asked for."""
+    asked: float = float("-inf")
+    """When it was last asked for, in seconds."""
+    failed: dict[str, tuple[Fault, str]] = field(default_factory=dict)
+    """Why there is no plan for a world."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Of a standby: the nodes that cannot load it, and why."""
+    timed: int = 0
+    """The newest job whose variants have been timed."""
+    deaths: list[str] = field(default_factory=list)
+    """How workers ended that it has ended, in words."""
+    quarantine: str = ""
+    is_proven: bool = False
+    """Of a standby: whether a request on it has ended without ending its worker."""
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether it is the standby of its model."""
+        return self.options is None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether what counts is how many requests are done, not how soon one is."""
+        return self.options is not None and self.options.objective == "throughput"
 
     @property
     def is_wanted(self) -> bool:
@@ -49,14 +168,81 @@ class Plan:
         return bool(self.callers or self.waiting)
 
     @property
-    def is_stream(self) -> bool:
-        """Whether what counts is how many requests are done, not how soon one is."""
-        return self.options.objective == "throughput"
+    def running(self) -> list[int]:
+        """The requests that are in flight on its variants."""
+        return [number for variant in self.variants for number in variant.queue.running]
+
+    @property
+    def open_variants(self) -> list[Variant]:
+        """The variants that take requests now."""
+        return [variant for variant in self.variants if variant.takes_requests] if not self.quarantine else []
+
+    @property
+    def serving(self) -> list[Variant]:
+        """The variants that take the requests of the plan now: one, all of a stream, or none."""
+        ready = self.open_variants if self.serves else []
+        if not ready or self.policy.serving is None:
+            return ready
+        epoch = self.policy.best([variant.epoch for variant in ready])
+        return [variant for variant in ready if variant.epoch == epoch]
+
+    @property
+    def number(self) -> int:
+        """What clients are told: another one than before means that another plan or variant serves them."""
+        serving = self.serving
+        return serving[0].epoch if serving and self.policy.serving is not None else self.latest
+
+    def variant_of(self, epoch: int) -> Variant | None:
+        """Return the variant of that epoch."""
+        return next((variant for variant in self.variants if variant.epoch == epoch), None)
+
+    # --- reports ----------------------------------------------------------------------------------------------------------------
+
+    def prepared(self, call: int) -> ModelPrepared:
+        """Return the answer to `PrepareModel`: who serves now."""
+        source = self if self.serving else self.standby if self.standby is not None and self.standby.serving else None
+        if source is None:
+            return ModelPrepared(call, self.key, 0, (), json.dumps({**self._about(), "serving": "nobody yet"}))
+        names = tuple(name for name, _ in source.serving[0].nodes)
+        return ModelPrepared(call, self.key, source.number, names, json.dumps({**source.report(), **self._about(source)}))
+
+    def _about(self, source: Plan | None = None) -> dict[str, Any]:
+        """Return what is said of the plan besides the report of who serves."""
+        why = self.quarantine or next((reason for _, reason in self.failed.values()), "")
+        planner = {} if source is self or self.options is None else {"asked": self.options.planner}
+        standby = {} if self.standby is None else {"standby": [name for v in self.standby.open_variants for name in v.parts]}
+        return {**planner, **standby, **({"why_not": why} if why and source is not self else {})}
+
+    def report(self) -> Mapping[str, Any]:
+        """Return the report of what serves, and what was measured."""
+        serving, medians = self.serving, self.policy.medians
+        used = [name for name, _ in serving[0].nodes if any(name in variant.parts for variant in serving)]
+        report = {**serving[0].planned.report, "serving": " and ".join(dict.fromkeys(v.name for v in serving)), "nodes_used": used}
+        group = [v for v in self.variants if v.job == serving[0].job]
+        if len(group) < 2 or not medians or self.is_standby:
+            return report
+        timed = [
+            {"name": v.name, "nodes": [peer.name for peer in v.peers], "median_ms": 1e3 * medians[v.epoch]}
+            for v in group
+            if v.epoch in medians
+        ]
+        # "routes" is what "variants" were called before; it stays for one release.
+        return {**report, "measured": {"variants": timed, "routes": timed, "chosen": [variant.name for variant in serving]}}
+
+    def measured_text(self) -> str:
+        """Return what was measured, for the operator."""
+        medians = self.policy.medians
+        times = [f"{v.name} {1e3 * medians[v.epoch]:.1f} ms" for v in self.variants if v.epoch in medians]
+        names = "every variant" if self.policy.serving is None else " and ".join(v.name for v in self.serving) or "nobody"
+        return f"job {self.latest}: {', '.join(times) or 'its variants could not be timed'}; {names} serves"
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Request:
-    """A request of a client; `epoch` is that of the variant it runs on, 0 if it waits; `lost` are the agents that its runs have lost."""
+    """A request of a client; `epoch` is that of the variant it runs on, 0 if it waits; `lost` are the agents that its runs have lost.
+
+    `blamed` is the agent whose worker a run of it has ended.
+    """
 
     number: int
     caller: Caller
@@ -66,111 +252,9 @@ class Request:
     tracker: Tracker
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
+    blamed: str = ""
 
     @property
     def bytes(self) -> int:
-        """What its inputs take while it waits."""
+        """What its inputs take until it is answered."""
         return sum(len(part) for part in self.message.payload)
-
-
-@dataclass(eq=False, slots=True)
-class Variant:
-    """One way to run a deployment's model.
-
-    Invariants: `pending` are agents that have been told (`begun`) and have not said `Deployed`; `weights` are kept until the variant is
-    `ready`, then the agents hold them.
-    """
-
-    name: str
-    queue: InFlightQueue
-    host: Schedule
-    report: Mapping[str, Any]
-    parts: dict[Identity, Deploy]
-    nodes: tuple[Peer, ...]
-    """The devices that take part."""
-    weights: Mapping[str, Array]
-    pending: dict[Identity, float] = field(default_factory=dict)
-    """When each of them was last told, in seconds."""
-    begun: bool = False
-    ready: bool = False
-
-    @property
-    def epoch(self) -> int:
-        """The number that every message of the variant bears."""
-        return self.queue.epoch
-
-    @property
-    def devices(self) -> dict[Identity, int]:
-        """The agents that take part, and which devices they are."""
-        return {identity: part.schedule.device for identity, part in self.parts.items()}
-
-
-@dataclass(eq=False, slots=True)
-class Deployment:
-    """A plan on the agents of one moment.
-
-    Invariants: `variants` and `policy` are set when it is planned; `timing` is there if there was a choice.
-    """
-
-    epoch: int
-    plan: Plan
-    members: tuple[Member, ...]
-    cluster: Cluster
-    tracker: Tracker
-    used: float
-    policy: Policy = field(default_factory=LeastFinishTime)
-    variants: list[Variant] = field(default_factory=list)
-    timing: Timing | None = None
-    inputs: Inputs | None = None
-    """Of synthetic requests, as long as they are made."""
-
-    @property
-    def running(self) -> list[int]:
-        """The requests that are in flight, by any variant."""
-        return [number for variant in self.variants for number in variant.queue.running]
-
-    @property
-    def serving(self) -> Sequence[Variant]:
-        """The variants that take the requests: one, or all of them."""
-        return [variant for variant in self.variants if self.policy.serving in {None, variant.epoch}]
-
-    @property
-    def answer_epoch(self) -> int:
-        """What clients are told: another one than before means that another plan or variant serves them."""
-        return self.epoch if self.policy.serving is None else self.policy.serving
-
-    @property
-    def load(self) -> int:
-        """The largest number of variants that any agent has a part in."""
-        return max((sum(m.identity in variant.parts for variant in self.variants) for m in self.members), default=0) or 1
-
-    def concerns(self, member: Member) -> bool:
-        """Whether an agent has a part in it."""
-        return any(member.identity in v.parts for v in self.variants) if self.variants else any(m is member for m in self.members)
-
-    def prepared(self, call: int) -> ModelPrepared:
-        """Return the answer to `PrepareModel`."""
-        return ModelPrepared(call, self.plan.key, self.answer_epoch, tuple(m.name for m in self.members), json.dumps(self.report()))
-
-    def report(self) -> Mapping[str, Any]:
-        """Return the report of what serves, and what was measured."""
-        serving, medians = self.serving, self.policy.medians
-        report = serving[0].report
-        if self.timing is None or not medians:
-            return report
-        used = {peer.name for variant in serving for peer in variant.nodes}
-        timed = [
-            {"name": variant.name, "nodes": [peer.name for peer in variant.nodes], "median_ms": 1e3 * medians[variant.epoch]}
-            for variant in self.variants
-            if variant.epoch in medians
-        ]
-        # "routes" is what "variants" were called before; it stays for one release.
-        measured = {"variants": timed, "routes": timed, "chosen": [variant.name for variant in serving]}
-        return {**report, "nodes_used": [m.name for m in self.members if m.name in used], "measured": measured}
-
-    def measured_text(self) -> str:
-        """Return what was measured, for the operator."""
-        medians = self.policy.medians
-        times = [f"{v.name} {1e3 * medians[v.epoch]:.1f} ms" for v in self.variants if v.epoch in medians]
-        serving = "every variant" if self.policy.serving is None else self.serving[0].name
-        return f"deployment {self.epoch}: {', '.join(times) or 'its variants could not be timed'}; {serving} serves"

@@ -10,16 +10,22 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR, NodeProfile
-from bbgrap.control.coordinator_events import HostPings, Identity, Instruction, Settings, ToAgent, ToClient
+from bbgrap.control.coordinator_events import Identity, Instruction, Log, SaveProfile, Settings, ToAgent, ToClient
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.client_messages import Failed, Fault, MeasureNodes, Profiles, Progress
-from bbgrap.protocol.messages import AnswerPings, LinksMeasured, Measure, Measured, MeasureLinks, Peer
+from bbgrap.protocol.messages import LinksMeasured, Measure, Measured, MeasureLinks, Peer
 
 MEASURE_WITHIN_S = 120.0
 """How long an agent may measure itself, or its links."""
 
 MAX_WAITING = 64
 """Calls that wait to be begun; further ones are refused as busy."""
+
+
+IDLE_S = 2.0
+"""How long nothing may have gone on before nodes are measured that nobody asked to measure. Chosen."""
+LATER_S = 30.0
+"""When a measurement is tried again that something has disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class _Round:
     linking: tuple[_Turn, NodeProfile] | None = None
     done: list[NodeProfile] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    is_disturbed: bool = False
+    """Of one that nobody called for: something else ran meanwhile, so it tells nothing."""
 
     @property
     def turns(self) -> tuple[_Turn, ...]:
@@ -60,20 +68,24 @@ class _Round:
             self.linking = None
         self.faults.append(fault)
 
-    def progress(self) -> ToClient:
+    def progress(self) -> list[Instruction]:
         """Return who measures now, and how many have: themselves, or their links."""
+        if not self.identity:
+            return []
         names = ", ".join(turn.member.name for turn in self.turns)[:200]
         what, done = ("", len(self.unlinked)) if self.linking is None else ("links of ", len(self.done))
         total = len(self.turns) + len(self.unlinked) + len(self.done) + len(self.faults)
-        return ToClient(self.identity, Progress(self.call, f"measuring {what}{names}", done, total))
+        return [ToClient(self.identity, Progress(self.call, f"measuring {what}{names}", done, total))]
 
-    def answer(self) -> ToClient:
+    def answer(self) -> list[Instruction]:
         """Return what the caller is told in the end."""
+        if not self.identity:
+            return [Log(f"measured {profile.name}") for profile in self.done] if not self.is_disturbed else []
         profiles = tuple(sorted(self.done, key=lambda profile: profile.name))
         if not self.faults:
-            return ToClient(self.identity, Profiles(self.call, profiles))
+            return [ToClient(self.identity, Profiles(self.call, profiles))]
         names = ", ".join(profile.name for profile in profiles) or "none"
-        return ToClient(self.identity, Failed(self.call, Fault.EXECUTION, f"{'; '.join(self.faults)}; measured: {names}"))
+        return [ToClient(self.identity, Failed(self.call, Fault.EXECUTION, f"{'; '.join(self.faults)}; measured: {names}"))]
 
 
 class Profiling:
@@ -89,6 +101,10 @@ class Profiling:
         self._round: _Round | None = None
         self._waiting: deque[tuple[Identity, MeasureNodes]] = deque()
         self._numbers = count(1)
+        self._now = 0.0
+        self._again_at = 0.0
+        self.has_news = False
+        """Whether there are profiles that plans have not been told of."""
 
     def is_known(self, caller: tuple[Identity, int]) -> bool:
         """Whether a call will still be answered."""
@@ -130,12 +146,12 @@ class Profiling:
         turn, profile = running.linking
         if turn.member is not member or turn.number != message.measurement:
             return []
-        member.measured = replace(profile, links=message.links)
+        known = replace(profile, links=message.links)
         if message.reason:
             running.leave_out(member, f"the links of agent '{member.name}' could not be measured: {message.reason}")
         else:
             running.linking = None
-            running.done.append(member.measured)
+            running.done.append(known)
         return self._go_on(now)
 
     def lost(self, member: Member, now: float) -> list[Instruction]:
@@ -176,9 +192,9 @@ class Profiling:
                     done += self._begin_links(running, *running.unlinked.popleft(), now)
                 case _Round(turns=()) as running:
                     self._round = None
-                    done += [HostPings(()), running.answer()]
+                    done += [*self._keep(running), *running.answer()]
                 case running:
-                    return [*done, running.progress()]
+                    return [*done, *running.progress()]
 
     def _begin_round(self, identity: Identity, message: MeasureNodes, now: float) -> list[Instruction]:
         """Ask everybody at once; agents that went while the call waited are none of its nodes."""
@@ -194,5 +210,29 @@ class Profiling:
         alive = self.members.alive()
         peers = tuple(Peer(device, m.name, m.join.data_address) for device, m in enumerate(alive))
         others = (*(peer for peer in peers if peer.name != member.name), Peer(len(peers), COORDINATOR, self.settings.data_address))
-        allow: list[Instruction] = [HostPings(peers), *(ToAgent(m.identity, AnswerPings(peers)) for m in alive)]
-        return [*allow, ToAgent(member.identity, MeasureLinks(turn.number, others))]
+        return [ToAgent(member.identity, MeasureLinks(turn.number, others))]
+
+    def _keep(self, running: _Round) -> list[Instruction]:
+        """Believe what was measured, now and after a restart."""
+        if running.is_disturbed:
+            self._again_at = self._now + LATER_S
+            return []
+        self.members.measured.update({profile.name: profile for profile in running.done})
+        self.has_news = bool(running.done)
+        return [SaveProfile(profile, by_hand=False) for profile in running.done]
+
+    # --- in the background --------------------------------------------------------------------------------------------------------
+
+    def in_background(self, now: float, *, is_idle: bool) -> list[Instruction]:
+        """Measure the nodes of which nothing is known, once nothing else has gone on for a while."""
+        self._now = now
+        running = self._round
+        if not is_idle:
+            self._again_at = max(self._again_at, now + IDLE_S)
+            if running is not None and not running.identity:
+                running.is_disturbed = True
+        if running is not None or now < self._again_at or not any(map(self._is_unknown, self.members.alive())):
+            return []
+        self._again_at = now + LATER_S
+        self._waiting.append((b"", MeasureNodes(0, "", again=False)))
+        return self._go_on(now)

@@ -26,7 +26,7 @@ class Role(Enum):
     """An agent's view of its membership."""
     AGENT_DEPLOYMENT = "deployment on an agent"
     MEMBER = "agent as the coordinator sees it"
-    DEPLOYMENT = "deployment as the coordinator sees it"
+    VARIANT = "variant as the coordinator sees it"
     REQUEST = "request on the coordinator"
     CALL = "call of a client"
 
@@ -85,11 +85,16 @@ TABLES: Mapping[Role, Table] = {
         "alive": {**_stays("alive", "Join", *_REPORTS), "Leave": "gone", "silence": "gone"},
         "gone": {},
     },
-    Role.DEPLOYMENT: {
-        "planning": {"planned": "loading", "released": "ended"},
-        "loading": {**_stays("loading", *_LOADING), "all deployed": "measuring", "released": "ended"},
-        "measuring": {**_stays("measuring", *_LOADING), "measured": "ready", "released": "ended"},
-        "ready": {**_stays("ready", *_LOADING), "released": "ended"},
+    Role.VARIANT: {
+        "waiting": {"load": "loading", "agent away": "waiting", "released": "ended"},
+        "loading": {
+            **_stays("loading", *_LOADING, "load again"),
+            "all loaded": "ready",
+            "agent away": "parted",
+            "released": "ended",
+        },
+        "ready": {**_stays("ready", *_LOADING), "load again": "loading", "agent away": "parted", "released": "ended"},
+        "parted": {**_stays("parted", *_LOADING, "agent away", "load again"), "agents back": "loading", "released": "ended"},
         "ended": {},
     },
     Role.REQUEST: {

@@ -1,76 +1,193 @@
-"""Synthetic requests: inputs of ones that time the variants of a new deployment, one at a time and in turns, before it serves.
+"""Synthetic requests: inputs of ones that time the variants of a new plan, one at a time and in turns, before it serves.
 
-Laws: what a model does with such inputs ends no deployment; one that does not take them serves without having been timed.
+Requests of clients go on meanwhile, on what serves already. They and the timing take turns: a synthetic request has the cluster to itself,
+so that it tells something, and then those that waited for it have it for as long. Laws: what a model does with such inputs ends no
+plan; one that does not take them serves without having been timed; no request waits for more than one of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 from bbgrap.control.coordinator_events import Instruction, Log, StartRequest
-from bbgrap.control.deployments import Deployments
-from bbgrap.control.plans import Deployment
+from bbgrap.control.loading import Loading
+from bbgrap.control.planning import Planning
+from bbgrap.control.plans import Plan, Variant
 from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, Timing
+from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.tensors import synthetic_inputs
+
+REST_S = 0.05
+"""At least so long requests have the cluster between two synthetic ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """A synthetic request that finds out whether a model ends the worker that runs it."""
+
+    number: int
+    variant: Variant
+    plan: Plan
+    started: float
 
 
 class SyntheticRequests:
-    """Who is timed; the requests in flight are the probes of deployments."""
+    """Which plans are timed; the requests in flight are their probes, and one proof.
 
-    def __init__(self, deployments: Deployments, numbers: Iterator[int]) -> None:
-        """Start without any; `numbers` are those of requests."""
-        self._deployments = deployments
-        self._numbers = numbers
+    Invariants: while `has_turn`, no request of a client begins.
+    """
 
-    def begin(self, deployment: Deployment, now: float) -> list[Instruction]:
-        """Begin to time the variants of a deployment that is loaded, if it has more than one."""
-        deployment.tracker.move("all deployed")
-        if len(deployment.variants) == 1:
-            return []
-        deployment.inputs = synthetic_inputs(deployment.variants[0].host)
-        epochs = [variant.epoch for variant in deployment.variants] if deployment.inputs else []
-        deployment.timing = Timing(epochs, now + TIMING_S)
-        return self._deployments.progress(deployment)
+    def __init__(self, loading: Loading, planning: Planning) -> None:
+        """Start without any."""
+        self._loading = loading
+        self._planning = planning
+        self._proofs: dict[int, _Proof] = {}
+        self._rest_until = 0.0
+        self.has_turn = False
 
-    def go_on(self, deployment: Deployment, now: float) -> list[Instruction]:
-        """Time the next variant, unless one is being timed; once all are, let the deployment serve."""
-        timing = deployment.timing
-        if timing is not None and timing.probe is not None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether a synthetic request is in flight."""
+        return bool(self._proofs) or any(timing.probe is not None for _, timing in self._timed())
+
+    # --- proving a standby --------------------------------------------------------------------------------------------------------
+
+    def prove(self, standby: Plan, plan: Plan, now: float) -> list[Instruction]:
+        """Let a standby answer once before a plan of its model is loaded; where no inputs can be made, nothing is proved."""
+        if any(proof.variant.plan is standby for proof in self._proofs.values()) or not standby.open_variants:
             return []
-        epoch = None if timing is None else timing.next(now)
-        if timing is not None and deployment.inputs is not None and epoch is not None:
-            number = next(self._numbers)
-            timing.begin(number, epoch, now)
-            return [StartRequest(epoch, number, *deployment.inputs)]
-        deployment.tracker.move("measured")
-        deployment.inputs = None
-        if timing is None:
+        host = next(variant.planned.artifacts.host for variant in plan.variants if variant.job == plan.latest)
+        inputs = synthetic_inputs(host)
+        if inputs is None:
+            standby.is_proven = True
+            self._loading.touch(plan)
             return []
-        deployment.policy.begin(timing.medians())
-        return [Log(deployment.measured_text())]
+        variant = min(standby.open_variants, key=lambda v: len(v.queue.running))
+        number = next(self._loading.epochs)
+        self._proofs[number] = _Proof(number, variant, plan, now)
+        return [StartRequest(variant.epoch, number, *inputs)]
+
+    def _proved(self, number: int) -> bool:
+        proof = self._proofs.pop(number, None)
+        if proof is None:
+            return False
+        proof.variant.plan.is_proven = True
+        self._loading.touch(proof.plan)
+        return True
+
+    # --- timing -------------------------------------------------------------------------------------------------------------------
+
+    def go_on(self, plan: Plan, now: float, is_running: bool) -> list[Instruction]:
+        """Time the next variant of a plan if it is its turn; once all are, let the plan serve."""
+        if plan.timing is None:
+            return self._begin(plan, now)
+        if plan.timing.probe is not None:
+            return []
+        epoch = plan.timing.next(now)
+        if plan.inputs is None or epoch is None:
+            return self._end(plan)
+        if is_running and now < self._rest_until:
+            return []
+        self.has_turn = True
+        if is_running or self.is_busy:
+            return []
+        number = next(self._loading.epochs)
+        plan.timing.begin(number, epoch, now)
+        return [StartRequest(epoch, number, *plan.inputs)]
+
+    def _begin(self, plan: Plan, now: float) -> list[Instruction]:
+        """Begin to time the variants of a new job once they are loaded, if there is a choice."""
+        newest = [variant for variant in plan.variants if variant.job == plan.latest]
+        if plan.is_standby or plan.timed == plan.latest or not any(variant.takes_requests for variant in newest):
+            return []
+        if any(variant.tracker.state in {"waiting", "loading"} for variant in newest):
+            return []
+        plan.timed = plan.latest
+        chooses = plan.options is not None and (plan.options.planner == AUTO or plan.is_stream)
+        contenders = plan.open_variants if chooses else [variant for variant in newest if variant.takes_requests]
+        if len(contenders) == 1:
+            plan.policy.serve(contenders[0].epoch)
+            return self._serve(plan)
+        plan.inputs = synthetic_inputs(newest[0].planned.artifacts.host)
+        plan.timing = Timing([variant.epoch for variant in contenders] if plan.inputs else [], now + TIMING_S)
+        return [*self._planning.progress(plan), *self.go_on(plan, now, is_running=True)]
+
+    def _end(self, plan: Plan) -> list[Instruction]:
+        timing, plan.timing, plan.inputs = plan.timing, None, None
+        plan.policy.begin({} if timing is None else timing.medians())
+        return [*self._serve(plan), Log(plan.measured_text())]
+
+    def _serve(self, plan: Plan) -> list[Instruction]:
+        plan.serves = True
+        self._release_turn(0.0)
+        self._loading.touch(plan)
+        serving = plan.serving
+        job = serving[0].job if serving else plan.latest
+        return [*self._loading.saved(plan, plan.latest), *self._planning.release_others(plan, job)]
+
+    def _release_turn(self, until: float) -> None:
+        """Let requests go on until then."""
+        self.has_turn = False
+        self._rest_until = until
+        for plan in self._planning.plans.values():
+            if plan.waiting or plan.timing is not None:
+                self._loading.touch(plan)
 
     def done(self, number: int, now: float) -> None:
-        """Take the time of a request, if it is one of these."""
-        for deployment, timing in self._timed():
+        """Take the time of a request, if it is one of these; look whether one of these can begin now, if it is not."""
+        if self._proved(number):
+            return
+        for plan, timing in self._timed():
             if timing.probe is not None and timing.probe.number == number:
+                took = now - timing.probe.started
                 timing.end(now)
-                self._deployments.touched[deployment.plan] = None
+                self._release_turn(now + max(REST_S, took))
+            self._loading.touch(plan)
 
     def failed(self, number: int) -> list[Instruction]:
         """Stop timing where a request failed, if it is one of these: this model does not take them."""
+        if self._proved(number):
+            return []
         done: list[Instruction] = []
-        for deployment, timing in self._timed():
+        for _, timing in self._timed():
             probe = timing.probe
             if probe is not None and probe.number == number:
                 timing.give_up()
-                self._deployments.touched[deployment.plan] = None
-                done += self._deployments.abandon(probe.epoch, number)
+                self._release_turn(0.0)
+                done += self._loading.abandon(probe.epoch, number)
+        return done
+
+    def taken_back(self, variant: Variant) -> list[Instruction]:
+        """Forget what runs on a variant that is lost: neither its time nor its end will come."""
+        done: list[Instruction] = []
+        for number, proof in list(self._proofs.items()):
+            if proof.variant is variant:
+                del self._proofs[number]
+                self._loading.touch(proof.plan)
+                done += self._loading.abandon(variant.epoch, number)
+        for plan, timing in self._timed():
+            if timing.probe is not None and timing.probe.epoch == variant.epoch:
+                done += self._loading.abandon(variant.epoch, timing.probe.number)
+                self._release_turn(0.0)
+            if not variant.takes_requests:
+                timing.forget(variant.epoch)
+            elif timing.probe is not None and timing.probe.epoch == variant.epoch:
+                timing.probe = None
+            self._loading.touch(plan)
         return done
 
     def overdue(self, now: float) -> list[Instruction]:
-        """Stop timing where a request takes too long."""
-        probes = [timing.probe for _, timing in self._timed() if timing.probe is not None]
-        return [done for probe in probes if now - probe.started > PROBE_WITHIN_S for done in self.failed(probe.number)]
+        """Stop timing where a request takes too long, and look whether it is somebody's turn."""
+        done: list[Instruction] = []
+        for proof in [proof for proof in self._proofs.values() if now - proof.started > PROBE_WITHIN_S]:
+            # It has proved nothing: the agent ends a worker that does not leave it, and the next one is tried.
+            del self._proofs[proof.number]
+            done += self._loading.abandon(proof.variant.epoch, proof.number)
+        for plan, timing in self._timed():
+            self._loading.touch(plan)
+            if timing.probe is not None and now - timing.probe.started > PROBE_WITHIN_S:
+                done += self.failed(timing.probe.number)
+        return done
 
-    def _timed(self) -> list[tuple[Deployment, Timing]]:
-        return [(d, d.timing) for d in self._deployments.by_epoch.values() if d.timing is not None]
+    def _timed(self) -> list[tuple[Plan, Timing]]:
+        return [(plan, plan.timing) for plan in self._planning.plans.values() if plan.timing is not None]

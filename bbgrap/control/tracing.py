@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bbgrap.control.coordinator_events import Identity, RequestDone
+from bbgrap.control.coordinator_events import RequestDone
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.runtime.recording import Record
 
@@ -17,7 +17,7 @@ RECORDS_WITHIN_S = 5.0
 
 @dataclass(slots=True)
 class _Awaited:
-    devices: dict[Identity, int]
+    devices: dict[str, int]
     records: dict[int, Record] = field(default_factory=dict)
     done: RequestDone | None = None
     since: float = 0.0
@@ -30,7 +30,7 @@ class Traces:
         """Start without any."""
         self._awaited: dict[int, _Awaited] = {}
 
-    def begin(self, number: int, devices: dict[Identity, int]) -> None:
+    def begin(self, number: int, devices: dict[str, int]) -> None:
         """Expect records of a request from these agents, which are these devices."""
         self._awaited[number] = _Awaited(devices)
 
@@ -39,7 +39,7 @@ class Traces:
         awaited = self._awaited[done.request]
         awaited.done, awaited.since = done, now
 
-    def take(self, number: int, identity: Identity, record: Record) -> None:
+    def take(self, number: int, name: str, record: Record) -> None:
         """Take an agent's record of a request; one that comes twice counts once.
 
         Raises:
@@ -48,7 +48,7 @@ class Traces:
         awaited = self._awaited.get(number)
         if awaited is None:
             return
-        if awaited.devices.get(identity) != record.device:
+        if awaited.devices.get(name) != record.device:
             raise RemoteProtocolError(f"request {number}: a record of device {record.device} came from an agent that is another one")
         awaited.records[record.device] = record
 

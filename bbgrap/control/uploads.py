@@ -6,7 +6,7 @@ Laws: a file is stored under its digest and used only when it is complete.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from bbgrap.control.coordinator_events import ChunkWritten, Identity, Instruction, ToClient, WriteChunk
 from bbgrap.protocol.client_messages import (
@@ -34,10 +34,10 @@ class Uploads:
     Invariants: `stored` are the digests and sizes of complete files.
     """
 
-    def __init__(self, stored: dict[str, int]) -> None:
-        """Start with the files kept from earlier."""
+    def __init__(self, stored: dict[str, int], models: Mapping[str, tuple[ModelFile, ...]]) -> None:
+        """Start with the files and models kept from earlier."""
         self.stored = stored
-        self._offers: dict[str, tuple[ModelFile, ...]] = {}
+        self._offers = dict(models)
         self._sizes: dict[str, int] = {}
 
     def offer(self, identity: Identity, message: OfferModel) -> list[Instruction]:

@@ -110,29 +110,49 @@ class LowestLatency:
     Invariants: `serving` is one of the variants; a comparison (`_trial`) holds times of the variants that are left only.
     """
 
-    def __init__(self, epochs: Sequence[int]) -> None:
+    def __init__(self, epochs: Sequence[int] = ()) -> None:
         """Begin with the first variant."""
         self.medians: Mapping[int, float] = {}
-        self.serving: int = epochs[0]
+        self.serving: int = epochs[0] if epochs else 0
         self._epochs = list(epochs)
+        self._open = list(epochs)
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._baseline: float | None = None
         self._trial: dict[int, list[float]] | None = None
         self._share = TRIAL_SHARE
         self._turn = 0
 
+    def add(self, epoch: int) -> None:
+        """Know one more variant; a comparison that goes on begins anew."""
+        self._epochs.append(epoch)
+        if self._trial is not None:
+            self._trial = {}
+
+    def best(self, epochs: Sequence[int]) -> int:
+        """Return which of these takes requests: the one that serves, or the fastest of them; there must be one."""
+        return self.serving if self.serving in epochs else min(epochs, key=lambda known: self.medians.get(known, float("inf")))
+
+    def serve(self, epoch: int) -> None:
+        """Let a variant serve that nothing is known of."""
+        self._settle(self.medians, epoch)
+
     def begin(self, medians: Mapping[int, float]) -> None:
         """Let the fastest variant serve; if nothing could be timed, compare with the first live requests, every second one."""
-        if len(medians) == len(self._epochs):
-            self._settle(medians, min(self._epochs, key=lambda epoch: medians[epoch]))
+        if medians:
+            self._settle({**self.medians, **medians}, min(medians, key=lambda epoch: medians[epoch]))
         else:
             self._share = 2
             self._compare()
 
     def choose(self, queues: Sequence[InFlightQueue], now: float) -> InFlightQueue | None:
-        """Return the serving variant; during a comparison, now and then the least tried of the others, if nothing else is in flight."""
+        """Return the serving variant; during a comparison, now and then the least tried of the others, if nothing else is in flight.
+
+        The variants that take requests are those of `queues`, one at least.
+        """
         del now
-        mine = next(queue for queue in queues if queue.epoch == self.serving)
+        self._open = [queue.epoch for queue in queues]
+        epoch = self.best(self._open)
+        mine = next(queue for queue in queues if queue.epoch == epoch)
         if self._trial is not None and not any(queue.running for queue in queues):
             self._turn += 1
             others = [queue for queue in queues if queue is not mine]
@@ -153,10 +173,10 @@ class LowestLatency:
         return False
 
     def lost(self, epoch: int) -> None:
-        """Forget a variant, not the last one; if it served, the fastest of the others does."""
+        """Forget a variant; if it served, the fastest of the others does."""
         self._epochs.remove(epoch)
         self.medians = {known: seconds for known, seconds in self.medians.items() if known != epoch}
-        if epoch == self.serving:
+        if epoch == self.serving and self._epochs:
             self._settle(self.medians, min(self._epochs, key=lambda known: self.medians.get(known, float("inf"))))
         elif self._trial is not None:
             self._trial.pop(epoch, None)
@@ -179,12 +199,12 @@ class LowestLatency:
 
     def _decide(self, trial: Mapping[int, Sequence[float]]) -> bool:
         """End a comparison if every variant has been tried often enough."""
-        if any(len(trial.get(epoch, ())) < TRIALS for epoch in self._epochs):
+        if any(len(trial.get(epoch, ())) < TRIALS for epoch in self._open):
             return False
-        medians = {epoch: median(trial[epoch][1:]) for epoch in self._epochs}
-        best, before = min(self._epochs, key=lambda epoch: medians[epoch]), self.serving
+        medians = {epoch: median(trial[epoch][1:]) for epoch in self._open}
+        best, before = min(self._open, key=lambda epoch: medians[epoch]), self.best(self._open)
         keep = medians[best] > (1 - GAIN) * medians[before]
-        self._settle(medians, before if keep else best)
+        self._settle({**self.medians, **medians}, before if keep else best)
         return self.serving != before
 
     def _settle(self, medians: Mapping[int, float], serving: int) -> None:
@@ -205,6 +225,16 @@ class LeastFinishTime:
         """Start without any times: every variant is tried."""
         self.medians: dict[int, float] = {}
         self._ended: dict[int, float] = {}
+
+    def add(self, epoch: int) -> None:
+        """Know one more variant."""
+
+    def serve(self, epoch: int) -> None:
+        """Nothing: all of them serve."""
+
+    def best(self, epochs: Sequence[int]) -> int:
+        """Return one of these: all of them take requests."""
+        return epochs[0]
 
     def begin(self, medians: Mapping[int, float]) -> None:
         """Start from measured times."""

@@ -53,7 +53,7 @@ def test_agent(moves, data):
                     events.append(ae.WeightArrived(instruction.chunk.digest, 16, complete=True, fault=fault))
                 if isinstance(instruction, ae.Load):
                     events.append(ae.Loaded(instruction.deploy.epoch, 0.1, data.draw(st.sampled_from(["", "no"]))))
-        assert len(machine.deployments) <= MAX_DEPLOYMENTS
+        assert len(machine.deployments) <= MAX_LOADED
 
 
 @given(st.lists(st.tuples(st.sampled_from(ANSWERS), STEPS), max_size=40))

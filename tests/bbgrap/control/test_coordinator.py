@@ -8,7 +8,7 @@ from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProf
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.deployments import MAX_DEPLOYMENTS
+from bbgrap.control.loading import MAX_LOADED
 from bbgrap.control.membership import Members
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -165,7 +165,7 @@ def test_no_agent_is_called_like_the_coordinator():
     agent = wire.add_agent("coordinator")
     wire.settle()
     assert agent.quit == "the name 'coordinator' is that of the coordinator in links; choose another with --name"
-    assert wire.coordinator.members.statuses() == ()
+    assert wire.coordinator.nodes() == ()
 
 
 def test_a_profile_by_hand_goes_over_what_was_measured_field_by_field():
@@ -181,11 +181,11 @@ def test_a_profile_by_hand_goes_over_what_was_measured_field_by_field():
     for profile in (NodeProfile("a", 0.5, group="left", work=(fast,)), NodeProfile("later", 3.0)):
         wire.call(lambda n, profile=profile: c.SetProfile(n, profile))
     wire.settle()
-    (status,) = wire.coordinator.members.statuses()
+    (status,) = wire.coordinator.nodes()
     assert status.profile == NodeProfile("a", 0.5, threads=4, links=(LinkProfile("b", 1e9, 1e-4),), group="left", work=(fast, slow))
     wire.add_agent("later")
     wire.settle()
-    assert [status.profile.share for status in wire.coordinator.members.statuses()] == [0.5, 3.0]
+    assert [status.profile.share for status in wire.coordinator.nodes()] == [0.5, 3.0]
 
 
 def test_a_joined_agent_is_used_for_the_next_preparation():
@@ -313,7 +313,7 @@ def test_a_new_coordinator_gets_model_and_plan_again():
         wire.pass_time(0.5)
         wire.settle()
     assert wire.answer(call).fault is c.Fault.UNKNOWN_PLAN
-    assert {node.name for node in wire.coordinator.members.statuses()} == {"a"}
+    assert {node.name for node in wire.coordinator.nodes()} == {"a"}
 
 
 def test_deployments_are_bounded_and_the_least_recently_used_one_goes():
@@ -324,8 +324,8 @@ def test_deployments_are_bounded_and_the_least_recently_used_one_goes():
         wire.to_agent(agent, ae.Tick())
         wire.call(lambda n, width=width: c.PrepareModel(n, wire_model(wire), {"x": (width,)}, plan_options()))
         wire.settle()
-    assert len(agent.loaded) == MAX_DEPLOYMENTS
-    assert len(wire.coordinator.deployments.by_epoch) == MAX_DEPLOYMENTS
+    assert len(agent.loaded) == MAX_LOADED
+    assert len(wire.coordinator.loading.by_epoch) == MAX_LOADED
     assert min(agent.loaded) > 1
 
 
@@ -341,7 +341,7 @@ def plan_options():
 
 def test_messages_of_strangers_change_nothing():
     wire = ready_wire("a")
-    before = wire.coordinator.members.statuses()
+    before = wire.coordinator.nodes()
     for message in (
         m.Deployed(1, 0.0),
         m.WeightsMissing(1, ()),
@@ -352,7 +352,7 @@ def test_messages_of_strangers_change_nothing():
     ):
         done = wire.coordinator.handle(ce.FromPeer(b"stranger", message), wire.now)
         assert done == [ce.ToAgent(b"stranger", m.Rejoin())]
-    assert wire.coordinator.members.statuses() == before
+    assert wire.coordinator.nodes() == before
     assert wire.coordinator.handle(ce.FromPeer(CLIENT, c.Cancel(99)), wire.now) == []
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control.deployments import MAX_DEPLOYMENTS
+from bbgrap.control.loading import MAX_LOADED
 from bbgrap.control.membership import DEAD_AFTER_S, DEAD_LOADING_AFTER_S
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.planners.options import PlanOptions
@@ -87,14 +87,14 @@ def test_a_slow_plan_is_replaced_and_the_client_learns_of_it():
 def test_variants_that_do_not_serve_make_room_before_a_plan_goes():
     wire = timed_wire(0.1, 0.2)
     first, _ = prepared(wire)
-    limit = MAX_DEPLOYMENTS
+    limit = MAX_LOADED
     model = next(iter(wire.coordinator.uploads._offers))
     for width in range(3, 3 + limit - 1):
         wire.now += 1
         call = wire.call(lambda n, width=width: c.PrepareModel(n, model, {"x": (width,)}, AUTO))
         wire.settle()
         assert isinstance(wire.answer(call), c.ModelPrepared)
-    assert len(wire.coordinator.deployments.by_epoch) == limit
+    assert len(wire.coordinator.loading.by_epoch) == limit
     again, report = prepared(wire)
     assert again.epoch == first.epoch
     assert report["measured"]["chosen"] == ["auto"]
@@ -138,7 +138,7 @@ def test_a_variant_that_cannot_be_loaded_is_left_out():
     while not all(agent.loaded for agent in wire.agents.values()):
         for key in wire.pending():
             wire.deliver(key)
-    (deployment,) = wire.coordinator.deployments.by_epoch.values()
+    (deployment,) = wire.coordinator.loading.by_epoch.values()
     variant = deployment.variants[0]
     wire.to_coordinator(ce.FromPeer(next(iter(variant.parts)), m.DeploymentFailed(variant.epoch, "no memory")))
     wire.settle()
@@ -151,7 +151,7 @@ def test_an_agent_loads_one_variant_at_a_time():
     wire.prepare()
     while wire.pending():
         wire.deliver(wire.pending()[0])
-        for deployment in wire.coordinator.deployments.by_epoch.values():
+        for deployment in wire.coordinator.loading.by_epoch.values():
             loading = [identity for variant in deployment.variants for identity in variant.pending]
             assert len(set(loading)) == len(loading)
     assert sum(len(agent.loaded) for agent in wire.agents.values()) == 3
@@ -171,7 +171,7 @@ def test_a_stream_has_two_requests_per_node_on_their_way_and_the_rest_waits():
     calls = flood(wire, 10)
     nodes = [tuple(peer.name for peer in wire.parts[start.epoch]) for start in wire.started.values()]
     assert sorted(nodes) == [("a",), ("a",), ("b",), ("b",)]
-    (deployment,) = wire.coordinator.deployments.by_epoch.values()
+    (deployment,) = wire.coordinator.loading.by_epoch.values()
     assert len(deployment.plan.waiting) == 6
     wire.settle()
     assert all(isinstance(wire.answer(call), c.RunResult) for call in calls)
@@ -206,7 +206,7 @@ def test_requests_of_a_lost_agent_run_on_another_variant():
         wire.pass_time(0.5)
     wire.settle()
     assert all(isinstance(wire.answer(call), c.RunResult) for call in calls)
-    (deployment,) = wire.coordinator.deployments.by_epoch.values()
+    (deployment,) = wire.coordinator.loading.by_epoch.values()
     assert [variant.name for variant in deployment.variants] == ["single on a"]
 
 
@@ -237,7 +237,7 @@ def test_recorded_requests_of_a_lost_agent_are_recorded_anew():
 def test_requests_of_a_variant_that_breaks_run_on_another(options):
     wire = ready_wire("a", "b", options=options, seconds={BOTH: 0.01, ALONE: 0.02})
     calls = flood(wire, 6)
-    (deployment,) = wire.coordinator.deployments.by_epoch.values()
+    (deployment,) = wire.coordinator.loading.by_epoch.values()
     busy = next(variant for variant in deployment.variants if variant.queue.running)
     wire.to_coordinator(ce.FromPeer(next(iter(busy.parts)), m.DeploymentFailed(busy.epoch, "no memory")))
     wire.settle()
@@ -299,9 +299,7 @@ def test_an_agent_is_lost_in_any_state_and_everybody_gets_an_answer(state, lost,
 
 def reach(wire, state):
     """Let things happen until the deployment is in a state."""
-    while (
-        all(d.tracker.state != state for d in wire.coordinator.deployments.by_epoch.values()) or not wire.coordinator.deployments.by_epoch
-    ):
+    while all(d.tracker.state != state for d in wire.coordinator.loading.by_epoch.values()) or not wire.coordinator.loading.by_epoch:
         if not wire.pending():
             assert wire.finish_requests()
             continue

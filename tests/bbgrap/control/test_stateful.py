@@ -13,7 +13,7 @@ from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import Wire
 
 NAMES = ("a", "b", "c")
-FAULTS = r"broken|deadline|trace again|in time|agents '.' and '.' were lost"
+FAULTS = r"broken|deadline|trace again|in time|it may be what ends them"
 """What may end a request: the loss of one agent does not."""
 
 
@@ -141,25 +141,25 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
     @invariant()
     def requests_are_where_they_belong(self):
         machine = self.wire.coordinator
-        deployments = machine.deployments.by_epoch
-        plans = {d.plan: None for d in deployments.values()}
-        waiting = [number for plan in plans for number in plan.waiting]
-        running = [number for d in deployments.values() for number in d.running]
+        variants = machine.loading.by_epoch.values()
+        waiting = [number for plan in machine.planning.plans.values() for number in plan.waiting]
+        running = [number for variant in variants for number in variant.queue.running]
         assert sorted(waiting + running) == sorted(machine.requests.open)
         assert len(machine.requests.by_caller) == len(machine.requests.open)
-        for deployment in deployments.values():
-            for variant in deployment.variants:
-                assert len(variant.queue.running) <= variant.queue.limit
-                assert all(machine.requests.open[number].epoch == variant.epoch for number in variant.queue.running)
-                assert machine.deployments.find(variant.epoch) == (deployment, variant)
-            if deployment.plan.deployment is deployment and deployment.tracker.state == "ready" and deployment.plan.waiting:
-                queues = {variant.epoch: variant.queue for variant in deployment.variants}
-                serving = deployment.policy.serving
-                assert all(queue.running for queue in queues.values()) if serving is None else not queues[serving].has_room
-            assert not deployment.running or deployment.tracker.state == "ready"
+        for variant in variants:
+            assert variant in variant.plan.variants
+            assert len(variant.queue.running) <= variant.queue.limit
+            assert all(machine.requests.open[number].epoch == variant.epoch for number in variant.queue.running)
+            assert not variant.queue.running or variant.is_ready
+            assert variant.is_ready == (variant.tracker.state == "ready" and not variant.away and not variant.pending)
+        for plan in machine.planning.plans.values():
+            if plan.waiting and not machine.requests.synthetic.has_turn:
+                standby = plan.standby.open_variants
+                assert not any(v.queue.has_room for v in plan.serving) or machine.requests.open[plan.waiting[0]].lost
+                assert plan.serving or not any(variant.queue.has_room for variant in standby)
         recorded = {number for number in running if machine.requests.open[number].message.record}
         assert set(machine.requests.traces._awaited) == recorded
-        assert not machine.deployments.touched
+        assert not machine.loading.touched
         assert set(machine.members.by_name) == {member.name for member in machine.members.by_identity.values()}
 
     def teardown(self):

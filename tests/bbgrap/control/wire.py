@@ -11,13 +11,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from bbgrap.cluster.types import COORDINATOR, NodeProfile
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.control import agent_events as ae
 from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
-from bbgrap.control.coordinator import CoordinatorMachine, plan_key
+from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.planning import plan_key
+from bbgrap.control.stored import Stored, StoredPlan
 from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
@@ -95,6 +98,11 @@ def plan_of(job: ce.StartPlanning) -> ce.Planned:
     return ce.Planned(job.job, alone if job.options.objective == "throughput" else (planned, alone[0]))
 
 
+def standby_of(job: ce.StartStandby) -> ce.Planned:
+    """The whole model for one device."""
+    return ce.Planned(job.job, (PlannedVariant("standby", whole(1, 0), {"planner": "standby", "memory_bytes": 1}),))
+
+
 def record_of(device: int) -> Record:
     """What a device would have recorded: one step of a millisecond."""
     return Record(device, (StepLabel("compute", "s: y", 0),), ((1, 2, 1_000_002),), 4)
@@ -110,6 +118,7 @@ class FakeAgent:
     loaded: set[int] = field(default_factory=set)
     dropped: set[tuple[int, int]] = field(default_factory=set)
     measuring: list[m.Measure | m.MeasureLinks] = field(default_factory=list)
+    stopped: bool = False
     quit: str | None = None
 
 
@@ -133,13 +142,21 @@ class Wire:
     """How long a request takes on these nodes."""
     told: list[str] = field(default_factory=list)
     jobs: list[ce.StartPlanning] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    cut: set[frozenset[str]] = field(default_factory=set)
+    """Pairs of names that do not reach each other on the data plane."""
+    made: dict[int, tuple[PlannedVariant, ...]] = field(default_factory=dict)
+    kept: dict[int, StoredPlan] = field(default_factory=dict)
     pingers: list[str] = field(default_factory=list)
     calls: int = 0
     joined: int = 0
     epochs: int = 1
 
     def __post_init__(self) -> None:
-        self.coordinator = CoordinatorMachine(self.settings, {FILE.digest: FILE.size})
+        self.models: dict[str, tuple[c.ModelFile, ...]] = {}
+        self.profiles: tuple[dict[str, NodeProfile], dict[str, NodeProfile]] = ({}, {})
+        self.coordinator = CoordinatorMachine(self.settings, Stored({FILE.digest: FILE.size}))
+        self.standby: Callable[[ce.StartStandby], ce.Planned | ce.PlanFailed | None] = standby_of
         self.plan: Callable[[ce.StartPlanning], ce.Planned | None] = plan_of
         self.client = cm.ClientMachine("tcp://head:7070", silence_s=1e9)
 
@@ -181,7 +198,8 @@ class Wire:
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         for agent in list(self.agents.values()):
-            self.to_agent(agent, ae.Tick())
+            if not agent.stopped:
+                self.to_agent(agent, ae.Tick())
         self.to_coordinator(ce.Tick())
         self.carry_client(self.client.tick(self.now))
 
@@ -199,9 +217,12 @@ class Wire:
         del self.agents[agent.identity]
 
     def restart_coordinator(self) -> None:
-        self.epochs += 1000
-        self.coordinator = CoordinatorMachine(replace(self.settings, first_epoch=self.epochs), {FILE.digest: FILE.size})
+        self.epochs += 100_000
+        plans = tuple((plan, self.made[job]) for job, plan in self.kept.items())
+        stored = Stored({FILE.digest: FILE.size}, dict(self.models), *map(dict, self.profiles), plans, saw_agents=True)
+        self.coordinator = CoordinatorMachine(replace(self.settings, first_epoch=self.epochs), stored, self.now)
         self.started.clear()
+        self.parts.clear()
 
     def to_coordinator(self, event: ce.Event) -> None:
         try:
@@ -220,6 +241,19 @@ class Wire:
             case ce.StartPlanning():
                 self.jobs.append(instruction)
                 self.carry_plan(self.plan(instruction))
+            case ce.StartStandby():
+                self.carry_plan(self.standby(instruction))
+            case ce.CancelPlanning(job):
+                self.cancelled.append(job)
+            case ce.SaveModel(model, files):
+                self.models[model] = files
+            case ce.SaveProfile(profile, by_hand):
+                self.profiles[by_hand][profile.name] = profile
+            case ce.SavePlan(plan):
+                self.kept[plan.job] = plan
+            case ce.ForgetPlan(job):
+                self.kept.pop(job, None)
+                self.made.pop(job, None)
             case ce.Log(text):
                 self.told.append(text)
             case ce.HostDeploy(epoch):
@@ -236,7 +270,9 @@ class Wire:
             case ce.WriteChunk():
                 pass
 
-    def carry_plan(self, planned: ce.Planned | None) -> None:
+    def carry_plan(self, planned: ce.Planned | ce.PlanFailed | None) -> None:
+        if isinstance(planned, ce.Planned):
+            self.made[planned.job] = planned.variants
         if planned is not None:
             self.to_coordinator(planned)
 
@@ -247,11 +283,15 @@ class Wire:
             if number not in self.started:
                 continue
             able = {agent.name for agent in self.agents.values() if start.epoch in agent.loaded}
+            if start.epoch not in self.parts:
+                del self.started[number]
+                self.to_coordinator(ce.RequestBroke(number, c.Fault.EXECUTION, "the host does not have the deployment"))
+                continue
             names = tuple(peer.name for peer in self.parts[start.epoch])
-            if set(names) <= able:
+            if set(names) <= able and not self.is_cut(names):
                 del self.started[number]
                 self.now += self.seconds.get(names, 0.0)
-                host = len(self.coordinator.deployments.find(start.epoch)[0].members)
+                host = len(self.coordinator.loading.find(start.epoch).nodes)
                 self.to_coordinator(ce.RequestDone(number, (), (), record_of(host) if start.record else None))
                 if start.record:
                     devices = {peer.name: peer.device for peer in self.parts.get(start.epoch, ())}
@@ -259,6 +299,10 @@ class Wire:
                         self.to_agent(agent, ae.Outcome(m.Recorded(start.epoch, number, record_of(devices[agent.name]))))
                 done = True
         return done
+
+    def is_cut(self, names: tuple[str, ...]) -> bool:
+        """Whether a request over these agents never ends."""
+        return any(pair <= {*names, COORDINATOR} for pair in self.cut) or any(a.stopped for a in self.agents.values() if a.name in names)
 
     def to_agent(self, agent: FakeAgent, event: ae.Event) -> None:
         try:
@@ -290,8 +334,14 @@ class Wire:
                 self.agents.pop(agent.identity, None)
             case ae.Perform(m.Measure() | m.MeasureLinks() as message):
                 agent.measuring.append(message)
+            case ae.Perform(m.TryLinks(trial, peers)):
+                lost = tuple(peer.device for peer in peers if self.is_cut((agent.name, peer.name)) or not self.is_there(peer.name))
+                self.to_agent(agent, ae.Outcome(m.LinksTried(trial, lost)))
             case ae.Perform() | ae.Reconnect() | ae.Log():
                 pass
+
+    def is_there(self, name: str) -> bool:
+        return name == COORDINATOR or any(agent.name == name for agent in self.agents.values())
 
     def carry_client(self, instructions: list[cm.Instruction]) -> None:
         for instruction in instructions:

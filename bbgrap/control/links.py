@@ -1,0 +1,134 @@
+"""Which agents can exchange tensors: tried when one joins, when a connection breaks, and again while a pair is apart.
+
+Laws: a pair that was found apart has no part in a new plan together; who is apart from the coordinator computes nothing; it is tried
+again every `AGAIN_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from bbgrap.cluster.types import COORDINATOR
+from bbgrap.control.coordinator_events import HostPings, Instruction, Log, Settings, ToAgent
+from bbgrap.control.membership import Member, Members
+from bbgrap.protocol.messages import AnswerPings, LinksTried, Peer, TryLinks
+
+AGAIN_S = 5.0
+"""When a pair that is apart is tried again."""
+TRIAL_S = 3.0
+"""How long a trial may take: two pings to each peer, and an agent that is busy."""
+
+Pair = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    member: Member
+    peers: tuple[Peer, ...]
+    began: float
+
+
+class Links:
+    """The pairs of agents, and of agents and the coordinator.
+
+    Invariants: `apart` are pairs of names of which both are there.
+    """
+
+    def __init__(self, settings: Settings, members: Members) -> None:
+        """Start without agents."""
+        self.settings = settings
+        self.members = members
+        self.apart: dict[Pair, float] = {}
+        self._trials: dict[int, _Trial] = {}
+        self._numbers = count(1)
+
+    def joined(self, member: Member, now: float) -> list[Instruction]:
+        """Let everybody answer everybody's pings, and the newcomer try them all."""
+        return [*self.allow(), *self._try(member, self._others(member), now)]
+
+    def allow(self) -> list[Instruction]:
+        """Let everybody answer everybody's pings."""
+        everybody = self._peers()
+        agents = tuple(peer for peer in everybody if peer.name != COORDINATOR)
+        return [HostPings(agents), *(ToAgent(m.identity, AnswerPings(self._others(m))) for m in self.members.alive())]
+
+    def lost(self, member: Member) -> None:
+        """Forget what is known of an agent that is gone."""
+        self.apart = {pair: since for pair, since in self.apart.items() if member.name not in pair}
+        self._trials = {number: trial for number, trial in self._trials.items() if trial.member is not member}
+
+    def suspect(self, member: Member, name: str, now: float) -> list[Instruction]:
+        """Have an agent try another one, or the coordinator; `LinksTried` or `overdue` tells."""
+        known = any(trial.member is member and name in {peer.name for peer in trial.peers} for trial in self._trials.values())
+        return [] if known else self._try(member, tuple(peer for peer in self._others(member) if peer.name == name), now)
+
+    def is_suspect(self, first: str, second: str) -> bool:
+        """Whether a pair is being tried."""
+        pairs = {frozenset((trial.member.name, peer.name)) for trial in self._trials.values() for peer in trial.peers}
+        return frozenset((first, second)) in pairs
+
+    def tried(self, member: Member, message: LinksTried, now: float) -> tuple[bool, list[Instruction]]:
+        """Take what an agent found; returns whether anything is otherwise than before."""
+        trial = self._trials.get(message.trial)
+        if trial is None or trial.member is not member:
+            return False, []
+        del self._trials[message.trial]
+        return self._judge(trial, set(message.unreachable), now)
+
+    def overdue(self, now: float) -> tuple[bool, list[Instruction]]:
+        """Try again who is apart; what was tried without an answer tells nothing."""
+        done: list[Instruction] = []
+        for number, trial in list(self._trials.items()):
+            if now - trial.began > TRIAL_S:
+                del self._trials[number]
+        for pair, tried in list(self.apart.items()):
+            first = next((m for name in sorted(pair) if (m := self.members.by_name.get(name)) is not None), None)
+            if first is not None and now - tried > AGAIN_S:
+                self.apart[pair] = now
+                (other,) = pair - {first.name}
+                done += self.suspect(first, other, now)
+        return False, done
+
+    def connected(self, members: Sequence[Member]) -> tuple[Member, ...]:
+        """Return those of some agents that can all exchange tensors, as many as can be."""
+        able = [m for m in members if frozenset((m.name, COORDINATOR)) not in self.apart]
+        while pairs := [pair for pair in self.apart if pair <= {m.name for m in able}]:
+            worst = max(able, key=lambda m: (sum(m.name in pair for pair in pairs), m.name))
+            able.remove(worst)
+        return tuple(able)
+
+    def unreachable(self, name: str) -> tuple[str, ...]:
+        """Return whom an agent is apart from, by name."""
+        return tuple(sorted(other for pair in self.apart if name in pair for other in pair - {name}))
+
+    def _judge(self, trial: _Trial, unreachable: set[int], now: float) -> tuple[bool, list[Instruction]]:
+        before, told = set(self.apart), list[Instruction]()
+        for peer in trial.peers:
+            pair = frozenset((trial.member.name, peer.name))
+            if peer.device not in unreachable:
+                if self.apart.pop(pair, None) is not None:
+                    told.append(Log(f"'{trial.member.name}' and '{peer.name}' reach each other again"))
+            elif peer.name == COORDINATOR or ((other := self.members.by_name.get(peer.name)) is not None and not other.is_computing):
+                # One that computes answers late: that says nothing of the link.
+                if pair not in self.apart:
+                    why = "is its data port open, and its address the one that others reach it by (--advertise)?"
+                    told.append(Log(f"'{trial.member.name}' does not reach '{peer.name}' at {peer.address}: {why}"))
+                self.apart[pair] = now
+        return set(self.apart) != before, told
+
+    def _try(self, member: Member, peers: tuple[Peer, ...], now: float) -> list[Instruction]:
+        if not peers:
+            return []
+        number = next(self._numbers)
+        self._trials[number] = _Trial(member, peers, now)
+        return [ToAgent(member.identity, TryLinks(number, peers))]
+
+    def _peers(self) -> tuple[Peer, ...]:
+        alive = self.members.alive()
+        peers = tuple(Peer(device, m.name, m.join.data_address) for device, m in enumerate(alive))
+        return (*peers, Peer(len(peers), COORDINATOR, self.settings.data_address))
+
+    def _others(self, member: Member) -> tuple[Peer, ...]:
+        return tuple(peer for peer in self._peers() if peer.name != member.name)

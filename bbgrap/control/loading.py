@@ -1,0 +1,311 @@
+"""The life of variants: from programs to agents that have them loaded, away with an agent and back with it, until they are released.
+
+    load -> Deploy to every agent that takes part -> Deployed by all -> HostDeploy          (an agent away: parted; back: ready again)
+
+Laws: what is released is forgotten by everyone who had a part in it; an agent loads one variant of a plan at a time, so that weights they
+share travel once; an agent that comes back with what it held loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+
+from bbgrap.cluster.types import COORDINATOR
+from bbgrap.control.coordinator_events import (
+    DropRequest,
+    ForgetPlan,
+    HostDeploy,
+    HostRelease,
+    Instruction,
+    Log,
+    SavePlan,
+    Settings,
+    ToAgent,
+)
+from bbgrap.control.membership import Member, Members
+from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.plans import Plan, Variant
+from bbgrap.control.states import Role, Tracker
+from bbgrap.control.stored import StoredPlan, StoredVariant
+from bbgrap.control.variants import InFlightQueue
+from bbgrap.graph.types import TensorType
+from bbgrap.protocol.messages import Abandon, Deploy, Peer, Release
+
+MAX_LOADED = 12
+"""Variants and copies of standbys that an agent has loaded at once."""
+IN_FLIGHT_PER_NODE = 2
+"""Requests in flight for each node of a variant: one that it works on, and the next one's input."""
+RESEND_S = 5.0
+"""When an unanswered `Deploy` is said again."""
+DEPLOY_WITHIN_S = 300.0
+"""How long agents may load a variant without taking in weights."""
+KEEP_AWAY_S = 600.0
+"""How long a variant is kept whose agents are away. Chosen: a machine that is started anew is back by then."""
+
+
+class Loading:
+    """All variants.
+
+    Invariants: `by_epoch` holds no variant that has ended; `touched` are the plans for which something may have become possible.
+    """
+
+    def __init__(self, settings: Settings, members: Members) -> None:
+        """Start without variants."""
+        self.settings = settings
+        self.members = members
+        self.by_epoch: dict[int, Variant] = {}
+        self.touched: dict[Plan, None] = {}
+        self.epochs = count(settings.first_epoch)
+
+    def touch(self, plan: Plan) -> None:
+        """Look at a plan again before the event is over."""
+        self.touched[plan] = None
+
+    def find(self, epoch: int) -> Variant | None:
+        """Return the variant of that epoch."""
+        return self.by_epoch.get(epoch)
+
+    def of_member(self, name: str) -> list[Variant]:
+        """Return the variants that an agent has a part in."""
+        return [variant for variant in self.by_epoch.values() if name in variant.parts]
+
+    def loaded_bytes(self, name: str, *, standbys: bool = False) -> int:
+        """Return the bytes of the weights that an agent has been told to load: all, or those of standbys; equal ones count once."""
+        sizes: dict[str, int] = {}
+        for variant in self.of_member(name):
+            if variant.tracker.state != "waiting" and (variant.plan.is_standby or not standbys):
+                sizes.update({r.digest: r.type.nbytes for s in variant.parts[name].segments for r in s.weights.values()})
+        return sum(sizes.values())
+
+    # --- coming -----------------------------------------------------------------------------------------------------------------
+
+    def add(self, plan: Plan, planned: PlannedVariant, nodes: Sequence[tuple[str, str]], job: int, world: str, now: float) -> Variant:
+        """Make a variant on these agents (names and addresses, one per device) without telling them."""
+        old = StoredVariant(next(self.epochs), tuple(nodes))
+        return self._add(plan, planned, old, job, world, self.settings.data_address, now)
+
+    def _add(self, plan: Plan, planned: PlannedVariant, known: StoredVariant, job: int, world: str, host: str, now: float) -> Variant:
+        epoch, nodes = known.epoch, known.nodes
+        addresses = [*nodes, (COORDINATOR, host)]
+        peers = tuple(Peer(device, name, address) for device, (name, address) in enumerate(addresses))
+        parts = {
+            name: Deploy(epoch, peers, part.schedule, part.segments)
+            for (name, _), part in zip(nodes, planned.artifacts.devices, strict=True)
+            if part.schedule.steps
+        }
+        queue = InFlightQueue(epoch, IN_FLIGHT_PER_NODE * max(1, len(parts)))
+        variant = Variant(plan, job, world, planned, queue, nodes, parts, Tracker(Role.VARIANT, f"epoch {epoch}"), now)
+        self.by_epoch[epoch] = variant
+        plan.variants.append(variant)
+        plan.policy.add(epoch)
+        self.touch(plan)
+        return variant
+
+    def restore(self, plan: Plan, stored: StoredPlan, planned: Sequence[PlannedVariant], now: float) -> None:
+        """Know the variants of an earlier coordinator, whose agents are all away."""
+        for place, old in enumerate(stored.variants):
+            content = planned[0 if plan.is_standby else place]
+            variant = self._add(plan, content, old, stored.job, stored.world, stored.host_address, now)
+            variant.tracker.move("load")
+            variant.away = dict.fromkeys(variant.parts, now)
+            if variant.away:
+                variant.tracker.move("agent away")
+        plan.policy.begin({v.epoch: v.median_s for v in stored.variants if v.median_s})
+
+    def advance(self, plan: Plan, now: float) -> list[Instruction]:
+        """Begin to load the variants of a plan whose agents load no other one of it, and be the host of those that are loaded."""
+        done: list[Instruction] = []
+        busy: set[str] = set()
+        for variant in list(plan.variants):
+            state = variant.tracker.state
+            if state == "waiting" and not variant.away and not busy & variant.parts.keys():
+                done += self._load(variant, now)
+            elif state == "loading" and not variant.pending:
+                done += self._ready(variant)
+            busy |= variant.pending.keys() if variant.tracker.state != "waiting" else variant.parts.keys()
+        return done
+
+    def _load(self, variant: Variant, now: float) -> list[Instruction]:
+        variant.tracker.move("load")
+        variant.used = now
+        variant.pending = dict.fromkeys(variant.parts, now)
+        done = [instruction for name in variant.parts for instruction in self._tell(variant, name)]
+        return done if variant.pending else [*done, *self._ready(variant)]
+
+    def _tell(self, variant: Variant, name: str) -> list[Instruction]:
+        member = self.members.by_name.get(name)
+        return [] if member is None else [ToAgent(member.identity, variant.parts[name])]
+
+    def _ready(self, variant: Variant) -> list[Instruction]:
+        variant.tracker.move("all loaded")
+        self.touch(variant.plan)
+        if variant.hosted:
+            return []
+        variant.hosted = True
+        names = ", ".join(peer.name for peer in variant.peers)
+        return [
+            HostDeploy(variant.epoch, variant.planned.artifacts.host, variant.peers),
+            Log(f"'{variant.name}' of model {variant.plan.model[:8]} is ready on {names or 'no agent'} (epoch {variant.epoch})"),
+        ]
+
+    def missing(self, member: Member, epoch: int, digests: Iterable[str], now: float) -> list[Instruction]:
+        """Send an agent the weights it lacks."""
+        variant = self.by_epoch.get(epoch)
+        if variant is None or member.name not in variant.parts:
+            return [ToAgent(member.identity, Release(epoch))]
+        variant.tracker.move("WeightsMissing")
+        if member.name in variant.pending:
+            variant.pending[member.name] = now
+        segments = variant.parts[member.name].segments
+        types: dict[str, TensorType] = {ref.digest: ref.type for s in segments for ref in s.weights.values()}
+        wanted = [d for d in digests if d in types]
+        size = sum(types[d].nbytes for d in wanted)
+        log = Log(f"epoch {epoch} sends weights to '{member.name}': {len(wanted)} slices, {size:,} bytes")
+        return [log, *member.feed(wanted, variant.planned.artifacts.weights, types)]
+
+    def progressed(self, member: Member, now: float) -> None:
+        """Note that an agent takes in weights: what is still loading on it is neither stuck nor too slow."""
+        for variant in self._loading():
+            if member.name in variant.pending:
+                variant.pending[member.name] = variant.used = now
+
+    def deployed(self, member: Member, epoch: int, now: float) -> list[Instruction]:
+        """Note that an agent is done."""
+        variant = self.by_epoch.get(epoch)
+        if variant is None or member.name not in variant.parts:
+            return [ToAgent(member.identity, Release(epoch))]
+        variant.tracker.move("Deployed")
+        variant.pending.pop(member.name, None)
+        self.touch(variant.plan)
+        return self.advance(variant.plan, now)
+
+    def _loading(self) -> Iterator[Variant]:
+        for variant in list(self.by_epoch.values()):
+            if variant.pending:
+                yield variant
+
+    @property
+    def loading_agents(self) -> frozenset[str]:
+        """Who has been told to load something and has not said that it has."""
+        return frozenset(name for variant in self._loading() for name in variant.pending)
+
+    def overdue(self, now: float) -> tuple[list[Variant], list[Instruction]]:
+        """Return the variants that take too long to load or were parted for too long, and say again what agents have not answered."""
+        late, again = [], list[Instruction]()
+        for variant in list(self.by_epoch.values()):
+            if (variant.away and now - max(variant.away.values()) > KEEP_AWAY_S) or (
+                variant.pending and now - variant.used > DEPLOY_WITHIN_S
+            ):
+                late.append(variant)
+            for name, said in variant.pending.items():
+                if name not in variant.away and now - said > RESEND_S:
+                    variant.pending[name] = now
+                    again += self._tell(variant, name)
+        return late, again
+
+    # --- away and back ----------------------------------------------------------------------------------------------------------
+
+    def part(self, member: Member, now: float) -> list[Variant]:
+        """Note that an agent is gone; returns the variants that it had a part in."""
+        concerned = self.of_member(member.name)
+        for variant in concerned:
+            variant.tracker.move("agent away")
+            variant.away[member.name] = now
+            variant.pending.pop(member.name, None)
+            variant.suspects.discard(member.name)
+            self.touch(variant.plan)
+        return concerned
+
+    def load_again(self, member: Member, now: float) -> list[Variant]:
+        """Note that an agent loads all it has anew, by itself; returns the variants that it has a part in."""
+        concerned = [v for v in self.of_member(member.name) if v.tracker.state not in {"waiting", "ended"} and member.name not in v.away]
+        for variant in concerned:
+            variant.tracker.move("load again")
+            variant.pending[member.name] = variant.used = now
+            self.touch(variant.plan)
+        return concerned
+
+    def back(self, member: Member, holds: Sequence[int], now: float) -> tuple[tuple[int, ...], list[Instruction]]:
+        """Take an agent back; returns the epochs that it shall keep, and what is to be said after it has been welcomed."""
+        kept, done = [], list[Instruction]()
+        for variant in self.of_member(member.name):
+            if member.name not in variant.away:
+                continue
+            del variant.away[member.name]
+            if variant.epoch in holds and dict(variant.nodes)[member.name] == member.join.data_address:
+                kept.append(variant.epoch)
+            elif variant.tracker.state == "parted":
+                variant.pending[member.name] = now
+            if not variant.away:
+                done += self._reunite(variant, now)
+        return tuple(kept), done
+
+    def _reunite(self, variant: Variant, now: float) -> list[Instruction]:
+        """Go on with a variant whose agents are all there: as it is, or under a new epoch if one has moved to another address."""
+        self.touch(variant.plan)
+        if variant.tracker.state != "parted":
+            return []
+        nodes = tuple((name, self._address_of(name, address)) for name, address in variant.nodes)
+        peers = next((deploy.peers for deploy in variant.parts.values()), ())
+        if nodes == variant.nodes and all(peer.address == self.settings.data_address for peer in peers[-1:]):
+            variant.tracker.move("agents back")
+            variant.used = now
+            again = [instruction for name in variant.pending for instruction in self._tell(variant, name)]
+            return again if variant.pending else self._ready(variant)
+        plan, medians = variant.plan, variant.plan.policy.medians
+        renewed = self.add(plan, variant.planned, nodes, variant.job, variant.world, now)
+        if variant.epoch in medians:
+            plan.policy.begin({renewed.epoch: medians[variant.epoch]})
+        return [*self.release(variant), *self.advance(plan, now)]
+
+    def _address_of(self, name: str, before: str) -> str:
+        member = self.members.by_name.get(name)
+        return before if member is None else member.join.data_address
+
+    # --- ending -----------------------------------------------------------------------------------------------------------------
+
+    def release(self, variant: Variant) -> list[Instruction]:
+        """Forget a variant everywhere; nothing may run on it."""
+        plan = variant.plan
+        told = variant.tracker.state != "waiting"
+        variant.tracker.move("released")
+        del self.by_epoch[variant.epoch]
+        plan.variants.remove(variant)
+        plan.policy.lost(variant.epoch)
+        if plan.timing is not None:
+            plan.timing.forget(variant.epoch)
+        self.touch(plan)
+        living = [m for name in variant.parts if told and (m := self.members.by_name.get(name)) is not None]
+        done: list[Instruction] = [ToAgent(member.identity, Release(variant.epoch)) for member in living]
+        kept = any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned)
+        return [*done, *([HostRelease(variant.epoch)] if variant.hosted else []), *([] if kept else [ForgetPlan(variant.job)])]
+
+    def abandon(self, epoch: int, number: int) -> list[Instruction]:
+        """Forget a request everywhere it may run."""
+        variant = self.by_epoch.get(epoch)
+        parts = () if variant is None else variant.parts
+        living = [member for name in parts if (member := self.members.by_name.get(name)) is not None]
+        return [DropRequest(epoch, number), *(ToAgent(member.identity, Abandon(epoch, number)) for member in living)]
+
+    def make_room(self, names: Iterable[str]) -> list[Instruction]:
+        """Release what is idle on agents that have too much: what serves nobody first, then the least recently used."""
+        done: list[Instruction] = []
+        for name in names:
+            while len(mine := self.of_member(name)) >= MAX_LOADED:
+                idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not v.plan.is_wanted]
+                if not idle:
+                    break
+                least = min(idle, key=lambda v: (v in v.plan.serving, v.plan.is_standby, v.plan.asked, v.used))
+                done += [Log(f"'{least.name}' (epoch {least.epoch}) released, to make room on '{name}'"), *self.release(least)]
+        return done
+
+    def saved(self, plan: Plan, job: int) -> list[Instruction]:
+        """Keep what a job came to over a restart."""
+        group = [variant for variant in plan.variants if variant.job == job]
+        if not group:
+            return []
+        medians = plan.policy.medians
+        variants = tuple(StoredVariant(v.epoch, v.nodes, medians.get(v.epoch, 0.0)) for v in group)
+        world, address = group[0].world, self.settings.data_address
+        return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, plan.quarantine))]

@@ -1,0 +1,222 @@
+"""When plans are made: beside the requests, one job per plan at a time, and anew when there are other agents or other profiles.
+
+    wanted -> StartPlanning -> Planned -> (the standby has answered once) -> loaded -> timed -> serves
+
+A plan is wanted by whoever waits for it, and by requests: at once for the first shapes of a model, for further ones when they have come
+`EARNED` times. Laws: nobody but callers who ask for it waits for a planner; a job over an agent that is gone is cancelled; what a world
+(agents, links and profiles) has no plan for is not tried again in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from bbgrap.cluster.types import Cluster
+from bbgrap.control.coordinator_events import (
+    CancelPlanning,
+    ForgetPlan,
+    Instruction,
+    Log,
+    PlanFailed,
+    Planned,
+    Settings,
+    StartPlanning,
+    ToClient,
+)
+from bbgrap.control.links import Links
+from bbgrap.control.loading import Loading
+from bbgrap.control.membership import Member, Members
+from bbgrap.control.plans import Job, Plan, Variant
+from bbgrap.control.variants import LeastFinishTime, LowestLatency
+from bbgrap.program.dictionaries import dictionary_devices_of
+from bbgrap.protocol.client_messages import Fault, PrepareModel, Progress
+
+MAX_PLANS = 64
+"""Plans that are remembered; the least recently asked one makes room."""
+EARNED = 3
+"""Requests after which further shapes of a model are planned. Chosen: shapes that come once are answered by the standby."""
+SETTLE_S = 2.0
+"""How long the agents stay as they are before a plan is made anew for nobody who waits: those that are away may come back at once."""
+IN_USE_S = 60.0
+"""How long after its last request a plan follows the agents."""
+
+
+class Planning:
+    """All plans, and the jobs that are under way.
+
+    Invariants: a plan has at most one job; `plans` are in the order in which they were asked for.
+    """
+
+    def __init__(self, settings: Settings, members: Members, links: Links, loading: Loading) -> None:
+        """Start without plans."""
+        self.settings = settings
+        self.members = members
+        self.links = links
+        self.loading = loading
+        self.plans: dict[str, Plan] = {}
+        self.standbys: dict[str, Plan] = {}
+        self._changed = float("-inf")
+
+    def find(self, message: PrepareModel, standby: Plan) -> Plan:
+        """Return the plan that a client asks for; a new one if it is not known."""
+        cluster = self.members.cluster(self.members.alive()) if self.members.by_name else None
+        if cluster is None or not dictionary_devices_of(cluster, message.options.input_values):
+            # Where inputs make no difference they shall make no second plan.
+            message = replace(message, options=replace(message.options, input_values="any"))
+        key = plan_key(message)
+        plan = self.plans.pop(key, None)
+        if plan is None:
+            plan = Plan(key, message.model, standby.files, message.shapes, message.options, standby)
+            plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
+        self.plans[key] = plan
+        return plan
+
+    def forget_oldest(self) -> list[Instruction]:
+        """Forget plans beyond `MAX_PLANS` that nobody uses."""
+        done: list[Instruction] = []
+        for key, plan in list(self.plans.items()):
+            if len(self.plans) <= MAX_PLANS:
+                break
+            if not plan.is_wanted and not plan.running:
+                del self.plans[key]
+                done += [*self.cancel(plan), *(i for v in list(plan.variants) for i in self.loading.release(v))]
+        return done
+
+    def of_model(self, standby: Plan) -> list[Plan]:
+        """Return the plans of a model."""
+        return [plan for plan in self.plans.values() if plan.standby is standby]
+
+    # --- when -------------------------------------------------------------------------------------------------------------------
+
+    def world_changed(self, now: float) -> list[Instruction]:
+        """Note that agents, links or profiles are others now; jobs over agents that are gone are cancelled."""
+        self._changed = now
+        done: list[Instruction] = []
+        alive = set(self.members.by_name)
+        for plan in self.plans.values():
+            self.loading.touch(plan)
+            if plan.job is not None and not alive.issuperset(plan.job.names):
+                done += self.cancel(plan)
+        return done
+
+    def cancel(self, plan: Plan) -> list[Instruction]:
+        """Stop the job of a plan, if there is one."""
+        job, plan.job = plan.job, None
+        return [] if job is None else [CancelPlanning(job.number)]
+
+    def waits_for_time(self, now: float) -> Iterator[Plan]:
+        """Yield the plans that may be made once the agents have settled."""
+        if self._changed + SETTLE_S <= now:
+            self._changed = float("inf")
+            yield from self.plans.values()
+
+    def consider(self, plan: Plan, now: float) -> list[Instruction]:
+        """Begin to plan if it is time to."""
+        if plan.job is not None or plan.timing is not None or plan.quarantine or plan.options is None or not self._is_earned(plan, now):
+            return []
+        able = self.links.connected(self.members.alive())
+        if not able or (not plan.callers and plan.variants and now < self._changed + SETTLE_S):
+            return []
+        cluster = self._cluster(able, plan)
+        world = world_of(cluster)
+        if world in plan.failed or any(v.world == world for v in plan.variants):
+            return []
+        plan.failed = {}
+        names, addresses = tuple(m.name for m in able), tuple(m.join.data_address for m in able)
+        plan.job = Job(next(self.loading.epochs), world, names, addresses, cluster, now)
+        return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options), *self.progress(plan)]
+
+    def _is_earned(self, plan: Plan, now: float) -> bool:
+        if plan.callers:
+            return True
+        if now - plan.asked > IN_USE_S or not plan.requests:
+            return False
+        if plan.standby is not None and (plan.standby.failed or plan.standby.quarantine):
+            return True
+        first = plan.standby is None or all(other is plan or not other.variants for other in self.of_model(plan.standby))
+        return plan.requests >= EARNED or first or bool(plan.variants)
+
+    def _cluster(self, able: Sequence[Member], plan: Plan) -> Cluster:
+        """Return the agents as a planner sees them: what the model's standby takes of their memory is not there for plans."""
+        cluster = self.members.cluster(tuple(able))
+        taken: Mapping[str, int] = {}
+        if plan.standby is not None and plan.standby.planned:
+            need = int(plan.standby.planned[0].report.get("memory_bytes", 0))
+            taken = {name: need for variant in plan.standby.variants for name in variant.parts}
+        nodes = tuple(
+            replace(node, memory_bytes=max(1, node.memory_bytes - taken.get(node.name, 0))) if node.memory_bytes else node
+            for node in cluster.nodes
+        )
+        return replace(cluster, nodes=nodes)
+
+    # --- what comes of it -------------------------------------------------------------------------------------------------------
+
+    def planned(self, plan: Plan, event: Planned, now: float) -> list[Instruction]:
+        """Take what a job has made, to be loaded."""
+        job, plan.job = plan.job, None
+        if job is None:
+            return [ForgetPlan(event.job)]
+        wrong = [len(v.artifacts.devices) for v in event.variants if len(v.artifacts.devices) != len(job.names)]
+        if wrong or not event.variants:
+            reason = f"planner: expected programs for {len(job.names)} devices, got {wrong or 'none'}"
+            return [ForgetPlan(event.job), *self.fail(plan, job, Fault.PLAN, reason)]
+        plan.latest = job.number
+        nodes = list(zip(job.names, job.addresses, strict=True))
+        names = {name for name, _ in nodes}
+        done = self.loading.make_room(names)
+        for planned in event.variants:
+            self.loading.add(plan, planned, nodes, job.number, job.world, now)
+        return done
+
+    def failed(self, plan: Plan, event: PlanFailed) -> list[Instruction]:
+        """Remember that there is no plan for this world; who waits for it is told."""
+        job, plan.job = plan.job, None
+        return [] if job is None else self.fail(plan, job, event.fault, event.reason)
+
+    def fail(self, plan: Plan, job: Job, fault: Fault, reason: str) -> list[Instruction]:
+        """Do what `failed` does."""
+        plan.failed[job.world] = (fault, reason)
+        self.loading.touch(plan)
+        return [Log(f"no plan for model {plan.model[:8]}: {reason}")]
+
+    def release_others(self, plan: Plan, job: int) -> list[Instruction]:
+        """Release what a plan has loaded besides a job and the newest one over other agents, which is for when those are left again."""
+        nodes = {v.job: frozenset(name for name, _ in v.nodes) for v in plan.variants}
+        others = sorted((number for number in nodes if number != job and nodes[number] != nodes.get(job)), reverse=True)
+        kept = {job, *others[:1]}
+        return [i for v in list(plan.variants) if v.job not in kept and not v.queue.running for i in self.loading.release(v)]
+
+    def progress(self, plan: Plan) -> list[Instruction]:
+        """Tell those who wait how far a plan is."""
+        if not plan.callers:
+            return []
+        newest = [variant for variant in plan.variants if variant.job == plan.latest]
+        if plan.job is not None or not newest:
+            stage, done, total = "planning", 0, 1
+        else:
+            stage = "measuring" if plan.timing is not None else "deploying"
+            total = sum(len(variant.parts) for variant in newest)
+            done = total - sum(_left(variant) for variant in newest)
+        return [ToClient(identity, Progress(call, stage, done, total)) for identity, call in plan.callers]
+
+
+def _left(variant: Variant) -> int:
+    return len(variant.parts) if variant.tracker.state == "waiting" else len(variant.pending)
+
+
+def plan_key(message: PrepareModel) -> str:
+    """Return the name of a plan: equal for equal model, shapes and options."""
+    content = (message.model, sorted((name, tuple(shape)) for name, shape in message.shapes.items()), message.options)
+    return hashlib.sha256(repr(content).encode()).hexdigest()
+
+
+def standby_key(model: str) -> str:
+    """Return the name of a model's standby."""
+    return hashlib.sha256(f"standby of {model}".encode()).hexdigest()
+
+
+def world_of(cluster: Cluster) -> str:
+    """Return the name of what a plan is made for: equal for equal agents, profiles and links."""
+    return hashlib.sha256(repr(cluster).encode()).hexdigest()

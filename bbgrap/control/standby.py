@@ -1,0 +1,123 @@
+"""A model's standby: the whole model on the best node that has room, and on a second one, for any shape, from the first request on.
+
+    model brought -> StartStandby -> Planned -> a copy on the best node -> one on the next best -> (a node lost: one on another)
+
+Law: who waits for a standby that cannot be is told why.
+"""
+
+from __future__ import annotations
+
+from bbgrap.cluster.types import COORDINATOR
+from bbgrap.control.coordinator_events import CancelPlanning, Instruction, Log, PlanFailed, Planned, StartStandby
+from bbgrap.control.links import Links
+from bbgrap.control.loading import Loading
+from bbgrap.control.membership import Member, Members
+from bbgrap.control.planning import standby_key
+from bbgrap.control.plans import Job, Plan
+from bbgrap.control.variants import LeastFinishTime
+from bbgrap.protocol.client_messages import Fault, ModelFile
+
+COPIES = 2
+"""Nodes that have a model whole. Chosen: one may be lost, and the other answers."""
+MAX_STANDBYS = 16
+"""Models that have a standby; the least recently asked one makes room."""
+
+
+class Standbys:
+    """The standbys of all models.
+
+    Invariants: a node has at most one copy of a standby.
+    """
+
+    def __init__(self, members: Members, links: Links, loading: Loading) -> None:
+        """Start without any."""
+        self.members = members
+        self.links = links
+        self.loading = loading
+        self.by_model: dict[str, Plan] = {}
+
+    def of(self, model: str, files: tuple[ModelFile, ...]) -> Plan:
+        """Return the standby of a model; a new one, of which nothing is loaded yet, if there is none."""
+        standby = self.by_model.pop(model, None)
+        if standby is None:
+            standby = Plan(standby_key(model), model, files, {}, None, None, LeastFinishTime(), serves=True)
+        self.by_model[model] = standby
+        return standby
+
+    def forget_oldest(self) -> list[Instruction]:
+        """Forget standbys beyond `MAX_STANDBYS` that nobody uses."""
+        done: list[Instruction] = []
+        for model, standby in list(self.by_model.items()):
+            if len(self.by_model) <= MAX_STANDBYS:
+                break
+            if not standby.running and not standby.is_wanted:
+                del self.by_model[model]
+                standby.planned = ()
+                done += [instruction for variant in list(standby.variants) for instruction in self.loading.release(variant)]
+                if standby.job is not None:
+                    done.append(CancelPlanning(standby.job.number))
+        return done
+
+    def consider(self, standby: Plan, now: float) -> list[Instruction]:
+        """Make the standby, and place the copies that are missing: the second when the first is ready."""
+        if standby.quarantine or standby.failed or not self.members.by_name:
+            return []
+        if not standby.planned:
+            if standby.job is not None:
+                return []
+            standby.job = Job(next(self.loading.epochs), "", (), (), None, now)
+            return [StartStandby(standby.job.number, standby.files)]
+        there = [variant for variant in standby.variants if not variant.away]
+        if len(there) >= COPIES or any(variant.tracker.state == "loading" for variant in there):
+            return []
+        member = self._next_node(standby)
+        if member is None:
+            if standby.refused and not standby.variants and standby.refused.keys() >= self.members.by_name.keys():
+                standby.failed[""] = (Fault.EXECUTION, next(iter(standby.refused.values())))
+            return []
+        done = self.loading.make_room((member.name,))
+        nodes = ((member.name, member.join.data_address),)
+        self.loading.add(standby, standby.planned[0], nodes, standby.latest, "", now)
+        return [*done, *self.loading.advance(standby, now)]
+
+    def lacks_room(self, standby: Plan) -> bool:
+        """Whether no node has room for the model."""
+        return bool(standby.planned and self.members.by_name and not standby.variants and self._next_node(standby) is None)
+
+    def _next_node(self, standby: Plan) -> Member | None:
+        """Return the best node that has room for one more copy."""
+        alive = [m for m in self.members.alive() if frozenset((m.name, COORDINATOR)) not in self.links.apart]
+        taken = {name for variant in standby.variants for name in variant.parts if name not in variant.away}
+        free = [member for member in alive if member.name not in taken and member.name not in standby.refused]
+        if not free:
+            return None
+        need = int(standby.planned[0].report.get("memory_bytes", 0))
+        shares = dict(zip((m.name for m in alive), self.members.cluster(tuple(alive)).shares, strict=True))
+        able = [m for m in free if need + 2 * self.loading.loaded_bytes(m.name) <= self._memory(m)]
+        return max(able, key=lambda m: shares[m.name], default=None)
+
+    def _memory(self, member: Member) -> int:
+        return self.members.profile_of(member).memory_bytes or (1 << 62)
+
+    def joined(self, member: Member) -> None:
+        """Let a newcomer load what an agent of its name could not."""
+        for standby in self.by_model.values():
+            if standby.refused.pop(member.name, ""):
+                standby.failed = {}
+            self.loading.touch(standby)
+
+    def planned(self, standby: Plan, event: Planned, now: float) -> list[Instruction]:
+        """Take what every copy is."""
+        standby.job = None
+        wrong = len(event.variants) != 1 or len(event.variants[0].artifacts.devices) != 1
+        if wrong:
+            return self.failed(standby, PlanFailed(event.job, Fault.PLAN, "standby: expected one program for one device"))
+        standby.planned, standby.latest = event.variants, event.job
+        return self.consider(standby, now)
+
+    def failed(self, standby: Plan, event: PlanFailed) -> list[Instruction]:
+        """Remember why the model cannot be loaded whole."""
+        standby.job = None
+        standby.failed[""] = (event.fault, event.reason)
+        self.loading.touch(standby)
+        return [Log(f"no standby for model {standby.model[:8]}: {event.reason}")]

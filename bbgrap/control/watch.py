@@ -1,0 +1,54 @@
+"""Who is taken for stuck: a worker in a segment that takes unusually long, and requests with which nothing goes on anywhere.
+
+Both are judged by heartbeats. A stuck worker may be right (a large segment) or never end: what waits behind it runs elsewhere meanwhile. A
+request stalls when all its agents are idle: what one of them waits for is lost. Laws: what took long before may take as long again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bbgrap.control.loading import Loading
+from bbgrap.control.membership import Member, Members
+from bbgrap.control.plans import Request, Variant
+
+STUCK_S = 0.3
+"""A segment that takes longer keeps others waiting, unless requests usually take as long."""
+STALLED_S = 0.4
+"""How long all agents of a request may be idle at once. Chosen: four heartbeats."""
+USUAL = 3.0
+"""Times the usual duration of a request."""
+SLOWEST_LINK = 1 << 20
+"""Bytes per second of a link over which the inputs of a first request may still be on their way."""
+
+
+def is_stuck(member: Member, loading: Loading) -> bool:
+    """Whether an agent's worker is in a segment of a request for unusually long."""
+    beat = member.beat
+    if not beat.request or beat.seconds <= STUCK_S:
+        return False
+    variant = loading.find(beat.epoch)
+    return variant is None or beat.seconds > USUAL * variant.usual_s
+
+
+def kept_waiting(member: Member, loading: Loading) -> Iterator[tuple[Variant, list[int]]]:
+    """Yield the requests that a stuck agent keeps waiting, by variant."""
+    if is_stuck(member, loading):
+        for variant in loading.of_member(member.name):
+            behind = [number for number in variant.queue.running if number != member.beat.request]
+            if behind:
+                yield variant, behind
+
+
+def stalled(requests: dict[int, Request], members: Members, loading: Loading, now: float) -> Iterator[tuple[Variant, int]]:
+    """Yield the requests with which nothing goes on, and their variants."""
+    for variant in list(loading.by_epoch.values()):
+        there = [members.by_name.get(name) for name in variant.parts]
+        idle_since = max((member.idle_since for member in there if member is not None), default=now)
+        for number, started in list(variant.queue.running.items()):
+            request = requests.get(number)
+            if request is None or request.tracker.state != "running":
+                continue
+            patience = max(STALLED_S, USUAL * variant.usual_s) + (0 if variant.usual_s else request.bytes / SLOWEST_LINK)
+            if now - started > patience and now - max(idle_since, started) > STALLED_S:
+                yield variant, number
