@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from bbgrap_agent.loading import load
+from bbgrap_agent.weights import WeightStore
 
 from bbgrap.engine.sessions import make_session
 from bbgrap.engine.standby import standby_of
 from bbgrap.protocol.messages import Deploy
-from bbgrap_agent.loading import load
-from bbgrap_agent.weights import WeightStore
 from tests.quantized_models import converted, networks
 
 
