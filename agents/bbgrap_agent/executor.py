@@ -22,12 +22,13 @@ from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Headers, Kind
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer
-from bbgrap.runtime.execution import Execution, Sender, SlicePlan
+from bbgrap.runtime.execution import Execution, Kernel, Sender, SlicePlan
 from bbgrap.runtime.recording import Clock
 from bbgrap.runtime.schedule import LocalSend, Schedule
 from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
+from bbgrap_agent.progress import Progress
 from bbgrap_agent.recording import OnRecord, Recorder
 
 MAX_EARLY = 1024
@@ -103,6 +104,7 @@ class _Running:
     deployment: Deployment
     execution: Execution
     send: Sender
+    compute: Kernel
     can_go_on: bool = True
 
 
@@ -113,10 +115,19 @@ class Executor:
     """
 
     def __init__(
-        self, plane: DataPlane, on_failure: Callable[[int, int, str], None], on_record: OnRecord, clock: Clock = time.perf_counter_ns
+        self,
+        plane: DataPlane,
+        on_failure: Callable[[int, int, str], None],
+        on_record: OnRecord,
+        clock: Clock = time.perf_counter_ns,
+        progress: Progress | None = None,
     ) -> None:
-        """Own a data plane; `on_failure(epoch, request, reason)` and `on_record(epoch, request, record)` are called from this thread."""
+        """Own a data plane; `on_failure(epoch, request, reason)` and `on_record(epoch, request, record)` are called from this thread.
+
+        Which kernel runs is shown in `progress`.
+        """
         self.plane = plane
+        self._progress = progress
         plane.admit = self._admits
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -250,7 +261,8 @@ class Executor:
             execution: Execution = self._recorder.begin(key, schedule, slices, deployment.names, host)
         else:
             execution = Execution(schedule, slices=slices)
-        running = self._running[key] = _Running(deployment, execution, partial(deployment.send, self.plane, key[1]))
+        compute = deployment.compute if self._progress is None else self._progress.shown(deployment.compute, *key)
+        running = self._running[key] = _Running(deployment, execution, partial(deployment.send, self.plane, key[1]), compute)
         early = self._early.pop(key, [])
         self._early_count -= len(early)
         for message, parts in early:
@@ -281,7 +293,7 @@ class Executor:
         execution = running.execution
         before = execution.position
         try:
-            finished = execution.advance(running.deployment.compute, running.send, limit=limit)
+            finished = execution.advance(running.compute, running.send, limit=limit)
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
             self._end(key)
             self._recorder.drop(key)
