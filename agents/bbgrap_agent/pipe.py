@@ -35,19 +35,9 @@ from bbgrap.protocol.messages import (
     WeightChunk,
 )
 
-
 ToWorker = CheckWeights | WeightChunk | Deploy | Unload | Drop | Measure | MeasureLinks | TryLinks | AnswerPings
 FromWorker = (
-    WorkerReady
-    | WeightsChecked
-    | WeightArrived
-    | Loaded
-    | RequestFailed
-    | Recorded
-    | Measured
-    | LinksMeasured
-    | LinksTried
-    | LinkBroken
+    WorkerReady | WeightsChecked | WeightArrived | Loaded | RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken
 )
 
 TO_WORKER: Codec[ToWorker] = Codec(CheckWeights, WeightChunk, Deploy, Unload, Drop, Measure, MeasureLinks, TryLinks, AnswerPings)

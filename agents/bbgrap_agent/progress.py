@@ -27,8 +27,6 @@ _SIZE = 128
 _TRIES = 8
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Doing:
     """What a worker does: zeros where it does nothing; `steps` are the kernels that have ended, `since_ns` times when something began."""
@@ -84,11 +82,12 @@ class Progress:
 
     def read(self) -> Doing:
         """Return what the worker does, or did when it died."""
-        for _ in range(_TRIES):
+        tries = 0
+        while True:
+            tries += 1
             count, epoch, request, since, again = _KERNEL.unpack_from(self._memory, 0)
-            if count == again:
-                break
-        return Doing(epoch, request, since, count // 2, *_LOAD.unpack_from(self._memory, _LOAD_PLACE))
+            if count == again or tries == _TRIES:  # a writer that died in the middle leaves two counts for ever
+                return Doing(epoch, request, since, count // 2, *_LOAD.unpack_from(self._memory, _LOAD_PLACE))
 
     def close(self) -> None:
         """Unmap the memory."""

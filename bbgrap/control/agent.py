@@ -22,7 +22,6 @@ from bbgrap.control.agent_events import (
     Loaded,
     Log,
     Outcome,
-    Perform,
     Quit,
     Received,
     Reconnect,

@@ -42,7 +42,7 @@ class Asked:
 
     def worker_ready(self) -> list[Instruction]:
         """Return what a new worker has to know and do."""
-        return [Perform(message) for message in ([] if self._pings is None else [self._pings])] + [Perform(a) for a in self._open]
+        return [Perform(message) for message in (self._pings, *self._open) if message is not None]
 
     def worker_died(self, reason: str) -> list[Instruction]:
         """Answer for a worker that measured."""
