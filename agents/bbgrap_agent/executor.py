@@ -13,7 +13,7 @@ import logging
 import queue
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -127,7 +127,7 @@ class Executor:
         self._ended: OrderedDict[Key, None] = OrderedDict()
         self._recorder = Recorder(plane, clock, on_record)
         self._pings = PingAnswers(plane)
-        self._on_pong: Callable[[int], None] | None = None
+        self._awaited: dict[int, Callable[[int], None]] = {}
         self._complaints = Complaints(_log)
         self._stopped = False
 
@@ -170,19 +170,22 @@ class Executor:
         """Answer the pings of these peers, and of no others, from now on."""
         self._pings.allow(peers)
 
-    def begin_pings(self, address: str, on_pong: Callable[[int], None]) -> None:
-        """Make pings to an address possible; their numbers come back to `on_pong`, in this thread."""
-        self.plane.connect(address)
-        self._on_pong = on_pong
+    def begin_pings(self, addresses: Iterable[str]) -> None:
+        """Make pings to some addresses possible; calls are counted."""
+        for address in addresses:
+            self.plane.connect(address)
 
-    def send_ping(self, address: str, frame: Frame) -> None:
-        """Ask a peer for an answer."""
-        self.plane.send(address, frame.to_bytes(), self.plane.address.encode())
+    def send_ping(self, address: str, number: int, size: int, on_pong: Callable[[int], None]) -> None:
+        """Ask for an answer of so many bytes; the number of the question comes back to `on_pong`, in this thread, if one comes."""
+        self._awaited[number] = on_pong
+        self.plane.send(address, Frame(Kind.PING, 0, 0, number, size).to_bytes(), self.plane.address.encode())
 
-    def end_pings(self, address: str) -> None:
-        """Undo `begin_pings`."""
-        self.plane.disconnect(address)
-        self._on_pong = None
+    def end_pings(self, addresses: Iterable[str], numbers: Iterable[int]) -> None:
+        """Undo one `begin_pings`, and await no answers to these questions any more."""
+        for address in addresses:
+            self.plane.disconnect(address)
+        for number in numbers:
+            self._awaited.pop(number, None)
 
     def run(self) -> None:
         """Work until stopped."""
@@ -209,8 +212,8 @@ class Executor:
                 self._pings.answer(frame, arrival.payload)
             elif frame.kind is Kind.CLOCK:
                 self._recorder.on_clock(frame, arrival.payload)
-            elif self._on_pong is not None:
-                self._on_pong(frame.request)
+            elif (on_pong := self._awaited.pop(frame.request, None)) is not None:
+                on_pong(frame.request)
         except RemoteProtocolError as error:
             self._complaints.about(arrival.sender, f"messages are dropped: {error}")
 
@@ -238,7 +241,7 @@ class Executor:
         except RemoteProtocolError:
             return False
         if frame.kind is Kind.PONG:
-            return self._on_pong is not None and size <= MAX_PONG_BYTES
+            return frame.request in self._awaited and size <= MAX_PONG_BYTES
         deployment = self._deployments.get(frame.epoch)
         layout = None if deployment is None else deployment.received.get(frame.message)
         return layout is not None and layout.peer == frame.source and layout.admits(size)
