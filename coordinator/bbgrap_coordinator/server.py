@@ -51,7 +51,7 @@ from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import Planners
 from bbgrap_coordinator.storage import Storage
 
-_TICK_S = 0.25
+_TICK_S = 0.1
 _BATCH = 256
 """Messages handled before the other socket gets its turn."""
 

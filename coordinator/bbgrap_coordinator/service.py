@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def serve(
         stack.callback(plane.close)
         state.set_number("data_port", int(plane.address.rpartition(":")[2]))
         settings = Settings(VERSION, plane.address, control.channels.name, first_epoch=state.incarnation << _COUNTER_BITS)
-        machine = CoordinatorMachine(settings, stored.files)  # it will take all of `stored`
+        machine = CoordinatorMachine(settings, stored, time.monotonic())
         server = Server(control, plane, machine, models, planners, storage)
         planners.begin(models, folders, server.report)
         for number in (signal.SIGTERM, signal.SIGINT):
