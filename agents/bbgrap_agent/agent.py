@@ -27,6 +27,7 @@ from bbgrap.protocol.messages import (
     AnswerPings,
     Deploy,
     Join,
+    LinkBroken,
     LinksMeasured,
     Measure,
     Measured,
@@ -67,6 +68,7 @@ class Agent:
             plane,
             lambda epoch, request, reason: self._events.put(events.Outcome(RequestFailed(epoch, request, reason))),
             lambda epoch, request, record: self._events.put(events.Outcome(Recorded(epoch, request, record))),
+            on_broken=lambda address, reason: self._events.put(events.Outcome(LinkBroken(address, reason))),
         )
         self._loader = ThreadPoolExecutor(1, "loader")
         self._fault: str | None = None
