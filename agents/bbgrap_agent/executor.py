@@ -32,7 +32,8 @@ from bbgrap_agent.early import EarlyMessages, Key
 from bbgrap_agent.recording import OnRecord, Recorder
 
 MAX_RUNNING = 64
-"""Requests of one deployment that run at a time. Chosen: several times what a coordinator has in flight; the rest is refused as busy."""
+"""Requests of one deployment that run at a time, or four a device if these are more: twice what a coordinator has in flight. The rest is
+refused as busy. Chosen."""
 MAX_RUNNING_IN_ALL = 256
 MAX_ENDED = 1024
 """Ended requests remembered, so that their late messages are known as such: more than are in flight. Each costs some 300 bytes."""
@@ -259,7 +260,7 @@ class Executor:
 
     def _begin(self, key: Key, deployment: Deployment, *, recorded: bool) -> _Running | None:
         """Begin a request, with what came for it before; None if too many run."""
-        if self._is_full(key[0]):
+        if self._is_full(deployment):
             self._end(key)
             self._on_failure(*key, f"busy: {len(self._running)} requests run on this agent")
             return None
@@ -274,10 +275,11 @@ class Executor:
             running.execution.deliver(message, parts)
         return running
 
-    def _is_full(self, epoch: int) -> bool:
+    def _is_full(self, deployment: Deployment) -> bool:
         if len(self._running) < MAX_RUNNING:
             return False
-        return len(self._running) >= MAX_RUNNING_IN_ALL or sum(key[0] == epoch for key in self._running) >= MAX_RUNNING
+        most = max(MAX_RUNNING, 4 * len(deployment.addresses))
+        return len(self._running) >= MAX_RUNNING_IN_ALL or sum(key[0] == deployment.epoch for key in self._running) >= most
 
     def _end(self, key: Key) -> None:
         self._running.pop(key, None)

@@ -2,7 +2,8 @@
 
     frame 0: msgpack [version, message name, [field, field, ...]]      frames 1, 2, ...: the payload field, if the message has one
 
-Laws: `decode(encode(m)) == m`; `decode` raises nothing but `RemoteProtocolError`, whatever the bytes. The schema is in `schema`.
+Laws: `decode(encode(m)) == m`; `decode` raises nothing but `RemoteProtocolError`, whatever the bytes; what it makes of bytes that are no
+message takes at most `growth` times as much memory as they do, and 64 KiB. The schema is in `schema`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgpack
 
 from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
+from bbgrap.protocol.growth import check_growth
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, Payload
 from bbgrap.protocol.messages import PROTOCOL_VERSION, AgentCommand, AgentMessage, BytesLike
 from bbgrap.protocol.schema import SchemaError, build, payload_of, plain_form, schema_of
@@ -27,8 +29,9 @@ class Codec(Generic[M]):
     Invariants: messages of another direction are as wrong as random bytes.
     """
 
-    def __init__(self, *kinds: type[M]) -> None:
-        """Take the classes of the direction's union."""
+    def __init__(self, *kinds: type[M], growth: int = 16) -> None:
+        """Take the classes of the direction's union; their plain values take at most `growth` times the bytes of a message."""
+        self._growth = growth
         self._kinds: dict[str, type[Any]] = {kind.__name__: kind for kind in kinds}
         self._payloads = {name: payload_of(kind) for name, kind in self._kinds.items()}
 
@@ -69,7 +72,13 @@ class Codec(Generic[M]):
     def _decode(self, frames: Sequence[BytesLike]) -> M:
         if not frames or len(frames[0]) > MAX_HEADER_BYTES:
             raise SchemaError(f"expected a header of 1 to {MAX_HEADER_BYTES} bytes")
-        match msgpack.unpackb(frames[0], raw=False, use_list=False, strict_map_key=True):
+        check_growth(frames[0], self._growth)
+        most = len(frames[0])
+        # No extensions: they are of no use here.
+        plain = msgpack.unpackb(
+            frames[0], raw=False, use_list=False, strict_map_key=True, max_array_len=most, max_map_len=most // 2, max_ext_len=0
+        )
+        match plain:
             case (int(version), str(name), tuple(body)):
                 pass
             case _:
@@ -97,5 +106,6 @@ def _check_payload(limit: Payload, frames: Sequence[BytesLike]) -> None:
 
 
 TO_COORDINATOR: Codec[AgentMessage | ClientMessage] = Codec(*get_args(AgentMessage), *get_args(ClientMessage))
-TO_AGENT: Codec[AgentCommand] = Codec(*get_args(AgentCommand))
+TO_AGENT: Codec[AgentCommand] = Codec(*get_args(AgentCommand), growth=48)
+"""Schedules are lists of short lists: 4 bytes of a region become 150."""
 TO_CLIENT: Codec[ClientAnswer] = Codec(*get_args(ClientAnswer))

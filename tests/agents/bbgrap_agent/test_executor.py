@@ -182,26 +182,26 @@ def test_data_for_an_epoch_that_is_not_deployed_is_not_kept():
 
 
 def test_requests_that_run_are_bounded(monkeypatch):
-    monkeypatch.setattr("bbgrap_agent.executor.MAX_RUNNING", 3)
-    monkeypatch.setattr("bbgrap_agent.executor.MAX_RUNNING_IN_ALL", 5)
+    monkeypatch.setattr("bbgrap_agent.executor.MAX_RUNNING", 13)
+    monkeypatch.setattr("bbgrap_agent.executor.MAX_RUNNING_IN_ALL", 20)
     bench = Bench()
     bench.executor.install(replace(bench.executor._deployments[7], epoch=8))
     bench.executor.install(replace(bench.executor._deployments[7], epoch=9))
     for epoch in (7, 8):
-        for request in range(4):
+        for request in range(14):
             bench.send(bench.host, HOST, request, 1, 1, epoch=epoch)
     bench.step()
-    assert sorted(bench.executor._running) == [(7, 0), (7, 1), (7, 2), (8, 0), (8, 1)]
-    assert [failure[:2] for failure in bench.failures] == [(7, 3), (8, 2), (8, 3)]
-    assert bench.failures[0][2] == "busy: 3 requests run on this agent"
-    bench.send(bench.host, HOST, 3, 1, 1)
+    assert sorted(bench.executor._running) == [*((7, request) for request in range(13)), *((8, request) for request in range(7))]
+    assert [failure[:2] for failure in bench.failures] == [(7, 13), *((8, request) for request in range(7, 14))]
+    assert bench.failures[0][2] == "busy: 13 requests run on this agent"
+    bench.send(bench.host, HOST, 13, 1, 1)
     bench.step()
-    assert len(bench.failures) == 3, "it is told once"
+    assert len(bench.failures) == 8, "it is told once"
     bench.send(bench.peer, PEER, 0, 2, 1)
-    bench.send(bench.host, HOST, 9, 1, 1)
+    bench.send(bench.host, HOST, 99, 1, 1)
     bench.step()
     assert bench.answers() == {0: [2, 2]}
-    assert (7, 9) in bench.executor._running
+    assert (7, 99) in bench.executor._running
 
 
 def test_a_broken_link_is_told_of():
