@@ -16,7 +16,7 @@ import msgpack
 from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
 from bbgrap.protocol.growth import check_growth
-from bbgrap.protocol.limits import MAX_HEADER_BYTES, Payload
+from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, Payload
 from bbgrap.protocol.messages import PROTOCOL_VERSION, AgentCommand, AgentMessage, BytesLike
 from bbgrap.protocol.schema import SchemaError, build, payload_of, plain_form, schema_of
 
@@ -52,7 +52,13 @@ class Codec(Generic[M]):
             raise LocalProtocolError(f"message {kind.__name__}: it cannot be encoded: {error}") from error
         if len(header) > MAX_HEADER_BYTES:
             raise LocalProtocolError(f"message {kind.__name__}: {len(header)} bytes exceed the limit of {MAX_HEADER_BYTES}")
-        return [header, *(getattr(message, payload[0]) if payload else ())]
+        frames: list[BytesLike] = [header, *(getattr(message, payload[0]) if payload else ())]
+        if len(frames) > 1 + MAX_PAYLOAD_FRAMES or sum(map(len, frames)) > MAX_MESSAGE_BYTES:
+            raise LocalProtocolError(
+                f"message {kind.__name__}: {sum(map(len, frames))} bytes in {len(frames) - 1} tensors exceed the limits of "
+                f"{MAX_MESSAGE_BYTES} bytes and {MAX_PAYLOAD_FRAMES} tensors"
+            )
+        return frames
 
     def decode(self, frames: Sequence[BytesLike]) -> M:
         """Return the message of some frames.
@@ -71,7 +77,8 @@ class Codec(Generic[M]):
 
     def _decode(self, frames: Sequence[BytesLike]) -> M:
         if not frames or len(frames[0]) > MAX_HEADER_BYTES:
-            raise SchemaError(f"expected a header of 1 to {MAX_HEADER_BYTES} bytes")
+            limits = f"at most {1 + MAX_PAYLOAD_FRAMES} frames and {MAX_MESSAGE_BYTES} bytes in all"
+            raise SchemaError(f"expected a header of 1 to {MAX_HEADER_BYTES} bytes, {limits}")
         check_growth(frames[0], self._growth)
         most = len(frames[0])
         # No extensions: they are of no use here.
