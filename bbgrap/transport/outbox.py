@@ -229,13 +229,14 @@ class Outbox:
         if now < receiver.due:
             return
         host, port = split_address(receiver.address)
-        connection = None
+        connection, trouble = None, receiver.trouble
         try:
+            # First, for the answer may be there before this line has ended.
+            receiver.trouble, receiver.due, receiver.naming = f"its name '{host}' is still being looked up", now + _LAST_RETRY_S, True
             place = self._names.look_up(host.strip("[]"), int(port))
             if place is None:
-                receiver.trouble, receiver.due, receiver.naming = f"its name '{host}' is still being looked up", now + _LAST_RETRY_S, True
                 return
-            receiver.naming = False
+            receiver.trouble, receiver.naming = trouble, False
             connection = socket.socket(place[0], socket.SOCK_STREAM)
             connection.setblocking(False)
             detect_silence(connection)
