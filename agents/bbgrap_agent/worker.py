@@ -83,6 +83,7 @@ class Worker:
             plane,
             lambda epoch, request, reason: self._say(RequestFailed(epoch, request, reason)),
             lambda epoch, request, record: self._say(Recorded(epoch, request, record)),
+            on_broken=lambda address, reason: self._say(LinkBroken(address, reason)),
             progress=progress,
         )
         self._loader = ThreadPoolExecutor(1, "loader")
