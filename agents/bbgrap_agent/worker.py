@@ -1,4 +1,4 @@
-"""The process that computes: what takes long, takes memory or runs models of strangers. Its nanny (`bbgrap_agent.nanny`) talks to the coordinator.
+"""The process that computes: what takes long, takes memory or runs models of strangers. Its parent, the nanny, talks to the coordinator.
 
     main thread   reads what the nanny wants
     loader        weights, sessions and measuring: everything that takes long
