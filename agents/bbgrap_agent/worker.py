@@ -27,11 +27,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from bbgrap.control.agent_events import CheckWeights, Drop, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
-from bbgrap.errors import BbgrapError
+from bbgrap.errors import BbgrapError, ExecutionError
 from bbgrap.protocol.messages import (
     AnswerPings,
     Deploy,
     Join,
+    LinkBroken,
     LinksMeasured,
     LinksTried,
     Measure,
@@ -83,6 +84,7 @@ class Worker:
             plane,
             lambda epoch, request, reason: self._say(RequestFailed(epoch, request, reason)),
             lambda epoch, request, record: self._say(Recorded(epoch, request, record)),
+            on_broken=lambda address, reason: self._say(LinkBroken(address, reason)),
             progress=progress,
         )
         self._loader = ThreadPoolExecutor(1, "loader")
@@ -180,7 +182,11 @@ class Worker:
 
     def _try(self, trial: TryLinks) -> FromWorker:
         peers = reachable(trial.peers, self._settings.coordinator_host)
-        return LinksTried(trial.trial, tuple(peer.device for peer in unreachable(peers, self._executor)))
+        while True:
+            try:
+                return LinksTried(trial.trial, tuple(peer.device for peer in unreachable(peers, self._executor)))
+            except ExecutionError as error:  # a kernel keeps this side from asking, which says nothing about the others
+                _log.info("links are tried again: %s", error)
 
 
 def main(arguments: Sequence[str]) -> None:

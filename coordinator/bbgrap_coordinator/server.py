@@ -25,6 +25,7 @@ from bbgrap.control.coordinator_events import (
     ForgetPlan,
     FromPeer,
     HostDeploy,
+    HostLinkBroken,
     HostPings,
     HostRelease,
     Instruction,
@@ -84,8 +85,8 @@ class Server:
         self._machine = machine
         self._models = models
         self._prepare = prepare
-        self._host = Host(plane, control.channels.memory)
         self._events: WakeupQueue[Event | None] = WakeupQueue()
+        self._host = Host(plane, control.channels.memory, self._on_broken)
         self._planner = ThreadPoolExecutor(1, "planner")
         self._complaints = Complaints(_log)
         self._stopped = False
@@ -120,6 +121,10 @@ class Server:
         self._planner.shutdown(wait=False, cancel_futures=True)
         self._plane.close()
         self._control.close()
+
+    def _on_broken(self, address: str, reason: str) -> None:
+        _log.warning("data link to %s: %s", address, reason)
+        self._events.put(HostLinkBroken(address))
 
     def _take_data(self) -> bool:
         for _ in range(_BATCH):
