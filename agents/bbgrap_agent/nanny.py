@@ -42,6 +42,9 @@ _STOP_S = 2.5
 _REAP_S = 1.0
 """How long after its pipe has ended a worker may live on."""
 
+_SAFELY = () if "" in sys.path or os.getcwd() in sys.path else ("-P",)
+"""Where this process does not import from the folder it was started in, neither does the worker."""
+
 _log = logging.getLogger("bbgrap.agent")
 
 
@@ -65,7 +68,7 @@ class _Child:
             told = replace(settings, nanny=os.getpid(), pipe=theirs.fileno(), listener=listener.fileno(), progress=memory)
             self.oom_kills = oom_kills()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bbgrap_agent.worker", *told.arguments()],
+                [sys.executable, *_SAFELY, "-m", "bbgrap_agent.worker", *told.arguments()],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(told.pipe, told.listener, told.progress),
             )

@@ -26,6 +26,7 @@ from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.tensors import encode_array
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 from bbgrap.transport.control import ControlServer
+from bbgrap.transport.pings import PingAnswers
 from bbgrap.transport.tcp import TcpDataPlane
 
 M = TypeVar("M", bound=m.AgentMessage)
@@ -54,6 +55,7 @@ class BareCoordinator:
         self.heard: list[m.AgentMessage] = []
         self.beats: list[tuple[float, m.Heartbeat]] = []
         self.answering = True
+        self.pings: PingAnswers | None = None
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
@@ -84,8 +86,20 @@ class BareCoordinator:
         while (left := until - time.monotonic()) > 0:
             self.poll(min(left, 0.02))
 
+    def new_plane(self) -> None:
+        """Go away from the data plane, and come back at another address."""
+        self.plane.close()
+        self.plane = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
+
+    def answers_pings(self, address: str) -> None:
+        """Answer those of an agent from now on."""
+        self.pings = PingAnswers(self.plane)
+        self.pings.allow((m.Peer(0, "a", address),))
+
     def poll(self, seconds: float) -> None:
         self.server.socket.poll(max(1, round(seconds * 1000)))
+        if self.pings is not None and (arrival := self.plane.receive(0)) is not None:
+            self.pings.answer(Frame.parse(arrival.header), arrival.payload)
         while (received := self.server.receive()) is not None:
             self.identity, frames = received
             message = TO_COORDINATOR.decode(frames)

@@ -8,10 +8,9 @@ import psutil
 import pytest
 
 from bbgrap.protocol import messages as m
-from tests.agents.bare import adding, bare_coordinator, crashing, dividing, endless, gone
+from tests.agents.bare import HOST, adding, bare_coordinator, crashing, dividing, endless, gone
 
 pytestmark = pytest.mark.cluster
-HOST_DEVICE = 1
 EPOCH, NEXT = 1 << 32 | 1, 1 << 32 | 2
 
 
@@ -136,12 +135,34 @@ def test_a_coordinator_that_comes_back_finds_what_it_keeps(coordinator, agent):
 def test_links_are_tried(coordinator, agent):
     join = coordinator.join()
     silent = m.Peer(3, "nobody", "tcp://127.0.0.1:9")
-    coordinator.say(m.TryLinks(8, (m.Peer(HOST_DEVICE, "itself", join.data_address), silent)))
+    coordinator.say(m.TryLinks(8, (m.Peer(HOST, "itself", join.data_address), silent)))
     # It does not answer itself unless it may.
-    assert coordinator.next(m.LinksTried) == m.LinksTried(8, (HOST_DEVICE, 3))
-    coordinator.say(m.AnswerPings((m.Peer(HOST_DEVICE, "itself", join.data_address),)))
-    coordinator.say(m.TryLinks(9, (m.Peer(HOST_DEVICE, "itself", join.data_address), silent)))
+    assert coordinator.next(m.LinksTried) == m.LinksTried(8, (HOST, 3))
+    coordinator.say(m.AnswerPings((m.Peer(HOST, "itself", join.data_address),)))
+    coordinator.say(m.TryLinks(9, (m.Peer(HOST, "itself", join.data_address), silent)))
     assert coordinator.next(m.LinksTried) == m.LinksTried(9, (3,))
+
+
+def test_a_deployment_is_ready_when_its_peers_have_answered(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.say(m.AnswerPings((m.Peer(HOST, "host", coordinator.plane.address),)))
+    coordinator.deploy(EPOCH, dividing(), address)
+    failed = coordinator.next(m.DeploymentFailed)
+    assert failed.epoch == EPOCH
+    assert failed.reason.startswith(f"no answer on the data plane from 'host' at {coordinator.plane.address};")
+    coordinator.answers_pings(address)
+    coordinator.deploy(NEXT, dividing(), address)
+    coordinator.next(m.Deployed, lambda deployed: deployed.epoch == NEXT)
+
+
+def test_a_link_that_breaks_is_told(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, adding(), address)
+    coordinator.ask(address, EPOCH, 1, (1, 2))
+    assert coordinator.answer(1) == [1, 3]
+    gone = coordinator.plane.address
+    coordinator.new_plane()
+    assert coordinator.next(m.LinkBroken).address == gone
 
 
 def test_an_agent_that_is_told_to_stop_takes_its_worker_along(coordinator, agent):
