@@ -42,7 +42,7 @@ _STOP_S = 2.5
 _REAP_S = 1.0
 """How long after its pipe has ended a worker may live on."""
 
-_SAFELY = () if "" in sys.path or os.getcwd() in sys.path else ("-P",)
+_SAFELY = () if "" in sys.path or str(Path.cwd()) in sys.path else ("-P",)
 """Where this process does not import from the folder it was started in, neither does the worker."""
 
 _log = logging.getLogger("bbgrap.agent")
