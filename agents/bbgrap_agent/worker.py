@@ -78,7 +78,9 @@ class Worker:
     Invariants: every instruction that has an answer is answered once.
     """
 
-    def __init__(self, pipe: Pipe, plane: TcpDataPlane, join: Join, store: WeightStore, progress: Progress, settings: Settings) -> None:
+    def __init__(
+        self, pipe: Pipe[FromWorker], plane: TcpDataPlane, join: Join, store: WeightStore, progress: Progress, settings: Settings
+    ) -> None:
         """Take over the connections; nothing is said before `run`."""
         self._pipe = pipe
         self._join = join
@@ -118,7 +120,7 @@ class Worker:
             os._exit(EXECUTOR_FAILED)
 
     def _say(self, message: FromWorker) -> None:
-        self._pipe.send(FROM_WORKER.encode(message))
+        self._pipe.send(message)
 
     def _carry_out(self, instruction: ToWorker) -> None:
         executor = self._executor
@@ -220,7 +222,7 @@ def main(arguments: Sequence[str]) -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     for descriptor in (settings.pipe, settings.listener, settings.progress):
         os.set_inheritable(descriptor, False)
-    pipe = Pipe(socket.socket(fileno=settings.pipe))
+    pipe = Pipe(socket.socket(fileno=settings.pipe), FROM_WORKER)
     plane = TcpDataPlane("", settings.host, computes=True, listener=socket.socket(fileno=settings.listener))
     join = introduce(settings.name, settings.threads, plane.address, None)
     Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), Progress(settings.progress), settings).run()

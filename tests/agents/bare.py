@@ -63,7 +63,11 @@ class BareCoordinator:
         command = [sys.executable, "-m", "bbgrap_agent.main", "--join", self.server.address, "--threads", "1", "--until-eof"]
         with (self.folder / "agent.log").open("ab") as log:
             process = subprocess.Popen(
-                [*command, "--cache-dir", str(self.folder / "cache"), *options], stdin=subprocess.PIPE, stdout=log, stderr=log
+                [*command, "--cache-dir", str(self.folder / "cache"), *options],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.processes.append(process)
         return process

@@ -169,11 +169,12 @@ def test_an_agent_that_is_told_to_stop_takes_its_worker_along(coordinator, agent
     coordinator.join()
     worker = coordinator.worker_of(agent)
     began = time.monotonic()
-    agent.send_signal(signal.SIGINT)
+    os.killpg(agent.pid, signal.SIGINT)  # as a terminal does
     assert coordinator.next(m.Leave) == m.Leave("SIGINT")
     assert agent.wait(10) == 0
     assert time.monotonic() - began < 5
     assert not psutil.pid_exists(worker.pid)
+    assert "Traceback" not in coordinator.log()
 
 
 def test_agents_without_a_name_have_their_machines(coordinator):

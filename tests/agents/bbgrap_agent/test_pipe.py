@@ -32,7 +32,7 @@ TO = [
 @pytest.fixture
 def ends():
     here, there = socket.socketpair()
-    pipes = Pipe(here), Pipe(there)
+    pipes = Pipe(here, TO_WORKER), Pipe(there, FROM_WORKER)
     yield pipes
     for pipe in pipes:
         pipe.close()
@@ -41,9 +41,9 @@ def ends():
 def test_everything_that_is_said_arrives_in_order(ends):
     here, there = ends
     for message in TO:
-        here.send(TO_WORKER.encode(message))
+        here.send(message)
     for message in FROM:
-        there.send(FROM_WORKER.encode(message))
+        there.send(message)
     assert [TO_WORKER.decode(there.receive()) for _ in TO] == TO
     assert [FROM_WORKER.decode(here.receive()) for _ in FROM] == FROM
     here.finish()
@@ -56,7 +56,7 @@ def test_chunks_arrive_whole_and_too_many_are_not_kept(ends):
     chunk = m.WeightChunk(DIGEST, TensorType(DType.UINT8, (4 << 20,)), 0, 4 << 20, (content,))
     count = 2 * MAX_QUEUED_BYTES // len(content)
     for _ in range(count):
-        here.send(TO_WORKER.encode(chunk), may_drop=True)
+        here.send(chunk)
     here.finish()
     came = 0
     while (frames := there.receive()) is not None:
@@ -72,7 +72,7 @@ def test_chunks_arrive_whole_and_too_many_are_not_kept(ends):
 )
 def test_what_no_worker_says_is_refused_before_it_takes_memory(content):
     here, there = socket.socketpair()
-    pipe = Pipe(here)
+    pipe = Pipe(here, TO_WORKER)
     there.sendall(content)
     with pytest.raises(RemoteProtocolError, match="pipe: "):
         pipe.receive()
@@ -82,7 +82,7 @@ def test_what_no_worker_says_is_refused_before_it_takes_memory(content):
 
 def test_a_thread_that_waits_is_let_go_when_its_end_is_closed():
     here, there = socket.socketpair()
-    pipe = Pipe(here)
+    pipe = Pipe(here, TO_WORKER)
     got = []
     thread = threading.Thread(target=lambda: got.append(pipe.receive()))
     thread.start()
