@@ -167,6 +167,7 @@ def test_a_link_that_breaks_is_told(coordinator, agent):
 
 def test_an_agent_that_is_told_to_stop_takes_its_worker_along(coordinator, agent):
     coordinator.join()
+    coordinator.beat(lambda beat: True)
     worker = coordinator.worker_of(agent)
     began = time.monotonic()
     os.killpg(agent.pid, signal.SIGINT)  # as a terminal does
