@@ -135,6 +135,16 @@ class BareCoordinator:
                     return beat
         raise AssertionError(f"no such heartbeat came, the last was {self.beats[-1:]}; the agent's log:\n{self.log()}")
 
+    def silent_for(self, seconds: float) -> bool:
+        """Wait until no heartbeat has come for so long; whether that came to pass."""
+        until = time.monotonic() + WITHIN_S
+        while time.monotonic() < until:
+            before = len(self.beats)
+            self.listen(seconds)
+            if len(self.beats) == before:
+                return True
+        return False
+
     def deploy(self, epoch: int, segment: SegmentModel, address: str) -> None:
         peers = (m.Peer(0, "a", address), m.Peer(HOST, "host", self.plane.address))
         self.say(m.Deploy(epoch, peers, SCHEDULE, (segment,)))

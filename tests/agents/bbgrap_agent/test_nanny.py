@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import psutil
 import pytest
@@ -104,10 +103,7 @@ def test_a_stopped_worker_lets_nobody_take_its_agent_for_alive(coordinator, agen
     worker = coordinator.worker_of(agent)
     worker.send_signal(signal.SIGSTOP)
     try:
-        coordinator.listen(0.5)
-        before = len(coordinator.beats)
-        coordinator.listen(1.5)
-        assert len(coordinator.beats) == before
+        assert coordinator.silent_for(1.5)
         assert not any(isinstance(message, m.Join) for message in coordinator.heard)
     finally:
         worker.send_signal(signal.SIGCONT)
@@ -169,11 +165,9 @@ def test_an_agent_that_is_told_to_stop_takes_its_worker_along(coordinator, agent
     coordinator.join()
     coordinator.beat(lambda beat: True)
     worker = coordinator.worker_of(agent)
-    began = time.monotonic()
     os.killpg(agent.pid, signal.SIGINT)  # as a terminal does
     assert coordinator.next(m.Leave) == m.Leave("SIGINT")
-    assert agent.wait(10) == 0
-    assert time.monotonic() - began < 5
+    assert agent.wait(20) == 0
     assert not psutil.pid_exists(worker.pid)
     assert "Traceback" not in coordinator.log()
 
