@@ -19,6 +19,7 @@ from pathlib import Path
 from bbgrap.engine.load import load_graph
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.onnx_read import read_model
+from bbgrap.planners.bbgrap import all_descriptions
 from tests.hostile_models import HOSTILE
 
 ADDRESS_SPACE = 12 << 30
@@ -80,7 +81,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = HOSTILE[name].make(Path(folder))
             size = sum(file.stat().st_size for file in path.parent.iterdir())
-            for how, read in (("read_model", read_model), ("load_graph", lambda path: load_graph(path, {}))):
+            for how, read in (("read_model", read_model), ("load_graph", lambda path: all_descriptions(load_graph(path, {})))):
                 sys.stdout.write(json.dumps(asdict(_read(name, how, read, path, size))) + "\n")
                 sys.stdout.flush()
 

@@ -40,6 +40,9 @@ MAX_SPARSE_BYTES = 512 << 20
 """All sparse weights together as dense ones, which is what they become. Chosen: an embedding of 100,000 words with 768 numbers each takes
 300 MB, and larger ones are not exported as sparse."""
 
+MAX_STRINGS = 2 << 20
+"""Texts in weights and attributes, together. Chosen: above the largest vocabularies; each takes some 60 bytes more than in the file."""
+
 MAX_EXTENT = 2**31 - 1
 """Pads, strides, dilations and windows: kernels compute with products of them in 64 bits."""
 
@@ -79,13 +82,17 @@ def check_limits(proto: ModelProto) -> None:
     longest = max(names, key=len)
     if len(longest.encode("utf-8", "replace")) > MAX_NAME_BYTES:
         raise ModelError(f"the name '{longest[:40]}...' has more than {MAX_NAME_BYTES} bytes")
-    dense = 0
+    dense = strings = 0
     for graph in graphs:
         for body in _bodies(graph):
             for tensor in _tensors_of(body):
                 check_tensor(tensor)
+                strings += len(tensor.string_data)
+            strings += sum(len(attribute.strings) for node in body.node for attribute in node.attribute)
             dense += sum(_check_sparse(sparse) for sparse in sparse_tensors(body))
             _check_declared(body)
+    if strings > MAX_STRINGS:
+        raise ModelError(f"it has {strings} texts in weights and attributes; expected at most {MAX_STRINGS}")
     if dense > MAX_SPARSE_BYTES:
         raise ModelError(f"its sparse weights take {dense} bytes as dense ones, which they become; expected at most {MAX_SPARSE_BYTES}")
 

@@ -277,29 +277,52 @@ def _check_external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]
     files: set[str] = set()
     functions = [onnx.GraphProto(node=function.node) for function in proto.functions]
     tensors = [t for graph in (proto.graph, *functions) for t in (*graph.initializer, *_inner_tensors(graph), *_sparse_parts(graph))]
-    used: Counter[Path] = Counter()
-    for tensor in tensors:
-        if not is_external(tensor):
-            continue
-        file, offset, length = _location(tensor, path.parent)
-        if file.samefile(path):
-            raise ModelError(f"weight '{tensor.name}': its file '{file.name}' is the model itself: refused")
-        if file.stat().st_size < offset + length:
-            raise ModelError(f"weight '{tensor.name}' reaches beyond the end of '{file.name}': it is cut short")
-        used[file] += length
-        files.add(str(file.relative_to(path.parent)))
-    check_shared((file.name, taken, file.stat().st_size) for file, taken in used.items())
+    used: Counter[str] = Counter()
+    sizes: dict[str, int] = {}  # a file is looked at once, however many weights are in it
+    for tensor in filter(is_external, tensors):
+        location, offset, length = _place(tensor)
+        if location not in sizes:
+            file = _file_at(location, path.parent, f"weight '{tensor.name}'")
+            if file.samefile(path):
+                raise ModelError(f"weight '{tensor.name}': its file '{file.name}' is the model itself: refused")
+            sizes[location] = file.stat().st_size
+            files.add(str(file.relative_to(path.parent)))
+        if sizes[location] < offset + length:
+            raise ModelError(f"weight '{tensor.name}' reaches beyond the end of '{location}': it is cut short")
+        used[location] += length
+    check_shared((location, taken, sizes[location]) for location, taken in used.items())
     return tuple(sorted(files))
 
 
 def _location(tensor: TensorProto, directory: Path) -> tuple[Path, int, int]:
     """Return the file that holds a tensor, and offset and length in it, in bytes; length 0: up to its end."""
+    location, offset, length = _place(tensor)
+    return _file_at(location, directory, f"weight '{tensor.name}'"), offset, length
+
+
+def _place(tensor: TensorProto) -> tuple[str, int, int]:
+    """Return what a tensor says of where it is: location, offset and length in bytes, 0 where it does not say how long."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = Path(entries.get("location", ""))
-    who = f"weight '{tensor.name}': its file '{str(location)[:200]}'"
-    if location.is_absolute() or ".." in location.parts or not location.parts:
+    location = entries.get("location", "")
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
+    except ValueError:
+        offset = length = -1
+    if offset < 0 or length < 0:
+        raise ModelError(f"weight '{tensor.name}': its file '{location[:200]}': offset and length must be whole numbers")
+    taken = prod(tensor.dims) * dtype_of(tensor.data_type).itemsize
+    if length and taken and length != taken:
+        raise ModelError(f"weight '{tensor.name}': its shape {list(tensor.dims)} takes {taken} bytes, but it has {length} in '{location}'")
+    return location, offset, length or taken
+
+
+def _file_at(location: str, directory: Path, who: str) -> Path:
+    """Return the file beside a model that has a name; it is there, and inside the directory."""
+    who = f"{who}: its file '{location[:200]}'"
+    relative = Path(location)
+    if relative.is_absolute() or ".." in relative.parts or not relative.parts:
         raise ModelError(f"{who} is not a path inside the model's directory: refused")
-    file = directory / location
+    file = directory / relative
     try:
         inside, there = file.resolve().is_relative_to(directory.resolve()), file.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # too long, with a zero byte, or links in a circle
@@ -308,16 +331,7 @@ def _location(tensor: TensorProto, directory: Path) -> tuple[Path, int, int]:
         raise ModelError(f"{who} is a link that leads out of the model's directory: refused; put the file itself there")
     if not there:
         raise ModelError(f"{who} is missing; it must lie beside the model")
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
-    except ValueError:
-        offset = length = -1
-    if offset < 0 or length < 0:
-        raise ModelError(f"{who}: offset and length must be whole numbers")
-    taken = prod(tensor.dims) * dtype_of(tensor.data_type).itemsize
-    if length and taken and length != taken:
-        raise ModelError(f"weight '{tensor.name}': its shape {list(tensor.dims)} takes {taken} bytes, but it has {length} in '{location}'")
-    return file, offset, length or taken
+    return file
 
 
 def _mapped(tensor: TensorProto, directory: Path) -> Array:
