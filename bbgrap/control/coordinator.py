@@ -110,6 +110,7 @@ class CoordinatorMachine:
             case Planned():
                 return self._on_planned(event, now)
             case PlanFailed():
+                self.uploads.forget(event.gone)
                 deployment = self.deployments.by_epoch.get(event.job)
                 return [] if deployment is None else self.requests.give_up(deployment, event.fault, event.reason)
             case RequestDone():

@@ -53,7 +53,7 @@ from bbgrap.transport.control import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.host import Host
-from bbgrap_coordinator.models import ModelStore
+from bbgrap_coordinator.models import ModelGoneError, ModelStore
 
 Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions], tuple[PlannedVariant, ...]]
 
@@ -202,6 +202,9 @@ class Server:
         try:
             with self._models.folder(job.files) as path:
                 return Planned(job.job, self._prepare(path, job.shapes, job.cluster, job.options))
+        except ModelGoneError as error:
+            _log.warning("%s", error)
+            return PlanFailed(job.job, Fault.UNKNOWN_MODEL, str(error), error.gone)
         except BbgrapError as error:
             return PlanFailed(job.job, Fault.of(error), str(error))
         except Exception as error:
