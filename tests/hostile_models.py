@@ -300,6 +300,18 @@ def declared_rank(rank: int) -> ModelProto:
     return plain([relu()], shape=[1] * rank)
 
 
+def no_text(folder: Path) -> Path:
+    path = saved(lambda: plain([relu("x", "NAME"), relu("NAME", "y")]))(folder)
+    path.write_bytes(path.read_bytes().replace(b"NAME", b"N\xffM\xfe"))
+    return path
+
+
+def no_text_outside(folder: Path) -> Path:
+    path = beside(outside(location="NAME"))(folder)
+    path.write_bytes(path.read_bytes().replace(b"NAME", b"N\xffM\xfe"))
+    return path
+
+
 def cut_short(folder: Path) -> Path:
     path = saved(lambda: plain([add()], [weight([4], DATA[:4].tobytes())]))(folder)
     path.write_bytes(path.read_bytes()[:-40])
@@ -386,6 +398,8 @@ HOSTILE: dict[str, Hostile] = {
     "rank of 10,000": Hostile(saved(lambda: declared_rank(10_000)), "64"),
     "name of 5 MB": Hostile(saved(lambda: plain([relu("x", "n" * 5_000_000), relu("n" * 5_000_000, "y")])), "name"),
     "operator name of 5 MB": Hostile(saved(lambda: plain([helper.make_node("n" * 5_000_000, ["x"], ["y"])])), "name"),
+    "name that is no text": Hostile(no_text, "no text in UTF-8"),
+    "file name that is no text": Hostile(no_text_outside, "no text in UTF-8"),
     "chain of 200,001 nodes": Hostile(saved(lambda: chain(200_001)), "nodes"),
     "million nodes": Hostile(saved(lambda: chain(1_000_000)), "nodes"),
     "bodies 22 deep": Hostile(saved(lambda: nested(22)), "deep"),

@@ -80,6 +80,8 @@ def check_limits(proto: ModelProto) -> None:
         for body in _bodies(graph):
             names += _names_of(body)
     longest = max(names, key=len)
+    if bytes in map(type, names):
+        raise _no_text(names)
     if len(longest.encode("utf-8", "replace")) > MAX_NAME_BYTES:
         raise ModelError(f"the name '{longest[:40]}...' has more than {MAX_NAME_BYTES} bytes")
     dense = strings = 0
@@ -226,6 +228,8 @@ def _names_of(graph: GraphProto) -> Iterator[str]:
     """Yield the longest name of each node, weight, input and output: one of them is the longest of all."""
     for node in graph.node:
         named = (node.name, node.op_type, node.domain, *node.input, *node.output, *(a.name for a in node.attribute))
+        if bytes in map(type, named):
+            raise _no_text(named)
         yield max(named, key=len)
     for value in (*graph.input, *graph.output, *graph.value_info):
         yield value.name
@@ -233,6 +237,12 @@ def _names_of(graph: GraphProto) -> Iterator[str]:
     for tensor in _tensors_of(graph):
         yield tensor.name
         yield from (entry.value for entry in tensor.external_data)
+
+
+def _no_text(names: Iterable[str | bytes]) -> ModelError:
+    """Return what is said of names that are no Unicode: protobuf gives them as bytes."""
+    wrong = next(name for name in names if isinstance(name, bytes))
+    return ModelError(f"the name {wrong[:40]!r} is no text in UTF-8")
 
 
 def _tensors_of(graph: GraphProto) -> Iterator[TensorProto]:

@@ -75,7 +75,7 @@ def _fuzz_guided(reader: Reader, inputs: int, seconds: float, output: Path) -> N
             Path(corpus, str(number)).write_bytes(seed)
         options = [f"-runs={inputs}", f"-max_total_time={int(seconds)}", f"-max_len={LONGEST}", "-rss_limit_mb=4096", "-timeout=60"]
         atheris.Setup([sys.argv[0], corpus, *options, "-verbosity=0", f"-artifact_prefix={output.parent}/"], one, custom_mutator=mutate)
-        atheris.Fuzz()
+        atheris.Fuzz()  # does not return
 
 
 def _in_child(name: str, arguments: argparse.Namespace) -> Tally:
@@ -86,7 +86,7 @@ def _in_child(name: str, arguments: argparse.Namespace) -> Tally:
     options = [f"--reader={name}", f"--inputs={arguments.inputs}", f"--seconds={arguments.seconds}", f"--seed={arguments.seed}"]
     command = [sys.executable, "-m", "tests.fuzzing.readers", "--child", str(file), *options, *(["--plain"] if arguments.plain else [])]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    tally = Tally(**json.loads(file.read_text())) if file.exists() else Tally(name)
+    tally = Tally(**json.loads(file.read_text().splitlines()[-1])) if file.exists() else Tally(name)
     if ended.returncode:
         tally.findings[f"exit status {ended.returncode}"] = ended.stderr[-2000:]
     return tally
@@ -106,16 +106,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the inputs that are not guided by coverage (default: 0)")
     parser.add_argument("--plain", action="store_true", help="do without atheris")
     parser.add_argument("--output", type=Path, default=Path("build/fuzzing/readers"), help="where tallies and findings are written")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)  # where to write tallies, a line each
     arguments = parser.parse_args()
     names = arguments.reader or list(READERS)
     if arguments.child is not None:
-        reader = READERS[names[0]]
-        if arguments.plain or atheris is None:
-            tally = fuzz_plainly(reader, arguments.inputs, arguments.seconds, arguments.seed)
-            arguments.child.write_text(json.dumps(tally.plain()))
-        else:
-            _fuzz_guided(reader, arguments.inputs, arguments.seconds, arguments.child)
+        if not arguments.plain and atheris is not None:
+            _fuzz_guided(READERS[names[0]], arguments.inputs, arguments.seconds, arguments.child)
+        for name in names:
+            tally = fuzz_plainly(READERS[name], arguments.inputs, arguments.seconds, arguments.seed)
+            with arguments.child.open("a") as stream:
+                stream.write(json.dumps(tally.plain()) + "\n")
         return 0
     found = 0
     for name in names:

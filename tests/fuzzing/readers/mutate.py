@@ -106,7 +106,12 @@ def _change_field(model: Message, chance: Random) -> None:
         message.ClearField(name)
     else:
         others = [other for other in _messages(model) if other.DESCRIPTOR is kind.message_type]
-        values.CopyFrom(chance.choice(others)) if others else values.SetInParent()
+        values.CopyFrom(_copy(chance.choice(others))) if others else values.SetInParent()
+
+
+def _copy(message: Message) -> Message:
+    """Return a copy that shares no memory: protobuf crashes where a message gets into itself."""
+    return type(message).FromString(message.SerializeToString())
 
 
 def _messages(message: Message) -> Iterator[Message]:
