@@ -193,6 +193,15 @@ def convolving_inside(op: str) -> ModelProto:
     return branching(body_of(convolution(op, "z", group=0), weights=[KERNEL]))
 
 
+def transposing_much(shape: Sequence[int], kernel: Sequence[int]) -> ModelProto:
+    weight = TensorProto(name="k", dims=[1, 1, *kernel], data_type=FLOAT, raw_data=bytes(4 * int(np.prod(kernel))))
+    return plain([convolution("ConvTranspose")], [weight], shape)
+
+
+def pooling_much() -> ModelProto:
+    return plain([helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[50_000], ceil_mode=1)], shape=(1, 1, 10_000_000))
+
+
 def attending() -> ModelProto:
     proto = plain([helper.make_node("Attention", ["x", "x", "x"], ["y"], q_num_heads=0, kv_num_heads=0)], shape=(1, 4, 8))
     proto.opset_import[0].version = 23
@@ -361,6 +370,10 @@ HOSTILE: dict[str, Hostile] = {
     "ConvInteger with group 0": Hostile(saved(lambda: convolving("ConvInteger", group=0)), "group"),
     "Conv with group 2^40": Hostile(saved(lambda: convolving(group=1 << 40)), ""),
     "ConvTranspose with group 2^40": Hostile(saved(lambda: convolving("ConvTranspose", group=1 << 40)), "takes more than"),
+    "ConvTranspose of 500 GB": Hostile(saved(lambda: transposing_much((1, 1, 1 << 37), [3])), ""),
+    "ConvTranspose of 2 GB": Hostile(saved(lambda: transposing_much((1, 1, 1 << 29), [3])), ""),
+    "ConvTranspose with a large window": Hostile(saved(lambda: transposing_much((1, 1, 10_000_000), [100_000])), ""),
+    "MaxPool with a large window": Hostile(saved(pooling_much), ""),
     "Attention with 0 heads": Hostile(saved(attending), "heads"),
     "functions that hold 1 MB and are called 10,000 times": Hostile(saved(heavy_functions), "bytes"),
     "weights that share a file 100,000 times": Hostile(sharing, "times that"),

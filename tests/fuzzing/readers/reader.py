@@ -12,7 +12,7 @@ from random import Random
 from bbgrap.errors import BbgrapError
 
 SECONDS = 2.0
-"""An input of at most some kilobytes may take so long, also on a busy machine."""
+"""Of processor time, which an input of some kilobytes may take: other processes do not count."""
 
 LONGEST = 64 << 10
 """Bytes of an input; mutation does not grow beyond."""
@@ -63,7 +63,7 @@ def judge(reader: Reader, data: bytes, tally: Tally) -> None:
     weighs = tally.inputs % WEIGHED_EVERY == 0
     if weighs:
         tracemalloc.start()
-    began = time.perf_counter()
+    began = time.process_time()
     try:
         reader.read(data)
         tally.taken += 1
@@ -72,7 +72,7 @@ def judge(reader: Reader, data: bytes, tally: Tally) -> None:
     except Exception as error:  # noqa: BLE001,RUF100 - whatever else it is, is what is looked for
         place = traceback.extract_tb(error.__traceback__)[-1]
         _note(tally, f"{type(error).__name__} in {place.filename}:{place.lineno}: {str(error)[:200]}", f"{type(error)}{place}", data)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     if weighs:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
