@@ -1,6 +1,7 @@
 """P7 of docs: what is encoded is decoded to the same; arbitrary bytes are a `RemoteProtocolError` and nothing else."""
 
 import dataclasses
+import tracemalloc
 from typing import get_args
 
 import msgpack
@@ -168,3 +169,12 @@ def test_depth_and_length_bombs():
     ):
         with pytest.raises(RemoteProtocolError):
             TO_COORDINATOR.decode([header])
+
+
+def test_a_deployment_of_many_devices_is_refused_before_they_are_counted():
+    schedule = dataclasses.replace(SCHEDULE, host=2**40)
+    tracemalloc.start()
+    refuses(TO_AGENT, COMMANDS[4], "peers: expected devices 0 to 1099511627776 in order", schedule=schedule)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
