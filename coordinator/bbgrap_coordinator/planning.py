@@ -25,7 +25,7 @@ from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.protocol.client_messages import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
 from bbgrap_coordinator.child import Child, Reply, Task
-from bbgrap_coordinator.models import ModelStore
+from bbgrap_coordinator.models import ModelGoneError, ModelStore
 
 PLANNER = ("-m", "bbgrap_coordinator.planner")
 
@@ -135,6 +135,9 @@ class Planner:
         while (job := self._next()) is not None:
             try:
                 event = self._done(job, models, folders)
+            except ModelGoneError as error:
+                _log.warning("%s", error)
+                event = PlanFailed(job.job, Fault.UNKNOWN_MODEL, str(error), error.gone)
             except BbgrapError as error:
                 event = PlanFailed(job.job, Fault.of(error), str(error))
             except Exception as error:

@@ -131,3 +131,14 @@ def test_children_do_not_outlive_a_killed_parent(tmp_path):
     parent.stdout.close()
     _, alive = psutil.wait_procs(children, timeout=5)
     assert alive == []
+
+
+def test_a_model_file_that_was_damaged_is_brought_again(fresh):
+    """The coordinator neither plans other content than was brought, nor keeps the client from bringing it again."""
+    bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection).run(None, {"x": rows(8)})
+    for path in (fresh.logs / "state" / "models").iterdir():
+        path.write_bytes(b"something else")
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    x = rows(9)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], tiny.expected(x))
+    assert "gone or damaged" in fresh.log("coordinator", 1000)

@@ -8,7 +8,6 @@ from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.held import MAX_DEPLOYMENTS
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol.messages import Heartbeat
