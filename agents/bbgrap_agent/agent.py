@@ -1,116 +1,92 @@
-"""The agent: a control thread that keeps the membership, a loader that prepares deployments, an executor that runs requests.
+"""The agent's main process: the membership, and a nanny for the process that computes.
 
-    control (main thread)   coordinator's messages, heartbeats, the state machine
-    loader                  weights and sessions: everything that takes long
-    executor                data plane and kernels
+    main thread    coordinator's messages, heartbeats, the state machine, the worker's start and end
+    worker, pipe   threads that read from and write to the worker (`bbgrap_agent.worker`)
 
-Heartbeats go on whatever the other two do. Laws: the state machine is used by the control thread only; other threads hand it events
-through a queue that wakes it.
+Heartbeats go on whatever the worker does. Laws: the state machine and the nanny are used by the main thread only; other threads hand it
+events through a queue that wakes it; nothing that is heavy or may crash is done, or imported, here.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
+import socket
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import zmq
 
+from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
-from bbgrap.errors import BbgrapError, RemoteProtocolError
-from bbgrap.protocol.addresses import host_of
+from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
-from bbgrap.protocol.messages import (
-    AnswerPings,
-    Deploy,
-    Join,
-    LinksMeasured,
-    Measure,
-    Measured,
-    MeasureLinks,
-    Recorded,
-    RequestFailed,
-    TryLinks,
-    WeightChunk,
-)
+from bbgrap.protocol.messages import LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed
 from bbgrap.transport.control import ControlClient
-from bbgrap.transport.data import DataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
-from bbgrap_agent.executor import Executor
-from bbgrap_agent.links import measure_links
-from bbgrap_agent.loading import load, reachable
-from bbgrap_agent.probe import measure_machine
-from bbgrap_agent.weights import WeightStore
+from bbgrap_agent.nanny import Ended, Nanny
+from bbgrap_agent.pipe import FromWorker
+from bbgrap_agent.worker_settings import Settings
+
+LOOK_S = 0.1
+"""How often the nanny looks what the worker does."""
 
 _log = logging.getLogger("bbgrap.agent")
 
 
-class Agent:
-    """One agent in this process.
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    reason: str
 
-    Invariants: after `run` returns, all its threads have ended.
+
+class Agent:
+    """One agent: this process and its worker.
+
+    Invariants: after `run` returns, the worker has ended; there is a machine once a worker was ready, which says what this machine is.
     """
 
-    def __init__(self, control: ControlClient, plane: DataPlane, join: Join, store: WeightStore, *, compiling: bool = True) -> None:
-        """Take over the connections; nothing is sent before `run`. `compiling`: adapt what is deployed to this machine's CPU."""
+    def __init__(self, control: ControlClient, listener: socket.socket, settings: Settings, profile: NodeProfile | None) -> None:
+        """Take over the connections; nothing is started or sent before `run`."""
         self._control = control
-        self._plane = plane
-        self._join = join
-        self._store = store
-        self._compiling = compiling
-        self._events: WakeupQueue[events.Event] = WakeupQueue()
-        self._machine = AgentMachine(join, time.monotonic())
-        self._executor = Executor(
-            plane,
-            lambda epoch, request, reason: self._events.put(events.Outcome(RequestFailed(epoch, request, reason))),
-            lambda epoch, request, record: self._events.put(events.Outcome(Recorded(epoch, request, record))),
-        )
-        self._loader = ThreadPoolExecutor(1, "loader")
+        self._profile = profile
+        self._inbox: WakeupQueue[FromWorker | Ended | _Stop] = WakeupQueue()
+        self._nanny = Nanny(listener, settings, self._inbox.put)
+        self._machine: AgentMachine | None = None
         self._fault: str | None = None
 
     def stop(self, reason: str) -> None:
         """Leave politely; may be called from a signal handler."""
-        self._events.put(events.Stop(reason))
+        self._inbox.put(_Stop(reason))
 
     def run(self) -> str:
         """Work until stopped or refused; return the reason of a refusal, or an empty text."""
-        thread = threading.Thread(target=self._execute, name="executor", daemon=True)
-        thread.start()
         try:
             self._serve()
         finally:
-            self._loader.shutdown(wait=False, cancel_futures=True)
-            self._executor.stop()
-            thread.join(2)
+            self._nanny.stop()
             self._control.close()
         return self._fault or ""
 
-    def _execute(self) -> None:
-        try:
-            self._executor.run()
-        except Exception:  # without its executor an agent is of no use; the operator's supervisor starts it again
-            _log.exception("the executor failed")
-            self._fault = "the executor failed"
-            self._events.put(events.Stop("the executor failed"))
-
     def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._events.fileno(), zmq.POLLIN)
+        poller.register(self._inbox.fileno(), zmq.POLLIN)
         poller.register(self._control.socket, zmq.POLLIN)
-        due = time.monotonic()
+        look = tick = time.monotonic()
         while self._fault is None:
+            self._nanny.start_if_due(time.monotonic())
+            due = look if self._machine is None else min(look, tick)
             poller.poll(max(0, round((due - time.monotonic()) * 1000)))
-            for event in self._events.take():
-                self._handle(event)
+            for event in self._inbox.take():
+                self._take(event)
             socket = self._control.socket
-            now = time.monotonic()  # what has arrived until then is handled before it is judged, however long the loader stops this thread
+            now = time.monotonic()  # what has arrived until then is handled before it is judged, however long this thread was stopped
             self._receive()
             if now >= due:
-                self._handle(events.Tick(), now)
-                due = time.monotonic() + self._machine.next_tick_s
+                heartbeat = self._nanny.look(now)
+                look = time.monotonic() + LOOK_S
+                if self._machine is not None and now >= tick:
+                    self._handle(events.Tick(heartbeat), now)
+                    tick = time.monotonic() + self._machine.next_tick_s
             if socket is not self._control.socket:
                 poller.unregister(socket)
                 poller.register(self._control.socket, zmq.POLLIN)
@@ -122,84 +98,50 @@ class Agent:
             except RemoteProtocolError as error:
                 _log.warning("dropped a message of the coordinator: %s", error)
 
+    def _take(self, event: FromWorker | Ended | _Stop) -> None:
+        match event:
+            case _Stop(reason):
+                if self._machine is None:
+                    self._fault = self._fault or ""
+                self._handle(events.Stop(reason))
+            case Ended():
+                died = self._nanny.ended(event, time.monotonic())
+                if died is not None:
+                    self._handle(died)
+                self._fault = self._nanny.fault or self._fault
+            case events.WorkerReady(introduction):
+                self._nanny.ready()
+                _log.info("the worker is ready, with %d threads", introduction.threads)
+                if self._machine is None:
+                    self._machine = AgentMachine(replace(introduction, profile=self._profile), time.monotonic())
+                else:
+                    self._handle(event)
+            case RequestFailed() | Recorded() | Measured() | LinksMeasured() | LinksTried() | LinkBroken():
+                self._handle(events.Outcome(event))
+            case events.WeightsChecked() | events.WeightArrived() | events.Loaded():
+                self._handle(event)
+
     def _handle(self, event: events.Event, now: float | None = None) -> None:
+        if self._machine is None:
+            return
         for instruction in self._machine.handle(event, time.monotonic() if now is None else now):
             self._carry_out(instruction)
 
-    def _carry_out(self, instruction: events.Instruction) -> None:  # noqa: C901 - one branch per instruction
-        executor = self._executor
+    def _carry_out(self, instruction: events.Instruction) -> None:
         match instruction:
             case events.Say(message):
                 self._control.send(TO_COORDINATOR.encode(message))
-            case events.CheckWeights(epoch, digests):
-                self._later(lambda: self._check(epoch, digests), lambda fault: events.Loaded(epoch, 0.0, fault))
+            case events.CheckWeights() | events.Unload() | events.Drop():
+                self._nanny.tell(instruction)
             case events.StoreChunk(chunk):
-                self._later(
-                    lambda: self._store_chunk(chunk), lambda fault: events.WeightArrived(chunk.digest, 0, complete=False, fault=fault)
-                )
+                self._nanny.tell(chunk)
             case events.Load(deploy):
-                self._later(lambda: self._load(deploy), lambda fault: events.Loaded(deploy.epoch, 0.0, fault))
-            case events.Unload(epoch):
-                executor.post(lambda: executor.remove(epoch))
-            case events.Drop(epoch, request):
-                executor.post(lambda: executor.drop(epoch, request))
-            case events.Perform(message):
-                self._perform(message)
+                self._nanny.tell(deploy)
+            case events.Perform(asked):
+                self._nanny.tell(asked)
             case events.Reconnect():
                 self._control.reopen()
             case events.Log(text):
                 _log.info(text)
             case events.Quit(fault):
                 self._fault = self._fault or fault
-
-    def _perform(self, message: Measure | MeasureLinks | TryLinks | AnswerPings) -> None:
-        executor = self._executor
-        match message:
-            case AnswerPings(peers):
-                executor.post(lambda: executor.allow_pings(peers))
-            case Measure(measurement):
-                self._later(
-                    lambda: events.Outcome(Measured(measurement, measure_machine(self._join), "")),
-                    lambda fault: events.Outcome(Measured(measurement, None, fault)),
-                )
-            case TryLinks():
-                raise NotImplementedError  # said by nobody yet
-            case MeasureLinks(measurement, peers):
-                others = reachable(peers, host_of(self._control.address))
-                self._later(
-                    lambda: events.Outcome(LinksMeasured(measurement, measure_links(others, executor), "")),
-                    lambda fault: events.Outcome(LinksMeasured(measurement, (), fault)),
-                )
-
-    def _later(self, work: Callable[[], events.Event], failed: Callable[[str], events.Event]) -> None:
-        """Do something that takes long in the loader's thread; what it returns, or `failed` of its error, comes back as an event."""
-
-        def safely() -> None:
-            try:
-                self._events.put(work())
-            except (BbgrapError, MemoryError) as error:
-                self._events.put(failed(str(error) or "out of memory"))
-            except Exception as error:  # a bug or a broken disk ends this work with a reason: the coordinator waits for it
-                _log.exception("the loader failed")
-                self._events.put(failed(f"{type(error).__name__}: {error}"))
-
-        self._loader.submit(safely)
-
-    def _check(self, epoch: int, digests: tuple[str, ...]) -> events.Event:
-        return events.WeightsChecked(epoch, self._store.missing(digests))
-
-    def _store_chunk(self, chunk: WeightChunk) -> events.Event:
-        return events.WeightArrived(chunk.digest, *self._store.add(chunk))
-
-    def _load(self, deploy: Deploy) -> events.Event:
-        began = time.monotonic()
-        deployment = load(deploy, self._store, self._join.threads, host_of(self._control.address), compiling=self._compiling)
-        installed = threading.Event()
-
-        def install() -> None:
-            self._executor.install(deployment)
-            installed.set()
-
-        self._executor.post(install)
-        installed.wait()
-        return events.Loaded(deploy.epoch, time.monotonic() - began)

@@ -13,7 +13,7 @@ import logging
 import queue
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,12 +22,13 @@ from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Headers, Kind
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer
-from bbgrap.runtime.execution import Execution, Sender, SlicePlan
+from bbgrap.runtime.execution import Execution, Kernel, Sender, SlicePlan
 from bbgrap.runtime.recording import Clock
 from bbgrap.runtime.schedule import LocalSend, Schedule
 from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Arrival, DataPlane
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
+from bbgrap_agent.progress import Progress
 from bbgrap_agent.recording import OnRecord, Recorder
 
 MAX_EARLY = 1024
@@ -103,6 +104,7 @@ class _Running:
     deployment: Deployment
     execution: Execution
     send: Sender
+    compute: Kernel
     can_go_on: bool = True
 
 
@@ -113,10 +115,19 @@ class Executor:
     """
 
     def __init__(
-        self, plane: DataPlane, on_failure: Callable[[int, int, str], None], on_record: OnRecord, clock: Clock = time.perf_counter_ns
+        self,
+        plane: DataPlane,
+        on_failure: Callable[[int, int, str], None],
+        on_record: OnRecord,
+        clock: Clock = time.perf_counter_ns,
+        progress: Progress | None = None,
     ) -> None:
-        """Own a data plane; `on_failure(epoch, request, reason)` and `on_record(epoch, request, record)` are called from this thread."""
+        """Own a data plane; `on_failure(epoch, request, reason)` and `on_record(epoch, request, record)` are called from this thread.
+
+        Which kernel runs is shown in `progress`.
+        """
         self.plane = plane
+        self._progress = progress
         plane.admit = self._admits
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -127,7 +138,7 @@ class Executor:
         self._ended: OrderedDict[Key, None] = OrderedDict()
         self._recorder = Recorder(plane, clock, on_record)
         self._pings = PingAnswers(plane)
-        self._on_pong: Callable[[int], None] | None = None
+        self._awaited: dict[int, Callable[[int], None]] = {}
         self._complaints = Complaints(_log)
         self._stopped = False
 
@@ -170,19 +181,22 @@ class Executor:
         """Answer the pings of these peers, and of no others, from now on."""
         self._pings.allow(peers)
 
-    def begin_pings(self, address: str, on_pong: Callable[[int], None]) -> None:
-        """Make pings to an address possible; their numbers come back to `on_pong`, in this thread."""
-        self.plane.connect(address)
-        self._on_pong = on_pong
+    def begin_pings(self, addresses: Iterable[str]) -> None:
+        """Make pings to some addresses possible; calls are counted."""
+        for address in addresses:
+            self.plane.connect(address)
 
-    def send_ping(self, address: str, frame: Frame) -> None:
-        """Ask a peer for an answer."""
-        self.plane.send(address, frame.to_bytes(), self.plane.address.encode())
+    def send_ping(self, address: str, number: int, size: int, on_pong: Callable[[int], None]) -> None:
+        """Ask for an answer of so many bytes; the number of the question comes back to `on_pong`, in this thread, if one comes."""
+        self._awaited[number] = on_pong
+        self.plane.send(address, Frame(Kind.PING, 0, 0, number, size).to_bytes(), self.plane.address.encode())
 
-    def end_pings(self, address: str) -> None:
-        """Undo `begin_pings`."""
-        self.plane.disconnect(address)
-        self._on_pong = None
+    def end_pings(self, addresses: Iterable[str], numbers: Iterable[int]) -> None:
+        """Undo one `begin_pings`, and await no answers to these questions any more."""
+        for address in addresses:
+            self.plane.disconnect(address)
+        for number in numbers:
+            self._awaited.pop(number, None)
 
     def run(self) -> None:
         """Work until stopped."""
@@ -209,8 +223,8 @@ class Executor:
                 self._pings.answer(frame, arrival.payload)
             elif frame.kind is Kind.CLOCK:
                 self._recorder.on_clock(frame, arrival.payload)
-            elif self._on_pong is not None:
-                self._on_pong(frame.request)
+            elif (on_pong := self._awaited.pop(frame.request, None)) is not None:
+                on_pong(frame.request)
         except RemoteProtocolError as error:
             self._complaints.about(arrival.sender, f"messages are dropped: {error}")
 
@@ -238,7 +252,7 @@ class Executor:
         except RemoteProtocolError:
             return False
         if frame.kind is Kind.PONG:
-            return self._on_pong is not None and size <= MAX_PONG_BYTES
+            return frame.request in self._awaited and size <= MAX_PONG_BYTES
         deployment = self._deployments.get(frame.epoch)
         layout = None if deployment is None else deployment.received.get(frame.message)
         return layout is not None and layout.peer == frame.source and layout.admits(size)
@@ -250,7 +264,8 @@ class Executor:
             execution: Execution = self._recorder.begin(key, schedule, slices, deployment.names, host)
         else:
             execution = Execution(schedule, slices=slices)
-        running = self._running[key] = _Running(deployment, execution, partial(deployment.send, self.plane, key[1]))
+        compute = deployment.compute if self._progress is None else self._progress.shown(deployment.compute, *key)
+        running = self._running[key] = _Running(deployment, execution, partial(deployment.send, self.plane, key[1]), compute)
         early = self._early.pop(key, [])
         self._early_count -= len(early)
         for message, parts in early:
@@ -281,7 +296,7 @@ class Executor:
         execution = running.execution
         before = execution.position
         try:
-            finished = execution.advance(running.deployment.compute, running.send, limit=limit)
+            finished = execution.advance(running.compute, running.send, limit=limit)
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
             self._end(key)
             self._recorder.drop(key)

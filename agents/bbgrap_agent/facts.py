@@ -11,6 +11,7 @@ from bbgrap.cluster.types import NodeProfile
 from bbgrap.engine.sessions import usable_cores
 from bbgrap.protocol.messages import PROTOCOL_VERSION, Join
 from bbgrap.protocol.version import VERSION
+from bbgrap_agent.cgroups import memory_bytes, processors
 
 _OPSET_BY_MINOR = {22: 22, 23: 23, 24: 25}
 _NEWEST_OPSET = 26
@@ -19,7 +20,7 @@ _NEWEST_OPSET = 26
 
 def introduce(name: str, threads: int, data_address: str, profile: NodeProfile | None) -> Join:
     """Return the first message of this agent; zero threads mean one per core it may use."""
-    cores = usable_cores()
+    cores = cores_to_use()
     return Join(
         name=name,
         protocol=PROTOCOL_VERSION,
@@ -40,12 +41,15 @@ def max_opset(version: str) -> int:
     return _OPSET_BY_MINOR.get(minor, _NEWEST_OPSET if minor > min(_OPSET_BY_MINOR) else 21)
 
 
-def memory_limit() -> int:
+def memory_limit(root: Path = Path("/")) -> int:
     """Return the bytes of memory this process may use: the machine's, or its container's if that is less."""
     total: int = psutil.virtual_memory().total
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            return min(total, int(Path(path).read_text()))
-        except (OSError, ValueError):
-            continue
-    return total
+    return min(total, memory_bytes(root) or total)
+
+
+def cores_to_use(root: Path = Path("/")) -> int:
+    """Return how many cores this process may use: those it is bound to, or its container's whole ones if they are less.
+
+    A thread for part of a core would be stopped in the middle of kernels that all others wait for.
+    """
+    return max(1, min(usable_cores(), int(processors(root) or usable_cores())))

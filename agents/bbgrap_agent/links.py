@@ -1,14 +1,20 @@
-"""How far away the other machines are: round trips and bandwidth over the data plane itself, to peers and the coordinator."""
+"""How far away the other machines are, and whether they answer at all: over the data plane itself, to peers and the coordinator.
+
+Every question has a number that nobody can guess, so a late answer is not taken for that of another question, and only those that were
+asked can answer. Laws: these functions are for other threads than the executor's; a peer answers between two of its kernels.
+"""
 
 from __future__ import annotations
 
 import queue
+import secrets
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from bbgrap.cluster.types import LinkProfile
-from bbgrap.protocol.data import Frame, Kind
+from bbgrap.errors import ExecutionError
 from bbgrap.protocol.messages import Peer
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.fitting import rounded
@@ -17,6 +23,38 @@ _PINGS = 30
 _BULK_BYTES = 1 << 20
 _BULKS = 4
 _PING_WAIT_S = 1.0
+_TRIES_S = (0.3, 0.5)
+"""How long an answer may take, the first and the second time; a first question may come before a peer knows that it may answer."""
+_EXECUTOR_WAIT_S = 60.0
+"""How long this agent's own executor may be in a kernel before it sends anything. Chosen."""
+
+Pongs = queue.SimpleQueue[int]
+"""The numbers of the questions that were answered."""
+
+
+def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[float] = _TRIES_S) -> tuple[Peer, ...]:
+    """Ask all peers at once for an answer, as often and as many seconds as told; return those that gave none, in their order.
+
+    Raises:
+        ExecutionError: if this agent's executor does not even come to sending.
+    """
+    addresses = [peer.address for peer in peers]
+    missing, asked = dict(enumerate(peers)), {}
+    pongs: Pongs = queue.SimpleQueue()
+    executor.post(lambda: executor.begin_pings(addresses))
+    try:
+        for seconds in tries_s:
+            if not missing:
+                break
+            questions = {secrets.randbits(63): place for place in missing}
+            asked.update(questions)
+            _send(executor, {number: peers[place].address for number, place in questions.items()}, 0, pongs)
+            deadline = time.monotonic() + seconds
+            while missing and (number := _next(pongs, deadline)) is not None:
+                missing.pop(asked[number], None)
+    finally:
+        executor.post(lambda: executor.end_pings(addresses, asked))
+    return tuple(missing.values())
 
 
 def measure_links(peers: Sequence[Peer], executor: Executor) -> tuple[LinkProfile, ...]:
@@ -29,34 +67,59 @@ def measure_link(peer: Peer, executor: Executor) -> LinkProfile | None:
 
     Bandwidth is that of the way back: the answers are large, the questions small.
     """
-    pongs: queue.SimpleQueue[int] = queue.SimpleQueue()
-    executor.post(lambda: executor.begin_pings(peer.address, pongs.put))
+    asked: list[int] = []
+    executor.post(lambda: executor.begin_pings([peer.address]))
     try:
-        times = [_ping(executor, peer, pongs, number, 0) for number in range(_PINGS)]
-        bulk = [_ping(executor, peer, pongs, _PINGS + number, _BULK_BYTES) for number in range(_BULKS + 1)]
+        times = [_ping(executor, peer, 0, asked) for _ in range(_PINGS)]
+        bulk = [_ping(executor, peer, _BULK_BYTES, asked) for _ in range(_BULKS + 1)]
     except TimeoutError:
         return None
     finally:
-        executor.post(lambda: executor.end_pings(peer.address))
+        executor.post(lambda: executor.end_pings([peer.address], asked))
     round_trip = statistics.median(times)
     seconds = max(statistics.median(bulk[1:]) - round_trip / 2, 1e-6)  # the first one finds pages that nobody has touched
     return LinkProfile(peer.name, rounded(_BULK_BYTES / seconds), rounded(round_trip))
 
 
-def _ping(executor: Executor, peer: Peer, pongs: queue.SimpleQueue[int], number: int, size: int) -> float:
-    """Return the seconds until a ping is answered with so many bytes.
+def _ping(executor: Executor, peer: Peer, size: int, asked: list[int]) -> float:
+    """Return the seconds until a question is answered with so many bytes; its numbers are added to `asked`.
 
     Raises:
-        TimeoutError: if it never is. The first one may be too early for a peer that has just learned of us, so each is tried twice.
+        TimeoutError: if it never is, though asked twice.
     """
-    frame = Frame(Kind.PING, 0, 0, number, size)
     for _ in range(2):
+        number, pongs = secrets.randbits(63), queue.SimpleQueue[int]()
+        asked.append(number)
         began = time.perf_counter()
-        executor.post(lambda: executor.send_ping(peer.address, frame))
-        try:
-            while pongs.get(timeout=_PING_WAIT_S) != number:
-                continue  # a late answer to an earlier try
+        executor.post(partial(executor.send_ping, peer.address, number, size, pongs.put))
+        if _next(pongs, time.monotonic() + _PING_WAIT_S) is not None:
             return time.perf_counter() - began
-        except queue.Empty:
-            continue
     raise TimeoutError
+
+
+def _send(executor: Executor, questions: dict[int, str], size: int, pongs: Pongs) -> None:
+    """Have questions sent, and wait until they are: before, nobody can answer.
+
+    Raises:
+        ExecutionError: if they are not within a minute.
+    """
+    sent: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def send() -> None:
+        for number, address in questions.items():
+            executor.send_ping(address, number, size, pongs.put)
+        sent.put(None)
+
+    executor.post(send)
+    try:
+        sent.get(timeout=_EXECUTOR_WAIT_S)
+    except queue.Empty:
+        raise ExecutionError(f"links: this agent's executor has been in one kernel for {_EXECUTOR_WAIT_S:g} s; is it stuck?") from None
+
+
+def _next(pongs: Pongs, deadline: float) -> int | None:
+    """Return the number of the next question that was answered; None if none was before the deadline."""
+    try:
+        return pongs.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        return None

@@ -13,14 +13,16 @@ from typing import Annotated
 import typer
 
 from bbgrap.errors import BbgrapError, UsageError
-from bbgrap.protocol.addresses import split_address
+from bbgrap.protocol.addresses import host_of, split_address
 
 _log = logging.getLogger("bbgrap.agent")
 
 
 def main(
     join: Annotated[str, typer.Option(help="The coordinator: tcp://HOST:PORT.", envvar="BBGRAP_COORDINATOR")],
-    name: Annotated[str, typer.Option(help="A name of its own in the cluster; default: host name and process number.")] = "",
+    name: Annotated[
+        str, typer.Option(help="A name of its own in the cluster; default: the host's, with -2, -3 ... for further agents.")
+    ] = "",
     threads: Annotated[int, typer.Option(min=0, help="Threads that compute; 0: one per core it may use.")] = 0,
     profile: Annotated[Path | None, typer.Option(help="A measured or hand-written profile of this machine.")] = None,
     core: Annotated[int | None, typer.Option(min=0, help="Use this core only.")] = None,
@@ -63,37 +65,64 @@ def _work(
     until_eof: bool,
     compiling: bool,
 ) -> str:
-    # Here and not above: affinity must be set before the libraries count cores, and `--help` must be quick.
+    # Here and not above: `--help` must be quick.
     import zmq
 
     from bbgrap.cluster.files import read_profile
     from bbgrap.transport.control import ControlClient, check_address
     from bbgrap.transport.exit_with_parent import exit_with_parent
-    from bbgrap.transport.tcp import TcpDataPlane
+    from bbgrap.transport.tcp import listen_at
     from bbgrap_agent.agent import Agent
-    from bbgrap_agent.facts import introduce
-    from bbgrap_agent.weights import WeightStore
+    from bbgrap_agent.names import OwnName
+    from bbgrap_agent.worker_settings import Settings
 
     address = check_address(join)
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    # A machine that is reached by its loopback address only has no need to listen on others.
-    plane = TcpDataPlane(f"tcp://{host if host.startswith('127.') else '*'}:{data_port}", host, computes=True)
+    # Held here, so that the data plane keeps its address when a worker ends. A machine that is reached by its loopback address only has
+    # no need to listen on others.
+    listener = listen_at(f"tcp://{host if host.startswith('127.') else '*'}:{data_port}")
     control = ControlClient(context, address)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    store = WeightStore(cache_dir or home / "bbgrap" / "agent")
+    cache = _made(cache_dir or home / "bbgrap" / "agent")
+    own = None if name else OwnName(cache / "names")
+    verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
+    settings = Settings(
+        name=name if own is None else own.name,
+        threads=threads,
+        host=host,
+        coordinator_host=host_of(address),
+        cache_dir=str(cache),
+        compiling=int(compiling),
+        verbose=int(verbose),
+    )
     given = None if profile is None else read_profile(profile)
-    introduction = introduce(name or f"{socket.gethostname()}-{os.getpid()}", threads, plane.address, given)
-    agent = Agent(control, plane, introduction, store, compiling=compiling)
+    agent = Agent(control, listener, settings, given)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
     if until_eof:
         exit_with_parent(lambda: agent.stop("its parent ended"))
-    _log.info("agent '%s', %d threads, joins %s, data plane at %s", introduction.name, introduction.threads, address, plane.address)
+    _log.info("agent '%s' joins %s, data plane at port %d", settings.name, address, listener.getsockname()[1])
     try:
         return agent.run()
     finally:
+        listener.close()
+        if own is not None:
+            own.release()
         context.term()
+
+
+def _made(folder: Path) -> Path:
+    """Return a folder that is there.
+
+    Raises:
+        UsageError: if it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cache folder {folder}: {error.strerror}; choose another with --cache-dir") from error
+    return folder
 
 
 def parse_cores(text: str) -> set[int]:

@@ -2,14 +2,16 @@
 
     joining --Join/Welcome--> joined --silence or Rejoin--> joining ...   (for ever, until stopped or refused for good)
     Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Load -> Deployed
+    WorkerDied -> WorkerLost ... WorkerReady -> CheckWeights -> ... -> Deployed      (for every deployment it keeps)
 
 Laws: the machine never waits and never looks at a clock; handling a message twice is harmless; a coordinator that falls silent is
-joined again, and a new membership voids every deployment.
+joined again, and a new membership voids every deployment that it does not keep; without a worker nothing is asked of one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 
 from bbgrap.control.agent_events import (
     CheckWeights,
@@ -20,7 +22,6 @@ from bbgrap.control.agent_events import (
     Loaded,
     Log,
     Outcome,
-    Perform,
     Quit,
     Received,
     Reconnect,
@@ -31,12 +32,16 @@ from bbgrap.control.agent_events import (
     Unload,
     WeightArrived,
     WeightsChecked,
+    WorkerDied,
+    WorkerReady,
 )
+from bbgrap.control.asked import Asked
 from bbgrap.control.states import Role, Tracker
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import (
     Abandon,
     AgentCommand,
+    AgentMessage,
     AnswerPings,
     Deploy,
     Deployed,
@@ -45,7 +50,10 @@ from bbgrap.protocol.messages import (
     HeartbeatSeen,
     Join,
     Leave,
+    LinksMeasured,
+    LinksTried,
     Measure,
+    Measured,
     MeasureLinks,
     Recorded,
     Refused,
@@ -57,16 +65,27 @@ from bbgrap.protocol.messages import (
     WeightsMissing,
     WeightStored,
     Welcome,
+    WorkerLost,
 )
 
-FIRST_HEARTBEAT_S = 0.5
-"""How often an agent asks to join."""
+FIRST_JOIN_S = 0.1
+"""How soon an agent asks again to join; from then on half as long again each time."""
+JOIN_S = 0.5
+"""How often it asks in the end."""
 FIRST_SILENCE_S = 4.0
-"""How long a coordinator may be silent, or refuse a name that is taken, until its `Welcome` says how long."""
+"""How long a coordinator may be silent until its `Welcome` says how long."""
+REFUSED_S = 15.0
+"""How long an agent asks for a name that is taken. Chosen: far above the time after which its last holder is taken for dead."""
+MAX_UNSAID = 256
+"""What is kept of what happens while no coordinator listens; the oldest makes room."""
 MAX_DEPLOYMENTS = 16
 """Loaded deployments an agent keeps: twice what a coordinator keeps, so that only a broken coordinator reaches it."""
 ASK_AGAIN_S = 10.0
 """Weights that do not come are asked for again after this long without any chunk."""
+
+
+MIN_HEARTBEAT_S = 0.01
+"""No coordinator needs to hear from an agent more often."""
 
 
 @dataclass(slots=True)
@@ -84,12 +103,17 @@ class AgentMachine:
     """
 
     def __init__(self, join: Join, now: float) -> None:
-        """Start unjoined; the coordinator's `Welcome` says how often it wants to hear from it."""
+        """Start unjoined, with a worker that is ready; the coordinator's `Welcome` says how often it wants to hear from it."""
         self.join = join
         self.membership: int | None = None
         self.deployments: dict[int, _Deployment] = {}
         self._tracker = Tracker(Role.AGENT, f"'{join.name}'")
-        self._heartbeat_s = FIRST_HEARTBEAT_S
+        self._worker_ready = True
+        self._asked = Asked()
+        self._unsaid: deque[AgentMessage] = deque(maxlen=MAX_UNSAID)
+        self._heartbeat_s = JOIN_S
+        self._join_s = FIRST_JOIN_S
+        self._heartbeat = Heartbeat()
         self._silence_s = FIRST_SILENCE_S
         self._heard = now
         self._spoke = float("-inf")
@@ -104,7 +128,7 @@ class AgentMachine:
     @property
     def next_tick_s(self) -> float:
         """How long the driver may wait before the next `Tick`."""
-        return self._heartbeat_s
+        return self._heartbeat_s if self.state == "joined" else self._join_s
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take an event and return what is to be done, in order.
@@ -115,8 +139,8 @@ class AgentMachine:
         match event:
             case Received():
                 return self._on_message(event.message, now)
-            case Tick():
-                return self._on_tick(now)
+            case Tick(heartbeat):
+                return self._on_tick(heartbeat, now)
             case WeightsChecked():
                 return self._on_checked(event, now)
             case WeightArrived():
@@ -124,8 +148,11 @@ class AgentMachine:
             case Loaded():
                 return self._on_loaded(event)
             case Outcome(message):
-                void = isinstance(message, RequestFailed | Recorded) and message.epoch not in self.deployments
-                return [] if void or self.state != "joined" else [Say(message)]
+                return self._say(message) if self._is_wanted(message) else []
+            case WorkerReady():
+                return self._on_worker_ready(now)
+            case WorkerDied():
+                return self._on_worker_died(event)
             case Stop():
                 return self._on_stop(event.reason)
 
@@ -141,8 +168,7 @@ class AgentMachine:
             case Refused():
                 return self._on_refused(message, now)
             case Rejoin():
-                self._spoke = now
-                return [Say(self.join)]
+                return [self._ask_to_join(now)]
             case HeartbeatSeen():
                 return []
             case Deploy():
@@ -150,36 +176,60 @@ class AgentMachine:
             case WeightChunk():
                 for deployment in self.deployments.values():
                     deployment.heard = now
-                return [StoreChunk(message)]
+                return [StoreChunk(message)] if self._worker_ready else []
             case Abandon():
-                return [Drop(message.epoch, message.request)] if message.epoch in self.deployments else []
+                runs = self._worker_ready and message.epoch in self.deployments
+                return [Drop(message.epoch, message.request)] if runs else []
             case Release():
                 return self._release(message.epoch, "Release")
             case Measure() | MeasureLinks() | TryLinks() | AnswerPings():
-                return [Perform(message)]
+                return self._asked.take(message, ready=self._worker_ready)
+
+    def _ask_to_join(self, now: float) -> Instruction:
+        self._spoke = now
+        self._join_s = min(JOIN_S, 1.5 * self._join_s)
+        return Say(replace(self.join, holds=tuple(e for e, d in self.deployments.items() if d.tracker.state == "ready")))
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Instruction]:
         self._refused_since = None
-        self._heartbeat_s = message.heartbeat_s
+        self._heartbeat_s = max(message.heartbeat_s, MIN_HEARTBEAT_S)
         self._silence_s = 2 * message.dead_after_s
+        self._join_s = FIRST_JOIN_S
         self._spoke = now
-        if message.membership == self.membership:
-            return [Say(Heartbeat())]
-        self.membership = message.membership
-        voided = self._release_all()
-        return [*voided, Log(f"joined as '{self.join.name}'"), Say(Heartbeat())]
+        done: list[Instruction] = []
+        if message.membership != self.membership:
+            self.membership = message.membership
+            done = [*self._keep(message.keep), Log(f"joined as '{self.join.name}'")]
+        unsaid, self._unsaid = self._unsaid, deque(maxlen=MAX_UNSAID)
+        return [*done, Say(self._heartbeat), *(Say(late) for late in unsaid)]
+
+    def _keep(self, epochs: tuple[int, ...]) -> list[Instruction]:
+        """Begin a new membership with some of the deployments; what is unsaid about others is of no interest any more."""
+        self._asked.forget()
+        released = [i for epoch in list(self.deployments) if epoch not in epochs for i in self._release(epoch, "reset")]
+        of_kept = (RequestFailed, Recorded, Deployed)
+        unsaid = [m for m in self._unsaid if isinstance(m, WorkerLost) or (isinstance(m, of_kept) and m.epoch in self.deployments)]
+        # Offered when it asked to join, and gone since.
+        gone = [DeploymentFailed(epoch, "the agent does not have it any more") for epoch in epochs if epoch not in self.deployments]
+        self._unsaid = deque((*unsaid, *gone), maxlen=MAX_UNSAID)
+        return released
 
     def _on_refused(self, message: Refused, now: float) -> list[Instruction]:
         # A name stays taken for as long as the coordinator believes its last holder alive: a restarted agent waits that out once.
         self._refused_since = now if self._refused_since is None else self._refused_since
-        if message.retry and now - self._refused_since < self._silence_s:
+        if message.retry and now - self._refused_since < max(self._silence_s, REFUSED_S):
             return []
         self._tracker.move("give up")
         return [Quit(message.reason)]
 
-    def _on_tick(self, now: float) -> list[Instruction]:
+    def _on_tick(self, heartbeat: Heartbeat | None, now: float) -> list[Instruction]:
         if self.state == "left":
             return []
+        if heartbeat is None:
+            # Whoever says nothing is not answered: that is no silence of the coordinator.
+            self._heard = now
+            return []
+        self._heartbeat = heartbeat
         done: list[Instruction] = []
         if now - self._heard > self._silence_s:
             self._heard = now
@@ -191,9 +241,9 @@ class AgentMachine:
                 done.append(Log("the coordinator does not answer; trying until it does"))
             done.append(Reconnect())
         # Half an interval of slack: a tick that comes a little early must not skip a whole beat.
-        if now - self._spoke >= self._heartbeat_s / 2:
+        if now - self._spoke >= self.next_tick_s / 2:
             self._spoke = now
-            done.append(Say(Heartbeat() if self.state == "joined" else self.join))
+            done.append(Say(heartbeat) if self.state == "joined" else self._ask_to_join(now))
         for epoch, deployment in self.deployments.items():
             if deployment.tracker.state == "fetching" and now - deployment.heard > ASK_AGAIN_S:
                 deployment.heard = now
@@ -212,8 +262,7 @@ class AgentMachine:
         evicted = self._evict()
         tracker = Tracker(Role.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
         self.deployments[deploy.epoch] = _Deployment(deploy, tracker, heard=now)
-        digests = {ref.digest: None for segment in deploy.segments for ref in segment.weights.values()}
-        return [*evicted, CheckWeights(deploy.epoch, tuple(digests))]
+        return [*evicted, *([_check(deploy)] if self._worker_ready else [])]
 
     def _evict(self) -> list[Instruction]:
         if len(self.deployments) < MAX_DEPLOYMENTS:
@@ -258,9 +307,50 @@ class AgentMachine:
             # Released while it was loading: what was loaded goes again.
             return [Unload(event.epoch)]
         if event.fault:
-            return [*self._release(event.epoch, "load failed"), Say(DeploymentFailed(event.epoch, event.fault))]
+            return [*self._release(event.epoch, "load failed"), *self._say(DeploymentFailed(event.epoch, event.fault))]
         deployment.tracker.move("loaded")
-        return [Say(Deployed(event.epoch, event.seconds))]
+        return self._say(Deployed(event.epoch, event.seconds))
+
+    # --- the worker -------------------------------------------------------------------------------------------------------------
+
+    def _on_worker_ready(self, now: float) -> list[Instruction]:
+        self._worker_ready = True
+        for deployment in self.deployments.values():
+            deployment.heard = now
+        # Deployments are loaded in the order they came: the oldest ones serve.
+        return [*self._asked.worker_ready(), *(_check(deployment.deploy) for deployment in self.deployments.values())]
+
+    def _on_worker_died(self, event: WorkerDied) -> list[Instruction]:
+        self._worker_ready = False
+        lost = WorkerLost(event.reason, event.epoch or event.loading, event.request, event.guilty)
+        done: list[Instruction] = [Log(event.reason), *self._say(lost)]
+        for epoch, deployment in list(self.deployments.items()):
+            if event.guilty and epoch == event.loading and deployment.tracker.state == "loading":
+                deployment.tracker.move("ended the worker")
+                del self.deployments[epoch]
+                done += self._say(DeploymentFailed(epoch, event.reason))
+            else:
+                deployment.tracker.move("worker lost")
+                deployment.missing = set()
+        for instruction in self._asked.worker_died(event.reason):
+            done += self._say(instruction.message) if isinstance(instruction, Say) else [instruction]
+        return done
+
+    def _is_wanted(self, message: AgentMessage) -> bool:
+        match message:
+            case RequestFailed(epoch) | Recorded(epoch):
+                return epoch in self.deployments
+            case Measured() | LinksMeasured() | LinksTried():
+                return self._asked.answered(message)
+            case _:
+                return True
+
+    def _say(self, message: AgentMessage) -> list[Instruction]:
+        """Say what happened, now or when a coordinator listens again."""
+        if self.state == "joined":
+            return [Say(message)]
+        self._unsaid.append(message)
+        return []
 
     def _on_stop(self, reason: str) -> list[Instruction]:
         leaving: list[Instruction] = [Say(Leave(reason))] if self.state == "joined" else []
@@ -273,7 +363,11 @@ class AgentMachine:
         if deployment is None:
             return []
         deployment.tracker.move(event)
-        return [Unload(epoch)]
+        return [Unload(epoch)] if self._worker_ready else []
 
     def _release_all(self) -> list[Instruction]:
         return [instruction for epoch in list(self.deployments) for instruction in self._release(epoch, "reset")]
+
+
+def _check(deploy: Deploy) -> CheckWeights:
+    return CheckWeights(deploy.epoch, tuple({ref.digest: None for segment in deploy.segments for ref in segment.weights.values()}))

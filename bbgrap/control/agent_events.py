@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bbgrap.protocol.messages import (
     AgentCommand,
     AgentMessage,
     AnswerPings,
     Deploy,
+    Heartbeat,
+    Join,
     LinkBroken,
     LinksMeasured,
     LinksTried,
@@ -33,7 +35,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed."""
+    """Time passed; `heartbeat` says what the worker does. None: the worker is stopped, so that nobody shall take this agent for alive."""
+
+    heartbeat: Heartbeat | None = field(default_factory=Heartbeat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,34 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker takes instructions; `introduction` is what it found out about this machine."""
+
+    introduction: Join
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """The worker ended, and with it all that it had loaded; a new one is being started.
+
+    `epoch` and `request` are what it computed then, `loading` is the epoch that it loaded (zeros: nothing); `guilty` as in `WorkerLost`.
+    """
+
+    reason: str
+    epoch: int
+    request: int
+    loading: int
+    guilty: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The operator ends this agent."""
 
     reason: str
 
 
-Event = Received | Tick | WeightsChecked | WeightArrived | Loaded | Outcome | Stop
+Event = Received | Tick | WeightsChecked | WeightArrived | Loaded | Outcome | WorkerReady | WorkerDied | Stop
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------

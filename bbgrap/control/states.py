@@ -62,7 +62,7 @@ TABLES: Mapping[Role, Table] = {
     },
     Role.AGENT_DEPLOYMENT: {
         "offered": {
-            "Deploy": "offered",
+            **_stays("offered", "Deploy", "worker lost"),
             "load failed": "released",
             "weights missing": "fetching",
             "weights complete": "loading",
@@ -72,12 +72,27 @@ TABLES: Mapping[Role, Table] = {
         "fetching": {
             **_stays("fetching", "Deploy", "weights missing"),
             "weights complete": "loading",
+            "worker lost": "offered",
             "broken weight": "released",
             "Release": "released",
             "reset": "released",
         },
-        "loading": {"Deploy": "loading", "loaded": "ready", "load failed": "released", "Release": "released", "reset": "released"},
-        "ready": {**_stays("ready", "Deploy", "Abandon"), "evicted": "released", "Release": "released", "reset": "released"},
+        "loading": {
+            "Deploy": "loading",
+            "loaded": "ready",
+            "load failed": "released",
+            "worker lost": "offered",
+            "ended the worker": "released",
+            "Release": "released",
+            "reset": "released",
+        },
+        "ready": {
+            **_stays("ready", "Deploy", "Abandon"),
+            "worker lost": "offered",
+            "evicted": "released",
+            "Release": "released",
+            "reset": "released",
+        },
         "released": {},
     },
     Role.MEMBER: {

@@ -27,11 +27,11 @@ class PingAnswers:
 
     def allow(self, peers: Sequence[Peer]) -> None:
         """Answer the pings of these peers, and of no others, from now on."""
-        for address in self._addresses:
-            self._plane.disconnect(address)
-        self._addresses = frozenset(peer.address for peer in peers)
-        for address in self._addresses:
+        before, self._addresses = self._addresses, frozenset(peer.address for peer in peers)
+        for address in self._addresses:  # first, so that no connection that is still wanted is closed
             self._plane.connect(address)
+        for address in before:
+            self._plane.disconnect(address)
 
     def answer(self, ping: Frame, payload: BytesLike) -> None:
         """Answer a `PING` with as many bytes as it asks for, if the address in its payload may ask."""

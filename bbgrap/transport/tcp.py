@@ -58,15 +58,16 @@ class TcpDataPlane:
     the selector looks for all of them; those that `_bring_much` have brought a large payload.
     """
 
-    def __init__(self, bind: str, advertise: str, *, computes: bool = False) -> None:
+    def __init__(self, bind: str, advertise: str, *, computes: bool = False, listener: socket.socket | None = None) -> None:
         """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all); `advertise` is the host others use.
 
-        `computes` is for those who do other things between calls of `receive`, and do not poll `fileno`.
+        `computes` is for those who do other things between calls of `receive`, and do not poll `fileno`. A `listener` that somebody else
+        has opened with `listen_at` takes the place of `bind`.
 
         Raises:
             UsageError: if the address cannot be listened on.
         """
-        self._listener = _listen(bind)
+        self._listener = listen_at(bind) if listener is None else listener
         port = self._listener.getsockname()[1]
         self.address = f"tcp://{advertise}:{port}"
         self.admit: Admit = lambda header, size: True
@@ -209,7 +210,12 @@ def _tell_of_pieces(caller: _Caller) -> None:
     _tell_at(caller, min(caller.reader.missing, _PIECE_BYTES) or 1)
 
 
-def _listen(bind: str) -> socket.socket:
+def listen_at(bind: str) -> socket.socket:
+    """Return a socket that listens on `tcp://HOST:PORT`, without waiting in `accept`.
+
+    Raises:
+        UsageError: if the address cannot be listened on.
+    """
     host, port = split_address(bind)
     host = "" if host == "*" else host.strip("[]")
     if not port.isdigit() or int(port) > 65535:

@@ -1,11 +1,13 @@
 """Links between executors on the in-process data plane."""
 
 import threading
+import time
 from contextlib import contextmanager
 
 from bbgrap_agent.executor import Executor
-from bbgrap_agent.links import measure_link
+from bbgrap_agent.links import measure_link, unreachable
 
+from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
 from bbgrap.transport.inproc import InprocNetwork
 
@@ -36,3 +38,57 @@ def test_a_link_is_measured_if_the_peer_may_answer(monkeypatch):
     assert link.peer == "b"
     assert link.round_trip_s > 0
     assert link.bandwidth_bytes_per_s > 0
+
+
+def peer_of(device, executor):
+    return Peer(device, "abc"[device], executor.plane.address)
+
+
+def test_those_that_do_not_answer_are_found_all_at_once():
+    network = InprocNetwork()
+    with running(network) as one, running(network) as other, running(network) as third:
+        here, there, mute = peer_of(0, one), peer_of(1, other), peer_of(2, third)
+        gone = Peer(3, "d", "inproc://nobody")
+        other.post(lambda: other.allow_pings((here,)))
+        assert unreachable((), one) == ()
+        assert unreachable((there,), one) == ()
+        began = time.monotonic()
+        assert unreachable((mute, there, gone), one, (0.1, 0.1)) == (mute, gone)
+        assert time.monotonic() - began < 5, "one after the other would add up"
+        third.post(lambda: third.allow_pings((here,)))
+        assert unreachable((mute, there), one) == ()
+        assert one._awaited == {}
+
+
+def test_the_second_question_reaches_a_peer_that_has_just_learned_of_us():
+    network = InprocNetwork()
+    with running(network) as one, running(network) as other:
+        here, there = peer_of(0, one), peer_of(1, other)
+        threading.Timer(0.1, lambda: other.post(lambda: other.allow_pings((here,)))).start()
+        assert unreachable((there,), one, (0.3, 5.0)) == ()
+
+
+def test_a_pong_that_nobody_asked_for_proves_nothing():
+    network = InprocNetwork()
+    with running(network) as one:
+        stranger = network.plane()
+        stranger.connect(one.plane.address)
+        for number in range(100):
+            stranger.send(one.plane.address, Frame(Kind.PONG, 0, 0, number, 0).to_bytes())
+        assert unreachable((Peer(1, "b", "inproc://nobody"),), one, (0.05,)) == (Peer(1, "b", "inproc://nobody"),)
+
+
+def test_several_threads_may_ask_at_once():
+    network = InprocNetwork()
+    with running(network) as one, running(network) as other:
+        other.post(lambda: other.allow_pings((peer_of(0, one),)))
+        found = []
+        threads = [
+            threading.Thread(target=lambda: found.append(unreachable((peer_of(1, other),), one, (5.0,)))),
+            threading.Thread(target=lambda: found.append(measure_link(peer_of(1, other), one) is None)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(map(bool, found)) == [False, False]

@@ -154,7 +154,7 @@ def test_a_restarted_agent_waits_until_its_old_name_is_free():
 def test_a_second_agent_of_the_same_name_gives_up():
     wire = ready_wire("a")
     second = wire.add_agent("a")
-    for _ in range(20):
+    for _ in range(40):
         wire.settle()
         wire.pass_time(0.5)
     assert second.quit == "the name 'a' is taken by a live agent; choose another with --name"

@@ -1,0 +1,68 @@
+"""What this process's control groups leave it: memory and processor time, in both versions of Linux' control groups.
+
+    /proc/self/cgroup    4:memory:/a/b   or   0::/a/b
+    the limit            the least of /a/b, /a and /
+
+In a container that has a name space of its own, the path may be that of the host, which is not there: its root is the group then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+_ROOT = Path("/")
+
+
+def folders_of(controller: str, root: Path = _ROOT) -> list[Path]:
+    """Return the folders of this process's group and those above it, that has this controller; the own one first."""
+    groups = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            # The mount is named after one of the controllers, or all of those that share it.
+            mounts = [groups / controller, groups / controllers]
+        elif number == "0" and not controllers:
+            mounts = [groups, groups / "unified"]
+        else:
+            continue
+        relative = PurePosixPath(path.lstrip("/"))
+        for mount in mounts:
+            inner = [mount / each for each in (relative, *relative.parents) if ".." not in each.parts]
+            found += [folder for folder in dict.fromkeys((*inner, mount)) if folder.is_dir()]
+    return found
+
+
+def memory_bytes(root: Path = _ROOT) -> int | None:
+    """Return the bytes this process's groups may use; None without a limit."""
+    files = ("memory.max", "memory.limit_in_bytes")
+    limits = [_number(folder / file) for folder in folders_of("memory", root) for file in files]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def processors(root: Path = _ROOT) -> float | None:
+    """Return how many cores' time this process's groups may use; None without a limit."""
+    quotas = [quota for folder in folders_of("cpu", root) if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        quota, period = str(_number(folder / "cpu.cfs_quota_us")), str(_number(folder / "cpu.cfs_period_us"))
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) > 0 else None
+
+
+def _number(file: Path) -> int | None:
+    """Return the number in a file; None if there is none, or a word like `max`, or -1."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

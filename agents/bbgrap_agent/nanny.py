@@ -1,0 +1,222 @@
+"""A worker as its nanny sees it: started, talked to, watched, ended, and started again.
+
+    start() ... WorkerReady, answers ... -> events        its end -> Ended, at once
+
+Laws: nothing here waits for a worker; an event of a worker comes before the news of its end, and none comes after; a worker does not
+outlive this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bbgrap.control import agent_events as events
+from bbgrap.errors import LocalProtocolError, RemoteProtocolError
+from bbgrap.protocol.messages import Deploy, Heartbeat, WeightChunk
+from bbgrap_agent.causes import cause_of, oom_kills, sentence_of
+from bbgrap_agent.patience import Patience
+from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
+from bbgrap_agent.progress import Progress, shared_memory
+from bbgrap_agent.worker_settings import Settings
+
+FIRST_BACKOFF_S = 0.1
+"""How long to wait before a worker is started again that was never ready; twice as long each time."""
+MAX_BACKOFF_S = 5.0
+MAX_FIRST_TRIES = 3
+"""Workers that end with a status before one was ever ready: then something is wrong with this installation, and the agent ends."""
+START_S = 120.0
+"""How long a worker may take until it is ready. Chosen: a hundred times what it takes on a laptop."""
+_STOP_S = 2.5
+"""How long a worker may take to end when it is told to."""
+_REAP_S = 1.0
+"""How long after its pipe has ended a worker may live on."""
+
+_log = logging.getLogger("bbgrap.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker's pipe has ended, and the process too: with this code, as `subprocess` says it."""
+
+    worker: int
+    returncode: int
+    fault: str
+    """What it said that no worker says."""
+
+
+class _Child:
+    """One worker's process and what belongs to it."""
+
+    def __init__(self, listener: socket.socket, settings: Settings) -> None:
+        ours, theirs = socket.socketpair()
+        memory = shared_memory()
+        try:
+            told = replace(settings, nanny=os.getpid(), pipe=theirs.fileno(), listener=listener.fileno(), progress=memory)
+            self.oom_kills = oom_kills()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bbgrap_agent.worker", *told.arguments()],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(told.pipe, told.listener, told.progress),
+            )
+            self.progress = Progress(memory)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(memory)
+        self.pipe = Pipe(ours)
+        self.began = time.monotonic()
+        self.patience = Patience(self.began)
+        self.ready = False
+        self.ended_because = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process is stopped by a signal."""
+        try:
+            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
+        except (OSError, IndexError):
+            return False
+
+    @property
+    def used_bytes(self) -> int:
+        """The memory it takes."""
+        try:
+            return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def listen(self, number: int, put: Callable[[FromWorker | Ended], None]) -> None:
+        """Hand on what it says, and its end; in a thread of its own."""
+        fault = ""
+        try:
+            while (frames := self.pipe.receive()) is not None:
+                put(FROM_WORKER.decode(frames))
+        except RemoteProtocolError as error:
+            fault = str(error)
+            self.process.kill()
+        try:
+            code = self.process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        put(Ended(number, code, fault))
+
+
+class Nanny:
+    """Keeps one worker running.
+
+    Invariants: used by one thread, which must be the main one; `_child` is the worker that runs, or None until `due`.
+    """
+
+    def __init__(self, listener: socket.socket, settings: Settings, put: Callable[[FromWorker | Ended], None]) -> None:
+        """Start nothing yet; what workers say, and their ends, go to `put`, from another thread. `listener` is that of their data plane."""
+        self._listener = listener
+        self._settings = settings
+        self._put = put
+        self._child: _Child | None = None
+        self._started = 0
+        self._backoff_s = FIRST_BACKOFF_S
+        self._due = 0.0
+        self._was_ready = False
+        self._failures = 0
+
+    def start_if_due(self, now: float) -> None:
+        """Start a worker if there is none, and the last one is long enough ago."""
+        if self._child is None and now >= self._due:
+            self._started += 1
+            child = self._child = _Child(self._listener, self._settings)
+            threading.Thread(target=child.listen, args=(self._started, self._put), name="worker", daemon=True).start()
+
+    def ready(self) -> None:
+        """Note that the worker is ready."""
+        if self._child is not None:
+            self._child.ready = self._was_ready = True
+            self._backoff_s = FIRST_BACKOFF_S
+
+    def tell(self, message: ToWorker) -> None:
+        """Send an instruction; without a worker it is lost."""
+        child = self._child
+        if child is None:
+            return
+        if isinstance(message, events.Drop):
+            child.patience.drop(message.epoch, message.request)
+        elif isinstance(message, Deploy):
+            child.patience.allow(message)
+        try:
+            child.pipe.send(TO_WORKER.encode(message), may_drop=isinstance(message, WeightChunk))
+        except LocalProtocolError as error:
+            _log.warning("the worker is not told: %s", error)
+
+    def look(self, now: float) -> Heartbeat | None:
+        """Look after the worker, end it where it does not end; return what it does, None while it is stopped by a signal."""
+        child = self._child
+        if child is None:
+            return Heartbeat()
+        doing, stopped = child.progress.read(), child.stopped
+        reason = child.patience.look(doing, now, stopped=stopped)
+        if not child.ready and now - child.began > START_S:
+            reason = f"it was not ready after {START_S:.0f} s"
+        if reason and not child.ended_because:
+            child.ended_because = reason
+            child.process.kill()
+        if stopped and child.ready:
+            return None
+        seconds = max(0.0, now - doing.since_ns / 1e9) if doing.request else 0.0
+        return Heartbeat(doing.epoch, doing.request, seconds, doing.steps, child.used_bytes)
+
+    def ended(self, event: Ended, now: float) -> events.WorkerDied | None:
+        """Take the end of a worker; return it in words, if it was ready."""
+        child = self._child
+        if child is None or event.worker != self._started:
+            return None
+        doing = child.progress.read()
+        because = child.ended_because or (f"it said what no worker says: {event.fault}" if event.fault else "")
+        cause = cause_of(event.returncode, ended_because=because, oom_kills=oom_kills() - child.oom_kills)
+        reason = sentence_of(cause, doing)
+        child.pipe.close()
+        child.progress.close()
+        self._child = None
+        self._due = now
+        if child.ready:
+            return events.WorkerDied(reason, doing.epoch, doing.request, doing.loading, cause.guilty)
+        self._failures += event.returncode > 0
+        self._due = now + self._backoff_s
+        _log.warning("%s before it was ready; the next one starts in %.1f s", reason, self._backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+        return None
+
+    @property
+    def fault(self) -> str:
+        """Why no worker will ever be ready, or an empty text."""
+        if self._was_ready or self._failures < MAX_FIRST_TRIES:
+            return ""
+        return f"the worker cannot be started: {self._failures} of them ended before they were ready; their errors are above"
+
+    def stop(self) -> None:
+        """End the worker, politely at first."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        self._due = float("inf")
+        child.pipe.finish()
+        with suppress(ProcessLookupError):
+            child.process.send_signal(signal.SIGCONT)
+        try:
+            child.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+        child.pipe.close()

@@ -1,0 +1,65 @@
+"""How long a nanny lets its worker go on: with a kernel of a request that nobody wants any more, and with a load.
+
+Laws: only time counts in which the worker could work: not that in which it was stopped, nor a leap of the clock between two looks, when
+nobody worked. A kernel is judged, not a request: one that makes progress ends by itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from bbgrap.protocol.messages import Deploy
+from bbgrap_agent.progress import Doing
+
+DROPPED_S = 0.5
+"""How long a kernel may go on after its request was dropped."""
+LOAD_S = 60.0
+"""How long a load may take, besides its weights. Chosen: a hundred times that of a large model on a laptop."""
+LOAD_BYTES_PER_S = 20e6
+"""The slowest disk that weights are read from. Chosen: a memory card."""
+LONGEST_LOOK_S = 0.3
+"""Of the time between two looks, more does not count: this process itself may have been stopped."""
+MAX_DROPPED = 1024
+
+
+class Patience:
+    """What one worker is allowed.
+
+    Invariants: `_awake` is the time in seconds that the worker could use; `_kernel` and `_load` are what it did at the last look, and since when.
+    """
+
+    def __init__(self, now: float) -> None:
+        """Start with a worker that does nothing."""
+        self._looked = now
+        self._awake = 0.0
+        self._dropped: OrderedDict[tuple[int, int], float] = OrderedDict()
+        self._allowed: dict[int, float] = {}
+        self._kernel: tuple[object, float] = ((), 0.0)
+        self._load: tuple[object, float] = ((), 0.0)
+
+    def drop(self, epoch: int, request: int) -> None:
+        """Nobody wants a request any more."""
+        self._dropped.setdefault((epoch, request), self._awake)
+        if len(self._dropped) > MAX_DROPPED:
+            self._dropped.popitem(last=False)
+
+    def allow(self, deploy: Deploy) -> None:
+        """A deployment is to be loaded."""
+        weights = {ref.digest: ref.type.nbytes or 0 for segment in deploy.segments for ref in segment.weights.values()}
+        self._allowed[deploy.epoch] = LOAD_S + sum(weights.values()) / LOAD_BYTES_PER_S
+
+    def look(self, doing: Doing, now: float, *, stopped: bool) -> str:
+        """Return why the worker is to be ended, or an empty text."""
+        self._awake += 0.0 if stopped else min(now - self._looked, LONGEST_LOOK_S)
+        self._looked = now
+        key = (doing.epoch, doing.request)
+        kernel, load = (*key, doing.since_ns), (doing.loading, doing.loading_since_ns)
+        if kernel != self._kernel[0]:
+            self._kernel = (kernel, self._awake)
+        if load != self._load[0]:
+            self._load = (load, self._awake)
+        if doing.request and key in self._dropped and self._awake - max(self._dropped[key], self._kernel[1]) >= DROPPED_S:
+            return f"a kernel of request {doing.request} did not end within its deadline"
+        if doing.loading and self._awake - self._load[1] >= (allowed := self._allowed.get(doing.loading, LOAD_S)):
+            return f"the load of epoch {doing.loading} did not end within {allowed:.0f} s"
+        return ""

@@ -1,0 +1,223 @@
+"""The process that computes: what takes long, takes memory or runs models of strangers. Its nanny (`bbgrap_agent.nanny`) talks to the coordinator.
+
+    main thread   reads what the nanny wants
+    loader        weights, sessions and measuring: everything that takes long
+    links         asks peers for answers
+    executor      data plane and kernels
+
+Laws: it ends when its nanny ends, however that ends; what it says goes through the codec, never through pickle; the nanny sees in shared
+memory what it computes and loads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor as Pool
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from bbgrap.control.agent_events import CheckWeights, Drop, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
+from bbgrap.errors import BbgrapError
+from bbgrap.protocol.messages import (
+    AnswerPings,
+    Deploy,
+    Join,
+    LinksMeasured,
+    LinksTried,
+    Measure,
+    Measured,
+    MeasureLinks,
+    Recorded,
+    RequestFailed,
+    TryLinks,
+    WeightChunk,
+)
+from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap_agent.executor import Executor
+from bbgrap_agent.facts import introduce
+from bbgrap_agent.links import measure_links, unreachable
+from bbgrap_agent.loading import load, reachable
+from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
+from bbgrap_agent.probe import measure_machine
+from bbgrap_agent.progress import Progress
+from bbgrap_agent.weights import WeightStore
+from bbgrap_agent.worker_settings import Settings
+
+_STOP_S = 2.0
+"""How long a kernel may go on when the nanny wants the end."""
+_REASON_CHARACTERS = 16_000
+_PR_SET_PDEATHSIG = 1
+_FIRST_TO_GO = "100"
+"""For the system's choice of whom to end when memory is short: rather this process than its nanny, which then says so."""
+
+EXECUTOR_FAILED = 70
+"""The exit status of a worker whose executor had a fault of its own (`EX_SOFTWARE`)."""
+
+_log = logging.getLogger("bbgrap.agent")
+
+
+class Worker:
+    """One worker in this process.
+
+    Invariants: every instruction that has an answer is answered once.
+    """
+
+    def __init__(self, pipe: Pipe, plane: TcpDataPlane, join: Join, store: WeightStore, progress: Progress, settings: Settings) -> None:
+        """Take over the connections; nothing is said before `run`."""
+        self._pipe = pipe
+        self._join = join
+        self._store = store
+        self._progress = progress
+        self._settings = settings
+        self._executor = Executor(
+            plane,
+            lambda epoch, request, reason: self._say(RequestFailed(epoch, request, reason)),
+            lambda epoch, request, record: self._say(Recorded(epoch, request, record)),
+            progress=progress,
+        )
+        self._loader = ThreadPoolExecutor(1, "loader")
+        self._links = ThreadPoolExecutor(1, "links")
+
+    def run(self) -> None:
+        """Work until the nanny ends, or wants the end.
+
+        Raises:
+            RemoteProtocolError: if the nanny does not speak as it should: it is of another version.
+        """
+        thread = threading.Thread(target=self._execute, name="executor", daemon=True)
+        thread.start()
+        self._say(WorkerReady(self._join))
+        while (frames := self._pipe.receive()) is not None:
+            self._carry_out(TO_WORKER.decode(frames))
+        self._executor.stop()
+        thread.join(_STOP_S)
+
+    def _execute(self) -> None:
+        try:
+            self._executor.run()
+        except Exception:  # without its executor a worker is of no use; the nanny starts another
+            _log.exception("the executor failed")
+            os._exit(EXECUTOR_FAILED)
+
+    def _say(self, message: FromWorker) -> None:
+        self._pipe.send(FROM_WORKER.encode(message))
+
+    def _carry_out(self, instruction: ToWorker) -> None:
+        executor = self._executor
+        match instruction:
+            case CheckWeights(epoch, digests):
+                self._later(lambda: WeightsChecked(epoch, self._store.missing(digests)), lambda fault: Loaded(epoch, 0.0, fault))
+            case WeightChunk():
+                self._later(
+                    lambda: WeightArrived(instruction.digest, *self._store.add(instruction)),
+                    lambda fault: WeightArrived(instruction.digest, 0, complete=False, fault=fault),
+                )
+            case Deploy():
+                self._later(lambda: self._load(instruction), lambda fault: Loaded(instruction.epoch, 0.0, fault))
+            case Unload(epoch):
+                executor.post(lambda: executor.remove(epoch))
+            case Drop(epoch, request):
+                executor.post(lambda: executor.drop(epoch, request))
+            case AnswerPings(peers):
+                executor.post(lambda: executor.allow_pings(peers))
+            case Measure(measurement):
+                self._later(
+                    lambda: Measured(measurement, measure_machine(self._join), ""), lambda fault: Measured(measurement, None, fault)
+                )
+            case MeasureLinks(measurement, peers):
+                others = reachable(peers, self._settings.coordinator_host)
+                self._later(
+                    lambda: LinksMeasured(measurement, measure_links(others, executor), ""),
+                    lambda fault: LinksMeasured(measurement, (), fault),
+                )
+            case TryLinks():
+                every = tuple(peer.device for peer in instruction.peers)
+                self._later(lambda: self._try(instruction), lambda _: LinksTried(instruction.trial, every), self._links)
+
+    def _later(self, work: Callable[[], FromWorker], failed: Callable[[str], FromWorker], pool: Pool | None = None) -> None:
+        """Do something that takes long in a thread of its own; what it returns, or `failed` of its error, is said."""
+
+        def safely() -> None:
+            try:
+                answer = work()
+            except (BbgrapError, MemoryError) as error:
+                answer = failed(str(error)[:_REASON_CHARACTERS] or "out of memory")
+            except Exception as error:  # a bug or a broken disk ends this work with a reason: the coordinator waits for it
+                _log.exception("the loader failed")
+                answer = failed(f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS])
+            self._say(answer)
+
+        (pool or self._loader).submit(safely)
+
+    def _load(self, deploy: Deploy) -> FromWorker:
+        began = time.monotonic()
+        self._progress.begin_load(deploy.epoch)
+        try:
+            deployment = load(
+                deploy, self._store, self._join.threads, self._settings.coordinator_host, compiling=self._settings.compiling > 0
+            )
+        finally:
+            self._progress.end_load()
+        installed = threading.Event()
+
+        def install() -> None:
+            self._executor.install(deployment)
+            installed.set()
+
+        self._executor.post(install)
+        installed.wait()
+        return Loaded(deploy.epoch, time.monotonic() - began)
+
+    def _try(self, trial: TryLinks) -> FromWorker:
+        peers = reachable(trial.peers, self._settings.coordinator_host)
+        return LinksTried(trial.trial, tuple(peer.device for peer in unreachable(peers, self._executor)))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Work for a nanny until it ends, then end this process, whatever its threads do."""
+    settings = Settings.parse(arguments)
+    _follow(settings.nanny)
+    # Where a model ends this process, the log says in which kernel; the nanny says the rest.
+    faulthandler.enable()
+    level = logging.DEBUG if settings.verbose else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    for descriptor in (settings.pipe, settings.listener, settings.progress):
+        os.set_inheritable(descriptor, False)
+    pipe = Pipe(socket.socket(fileno=settings.pipe))
+    plane = TcpDataPlane("", settings.host, computes=True, listener=socket.socket(fileno=settings.listener))
+    join = introduce(settings.name, settings.threads, plane.address, None)
+    Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), Progress(settings.progress), settings).run()
+    logging.shutdown()
+    # A loader that is in a session cannot be told to end.
+    os._exit(0)
+
+
+def _follow(nanny: int) -> None:
+    """End with the nanny, and not before: an interrupt from a terminal goes to both, and only the nanny knows what to do then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError, AttributeError):
+        # The nanny starts workers from its main thread, whose end is the end it means. Where this is missing, the pipe's end does it.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != nanny:
+        os._exit(0)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
+    with suppress(ImportError, OSError, ValueError):
+        import resource  # not on every system
+
+        # Writing gigabytes of memory to disk would keep the nanny from seeing the end.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

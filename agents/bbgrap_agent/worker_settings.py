@@ -1,0 +1,37 @@
+"""What a nanny tells its worker on the command line; apart from both, for the nanny must not import what the worker does."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a nanny tells its worker on the command line; `pipe`, `listener` and `progress` are file descriptors that it inherits."""
+
+    name: str
+    threads: int
+    host: str
+    """The host that others reach this one by."""
+    coordinator_host: str
+    cache_dir: str
+    compiling: int
+    verbose: int
+    nanny: int = 0
+    pipe: int = -1
+    listener: int = -1
+    progress: int = -1
+
+    def arguments(self) -> list[str]:
+        """Return the command line's arguments."""
+        return [f"--{field.name}={getattr(self, field.name)}" for field in fields(self)]
+
+    @staticmethod
+    def parse(arguments: Sequence[str]) -> Settings:
+        """Undo `arguments`."""
+        parser = argparse.ArgumentParser("bbgrap_agent.worker")
+        for field in fields(Settings):
+            parser.add_argument(f"--{field.name}", type=int if field.type == "int" else str, required=True)
+        return Settings(**vars(parser.parse_args(arguments)))
