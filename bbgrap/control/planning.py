@@ -58,6 +58,7 @@ class Planning:
         self.plans: dict[str, Plan] = {}
         self.standbys: dict[str, Plan] = {}
         self._changed = float("-inf")
+        self._is_settled = True
 
     def find(self, message: PrepareModel, standby: Plan) -> Plan:
         """Return the plan that a client asks for; a new one if it is not known."""
@@ -92,7 +93,7 @@ class Planning:
 
     def world_changed(self, now: float) -> list[Instruction]:
         """Note that agents, links or profiles are others now; jobs over agents that are gone are cancelled."""
-        self._changed = now
+        self._changed, self._is_settled = now, False
         done: list[Instruction] = []
         alive = set(self.members.by_name)
         for plan in self.plans.values():
@@ -108,8 +109,8 @@ class Planning:
 
     def waits_for_time(self, now: float) -> Iterator[Plan]:
         """Yield the plans that may be made once the agents have settled."""
-        if self._changed + SETTLE_S <= now:
-            self._changed = float("inf")
+        if not self._is_settled and self._changed + SETTLE_S <= now:
+            self._is_settled = True
             yield from self.plans.values()
 
     def consider(self, plan: Plan, now: float) -> list[Instruction]:
