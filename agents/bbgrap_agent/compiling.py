@@ -115,6 +115,8 @@ def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Lo
 
 def _begin(model: SegmentModel, step: LocalRun, buffers: list[BufferSpec], loader: Loader, block: int) -> _Draft | None:
     """Split a segment's front off and ask for everything blocked; adds buffers for what is joined; None if nothing can be."""
+    if model.whole:
+        return None  # onnxruntime itself optimises it for this machine
     try:
         compiler = SegmentCompiler(model.name, model.skeleton, loader.weights(model), block)
     except ModelError as error:

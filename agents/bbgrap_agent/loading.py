@@ -69,7 +69,8 @@ def _weights_of(model: SegmentModel, store: WeightStore) -> dict[str, Array]:
 def _load_segment(model: SegmentModel, store: WeightStore, threads: int) -> Segment:
     weights = _weights_of(model, store)
     try:
-        session = make_session(model.skeleton, weights=weights, threads=threads, shared_pool=threads > 1, spinning=_SPIN_US, segment=True)
+        part, pool = not model.whole, threads > 1
+        session = make_session(model.skeleton, weights=weights, threads=threads, shared_pool=pool, spinning=_SPIN_US, segment=part)
     except BbgrapError as error:
         raise ModelError(f"segment '{model.name}': {error}") from error
     return caller(session, model.inputs, model.outputs)

@@ -87,6 +87,8 @@ class Worker:
         )
         self._loader = ThreadPoolExecutor(1, "loader")
         self._links = ThreadPoolExecutor(1, "links")
+        # Measuring takes seconds: a deployment that comes meanwhile does not wait for it.
+        self._measuring = ThreadPoolExecutor(1, "measuring")
 
     def run(self) -> None:
         """Work until the nanny ends, or wants the end.
@@ -132,13 +134,16 @@ class Worker:
                 executor.post(lambda: executor.allow_pings(peers))
             case Measure(measurement):
                 self._later(
-                    lambda: Measured(measurement, measure_machine(self._join), ""), lambda fault: Measured(measurement, None, fault)
+                    lambda: Measured(measurement, measure_machine(self._join), ""),
+                    lambda fault: Measured(measurement, None, fault),
+                    self._measuring,
                 )
             case MeasureLinks(measurement, peers):
                 others = reachable(peers, self._settings.coordinator_host)
                 self._later(
                     lambda: LinksMeasured(measurement, measure_links(others, executor), ""),
                     lambda fault: LinksMeasured(measurement, (), fault),
+                    self._measuring,
                 )
             case TryLinks():
                 every = tuple(peer.device for peer in instruction.peers)

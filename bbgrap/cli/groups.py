@@ -64,20 +64,22 @@ def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., R]], Calla
 
 
 def plan_options(
-    planner: Planner = "bbgrap",
-    split: Split = _DEFAULT_SPLIT,
+    planner: Planner = "",
+    split: Split = "",
     grid: Grid = "",
     objective: Objective = "latency",
     search_seconds: SearchSeconds = 10.0,
     transfer_dtype: TransferDtype = "exact",
 ) -> PlanOptions:
-    """Return what is asked of one planner.
+    """Return what is asked of one planner: `auto`, unless another one or a split is named.
 
     Raises:
         UsageError: if there is no such planner or split, or the grid is none.
     """
-    from bbgrap.planners.registry import NAMES
+    from bbgrap.planners.registry import AUTO, NAMES
 
+    planner = planner or ("bbgrap" if split or grid else AUTO)
+    split = split or _DEFAULT_SPLIT
     if planner not in NAMES:
         raise UsageError(f"planner: expected one of {', '.join(NAMES)}, got '{planner}'")
     more: dict[str, Any] = {"objective": objective, "search_seconds": search_seconds, "transfer_dtype": transfer_dtype}
@@ -92,8 +94,8 @@ def plan_options(
 
 
 def contenders(
-    planner: Contenders = "bbgrap",
-    split: Split = _DEFAULT_SPLIT,
+    planner: Contenders = "",
+    split: Split = "",
     grid: Grid = "",
     objective: Objective = "latency",
     search_seconds: SearchSeconds = 10.0,

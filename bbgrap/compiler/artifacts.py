@@ -27,7 +27,8 @@ class SegmentModel:
     """One stand-alone model of one device.
 
     `inputs` and `outputs` are the names in the model, in the order in which `Run` lists their buffers.
-    `weights` maps initializer names to the slices that fill them. `digest` is the SHA-256 (hex) of `skeleton`.
+    `weights` maps initializer names to the slices that fill them. `digest` is the SHA-256 (hex) of `skeleton`. `whole`: it is a model as
+    its file has it, to be optimised like one, and no part of one that was optimised before it was cut.
     """
 
     name: str
@@ -36,6 +37,7 @@ class SegmentModel:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     weights: Mapping[str, WeightRef]
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What a client does so that every call ends: it asks after silent calls, says lost ones again, and gives up on a silent coordinator.
 
-Laws: a call is completed exactly once; requests are pure, so saying one twice is harmless.
+How long a coordinator may be silent, each call says: one with a deadline outlasts a coordinator that is started anew. Laws: a call is
+completed exactly once; requests are pure, so saying one twice is harmless.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from bbgrap.protocol.client_messages import (
     Progress,
     StillWorking,
 )
+
+REOPEN_S = 3.0
+"""A connection that is silent for so long is opened anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class _Open:
     message: Call
     tracker: Tracker
     said: float
+    patience_s: float
 
 
 class ClientMachine:
@@ -65,20 +70,22 @@ class ClientMachine:
     Invariants: `calls` holds the calls that have no final answer.
     """
 
-    def __init__(self, address: str, *, ask_s: float = 1.0, silence_s: float = 10.0) -> None:
-        """Start without calls; `address` is for messages. After `silence_s` without any word all calls fail."""
+    def __init__(self, address: str, *, ask_s: float = 0.5, silence_s: float = 10.0) -> None:
+        """Start without calls; `address` is for messages. After `silence_s` without any word calls fail that do not say otherwise."""
         self.calls: dict[int, _Open] = {}
         self._address = address
         self._ask_s = ask_s
         self._silence_s = silence_s
         self._heard = 0.0
         self._asked = 0.0
+        self._opened = 0.0
 
-    def call(self, message: Call, now: float) -> list[Instruction]:
-        """Begin a call; its number must be new."""
+    def call(self, message: Call, now: float, patience_s: float | None = None) -> list[Instruction]:
+        """Begin a call; its number must be new. It fails after `patience_s` without any word of the coordinator."""
         if not self.calls:
             self._heard = self._asked = now
-        self.calls[message.call] = _Open(message, Tracker(Role.CALL, f"call {message.call} ({type(message).__name__})"), now)
+        tracker = Tracker(Role.CALL, f"call {message.call} ({type(message).__name__})")
+        self.calls[message.call] = _Open(message, tracker, now, self._silence_s if patience_s is None else patience_s)
         return [Say(message)]
 
     def cancel(self, call: int) -> list[Instruction]:
@@ -120,17 +127,18 @@ class ClientMachine:
         if not self.calls or now - self._asked < self._ask_s:
             return []
         silent = now - self._heard
-        if silent > self._silence_s:
-            return self._give_up(silent)
+        done = [instruction for number, entry in list(self.calls.items()) for instruction in self._give_up(number, entry, silent)]
         self._asked = now
-        ask: list[Instruction] = [Say(Ask(tuple(self.calls)))]
-        return [Reconnect(), *ask] if silent > self._silence_s / 2 else ask
+        ask: list[Instruction] = [Say(Ask(tuple(self.calls)))] if self.calls else []
+        if silent > REOPEN_S and now - self._opened > REOPEN_S:
+            self._opened = now
+            return [*done, Reconnect(), *ask]
+        return [*done, *ask]
 
-    def _give_up(self, silent: float) -> list[Instruction]:
+    def _give_up(self, number: int, entry: _Open, silent: float) -> list[Instruction]:
+        if silent <= entry.patience_s:
+            return []
+        del self.calls[number]
+        entry.tracker.move("silence")
         reason = f"the coordinator at {self._address} has not answered for {silent:.0f} s; is it running, and is the address right?"
-        done: list[Instruction] = []
-        for number, entry in self.calls.items():
-            entry.tracker.move("silence")
-            done.append(Complete(number, Failed(number, Fault.UNAVAILABLE, reason)))
-        self.calls = {}
-        return done
+        return [Complete(number, Failed(number, Fault.UNAVAILABLE, reason))]

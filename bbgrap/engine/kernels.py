@@ -16,7 +16,7 @@ from bbgrap.runtime.execution import Kernel
 def load_segment(model: SegmentModel, weights: Mapping[str, Array], *, threads: int = 1) -> ort.InferenceSession:
     """Load one segment; `weights` are slices by digest."""
     arrays = {name: weights[ref.digest] for name, ref in model.weights.items()}
-    return make_session(model.skeleton, weights=arrays, threads=threads, segment=True)
+    return make_session(model.skeleton, weights=arrays, threads=threads, segment=not model.whole)
 
 
 def local_kernels(artifacts: Artifacts, *, threads: int = 1) -> list[Kernel]:

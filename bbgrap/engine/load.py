@@ -50,7 +50,7 @@ def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
             # In a branch that is never taken, sizes that are told may contradict each other; untold, they do not.
             free = with_input_shapes(_folded(model), shapes)
         except ModelError:
-            raise _refusal(path, model, refused) from None
+            raise refusal(path, model, refused) from None
         return typed_graph(free, hides_sizes=True)
 
 
@@ -63,10 +63,11 @@ def confirm_runs(model: ModelFile, path: Path) -> None:
     try:
         make_session(path, threads=1, optimize=False)
     except ModelError as refused:
-        raise _refusal(path, model, refused) from None
+        raise refusal(path, model, refused) from None
 
 
-def _refusal(path: Path, model: ModelFile, refused: ModelError) -> ModelError:
+def refusal(path: Path, model: ModelFile, refused: ModelError) -> ModelError:
+    """Return why onnxruntime refuses a file, with what the ONNX checker says of it."""
     said = f"; the ONNX checker rejects it: {model.fault}" if model.fault else ""
     return ModelError(f"model '{path}': {refused}{said}")
 

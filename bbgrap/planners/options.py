@@ -19,6 +19,9 @@ TRANSFER_TYPES: tuple[TransferType, ...] = get_args(TransferType)
 InputValues = Literal["auto", "any", "few"]
 INPUT_VALUES: tuple[InputValues, ...] = get_args(InputValues)
 
+MAX_SEARCH_SECONDS = 3600.0
+"""Chosen: what a person may wait for; a coordinator plans for others meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
@@ -54,5 +57,5 @@ class PlanOptions:
         ):
             if value not in known:
                 raise UsageError(f"{name}: expected one of {', '.join(known)}, got '{value}'")
-        if not 0 < self.search_seconds < float("inf"):
-            raise UsageError(f"search seconds: expected a number above 0, got {self.search_seconds}")
+        if not 0 < self.search_seconds <= MAX_SEARCH_SECONDS:
+            raise UsageError(f"search seconds: expected a number above 0, at most {MAX_SEARCH_SECONDS:g}, got {self.search_seconds}")

@@ -139,9 +139,15 @@ class Connection:
         except CallFailedError as failed:
             raise failed.error from None
 
-    def try_call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None) -> A:
-        """Make a call and return its answer; a failure is raised as `CallFailedError`."""
-        return self._call(message, expected, on_progress)
+    def try_call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
+        """Make a call and return its answer; a failure is raised as `CallFailedError`.
+
+        With `timeout_s` it outlasts a coordinator that is away for so long.
+
+        Raises:
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
+        return self._call(message, expected, on_progress, timeout_s)
 
     def _call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
         if self._closed:
@@ -150,7 +156,7 @@ class Connection:
         with self._lock:
             if on_progress is not None:
                 self._listeners[number] = on_progress
-            self._carry_out(self._machine.call(message, time.monotonic()))
+            self._carry_out(self._machine.call(message, time.monotonic(), timeout_s))
             if self._leading:
                 self._wakeups.put(None)
         try:
@@ -171,7 +177,8 @@ class Connection:
         while True:
             with self._lock:
                 while number not in self._done and self._leading:
-                    self._lock.wait()
+                    if not self._lock.wait(_TICK_S) and deadline is not None and time.monotonic() > deadline:
+                        raise TimeoutError
                 if number in self._done:
                     return self._done.pop(number)
                 self._leading = True

@@ -1,7 +1,8 @@
 """Inference on a cluster with onnxruntime's surface: `InferenceSession(model, cluster=...).run(names, feed)`.
 
-The model is brought to the coordinator once. For each combination of input shapes it is planned and deployed at the first run, and used
-from then on. Laws: a feed that does not fit the model fails before anything is sent; any thread may call `run`.
+The model is brought to the coordinator once, which answers at once, by the model's standby; a plan is made beside for each combination of
+input shapes, and serves from then on. Who asks for a particular planner waits for its plan, the first time. Laws: a feed that does not fit
+the model fails before anything is sent; any thread may call `run`; a request ends within its deadline, whatever it waits for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bbgrap.errors import ExecutionError, InputError, UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.client_messages import (
     Fault,
     ModelPrepared,
@@ -42,8 +44,8 @@ from bbgrap.session.signature import NodeArg, Signature
 from bbgrap.session.values import unpacked_output
 
 PROVIDER = "BBGrapExecutionProvider"
-_TRIES = 3
-"""A coordinator that was restarted has forgotten model and plan: bring them again, and once more if it happens just then."""
+_GRACE_S = 2.0
+"""How much longer than the coordinator a client waits for the answer to a request."""
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 """Between two tries to submit a request to a coordinator whose queue is full: doubled each time, up to the longest."""
@@ -78,8 +80,9 @@ class InferenceSession:
         *,
         cluster: Connection | HasConnection | str,
         options: PlanOptions | None = None,
-        planner: str = "bbgrap",
-        split: str = "rows",
+        planner: str | None = None,
+        split: str | None = None,
+        wait: bool | None = None,
         deadline_s: float = 300.0,
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -91,9 +94,10 @@ class InferenceSession:
             providers: None, or a list with `BBGrapExecutionProvider` or `CPUExecutionProvider`.
             cluster: A connection, a `LocalCluster`, or a coordinator's address.
             options: Everything about planning; overrides `planner` and `split`.
-            planner: Who plans.
-            split: Along what tensors are cut.
-            deadline_s: A request without an answer after this long fails.
+            planner: Who plans; None: `auto`, which looks for the fastest plan, or `bbgrap` if there is a `split`.
+            split: Along what tensors are cut; None: rows.
+            wait: Whether the first request of some shapes waits for their plan; None: unless the planner is `auto`.
+            deadline_s: A request without an answer after this long fails, bringing the model and planning included.
             on_progress: Called while a model is planned and deployed.
 
         Raises:
@@ -101,13 +105,15 @@ class InferenceSession:
             UsageError: if an option does not exist.
             ClusterUnavailableError: if there is no coordinator.
         """
-        if split not in get_args(Split):
+        if split is not None and split not in get_args(Split):
             raise UsageError(f"split: expected one of {', '.join(get_args(Split))}, got '{split}'")
         known = {PROVIDER, "CPUExecutionProvider"}
         unknown = [str(p) for p in providers or () if (p[0] if isinstance(p, tuple) else p) not in known]
         if unknown:
             raise UsageError(f"providers: expected {PROVIDER}, got {', '.join(unknown)}")
-        self.options = options or PlanOptions(planner=planner, split=split)  # type: ignore[arg-type]
+        chosen = planner or ("auto" if split is None else "bbgrap")
+        self.options = options or PlanOptions(chosen, split or "rows")  # type: ignore[arg-type]  # looked at above
+        self._waits = self.options.planner != AUTO if wait is None else wait
         self._path = self._locate(path_or_bytes)
         model = read_model(self._path)
         if model.fault:
@@ -126,9 +132,11 @@ class InferenceSession:
     def _forget_plans(self) -> None:
         """Begin without any plan."""
         self._plans: dict[Shapes, PreparedPlan] = {}
-        self._latest: PreparedPlan | None = None
+        self._latest: Shapes | None = None
         self._lock = threading.Lock()
         self._first_inputs = FirstInputs(self.options.input_values, _PLANS)
+        self._asking = threading.Lock()
+        self._waited: frozenset[Shapes] = frozenset()
         self._overriding: dict[tuple[str, ...], InferenceSession] = {}
 
     # --- onnxruntime's surface ------------------------------------------------------------------------------------------------------
@@ -193,7 +201,8 @@ class InferenceSession:
         )
         contents = tuple(encode_array(array) for array in feeds)
         self._first_inputs.see(shapes, feeds)
-        result = self._retrying(lambda: self._run(shapes, headers, contents, record=record))
+        left_s = _time_left(self._deadline_s)
+        result = self._retrying(lambda: self._run(shapes, headers, contents, left_s, record=record), left_s)
         if len(result.outputs) != len(self._signature.outputs):
             raise InputError(f"model '{self._name}': expected {len(self._signature.outputs)} outputs, got {len(result.outputs)}")
         return result
@@ -238,6 +247,7 @@ class InferenceSession:
         if runs < 1:
             raise UsageError(f"trace: expected at least one run, got {runs}")
         feeds = self._signature.check_feed(input_feed)
+        self._prepare(self._signature.shapes_of(feeds))
         self._answer(feeds)  # the first request after a pause finds caches and processors asleep
         results = [self._answer(feeds, record=True) for _ in range(runs)]
         plan = self.plan
@@ -252,17 +262,21 @@ class InferenceSession:
 
     @property
     def plan(self) -> PreparedPlan:
-        """The plan used last; plans for the declared shapes if there was no run yet.
+        """Who serves the shapes used last, and by which plan; without any run so far, plans for the declared shapes.
 
         Raises:
             InputError: if the declared shapes are not concrete and nothing was run.
         """
         if self._latest is None:
             return self.prepare(self._signature.declared_shapes())
-        return self._latest
+        shapes, left_s = self._latest, _time_left(self._deadline_s)
+        known = self._plans.get(shapes)
+        if known is not None and known.is_current:
+            return known
+        return self._retrying(lambda: self._ask(shapes, left_s, wait=False), left_s)
 
     def prepare(self, shapes: Mapping[str, tuple[int, ...]], input_feed: Mapping[str, Any] | None = None) -> PreparedPlan:
-        """Plan and deploy for these input shapes, so that the first run is as fast as the others.
+        """Plan and deploy for these input shapes, and wait for it, so that the first run is as fast as the others.
 
         `input_feed` are inputs like those that will come: pictures travel in fewer bytes over slow ways (`PlanOptions.input_values`).
 
@@ -271,68 +285,96 @@ class InferenceSession:
         """
         ordered = tuple(() if arg.is_packed else tuple(shapes[arg.name]) for arg in self._signature.inputs)
         self._first_inputs.see(ordered, () if input_feed is None else self._signature.check_feed(input_feed))
-        return self._retrying(lambda: self._prepared(ordered))
+        return self._prepare(ordered)
 
-    def _retrying(self, work: Callable[[], R]) -> R:
-        for left in reversed(range(_TRIES)):
+    def _prepare(self, shapes: Shapes) -> PreparedPlan:
+        """Wait for the plan for these shapes."""
+        known, left_s = self._plans.get(shapes), _time_left(self._deadline_s)
+        if known is not None and known.is_current and known.was_waited_for:
+            return known
+        if self.options.planner == AUTO:
+            self._measure()
+        return self._retrying(lambda: self._ask(shapes, left_s, wait=True), left_s)
+
+    def _retrying(self, work: Callable[[], R], left_s: Callable[[], float]) -> R:
+        """Do something that a coordinator may have forgotten the model or plan for, or that may take too long."""
+        while True:
             try:
                 return work()
+            except TimeoutError:
+                reason = f"its deadline of {self._deadline_s:g} s passed"
+                raise ExecutionError(f"model '{self._name}': {reason} without an answer of the coordinator") from None
             except CallFailedError as failed:
-                if not left or failed.answer.fault not in {Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN}:
+                if left_s() <= 0 or failed.answer.fault not in {Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN}:
                     raise failed.error from None
                 with self._lock:
                     self._plans.clear()
-        raise AssertionError("unreachable")
+                time.sleep(_PAUSE_S)
 
-    def _prepared(self, shapes: Shapes) -> PreparedPlan:
-        known = self._plans.get(shapes)
-        if known is not None:
-            # Not under the lock: requests must not wait while another shape is planned.
-            self._latest = known
-            return known
+    def _ask(self, shapes: Shapes, left_s: Callable[[], float], *, wait: bool) -> PreparedPlan:
+        """Bring the model if it is not there, and ask who serves these shapes; with `wait`, once there is a plan."""
+        # Not under the lock: requests must not wait while another shape is planned.
+        model = self._files.bring(self._connection, left_s)
+        named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
+        options = replace(self.options, input_values=self._first_inputs.values(shapes))
+        message = PrepareModel(self._connection.number(), model, named, options, wait)
+        answer = self._connection.try_call(message, ModelPrepared, self._on_progress, timeout_s=left_s())
+        plan = PreparedPlan(answer, was_waited_for=wait)
         with self._lock:
-            plan = self._plans.get(shapes)
-            if plan is None:
-                if self.options.planner == "auto":
-                    self._measure()
-                model = self._files.bring(self._connection)
-                named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
-                options = replace(self.options, input_values=self._first_inputs.values(shapes))
-                message = PrepareModel(self._connection.number(), model, named, options)
-                plan = PreparedPlan(self._connection.try_call(message, ModelPrepared, self._on_progress))
-                while len(self._plans) >= _PLANS:
-                    self._plans.pop(next(iter(self._plans)))
-                self._plans[shapes] = plan
-            self._latest = plan
-            return plan
+            while len(self._plans) >= _PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[shapes] = plan
+        self._latest = shapes
+        return plan
 
     def _run(
-        self, shapes: Shapes, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...], *, record: bool
+        self,
+        shapes: Shapes,
+        headers: tuple[TensorHeader, ...],
+        contents: tuple[bytes | memoryview, ...],
+        left_s: Callable[[], float],
+        *,
+        record: bool,
     ) -> RunResult:
-        plan = self._prepared(shapes)
-        result = self._submit(plan, headers, contents, record=record)
+        plan = self._plans.get(shapes) or self._first(shapes, left_s)
+        self._latest = shapes
+        result = self._submit(plan, headers, contents, left_s, record=record)
         if result.epoch != plan.epoch:
-            # Planned anew since, over other agents, or by another variant: what `plan` shows is to be asked for again.
-            with self._lock:
-                if self._plans.get(shapes) is plan:
-                    del self._plans[shapes]
+            # Another plan serves than before, or the standby: what `plan` shows is to be asked for again.
+            plan.is_current = False
         return result
 
+    def _first(self, shapes: Shapes, left_s: Callable[[], float]) -> PreparedPlan:
+        """Ask for the plan of new shapes: one thread does, the others wait for it."""
+        with self._asking:
+            known = self._plans.get(shapes)
+            if known is not None:
+                return known
+            # After a failure the standby serves: waited for is only the first plan.
+            wait, self._waited = self._waits and shapes not in self._waited, self._waited | {shapes}
+            return self._prepare(shapes) if wait else self._ask(shapes, left_s, wait=False)
+
     def _submit(
-        self, plan: PreparedPlan, headers: tuple[TensorHeader, ...], contents: tuple[bytes | memoryview, ...], *, record: bool
+        self,
+        plan: PreparedPlan,
+        headers: tuple[TensorHeader, ...],
+        contents: tuple[bytes | memoryview, ...],
+        left_s: Callable[[], float],
+        *,
+        record: bool,
     ) -> RunResult:
         """Run a request; as long as the coordinator has too many of them, wait and say it again."""
-        left, pause = self._deadline_s, _PAUSE_S
-        deadline = time.monotonic() + left
+        pause = _PAUSE_S
         while True:
+            left = max(0.0, left_s())
             try:
                 message = RunModel(self._connection.number(), plan.key, left, headers, contents, record)
-                return self._connection.try_call(message, RunResult)
+                # A little longer than the coordinator waits: it knows better what the request has waited for.
+                return self._connection.try_call(message, RunResult, timeout_s=left + _GRACE_S)
             except CallFailedError as failed:
                 if failed.answer.fault is not Fault.BUSY or left <= pause:
                     raise
             time.sleep(pause)
-            left = max(0.0, deadline - time.monotonic())
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _measure(self) -> None:
@@ -355,6 +397,12 @@ class InferenceSession:
 
             return materialize(str(model).removeprefix("zoo:"))
         return Path(model)
+
+
+def _time_left(seconds: float) -> Callable[[], float]:
+    """Return what tells how much is left of so many seconds."""
+    deadline = time.monotonic() + seconds
+    return lambda: deadline - time.monotonic()
 
 
 def _connection(cluster: Connection | HasConnection | str) -> Connection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bbgrap.control.uploads import offer_digest
@@ -25,28 +25,30 @@ class ModelFiles:
         self._names = (path.name, *weight_files)
         self._described: tuple[ModelFile, ...] = ()
 
-    def bring(self, connection: Connection) -> str:
-        """Bring the model to the coordinator, unless it is there; return its digest.
+    def bring(self, connection: Connection, left_s: Callable[[], float]) -> str:
+        """Bring the model to the coordinator, unless it is there; return its digest. `left_s` tells how many seconds are left for it.
 
         Raises:
             ModelError: if a weight file is not beside the model.
             CallFailedError: if the coordinator does not take it.
+            TimeoutError: if it takes longer than there is time.
         """
         self._described = self._described or tuple(self._describe(name) for name in self._names)
         digest = offer_digest(self._described)
-        missing = connection.try_call(OfferModel(connection.number(), digest, self._described), ModelMissing).digests
+        offer = OfferModel(connection.number(), digest, self._described)
+        missing = connection.try_call(offer, ModelMissing, timeout_s=left_s()).digests
         for file in self._described:
             if file.digest in missing:
-                self._send(connection, file)
+                self._send(connection, file, left_s)
         return digest
 
-    def _send(self, connection: Connection, file: ModelFile) -> None:
+    def _send(self, connection: Connection, file: ModelFile, left_s: Callable[[], float]) -> None:
         offset, complete = 0, False
         with (self._folder / file.name).open("rb") as stream:
             while not complete:
                 stream.seek(offset)
                 chunk = ModelChunk(connection.number(), file.digest, offset, (stream.read(MAX_CHUNK_BYTES),))
-                answer = connection.try_call(chunk, ModelStored)
+                answer = connection.try_call(chunk, ModelStored, timeout_s=left_s())
                 offset, complete = answer.received, answer.complete
 
     def _describe(self, name: str) -> ModelFile:

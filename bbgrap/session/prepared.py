@@ -12,11 +12,14 @@ from bbgrap.protocol.client_messages import ModelPrepared
 class PreparedPlan:
     """What was planned for one combination of input shapes.
 
-    `report` is the object that `bbgrap plan --json` prints; `agents` are the names of its devices, in order.
+    `report` is the object that `bbgrap plan --json` prints; `agents` are the names of its devices, in order. `is_current` is whether
+    requests have been answered by nobody else since.
     """
 
-    def __init__(self, answer: ModelPrepared) -> None:
+    def __init__(self, answer: ModelPrepared, *, was_waited_for: bool = True) -> None:
         """Keep the coordinator's answer."""
+        self.is_current = was_waited_for
+        self.was_waited_for = was_waited_for
         self.key = answer.plan
         self.epoch = answer.epoch
         self.agents = answer.agents

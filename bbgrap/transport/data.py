@@ -1,8 +1,9 @@
 """The data plane: one-way messages from device to device.
 
 Laws (checked for every implementation by `tests/bbgrap/transport/check_transport.py`): messages of one sender to one receiver arrive in
-order, once, unchanged; `send` never waits, and what does not fit into the network goes out by itself, whatever the sender does;
-`receive` returns at once when a message or a wake-up is there; only `wake` may be called from another thread.
+order, once, unchanged and without a gap, or the sender's `on_broken` has been told of the gap before anything arrives that was sent after
+it; `send` never waits, and what does not fit into the network goes out by itself, whatever the sender does; `receive` returns at once when
+a message or a wake-up is there; only `wake` may be called from another thread.
 """
 
 from __future__ import annotations
@@ -24,6 +25,16 @@ class Arrival(NamedTuple):
 Admit = Callable[[BytesLike, int], bool | memoryview]
 """Whether a message with this header may have a payload of so many bytes; perhaps, memory of that size to put it in."""
 
+OnBroken = Callable[[str, str], None]
+"""Told the address and the reason when messages to an address may have been lost, or none can be sent; what waited for it is forgotten.
+
+It is called from a thread of the data plane, and must neither wait nor raise.
+"""
+
+
+def nobody_listens(address: str, reason: str) -> None:
+    """Do nothing about a broken connection."""
+
 
 class DataPlane(Protocol):
     """What executors need of a transport."""
@@ -34,6 +45,10 @@ class DataPlane(Protocol):
     admit: Admit
     """Asked before memory is taken for a large payload; the payload of a message that is refused is read and forgotten."""
 
+    on_broken: OnBroken
+    """Set before the first `connect`. It is told when a connection broke that had carried messages, when none can be made for a second
+    (and again every 5 s), and when an address takes nothing while ever more waits for it."""
+
     def connect(self, address: str) -> None:
         """Make `send` to an address possible; calls are counted."""
 
@@ -43,7 +58,7 @@ class DataPlane(Protocol):
     def send(self, address: str, header: BytesLike, *payload: BytesLike) -> None:
         """Send a message whose payload is given in pieces; they are kept until they are sent, and must not change any more.
 
-        To an address without connection it is lost.
+        To an address that nobody has connected to it is lost.
         """
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:

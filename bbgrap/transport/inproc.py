@@ -7,7 +7,7 @@ import queue
 from collections import Counter
 
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.data import Admit, Arrival
+from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
 
 
 class InprocNetwork:
@@ -35,6 +35,7 @@ class InprocDataPlane:
         """Belong to a network; use `InprocNetwork.plane`."""
         self.address = address
         self.admit: Admit = lambda header, size: True
+        self.on_broken: OnBroken = nobody_listens
         self._network = network
         self._queue = network.queues[address]
         self._users: Counter[str] = Counter()

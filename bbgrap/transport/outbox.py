@@ -4,78 +4,77 @@
                 └── no ──► backlog ── writer thread ──► network
 
 Whoever sends writes into the connection itself, so the usual message costs one system call and no change of threads. What the network
-does not take at once, the writer thread sends; it also opens connections and opens broken ones anew. Nothing is copied. Laws: messages to
-one address leave in order; a message that was sent in part when its connection broke is sent again from its beginning.
+does not take at once, the writer thread sends; it also opens connections, finds out that they are broken, and opens them anew. Nothing is
+copied. What a system had accepted for a connection that broke may be lost, and nobody can know: so what waited for it is forgotten too, and
+`on_broken` is told before the next message leaves. Laws: messages to one address leave in order, without a gap that was not told of; a
+connection that has carried no message breaks in silence, and what waited goes over the next one.
 """
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 import selectors
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport.data import OnBroken, nobody_listens
 from bbgrap.transport.framing import GREETING, frame_head
+from bbgrap.transport.names import Names
+from bbgrap.transport.receiver import Receiver
+from bbgrap.transport.silence import LOOK_S, detect_silence
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
+MAX_BACKLOG_BYTES = 64 << 20
+"""What may wait for one address: half a second at 1 Gbit/s. Chosen."""
+MAX_LARGE_MESSAGES = 16
+"""So many messages may wait however large they are: those of a few requests in flight, of a model with huge tensors. Chosen."""
 _LINGER_S = 0.2
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 1.0
-_MOST_PIECES = 512
-"""Linux takes 1,024 pieces in one call."""
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    """Another data plane.
-
-    Invariants: `ready` means that `socket` is connected; `offset` bytes of the first message in `backlog` have been sent; `watched` are
-    the events of the socket that the selector looks for.
-    """
-
-    address: str
-    users: int = 1
-    socket: socket.socket | None = None
-    ready: bool = False
-    broken: bool = False
-    backlog: deque[Sequence[BytesLike]] = field(default_factory=deque)
-    offset: int = 0
-    due: float = 0.0
-    retry_s: float = _FIRST_RETRY_S
-    watched: int = 0
+_CONNECT_S = 1.0
+"""How long connecting may take, in one attempt or several, until it is told of."""
+_AGAIN_S = 5.0
+"""And how long until it is told of again."""
+_QUIET_S = 2.0
+"""So long after the last message connections are not looked at any more."""
 
 
 class Outbox:
     """Connections to other data planes.
 
-    Invariants: peers are used under `_lock`, except those without connection, which the writer thread alone opens; it alone uses the
-    selector.
+    Invariants: receivers are used under `_lock`, except those without connection, which the writer thread alone opens; it alone uses the
+    selector; while `_looking` is false, no message has left for a while and all were acknowledged.
     """
 
-    def __init__(self) -> None:
-        """Start without connections."""
-        self._peers: dict[str, _Peer] = {}
-        self._gone: list[_Peer] = []
+    def __init__(self, on_broken: OnBroken = nobody_listens) -> None:
+        """Start without connections; `on_broken` is called from the writer thread."""
+        self._on_broken = on_broken
+        self._receivers: dict[str, Receiver] = {}
+        self._gone: list[Receiver] = []
         self._lock = threading.Lock()
         self._calls: WakeupQueue[None] = WakeupQueue()
+        self._names = Names(self._named)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
         self._closing = False
+        self._looking = False
+        self._look_at = self._last_sent = 0.0
         self._thread: threading.Thread | None = None
 
     def connect(self, address: str) -> None:
         """Make `send` to an address possible; calls are counted."""
         with self._lock:
-            peer = self._peers.get(address)
-            if peer is not None:
-                peer.users += 1
+            receiver = self._receivers.get(address)
+            if receiver is not None:
+                receiver.users += 1
                 return
-            self._peers[address] = _Peer(address)
+            self._receivers[address] = Receiver(address, tell_at=time.monotonic() + _CONNECT_S)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
             self._thread.start()
@@ -84,31 +83,37 @@ class Outbox:
     def disconnect(self, address: str) -> None:
         """Undo one `connect`."""
         with self._lock:
-            peer = self._peers.get(address)
-            if peer is None:
+            receiver = self._receivers.get(address)
+            if receiver is None:
                 return
-            peer.users -= 1
-            if peer.users:
+            receiver.users -= 1
+            if receiver.users:
                 return
-            del self._peers[address]
-            peer.ready = False
-            self._gone.append(peer)
+            del self._receivers[address]
+            receiver.ready = False
+            self._gone.append(receiver)
         self._calls.put(None)
 
     def send(self, address: str, header: BytesLike, payload: Sequence[BytesLike]) -> None:
         """Send a message, now or as soon as the network takes it."""
-        peer = self._peers.get(address)
-        if peer is None:
+        receiver = self._receivers.get(address)
+        if receiver is None:
             return
         total = sum(map(len, payload))
         pieces = [frame_head(header, total), *payload]
+        total += len(pieces[0])
         with self._lock:
-            sent = _write(peer, pieces) if peer.ready and not peer.backlog else 0
-            if sent == len(pieces[0]) + total:
-                return
-            if not peer.backlog:
-                peer.offset = sent
-            peer.backlog.append(pieces)
+            sent = receiver.write(pieces) if receiver.ready and not receiver.backlog else 0
+            if sent == total:
+                if self._looking:
+                    return
+                self._looking = True  # the first message after a pause: the writer thread sleeps
+            elif receiver.waiting > MAX_BACKLOG_BYTES and len(receiver.backlog) >= MAX_LARGE_MESSAGES:
+                receiver.fail(
+                    f"{receiver.waiting >> 20} MiB wait, the most there may be: it reads too slowly, or the network is", lost=True
+                )
+            else:
+                receiver.queue(pieces, total, sent)
         self._calls.put(None)
 
     def close(self) -> None:
@@ -117,27 +122,40 @@ class Outbox:
         self._calls.put(None)
         if self._thread is not None:
             self._thread.join(2 * _LINGER_S)
-        for peer in (*self._peers.values(), *self._gone):
-            if peer.socket is not None:
-                peer.socket.close()
-        self._peers = {}
+        for receiver in (*self._receivers.values(), *self._gone):
+            if receiver.socket is not None:
+                receiver.socket.close()
+        self._receivers = {}
+        self._names.close()
         self._selector.close()
         self._calls.close()
+
+    def _named(self) -> None:
+        with self._lock:
+            for receiver in self._receivers.values():
+                receiver.due = 0.0 if receiver.naming else receiver.due
+        self._calls.put(None)
 
     # --- the writer thread ------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         last = float("inf")
         while time.monotonic() < last:
+            now = time.monotonic()
             with self._lock:
-                closed = self._sweep()
-            for peer in closed:
-                self._open(peer)
-            wait = min((peer.due - time.monotonic() for peer in closed if peer.socket is None), default=None)
+                told = self._sweep(now)
+                apart = [receiver for receiver in self._receivers.values() if receiver.socket is None]
+            for address, reason in () if self._closing else told:
+                self._on_broken(address, reason)
+            for receiver in apart:
+                self._open(receiver, now)
+            with self._lock:
+                due = self._due(now)
+            wait = min((max(0.0, at - now) for at in due), default=None)
             if self._closing:
-                last = min(last, time.monotonic() + _LINGER_S)
+                last = min(last, now + _LINGER_S)
                 wait = 0.01
-                if not any(peer.backlog for peer in self._peers.values()):
+                if not any(receiver.backlog for receiver in self._receivers.values()):
                     return
             for key, events in self._selector.select(wait):
                 if key.data is None:
@@ -146,116 +164,107 @@ class Outbox:
                     with self._lock:
                         self._attend(key.data, events)
 
-    def _sweep(self) -> list[_Peer]:
-        """Shut what is broken or not wanted any more, and return the peers without connection."""
-        for peer in self._gone:
-            self._shut(peer)
+    def _sweep(self, now: float) -> list[tuple[str, str]]:
+        """Shut what is broken or not wanted any more; return what is to be told of that, and of those that cannot be reached."""
+        for receiver in self._gone:
+            self._shut(receiver)
         self._gone = []
-        for peer in self._peers.values():
-            if peer.broken:
-                self._shut(peer)
-            elif peer.socket is not None:
-                self._watch(peer)
-        return [peer for peer in self._peers.values() if peer.socket is None]
+        if self._looking and now >= self._look_at:
+            self._look(now)
+        told = []
+        for receiver in self._receivers.values():
+            if not receiver.ready and receiver.socket is not None and now >= receiver.due_by:
+                receiver.fail(f"no answer within {_CONNECT_S:g} s")
+            if receiver.fault:
+                address, reason, lost, greeted = receiver.address, receiver.fault, receiver.lost, receiver.tell_at == math.inf
+                self._shut(receiver)
+                if lost:
+                    receiver.forget()
+                    told.append((address, reason))
+                if greeted or lost:
+                    receiver.tell_at = now + (_CONNECT_S if greeted else _AGAIN_S)
+            if not receiver.ready and now >= receiver.tell_at:
+                receiver.forget()
+                told.append((receiver.address, f"no connection can be made: {receiver.trouble or 'it was not tried yet'}"))
+                receiver.tell_at = now + _AGAIN_S
+            self._watch(receiver)
+        return told
 
-    def _watch(self, peer: _Peer) -> None:
+    def _due(self, now: float) -> list[float]:
+        """Return when the writer thread has something to do next that no event tells of."""
+        due = [max(now, self._look_at)] if self._looking else []
+        for receiver in self._receivers.values():
+            if not receiver.ready:
+                due += [receiver.tell_at, receiver.due if receiver.socket is None else receiver.due_by]
+        return due
+
+    def _look(self, now: float) -> None:
+        """Find out who does not acknowledge what was sent."""
+        self._look_at = now + LOOK_S
+        waiting = False
+        for receiver in self._receivers.values():
+            if not receiver.ready or receiver.socket is None or (receiver.carried == receiver.seen and not receiver.silence.waits):
+                continue
+            if receiver.carried != receiver.seen:
+                receiver.seen, self._last_sent = receiver.carried, now
+            silent_s = receiver.silence.look(receiver.socket, now)
+            waiting = waiting or receiver.silence.waits
+            if silent_s is not None:
+                receiver.fail(f"for {silent_s:.1f} s it has acknowledged nothing of what was sent")
+        self._looking = waiting or now - self._last_sent < _QUIET_S
+
+    def _watch(self, receiver: Receiver) -> None:
         # Nothing is ever received here; readable means that the other side has closed the connection.
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.backlog or not peer.ready else 0)
-        if peer.socket is None or wanted == peer.watched:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if receiver.backlog or not receiver.ready else 0)
+        if receiver.socket is None or wanted == receiver.watched:
             return
-        if peer.watched:
-            self._selector.modify(peer.socket, wanted, peer)
+        if receiver.watched:
+            self._selector.modify(receiver.socket, wanted, receiver)
         else:
-            self._selector.register(peer.socket, wanted, peer)
-        peer.watched = wanted
+            self._selector.register(receiver.socket, wanted, receiver)
+        receiver.watched = wanted
 
-    def _open(self, peer: _Peer) -> None:
-        """Begin to connect, if it is time; names are looked up without the lock, for that may take long."""
-        if time.monotonic() < peer.due:
+    def _open(self, receiver: Receiver, now: float) -> None:
+        """Begin to connect, if it is time."""
+        if now < receiver.due:
             return
-        peer.due = time.monotonic() + peer.retry_s
-        peer.retry_s = min(2 * peer.retry_s, _LAST_RETRY_S)
-        host, port = split_address(peer.address)
+        host, port = split_address(receiver.address)
         connection = None
         try:
-            family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-            connection = socket.socket(family, kind, protocol)
+            place = self._names.look_up(host.strip("[]"), int(port))
+            if place is None:
+                receiver.trouble, receiver.due, receiver.naming = f"its name '{host}' is still being looked up", now + _LAST_RETRY_S, True
+                return
+            receiver.naming = False
+            connection = socket.socket(place[0], socket.SOCK_STREAM)
             connection.setblocking(False)
             detect_silence(connection)
-            connection.connect_ex(target)
-        except (OSError, ValueError, OverflowError):
+            code = connection.connect_ex(place[1])
+            if code not in {0, errno.EINPROGRESS}:
+                raise OSError(code, os.strerror(code))
+        except (OSError, ValueError) as error:
+            receiver.trouble, receiver.naming = (error.strerror if isinstance(error, OSError) else None) or str(error), False
             if connection is not None:
                 connection.close()
-            return
-        peer.socket = connection
-        self._watch(peer)
-
-    def _attend(self, peer: _Peer, events: int) -> None:
-        if peer.socket is None or peer.broken:
-            return
-        if events & selectors.EVENT_READ and not _is_silent(peer.socket):
-            peer.broken, peer.ready = True, False
-        elif events & selectors.EVENT_WRITE:
-            if not peer.ready:
-                peer.ready, peer.retry_s = True, _FIRST_RETRY_S
-                peer.backlog.appendleft([GREETING])
-            while peer.backlog:
-                rest = _rest(peer.backlog[0], peer.offset)
-                sent = _write(peer, rest)
-                if sent < sum(map(len, rest)):
-                    peer.offset += sent
-                    return
-                peer.backlog.popleft()
-                peer.offset = 0
-
-    def _shut(self, peer: _Peer) -> None:
-        if peer.socket is not None:
-            if peer.watched:
-                self._selector.unregister(peer.socket)
-            peer.socket.close()
-        peer.socket, peer.ready, peer.broken, peer.watched, peer.offset = None, False, False, 0, 0
-
-
-def _write(peer: _Peer, pieces: Sequence[BytesLike]) -> int:
-    """Write what the network takes at once; a broken connection takes nothing."""
-    if peer.socket is None or peer.broken:
-        return 0
-    try:
-        return peer.socket.sendmsg(pieces[:_MOST_PIECES])
-    except BlockingIOError:
-        return 0
-    except OSError:  # it is opened anew
-        peer.broken, peer.ready = True, False
-        return 0
-
-
-def _rest(pieces: Sequence[BytesLike], offset: int) -> list[BytesLike]:
-    """Return what is left of a message of which `offset` bytes have been sent."""
-    rest: list[BytesLike] = []
-    for piece in pieces:
-        if offset >= len(piece):
-            offset -= len(piece)
         else:
-            rest.append(memoryview(piece)[offset:])
-            offset = 0
-    return rest
+            receiver.socket, receiver.due_by = connection, now + _CONNECT_S
+            self._watch(receiver)
+        receiver.due = now + receiver.retry_s
+        receiver.retry_s = min(2 * receiver.retry_s, _LAST_RETRY_S)
 
+    def _attend(self, receiver: Receiver, events: int) -> None:
+        if receiver.socket is None or receiver.fault or not receiver.users:
+            return
+        if not receiver.ready:
+            if receiver.greet(GREETING):
+                receiver.retry_s = _FIRST_RETRY_S
+        elif events & selectors.EVENT_READ:
+            receiver.listen()
+        if events & selectors.EVENT_WRITE and receiver.ready:
+            receiver.write_backlog()
+            self._looking = True
 
-def _is_silent(connection: socket.socket) -> bool:
-    """Whether a readable connection is neither closed nor broken."""
-    try:
-        return bool(connection.recv(4096))
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-
-
-def detect_silence(connection: socket.socket) -> None:
-    """Have messages sent at once, and an idle connection broken when the other side is gone without a word."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # No TCP_USER_TIMEOUT: it would also break the connection to a machine that computes too long to read.
-    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    def _shut(self, receiver: Receiver) -> None:
+        if receiver.socket is not None and receiver.watched:
+            self._selector.unregister(receiver.socket)
+        receiver.shut()

@@ -24,9 +24,10 @@ from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.complaints import Complaints
-from bbgrap.transport.data import Admit, Arrival
+from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
 from bbgrap.transport.framing import Reader
-from bbgrap.transport.outbox import Outbox, detect_silence
+from bbgrap.transport.outbox import Outbox
+from bbgrap.transport.silence import detect_silence
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
 MAX_CONNECTIONS = 512
@@ -71,7 +72,8 @@ class TcpDataPlane:
         port = self._listener.getsockname()[1]
         self.address = f"tcp://{advertise}:{port}"
         self.admit: Admit = lambda header, size: True
-        self._outbox = Outbox()
+        self.on_broken: OnBroken = nobody_listens
+        self._outbox = Outbox(lambda address, reason: self.on_broken(address, reason))
         self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
         self._calls: WakeupQueue[None] = WakeupQueue()
         self._wake_lock = threading.Lock()

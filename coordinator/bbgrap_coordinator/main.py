@@ -16,9 +16,11 @@ _log = logging.getLogger("bbgrap.coordinator")
 
 def main(
     bind: Annotated[str, typer.Option(help="Where to listen: tcp://HOST:PORT; port 0 takes a free one.")] = "tcp://127.0.0.1:7070",
-    data_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: a free one.")] = 0,
+    data_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: that of the last time if it is free, else another.")
+    ] = 0,
     advertise: Annotated[str, typer.Option(help="The host name or address agents reach this machine by.")] = "",
-    state_dir: Annotated[Path | None, typer.Option(help="Where models are kept; default ~/.cache/bbgrap/coordinator.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where models and plans are kept; default ~/.cache/bbgrap/coordinator.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the address to this file once it can be used.")] = None,
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
@@ -26,14 +28,14 @@ def main(
 ) -> None:
     """Coordinate agents."""
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
-    from bbgrap_coordinator.planning import PlannerProcess
+    from bbgrap_coordinator.planning import Planners
     from bbgrap_coordinator.service import serve
 
     try:
-        with PlannerProcess() as planner:
+        with Planners() as planners:
             serve(
                 bind,
-                prepare=planner.prepare,
+                planners=planners,
                 data_port=data_port,
                 advertise=advertise,
                 state_dir=state_dir,

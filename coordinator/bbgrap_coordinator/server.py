@@ -1,22 +1,18 @@
 """The coordinator's loop: control messages, data messages and time go into the machine, its instructions are carried out.
 
-Planning takes long: another thread waits for the planner's process meanwhile (`bbgrap_coordinator.planning`). Everything else is done here,
-on one thread. Laws: every message that had arrived at a moment is handled before that moment is judged, so a busy coordinator does not take
-living agents for dead.
+Planning takes long: other threads wait for the planners' processes meanwhile (`bbgrap_coordinator.planning`), and another one writes what
+must survive (`bbgrap_coordinator.storage`). Everything else is done here, on one thread. Laws: every message that had arrived at a moment
+is handled before that moment is judged, so a busy coordinator does not take living agents for dead.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from math import ceil
-from pathlib import Path
 
 import zmq
 
-from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import (
     CancelPlanning,
@@ -42,22 +38,20 @@ from bbgrap.control.coordinator_events import (
     ToClient,
     WriteChunk,
 )
-from bbgrap.control.planned import PlannedVariant
-from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
-from bbgrap.planners.options import PlanOptions
+from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.client_messages import Failed, Fault, StillWorking
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
-from bbgrap.protocol.messages import Deploy, DeploymentFailed
+from bbgrap.protocol.messages import Deploy, DeploymentFailed, Welcome
 from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore
+from bbgrap_coordinator.planning import Planners
+from bbgrap_coordinator.storage import Storage
 
-Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions], tuple[PlannedVariant, ...]]
-
-_TICK_S = 0.25
+_TICK_S = 0.1
 _BATCH = 256
 """Messages handled before the other socket gets its turn."""
 
@@ -76,17 +70,19 @@ class Server:
         plane: TcpDataPlane,
         machine: CoordinatorMachine,
         models: ModelStore,
-        prepare: Prepare,
+        planners: Planners,
+        storage: Storage,
     ) -> None:
-        """Take over the connections; nothing is handled before `run`."""
+        """Use connections that belong to the thread of `run`; nothing is handled before."""
         self._control = control
         self._plane = plane
         self._machine = machine
         self._models = models
-        self._prepare = prepare
+        self._planners = planners
+        self._storage = storage
         self._host = Host(plane, control.channels.memory)
         self._events: WakeupQueue[Event | None] = WakeupQueue()
-        self._planner = ThreadPoolExecutor(1, "planner")
+        self._saw_agents = False
         self._complaints = Complaints(_log)
         self._stopped = False
 
@@ -94,6 +90,10 @@ class Server:
         """End `run`; may be called from a signal handler."""
         self._stopped = True
         self._events.put(None)
+
+    def report(self, event: Event) -> None:
+        """Let the machine know of an event; may be called from any thread (planners, and whoever sees that a link of the host broke)."""
+        self._events.put(event)
 
     def run(self) -> None:
         """Serve until stopped."""
@@ -109,17 +109,27 @@ class Server:
             told = self._control.socket in ready or self._control.channels.fileno() in ready
             more = (told and self._take_control()) or more
             if self._events.fileno() in ready:
-                for event in self._events.take():
-                    if event is not None:
-                        self._handle(event)
+                self._take_events()
             now = time.monotonic()
             if not more and now >= due and not (more := self._take_control()):
                 self._handle(Tick(), now)
                 self._control.channels.give_back()
                 due = time.monotonic() + _TICK_S
-        self._planner.shutdown(wait=False, cancel_futures=True)
-        self._plane.close()
-        self._control.close()
+
+    def _take_events(self) -> None:
+        for event in self._events.take():
+            if isinstance(event, Planned | PlanFailed):
+                self._take_plan(event)
+            elif event is not None:
+                self._handle(event)
+
+    def _take_plan(self, answer: Planned | PlanFailed) -> None:
+        if not self._planners.wants(answer.job):  # cancelled when its answer was on its way
+            self._storage.forget_plan(answer.job)
+            return
+        if isinstance(answer, Planned):
+            self._storage.made(answer.job)
+        self._handle(answer)
 
     def _take_data(self) -> bool:
         for _ in range(_BATCH):
@@ -165,21 +175,40 @@ class Server:
             case DropRequest():
                 self._host.drop(instruction.request)
             case HostDeploy():
+                self._storage.loaded(instruction.epoch)
                 self._host.install(instruction)
-            case HostRelease():
-                self._host.release(instruction.epoch)
+            case HostRelease(epoch):
+                self._storage.released(epoch)
+                self._host.release(epoch)
             case HostPings(peers):
                 self._host.allow_pings(peers)
             case WriteChunk():
                 self._handle(self._models.write(instruction))
-            case StartPlanning():
-                self._planner.submit(lambda: self._events.put(self._plan(instruction)))
+            case StartPlanning() | StartStandby():
+                self._planners.submit(instruction)
+            case CancelPlanning(job):
+                self._planners.cancel(job)
+            case SaveModel() | SaveProfile() | SavePlan() | ForgetPlan():
+                self._keep(instruction)
             case Log(text):
                 _log.info(text)
-            case StartStandby() | CancelPlanning() | SaveModel() | SaveProfile() | SavePlan() | ForgetPlan():
-                raise NotImplementedError  # said by nobody yet
+
+    def _keep(self, instruction: SaveModel | SaveProfile | SavePlan | ForgetPlan) -> None:
+        match instruction:
+            case SaveModel(model, files):
+                self._storage.save_model(model, files)
+            case SaveProfile(profile, by_hand):
+                self._storage.save_profile(profile, by_hand=by_hand)
+            case SavePlan(plan):
+                self._storage.save_plan(plan)
+            case ForgetPlan(job):
+                if not self._planners.cancel(job):
+                    self._storage.forget_plan(job)
 
     def _say_to_agent(self, say: ToAgent) -> None:
+        if isinstance(say.message, Welcome) and not self._saw_agents:
+            self._saw_agents = True
+            self._storage.saw_agents()
         try:
             self._control.send(say.identity, TO_AGENT.encode(say.message))
         except LocalProtocolError as error:
@@ -196,15 +225,3 @@ class Server:
                 raise
             frames = TO_CLIENT.encode(Failed(say.message.call, Fault.EXECUTION, f"answer: {error}"))
         self._control.send(say.identity, frames)
-
-    def _plan(self, job: StartPlanning) -> Event:
-        """Have a model planned, in a thread of its own."""
-        try:
-            with self._models.folder(job.files) as path:
-                return Planned(job.job, self._prepare(path, job.shapes, job.cluster, job.options))
-        except BbgrapError as error:
-            return PlanFailed(job.job, Fault.of(error), str(error))
-        except Exception as error:
-            # A bug in a planner ends this request, not the coordinator.
-            _log.exception("planning of deployment %d failed", job.job)
-            return PlanFailed(job.job, Fault.PLAN, f"planner: {type(error).__name__}: {error}; the coordinator's log has the traceback")

@@ -4,9 +4,8 @@ import argparse
 import logging
 from pathlib import Path
 
+from bbgrap_coordinator.planning import Planners
 from bbgrap_coordinator.service import serve
-
-from tests.cluster import tiny
 
 
 def main() -> None:
@@ -17,7 +16,8 @@ def main() -> None:
     parser.add_argument("--until-eof", action="store_true")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
-    serve(given.bind, prepare=tiny.prepare, state_dir=given.state_dir, ready_file=given.ready_file, until_eof=given.until_eof)
+    with Planners(("-m", "tests.cluster.planner_process")) as planners:
+        serve(given.bind, planners=planners, state_dir=given.state_dir, ready_file=given.ready_file, until_eof=given.until_eof)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The planner's process beside a real coordinator: what happens to it does not happen to requests."""
+"""The planners' processes beside a real coordinator: what happens to them does not happen to requests."""
 
 import threading
 import time
@@ -15,10 +15,12 @@ from bbgrap.zoo import materialize
 pytestmark = pytest.mark.cluster
 
 
-def planner_of(cluster):
-    (child,) = psutil.Process(cluster.processes["coordinator"].pid).children()
-    assert "bbgrap_coordinator.planner" in child.cmdline()
-    return child
+def planners_of(cluster):
+    """Return the processes of a coordinator that make plans, and standbys."""
+    children = psutil.Process(cluster.processes["coordinator"].pid).children()
+    by_kind = {child.cmdline()[-2]: child for child in children if "bbgrap_coordinator.planner" in child.cmdline()}
+    assert len(children) == 2
+    return by_kind["plans"], by_kind["standbys"]
 
 
 def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_path):
@@ -27,7 +29,8 @@ def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_pat
     with LocalCluster(2, cache_dir=tmp_path) as cluster:
         session = bbgrap.InferenceSession(model, cluster=cluster.connection)
         (expected,) = session.run(None, {"input": x})
-        planner, faults = planner_of(cluster), []
+        (planner, _), faults = planners_of(cluster), []
+        before = set(cluster.logs.glob("state/plans/*"))
 
         def plan_another():
             with bbgrap.connect(cluster.address) as connection:
@@ -39,7 +42,7 @@ def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_pat
         planner.suspend()
         thread = threading.Thread(target=plan_another)
         thread.start()
-        while not list(cluster.logs.glob("state/models/model-*/weights-*")):
+        while set(cluster.logs.glob("state/plans/*")) == before:
             time.sleep(0.01)
         for _ in range(20):
             np.testing.assert_array_equal(session.run(None, {"input": x})[0], expected)
@@ -50,16 +53,16 @@ def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_pat
         np.testing.assert_array_equal(session.run(None, {"input": x})[0], expected)
         again = bbgrap.InferenceSession(model, cluster=cluster.connection, options=PlanOptions(split="channels"))
         np.testing.assert_allclose(again.run(None, {"input": x})[0], expected, atol=1e-5)
-        assert planner_of(cluster) != planner
+        assert planners_of(cluster)[0] != planner
         coordinator = psutil.Process(cluster.processes["coordinator"].pid)
         assert not [there.path for there in coordinator.memory_maps() if "onnxruntime" in there.path]
 
 
-def test_it_ends_with_its_coordinator(tmp_path):
+def test_they_end_with_their_coordinator(tmp_path):
     with LocalCluster(1, cache_dir=tmp_path) as cluster:
-        killed = planner_of(cluster)
+        killed = planners_of(cluster)
         cluster.kill("coordinator")
-        assert psutil.wait_procs([killed], timeout=5)[1] == []
+        assert psutil.wait_procs(killed, timeout=5)[1] == []
         cluster.start_coordinator()
-        stopped = planner_of(cluster)
-    assert psutil.wait_procs([stopped], timeout=5)[1] == []
+        stopped = planners_of(cluster)
+    assert psutil.wait_procs(stopped, timeout=5)[1] == []

@@ -159,27 +159,6 @@ def test_strangers_make_room_for_peers(monkeypatch, caplog):
     plane.close()
 
 
-def test_a_broken_connection_is_opened_anew_and_the_message_begins_again():
-    sender = open_plane()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        sender.connect(address)
-        first, _ = server.accept()
-        assert first.recv(8) == GREETING
-        big = bytes(range(256)) * 100_000
-        sender.send(address, b"big", big[: 1 << 20], big[1 << 20 :])
-        sender.send(address, b"next", b"!")
-        assert first.recv(8 + 3) == frame_head(b"big", len(big))
-        first.close()
-        second, _ = server.accept()
-        with second.makefile("rb") as stream:
-            assert stream.read(8 + 8 + 3) == GREETING + frame_head(b"big", len(big))
-            assert stream.read(len(big)) == big
-            assert stream.read(8 + 4 + 1) == frame_head(b"next", 1) + b"!"
-        second.close()
-    sender.close()
-
-
 def test_a_payload_that_waits_is_kept_and_not_copied():
     sender, target = open_plane(), open_plane()
     sender.connect(target.address)

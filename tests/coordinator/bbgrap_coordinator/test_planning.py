@@ -1,44 +1,74 @@
-"""Planning in a process of its own: what it finds and what goes wrong arrive as if it had been here."""
+"""Planning in processes of its own: what is found and what goes wrong arrives, whatever the process does."""
 
-import shutil
-import threading
+import hashlib
+import json
+import queue
 import time
 from dataclasses import replace
-from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import psutil
 import pytest
-from bbgrap_coordinator.planning import PlannerProcess, pack, unpack
+from bbgrap_coordinator.artifacts import ArtifactFolders
+from bbgrap_coordinator.models import ModelStore
+from bbgrap_coordinator.planning import LEAST_LIMIT_S, Planners, limit_s
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.artifacts import Artifacts
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.coordinator_events import PlanFailed, Planned, StartPlanning, StartStandby
 from bbgrap.engine.prepare import prepare
-from bbgrap.errors import ModelError, PlanError
+from bbgrap.engine.standby import standby_of
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.client_messages import Fault, ModelFile
 from bbgrap.zoo import materialize
 
 SHAPES = {"input": (1, 3, 32, 32)}
-AUTO = PlanOptions("auto")
+STRANGE = ("-m", "tests.coordinator.strange_planner")
+WAIT_S = 60
 
 
-@pytest.fixture(scope="module")
-def planner():
-    with PlannerProcess() as process:
-        yield process
+class Desk:
+    """Planners with a store of models and a place for what they make."""
+
+    def __init__(self, planners, folder):
+        self.planners, self.answers = planners, queue.Queue()
+        self.models, self.folders = ModelStore(folder / "models"), ArtifactFolders(folder / "plans")
+        self.file = self.keep(materialize("tiny").read_bytes())
+        planners.begin(self.models, self.folders, self.answers.put)
+
+    def keep(self, content):
+        digest = hashlib.sha256(content).hexdigest()
+        (self.models.directory / digest).write_bytes(content)
+        return ModelFile("tiny-1.onnx", digest, len(content))
+
+    def plan(self, job, planner="bbgrap", cluster=None, file=None, **options):
+        cluster = cluster or Cluster.even(2)
+        self.planners.submit(StartPlanning(job, (file or self.file,), SHAPES, cluster, PlanOptions(planner, **options)))
+
+    def standby(self, job, file=None):
+        self.planners.submit(StartStandby(job, (file or self.file,)))
+
+    def answer(self):
+        return self.answers.get(timeout=WAIT_S)
+
+    def jobs_on_disk(self):
+        return sorted(int(path.name) for path in self.folders.directory.iterdir())
 
 
 @pytest.fixture
-def model(tmp_path):
-    """The path of a model, alone in a folder."""
-    return Path(shutil.copy(materialize("tiny"), tmp_path))
+def desk(tmp_path):
+    with Planners() as planners:
+        yield Desk(planners, tmp_path)
+
+
+@pytest.fixture
+def strange(tmp_path):
+    with Planners(STRANGE, limit=lambda job: 0.5 if job.options.planner == "sleeps" and job.job > 1000 else WAIT_S) as planners:
+        yield Desk(planners, tmp_path)
 
 
 def steady(report):
-    """Return a report without what differs from run to run."""
-    return {key: value for key, value in report.items() if key != "search_s"}
+    """Return a report as JSON has it, without what differs from run to run."""
+    return json.loads(json.dumps({key: value for key, value in report.items() if key != "search_s"}))
 
 
 def assert_same(found, expected):
@@ -49,77 +79,165 @@ def assert_same(found, expected):
     assert found == expected  # arrays are not compared by it
 
 
-def test_it_finds_what_planning_here_finds(planner, model):
-    expected = prepare(model, SHAPES, Cluster.even(2), AUTO)
-    found = planner.prepare(model, SHAPES, Cluster.even(2), AUTO)
+def test_they_find_what_planning_here_finds(desk):
+    expected = prepare(materialize("tiny"), SHAPES, Cluster.even(2), PlanOptions("auto"))
+    desk.plan(7, "auto")
+    desk.standby(8)
+    found = {event.job: event for event in (desk.answer(), desk.answer())}
     assert len(expected) > 1
-    for ours, theirs in zip(expected, found, strict=True):
+    for ours, theirs in zip(expected, found[7].variants, strict=True):
         assert_same(theirs.artifacts, ours.artifacts)
         assert theirs.name == ours.name
         assert steady(theirs.report) == steady(ours.report)
-    assert list(model.parent.iterdir()) == [model]
+    (standby,) = found[8].variants
+    assert_same(standby.artifacts, standby_of(materialize("tiny")).artifacts)
+    assert desk.jobs_on_disk() == [7, 8]
+    assert not list(desk.models.directory.glob("model-*"))
 
 
-def test_its_errors_are_raised_here(planner, model):
+def test_weights_are_mapped_not_read(desk):
+    desk.standby(1)
+    (standby,) = desk.answer().variants
+    maps = {there.path for there in psutil.Process().memory_maps()}
+    assert str(desk.folders.path(1) / "weights") in maps
+    assert not any(array.flags.writeable or array.flags.owndata for array in standby.artifacts.weights.values())
+
+
+def test_errors_have_their_kind(desk):
     tight = Cluster(tuple(replace(node, memory_bytes=1) for node in Cluster.even(2).nodes))
-    with pytest.raises(PlanError, match="no split"):
-        planner.prepare(model, SHAPES, tight, PlanOptions())
-    model.write_bytes(b"no model")
-    with pytest.raises(ModelError, match=model.name):
-        planner.prepare(model, SHAPES, Cluster.even(2), PlanOptions())
+    desk.plan(1, cluster=tight)
+    desk.plan(2, file=desk.keep(b"no model"))
+    first, second = desk.answer(), desk.answer()
+    assert isinstance(first, PlanFailed)
+    assert (first.job, first.fault) == (1, Fault.PLAN)
+    assert "no split" in first.reason
+    assert (second.job, second.fault) == (2, Fault.MODEL)
+    assert "tiny-1.onnx" in second.reason
+    assert desk.jobs_on_disk() == []
 
 
-def test_a_bug_comes_with_its_traceback(planner, model):
-    with pytest.raises(RuntimeError, match="AttributeError") as raised:
-        planner.prepare(model, SHAPES, None, PlanOptions())
-    assert "in prepare\n" in raised.value.__notes__[0]
+def test_a_bug_comes_with_its_traceback_in_the_log(desk, caplog):
+    desk.planners.submit(StartPlanning(1, (desk.file,), SHAPES, None, PlanOptions()))
+    failed = desk.answer()
+    assert (failed.fault, "AttributeError" in failed.reason) == (Fault.PLAN, True)
+    assert "in prepare\n" in caplog.text
 
 
-def test_one_that_dies_fails_its_plan_and_the_next_one_works(planner, model, tmp_path):
-    before = psutil.Process(planner._process.pid)
-    faults = []
-
-    def plan():
-        try:
-            planner.prepare(model, SHAPES, None, PlanOptions())
-        except PlanError as error:
-            faults.append(str(error))
-
-    before.suspend()
-    thread = threading.Thread(target=plan)
-    thread.start()
-    while not list(tmp_path.glob("weights-*")):
+def test_one_that_dies_fails_its_job_and_the_next_one_works(desk):
+    process = psutil.Process(desk.planners.plans.pid)
+    process.suspend()
+    desk.plan(1)
+    while 1 not in desk.jobs_on_disk():
         time.sleep(0.01)
-    before.kill()
-    thread.join()
-    assert faults == ["planner: its process ended while it planned 'tiny-1.onnx': SIGKILL, as when memory runs out"]
-    (found,) = planner.prepare(model, SHAPES, Cluster.even(2), PlanOptions())
-    assert_same(found.artifacts, prepare(model, SHAPES, Cluster.even(2), PlanOptions())[0].artifacts)
+    process.kill()
+    failed = desk.answer()
+    assert failed.reason == "planner: its process ended while it planned 'tiny-1.onnx': SIGKILL, as when memory runs out"
+    assert desk.jobs_on_disk() == []
+    desk.plan(2)
+    assert isinstance(desk.answer(), Planned)
 
 
-def test_arrays_of_every_kind_are_kept(tmp_path):
-    arrays = [
-        np.arange(12, dtype=np.float32).reshape(3, 4),
-        np.arange(12, dtype=np.float64).reshape(3, 4)[:, ::2],
-        np.asfortranarray(np.arange(6).reshape(2, 3)),
-        np.zeros((0, 4), np.int8),
-        np.array(True),
-        np.array([1.5, -2], ml_dtypes.bfloat16),
-        np.array(["a", "bc"], object),
-        np.arange(3, dtype=np.uint8),
-        np.arange(5, dtype=np.float64),
-    ]
-    artifacts = Artifacts((), None, {str(number): array for number, array in enumerate(arrays)})
-    with (tmp_path / "weights").open("w+b") as file:
-        (found,) = unpack(pack((PlannedVariant("none", artifacts, {"planner": "none"}),), file), file)
-    (tmp_path / "weights").unlink()
-    assert found.report == {"planner": "none"}
-    assert_same(found.artifacts, artifacts)
-    assert all(array.flags.aligned for array in found.artifacts.weights.values())
+def test_one_that_died_while_nobody_wanted_anything_is_started_anew(desk):
+    process = psutil.Process(desk.planners.standbys.pid)
+    process.kill()
+    while process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    desk.standby(1)
+    assert isinstance(desk.answer(), Planned)
 
 
-def test_no_arrays_at_all_are_no_fault(tmp_path):
-    with (tmp_path / "weights").open("w+b") as file:
-        nothing = Artifacts((), None, {"none": np.zeros(0, np.float32)})
-        (found,) = unpack(pack((PlannedVariant("none", nothing, {}),), file), file)
-    assert found.artifacts.weights["none"].shape == (0,)
+def test_a_standby_waits_for_no_plan(desk):
+    psutil.Process(desk.planners.plans.pid).suspend()
+    desk.plan(1)
+    desk.standby(2)
+    assert desk.answer().job == 2
+
+
+def test_jobs_run_in_order(desk):
+    for job in (5, 3, 9, 1):
+        desk.plan(job)
+    assert [desk.answer().job for _ in range(4)] == [5, 3, 9, 1]
+
+
+def test_what_is_cancelled_ends_with_its_process_and_its_folder_and_has_no_answer(strange):
+    strange.plan(1, "sleeps")
+    strange.plan(2, "sleeps")
+    strange.plan(3, "some")
+    while not (strange.folders.path(1) / "weights").exists():
+        time.sleep(0.01)
+    before = strange.planners.plans.pid
+    assert strange.planners.cancel(2)  # it waits
+    assert strange.planners.cancel(1)  # it runs
+    assert not strange.planners.cancel(1)
+    assert strange.answer().job == 3
+    assert strange.answers.empty()
+    assert strange.jobs_on_disk() == []
+    assert strange.planners.plans.pid != before
+    assert not psutil.pid_exists(before)
+    assert strange.planners.wants(3)
+    assert not strange.planners.wants(2)
+
+
+def test_an_answer_on_its_way_is_not_wanted_once_it_is_cancelled(strange):
+    strange.plan(1, "some")
+    assert strange.answer().job == 1
+    assert strange.planners.cancel(1)
+    assert not strange.planners.wants(1)
+
+
+def test_what_is_late_is_ended(strange):
+    strange.plan(1001, "sleeps")
+    failed = strange.answer()
+    assert (failed.job, failed.fault) == (1001, Fault.PLAN)
+    assert failed.reason == "planner: 'tiny-1.onnx' was not planned within 0.5 s; give it less to search"
+    assert strange.jobs_on_disk() == []
+    strange.plan(1, "some")
+    assert strange.answer().reason == "no such trick: some"
+
+
+def test_how_long_jobs_may_take():
+    plan = StartPlanning(1, (), SHAPES, Cluster.even(1), PlanOptions(search_seconds=20))
+    assert limit_s(plan) == LEAST_LIMIT_S + 60
+    assert limit_s(StartStandby(1, ())) == LEAST_LIMIT_S
+    assert limit_s(StartStandby(1, (ModelFile("m", "0" * 64, 10 << 30),))) > 500
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("exits", "status 7"),
+        ("says nothing understandable", "its answer of 6 bytes is none"),
+        ("says a fault that does not exist", "its answer of 16 bytes is none"),
+        ("says too much", "SIGKILL"),
+        ("leaves nothing", "cannot be used"),
+        ("leaves no variants", "there are no variants"),
+        ("leaves a folder", "cannot be used"),
+    ],
+)
+def test_what_it_says_is_not_believed(strange, what, words):
+    strange.plan(1, what)
+    failed = strange.answer()
+    assert isinstance(failed, PlanFailed)
+    assert failed.fault is Fault.PLAN
+    assert words in failed.reason
+    assert strange.jobs_on_disk() == []
+    strange.plan(2, "some")
+    assert strange.answer().reason == "no such trick: some"
+
+
+def test_its_words_are_short_and_printable(strange):
+    strange.plan(1, "says control characters")
+    reason = strange.answer().reason
+    assert reason.startswith("a?[2Jb")
+    assert len(reason) < 5000
+
+
+def test_they_end_when_they_are_closed_whatever_they_do(tmp_path):
+    with Planners(STRANGE) as planners:
+        desk = Desk(planners, tmp_path)
+        desk.plan(1, "sleeps")
+        while not (desk.folders.path(1) / "weights").exists():
+            time.sleep(0.01)
+        pids = planners.plans.pid, planners.standbys.pid
+    assert not any(map(psutil.pid_exists, pids))
+    assert desk.answers.empty()

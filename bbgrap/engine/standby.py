@@ -1,0 +1,131 @@
+"""A model made ready for one device, whole and for any shape: what answers while plans are made, and when they are lost.
+
+    host      Send inputs -> 0 | Receive outputs <- 0
+    device 0  Receive inputs <- host | Run model | Send outputs -> host
+
+The model is what its file says: free dimensions, opset and operators are untouched, and the agent's onnxruntime optimises it as it would
+optimise the file. Law: the answers are those of plain onnxruntime on the agent, bit for bit; weights that the file lists as inputs too are
+weights (a request that overrides them is not for a standby).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.control.planned import PlannedVariant
+from bbgrap.engine.load import refusal
+from bbgrap.engine.sessions import declared_type, open_session, session_options
+from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_io import ModelFile, ModelInput, read_model
+from bbgrap.graph.onnx_whole import whole_model
+from bbgrap.graph.types import Array, DType
+from bbgrap.graph.weights import make_weight
+from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
+
+STANDBY = "standby"
+
+LEAST_MEMORY_BYTES = 64 << 20
+"""What a standby takes besides its weights: activations of small inputs, and onnxruntime's own. Chosen."""
+
+WEIGHT_COPIES = 2
+"""How often its weights are in memory at most: as they are shipped, and as kernels have packed them. Chosen."""
+
+_DEVICE, _HOST = 0, 1
+_INPUTS, _OUTPUTS = 0, 1
+"""The two messages of a request."""
+
+
+def standby_of(path: Path) -> PlannedVariant:
+    """Return a model, whole, for one device (device 0; the host is device 1).
+
+    The report has `weight_bytes` and an estimate of `memory_bytes`, of whichever node it will be; `agents` and `nodes_used` are
+    empty: which node that is, whoever deploys it says.
+
+    Raises:
+        ModelError: if the file is no model, or onnxruntime cannot load it.
+    """
+    model = read_model(path)
+    data, arrays = whole_model(model)
+    taken, given = _types(path, model, data, arrays)
+    weights = {name: make_weight(name, array) for name, array in arrays.items()}
+    inputs = tuple(_input_spec(item, taken[item.name]) for item in model.inputs)
+    # An output that is listed twice is sent once. The shapes of outputs that a file declares are not believed: runtimes do without.
+    names = tuple(dict.fromkeys(item.name for item in model.outputs))
+    outputs = tuple(BufferSpec(name, given[name], None) for name in names)
+    segment = SegmentModel(
+        model.name,
+        hashlib.sha256(data).hexdigest(),
+        data,
+        tuple(spec.name for spec in inputs),
+        names,
+        {name: WeightRef(weight.digest, weight.type) for name, weight in weights.items()},
+        whole=True,
+    )
+    device = DeviceArtifacts(_device_schedule(inputs, outputs), (segment,))
+    host = _host_schedule(inputs, outputs, tuple(item.name for item in model.outputs))
+    artifacts = Artifacts((device,), host, {weight.digest: weight.array for weight in weights.values()})
+    return PlannedVariant(STANDBY, artifacts, _report(model, device.weight_bytes))
+
+
+def _types(path: Path, model: ModelFile, data: bytes, weights: Mapping[str, Array]) -> tuple[dict[str, DType], dict[str, DType]]:
+    """Return the element types that inputs and outputs have on their way, by name: what no array holds is packed into bytes.
+
+    onnxruntime is asked, not the file, which may leave types out. So what onnxruntime refuses, or dies of, gets to no agent.
+    """
+    options = session_options(threads=1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")  # nothing will be run
+    try:
+        session = open_session(data, options, weights)
+    except ModelError as refused:
+        raise refusal(path, model, refused) from None
+    return _carried(session.get_inputs()), _carried(session.get_outputs())
+
+
+def _carried(arguments: Sequence[ort.NodeArg]) -> dict[str, DType]:
+    kinds = {item.name: declared_type(item).dtype for item in arguments}
+    return {name: DType.UINT8 if kind is DType.OTHER else kind for name, kind in kinds.items()}
+
+
+def _input_spec(item: ModelInput, dtype: DType) -> BufferSpec:
+    sizes = [] if item.shape is None else [size for size in item.shape if isinstance(size, int)]
+    concrete = item.shape is not None and len(sizes) == len(item.shape)
+    return BufferSpec(item.name, dtype, tuple(sizes) if concrete else None)
+
+
+def _device_schedule(inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...]) -> Schedule:
+    ins, outs = _numbers(inputs, outputs)
+    receive: tuple[LocalStep, ...] = (LocalReceive(_INPUTS, _HOST, ins),) if ins else ()
+    send = LocalSend(_OUTPUTS, _HOST, tuple(LocalPart(buffer, None) for buffer in outs))
+    return Schedule(_DEVICE, _HOST, (*inputs, *outputs), (*receive, LocalRun(0, ins, outs), send))
+
+
+def _host_schedule(inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...], results: tuple[str, ...]) -> Schedule:
+    ins, outs = _numbers(inputs, outputs)
+    send: tuple[LocalStep, ...] = (LocalSend(_INPUTS, _DEVICE, tuple(LocalPart(buffer, None) for buffer in ins)),) if ins else ()
+    places = {spec.name: buffer for spec, buffer in zip(outputs, outs, strict=True)}
+    steps = (*send, LocalReceive(_OUTPUTS, _DEVICE, outs))
+    return Schedule(_HOST, _HOST, (*inputs, *outputs), steps, ins, tuple(places[name] for name in results))
+
+
+def _numbers(inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(range(len(inputs))), tuple(range(len(inputs), len(inputs) + len(outputs)))
+
+
+def _report(model: ModelFile, weight_bytes: int) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "planner": STANDBY,
+        "model": model.name,
+        "agents": [],
+        "nodes_used": [],
+        "weight_bytes": weight_bytes,
+        "memory_bytes": WEIGHT_COPIES * weight_bytes + LEAST_MEMORY_BYTES,
+        "changed": [],
+    }

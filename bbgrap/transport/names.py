@@ -1,0 +1,81 @@
+"""Looking up names of hosts without waiting: a name server that does not answer stops nobody who has another address.
+
+Laws: `look_up` never waits; numeric addresses need no thread; every answer and every failure is kept for some seconds.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+Place = tuple[socket.AddressFamily, tuple[str | int, ...] | tuple[int, bytes]]
+"""What a socket needs to connect."""
+
+_KNOWN_S = 10.0
+_UNKNOWN_S = 1.0
+
+
+class Names:
+    """Names that were looked up lately.
+
+    Invariants: `look_up` is called by one thread; `_answers` has nothing that is older than `_KNOWN_S` when something is added.
+    """
+
+    def __init__(self, answered: Callable[[], None]) -> None:
+        """Call `answered` from another thread when it may help to look up again."""
+        self._answered = answered
+        self._answers: dict[tuple[str, int], tuple[float, Place | OSError]] = {}
+        self._questions: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+        self._asked: set[tuple[str, int]] = set()
+        self._thread: threading.Thread | None = None
+
+    def look_up(self, host: str, port: int) -> Place | None:
+        """Return where a host is; None if that is not known yet: `answered` is called when it is.
+
+        Raises:
+            OSError: if there is no such host.
+        """
+        try:
+            return _find(host, port, socket.AI_NUMERICHOST)
+        except socket.gaierror:
+            pass
+        name = (host, port)
+        until, answer = self._answers.get(name, (0.0, None))
+        if answer is not None and time.monotonic() < until:
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+        if name not in self._asked:
+            self._asked.add(name)
+            self._questions.put(name)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="names", daemon=True)
+            self._thread.start()
+        return None
+
+    def close(self) -> None:
+        """End the thread, once it has the answer that it waits for; nobody waits for that."""
+        self._questions.put(None)
+
+    def _run(self) -> None:
+        while (name := self._questions.get()) is not None:
+            answer: Place | OSError
+            try:
+                answer, kept_s = _find(*name, 0), _KNOWN_S
+            except OSError as error:
+                answer, kept_s = error, _UNKNOWN_S
+            now = time.monotonic()
+            self._answers = {other: kept for other, kept in self._answers.items() if kept[0] > now} | {name: (now + kept_s, answer)}
+            self._asked.discard(name)
+            self._answered()
+
+
+def _find(host: str, port: int, flags: int) -> Place:
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+    except (ValueError, OverflowError) as error:  # no text or number that may be asked for
+        raise OSError(f"no host has the address {host[:80]!r}, port {port}: {error}") from error
+    return family, target

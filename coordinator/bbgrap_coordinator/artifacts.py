@@ -1,0 +1,268 @@
+"""What planning has made, on disk: a folder per job, written by a planner's process, read and mapped by the coordinator.
+
+    STATE/plans/JOB/variants    names, reports, schedules and segments (the protocol's schema), and where each weight lies
+    STATE/plans/JOB/weights     the weights, each once, aligned; mapped, never read as a whole
+
+Laws: both files are on the disk when `write_artifacts` returns; what `read_artifacts` returns keeps every law of a deployment, whatever
+the files hold, for who wrote them has read a stranger's model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import msgpack
+import numpy as np
+
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.control.planned import PlannedVariant
+from bbgrap.errors import BbgrapError, PlanError
+from bbgrap.graph.types import STORABLE, Array, DType, TensorType
+from bbgrap.graph.weights import digest_of
+from bbgrap.protocol.checks import check_deploy
+from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, Length, Name
+from bbgrap.protocol.messages import Deploy, Peer
+from bbgrap.protocol.schema import SchemaError, build, plain_form
+from bbgrap.runtime.schedule import Schedule
+
+ALIGNMENT = 64
+"""Where weights begin in their file, in bytes: no less than any of their elements needs."""
+
+MAX_VARIANTS_BYTES = 512 << 20
+"""Of the file without weights. Chosen: above eight reports and as many schedules with their segments as large as a message may be."""
+
+_VARIANTS, _WEIGHTS = "variants", "weights"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A weight in the file of weights: its type, and at which byte it begins."""
+
+    type: TensorType
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    name: Name
+    report: Annotated[str, Length(MAX_REPORT_BYTES)]
+    devices: tuple[DeviceArtifacts, ...]
+    host: Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    variants: tuple[_Variant, ...]
+    places: Mapping[Digest, _Place]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a folder holds: the variants, and the digest of all but the content of their weights."""
+
+    variants: tuple[PlannedVariant, ...]
+    digest: str
+
+
+class MappedWeights(Mapping[str, Array]):
+    """Weights by digest, read-only views of a mapped file; `on_use` is called when one of them is asked for."""
+
+    def __init__(self, arrays: Mapping[str, Array], on_use: Callable[[], None] = lambda: None) -> None:
+        """Wrap these arrays."""
+        self._arrays = arrays
+        self._on_use = on_use
+
+    def __getitem__(self, digest: str) -> Array:
+        array = self._arrays[digest]
+        self._on_use()
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def damaged(self) -> Iterator[bool]:
+        """Yield of one after the other whether its content has another digest; this reads all of them."""
+        return (digest_of(array) != digest for digest, array in self._arrays.items())
+
+
+def write_artifacts(folder: Path, variants: Sequence[PlannedVariant]) -> None:
+    """Write what was made into a folder that is there and empty; it is on the disk then.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    places: dict[str, _Place] = {}
+    with (folder / _WEIGHTS).open("wb") as stream:
+        for variant in variants:
+            for digest, array in variant.artifacts.weights.items():
+                if digest not in places:
+                    stream.write(bytes(-stream.tell() % ALIGNMENT))
+                    places[digest] = _Place(TensorType(DType.of(array.dtype), array.shape), stream.tell())
+                    stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        _sync(stream.fileno(), stream.flush)
+    forms = tuple(_Variant(v.name, json.dumps(v.report), v.artifacts.devices, v.artifacts.host) for v in variants)
+    with (folder / _VARIANTS).open("wb") as stream:
+        stream.write(msgpack.packb(_Made(forms, places), default=plain_form))
+        _sync(stream.fileno(), stream.flush)
+    sync_folder(folder)
+    sync_folder(folder.parent)
+
+
+def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] = lambda: None) -> Found:
+    """Return what a folder holds, its weights mapped; `expected` is the digest that it must have, if it is known.
+
+    Raises:
+        PlanError: if it does not hold what `write_artifacts` writes.
+    """
+    try:
+        content = _content(folder / _VARIANTS)
+        digest = hashlib.sha256(content).hexdigest()
+        if expected not in {"", digest}:
+            raise SchemaError(f"its digest is {digest[:12]}, expected {expected[:12]}")
+        made = cast("_Made", build(_Made, msgpack.unpackb(content, raw=False, use_list=False, strict_map_key=True)))
+        if not made.variants:
+            raise SchemaError("there are no variants")
+        arrays = _mapped(folder / _WEIGHTS, made.places)
+        return Found(tuple(_variant(form, arrays, on_use) for form in made.variants), digest)
+    except (SchemaError, BbgrapError, OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError, MemoryError) as error:
+        raise PlanError(f"what planning made in '{folder}' cannot be used: {type(error).__name__}: {str(error)[:500]}") from None
+
+
+def digest_on_disk(folder: Path) -> str | None:
+    """Return the digest by which a folder is known; None if it is not there."""
+    try:
+        with (folder / _VARIANTS).open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _content(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > MAX_VARIANTS_BYTES:
+        raise SchemaError(f"it has {size} bytes, expected at most {MAX_VARIANTS_BYTES}")
+    return path.read_bytes()
+
+
+def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        mapped: mmap.mmap | bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    arrays = {}
+    for digest, place in places.items():
+        kind = place.type
+        if kind.dtype not in STORABLE or kind.dtype is DType.STRING or kind.shape is None:
+            raise SchemaError(f"weight {digest[:12]}: a {kind} cannot be mapped")
+        if place.offset % ALIGNMENT or place.offset + kind.nbytes > size:
+            raise SchemaError(f"weight {digest[:12]}: {kind.nbytes} bytes at {place.offset} do not lie in a file of {size}")
+        array: Array = np.ndarray(kind.shape, kind.dtype.numpy, mapped if kind.nbytes else b"", place.offset if kind.nbytes else 0)
+        array.flags.writeable = False
+        arrays[digest] = array
+    return arrays
+
+
+def _variant(form: _Variant, arrays: Mapping[str, Array], on_use: Callable[[], None]) -> PlannedVariant:
+    report = json.loads(form.report)
+    if not isinstance(report, dict):
+        raise SchemaError("a report is no object")
+    host = len(form.devices)
+    if (form.host.device, form.host.host) != (host, host):
+        raise SchemaError(f"variant '{form.name}': the host's schedule is that of device {form.host.device}, expected {host}")
+    used: dict[str, Array] = {}
+    for number, device in enumerate(form.devices):
+        _check_device(number, host, device)
+        for segment in device.segments:
+            used |= _weights_of(segment, arrays)
+    weights = MappedWeights(used, on_use)
+    return PlannedVariant(form.name, Artifacts(form.devices, form.host, weights), cast("Mapping[str, Any]", report))
+
+
+def _check_device(number: int, host: int, device: DeviceArtifacts) -> None:
+    peers = tuple(Peer(peer, "", "") for peer in range(host + 1))
+    faults = check_deploy(Deploy(0, peers, device.schedule, device.segments)) if device.schedule.host == host else ("another host",)
+    if faults or device.schedule.device != number:
+        raise SchemaError(f"device {number}: {faults[0] if faults else f'its schedule is that of device {device.schedule.device}'}")
+
+
+def _weights_of(segment: SegmentModel, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {ref.digest: _weight(segment, ref, arrays) for ref in segment.weights.values()}
+
+
+def _weight(segment: SegmentModel, ref: WeightRef, arrays: Mapping[str, Array]) -> Array:
+    array = arrays.get(ref.digest)
+    if array is None or TensorType(DType.of(array.dtype), array.shape) != ref.type:
+        raise SchemaError(f"segment '{segment.name}': weight {ref.digest[:12]} of type {ref.type} is not there")
+    return array
+
+
+def _sync(descriptor: int, flush: Callable[[], None]) -> None:
+    flush()
+    os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class ArtifactFolders:
+    """The folders of all jobs.
+
+    Invariants: a folder is named by the number of its job.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Use a directory, which is made if it is not there."""
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def path(self, job: int) -> Path:
+        """Return where a job's folder is, or would be."""
+        return self.directory / str(job)
+
+    def make(self, job: int) -> Path:
+        """Return a new empty folder for a job.
+
+        Raises:
+            OSError: if it cannot be made.
+        """
+        self.remove(job)
+        self.path(job).mkdir()
+        return self.path(job)
+
+    def remove(self, job: int) -> None:
+        """Remove a job's folder, if it is there; what is mapped stays readable."""
+        shutil.rmtree(self.path(job), ignore_errors=True)
+
+    def nbytes(self, job: int) -> int:
+        """Return the bytes that a job's files take; 0 if there are none."""
+        return sum(size for name in (_VARIANTS, _WEIGHTS) if (size := _size(self.path(job) / name)))
+
+    def keep_only(self, jobs: set[int]) -> None:
+        """Remove whatever belongs to no job of these."""
+        names = {str(job) for job in jobs}
+        for path in self.directory.iterdir():
+            if path.name not in names:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,188 @@
+"""Keeping what must survive, beside the requests: one thread writes it, in the order in which it was said.
+
+Laws: what is kept of a plan is never without its artifacts, at whatever step this process ends: they are there before the plan is saved
+and removed after it is forgotten. At most `MAX_PLANS` plans with `MAX_BYTES` of artifacts are kept: the least recently saved one goes
+first, never one that is loaded. What cannot be written costs a restart its memory, not a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from bbgrap.cluster.types import NodeProfile
+from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.stored import Stored, StoredPlan
+from bbgrap.errors import PlanError
+from bbgrap.protocol.client_messages import ModelFile
+from bbgrap_coordinator.artifacts import ArtifactFolders, MappedWeights, digest_on_disk, read_artifacts
+from bbgrap_coordinator.state import SavedPlan, State
+
+MAX_PLANS = 64
+MAX_BYTES = 32 << 30
+
+_log = logging.getLogger("bbgrap.coordinator")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A job's folder: its size, and the epochs of the plan that was saved of it."""
+
+    nbytes: int
+    epochs: frozenset[int] = frozenset()
+
+
+class Storage:
+    """The state of a coordinator and its folders of artifacts.
+
+    Invariants: after `read`, they are used by the thread of `_pool` only; `_kept` are the jobs with folders, least recently saved first.
+    """
+
+    def __init__(self, state: State, folders: ArtifactFolders, *, max_plans: int = MAX_PLANS, max_bytes: int = MAX_BYTES) -> None:
+        """Use a state that nothing else uses."""
+        self._state = state
+        self._folders = folders
+        self._max_plans = max_plans
+        self._max_bytes = max_bytes
+        self._pool = ThreadPoolExecutor(1, "storage")
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._loaded: set[int] = set()
+        self._checked: set[int] = set()
+        self._damaged: set[int] = set()
+        self._closing = False
+
+    def read(self, sizes: Mapping[str, int]) -> Stored:
+        """Return what an earlier coordinator has left, and remove what belongs to nothing; `sizes` are those of model files, by digest."""
+        plans = []
+        for saved in self._state.plans():
+            variants = self._variants_of(saved)
+            if variants is not None:
+                plans.append((saved.plan, variants))
+        self._folders.keep_only({plan.job for plan, _ in plans})
+        for plan, _ in reversed(plans):
+            self._keep(plan.job, frozenset(variant.epoch for variant in plan.variants))
+        state = self._state
+        return Stored(
+            files=sizes,
+            models=state.models(sizes),
+            measured=state.profiles(by_hand=False),
+            given=state.profiles(by_hand=True),
+            plans=tuple(plan for plan in reversed(plans) if plan[0].job in self._kept),
+            saw_agents=bool(state.number("saw_agents")),
+        )
+
+    def _variants_of(self, saved: SavedPlan) -> tuple[PlannedVariant, ...] | None:
+        job = saved.plan.job
+        try:
+            return read_artifacts(self._folders.path(job), saved.artifacts, on_use=partial(self._used, job)).variants
+        except PlanError as error:
+            _log.warning("plan of job %d is dropped: %s", job, error)
+            self._state.forget_plan(job)
+            return None
+
+    def close(self) -> None:
+        """Write what was said, and end."""
+        self._closing = True
+        self._pool.shutdown()
+        self._state.close()
+
+    # --- what is said, by one thread ------------------------------------------------------------------------------------------------
+
+    def save_model(self, model: str, files: tuple[ModelFile, ...]) -> None:
+        """Keep what files a model has."""
+        self._do(lambda: self._state.save_model(model, files))
+
+    def save_profile(self, profile: NodeProfile, *, by_hand: bool) -> None:
+        """Keep what is known of a node."""
+        self._do(lambda: self._state.save_profile(profile, by_hand=by_hand))
+
+    def save_plan(self, plan: StoredPlan) -> None:
+        """Keep a plan of which the artifacts are there."""
+        self._do(lambda: self._save_plan(plan))
+
+    def forget_plan(self, job: int) -> None:
+        """Remove what a job made, and the plan that was kept of it."""
+        self._do(lambda: self._forget(job))
+
+    def made(self, job: int) -> None:
+        """Note that a job's folder is there; without a plan, it counts as saved now."""
+        self._do(lambda: self._keep(job))
+
+    def loaded(self, epoch: int) -> None:
+        """Do not remove the plan of which this is a variant, until `released`."""
+        self._do(lambda: self._loaded.add(epoch))
+
+    def released(self, epoch: int) -> None:
+        """The variant of this epoch is loaded no longer."""
+        self._do(lambda: self._loaded.discard(epoch))
+
+    def saw_agents(self) -> None:
+        """Keep that this cluster has had agents."""
+        self._do(lambda: self._state.set_number("saw_agents", 1))
+
+    def _used(self, job: int) -> None:
+        """Check the weights of a plan of an earlier coordinator when the first of them is sent: beside it, for agents check them, too."""
+        if job not in self._checked:
+            self._checked.add(job)
+            self._do(lambda: self._check(job))
+
+    # --- what is done, by another -----------------------------------------------------------------------------------------------------
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._pool.submit(self._guarded, work)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (sqlite3.Error, OSError) as error:
+            _log.warning("the state directory: something is not kept: %s", error)
+        except Exception:
+            _log.exception("the state directory: something is not kept")
+
+    def _save_plan(self, plan: StoredPlan) -> None:
+        digest = digest_on_disk(self._folders.path(plan.job))
+        if digest is None or plan.job in self._damaged:
+            _log.warning("plan of job %d is not kept: its artifacts are %s", plan.job, "damaged" if digest else "gone")
+            return
+        self._state.save_plan(plan, digest)
+        self._keep(plan.job, frozenset(variant.epoch for variant in plan.variants))
+
+    def _keep(self, job: int, epochs: frozenset[int] = frozenset()) -> None:
+        self._kept[job] = _Kept(self._folders.nbytes(job), epochs)
+        self._kept.move_to_end(job)
+        for other in [other for other in self._kept if other != job]:
+            if len(self._kept) <= self._max_plans and sum(kept.nbytes for kept in self._kept.values()) <= self._max_bytes:
+                return
+            if not self._loaded.intersection(self._kept[other].epochs | {other}):
+                self._forget(other)
+
+    def _forget(self, job: int) -> None:
+        self._state.forget_plan(job)
+        self._folders.remove(job)
+        self._kept.pop(job, None)
+
+    def _check(self, job: int) -> None:
+        try:
+            variants = read_artifacts(self._folders.path(job)).variants
+        except PlanError as error:
+            self._drop_damaged(job, str(error))
+            return
+        for variant in variants:
+            weights = variant.artifacts.weights
+            for damaged in weights.damaged() if isinstance(weights, MappedWeights) else ():
+                if damaged:
+                    self._drop_damaged(job, "a weight has another digest; agents refuse it")
+                    return
+                if self._closing:
+                    return
+
+    def _drop_damaged(self, job: int, what: str) -> None:
+        """Forget a plan that may be in use: its folder goes at the next start."""
+        _log.warning("plan of job %d is damaged on disk and kept no longer: %s", job, what)
+        self._damaged.add(job)
+        self._state.forget_plan(job)

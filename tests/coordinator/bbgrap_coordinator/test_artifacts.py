@@ -1,0 +1,178 @@
+"""What planning has made comes back from the disk as it was, or not at all."""
+
+import hashlib
+from dataclasses import replace
+
+import msgpack
+import numpy as np
+import pytest
+from bbgrap_coordinator.artifacts import ALIGNMENT, ArtifactFolders, digest_on_disk, read_artifacts, write_artifacts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.control.planned import PlannedVariant
+from bbgrap.errors import PlanError
+from bbgrap.graph.types import DType, TensorType
+from bbgrap.graph.weights import digest_of
+from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
+
+ARRAYS = [
+    np.arange(12, dtype=np.float32).reshape(3, 4),
+    np.arange(12, dtype=np.float64).reshape(3, 4)[:, ::2],
+    np.asfortranarray(np.arange(6).reshape(2, 3)),
+    np.zeros((0, 4), np.int8),
+    np.array(True),
+    np.arange(3, dtype=np.uint8),
+    np.arange(5, dtype=np.complex128),
+    np.arange(5, dtype=np.float16),
+]
+BUFFERS = (BufferSpec("x", DType.FLOAT, None), BufferSpec("y", DType.FLOAT, (2, 2)))
+DEVICE = Schedule(0, 1, BUFFERS, (LocalReceive(0, 1, (0,)), LocalRun(0, (0,), (1,)), LocalSend(1, 1, (LocalPart(1, None),))))
+HOST = Schedule(1, 1, BUFFERS, (LocalSend(0, 0, (LocalPart(0, None),)), LocalReceive(1, 0, (1,))), (0,), (1,))
+REPORT = {"planner": "none", "times": [1.5, None], "names": {"a": True}}
+
+
+def variant(arrays, name="one", skeleton=b"model", report=REPORT):
+    weights = {digest_of(array): array for array in arrays}
+    references = {f"w{n}": WeightRef(digest_of(a), TensorType(DType.of(a.dtype), a.shape)) for n, a in enumerate(arrays)}
+    segment = SegmentModel("s", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("y",), references)
+    return PlannedVariant(name, Artifacts((DeviceArtifacts(DEVICE, (segment,)),), HOST, weights), report)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return ArtifactFolders(tmp_path / "plans").make(1 << 40)
+
+
+def test_all_comes_back(folder):
+    made = (variant(ARRAYS), variant(ARRAYS[:3], "two"), variant([], "none"))
+    write_artifacts(folder, made)
+    found = read_artifacts(folder, digest_on_disk(folder))
+    assert found.variants == made  # arrays are not compared by it
+    for ours, theirs in zip(made, found.variants, strict=True):
+        assert theirs.artifacts.weights.keys() == ours.artifacts.weights.keys()
+        for digest, array in ours.artifacts.weights.items():
+            back = theirs.artifacts.weights[digest]
+            assert (back.dtype, back.shape, back.flags.aligned, back.flags.writeable) == (array.dtype, array.shape, True, False)
+            assert digest_of(back) == digest
+        assert not any(theirs.artifacts.weights.damaged())
+
+
+def test_equal_weights_of_variants_are_written_once(folder):
+    large = np.arange(100_000, dtype=np.float32)
+    write_artifacts(folder, [variant([large]), variant([large.copy()], "two")])
+    assert (folder / "weights").stat().st_size < large.nbytes + ALIGNMENT
+
+
+def test_weights_outlive_their_file(folder):
+    write_artifacts(folder, [variant(ARRAYS)])
+    (found,) = read_artifacts(folder).variants
+    ArtifactFolders(folder.parent).remove(1 << 40)
+    assert not folder.exists()
+    assert not any(found.artifacts.weights.damaged())
+
+
+def test_use_is_noticed(folder):
+    write_artifacts(folder, [variant(ARRAYS)])
+    used = []
+    (found,) = read_artifacts(folder, on_use=lambda: used.append(1)).variants
+    weights = found.artifacts.weights
+    assert list(weights)
+    assert len(weights) == len(ARRAYS)
+    assert used == []
+    assert weights[next(iter(weights))] is not None
+    assert used
+
+
+def test_a_changed_byte_of_a_weight_is_found(folder):
+    write_artifacts(folder, [variant(ARRAYS)])
+    content = bytearray((folder / "weights").read_bytes())
+    content[0] ^= 1
+    (folder / "weights").write_bytes(content)
+    (found,) = read_artifacts(folder, digest_on_disk(folder)).variants
+    assert sum(found.artifacts.weights.damaged()) == 1
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_changed_byte_of_the_rest_is_found(tmp_path_factory, place, bit):
+    folder = tmp_path_factory.mktemp("made")
+    write_artifacts(folder, [variant(ARRAYS)])
+    digest = digest_on_disk(folder)
+    content = bytearray((folder / "variants").read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    (folder / "variants").write_bytes(content)
+    with pytest.raises(PlanError, match="digest"):
+        read_artifacts(folder, digest)
+    try:
+        read_artifacts(folder)  # as a planner's process might have written it: used or refused, nothing else
+    except PlanError:
+        pass
+
+
+@given(content=st.binary(max_size=64))
+def test_anything_else_is_refused(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "variants").write_bytes(content)
+    (folder / "weights").write_bytes(b"")
+    with pytest.raises(PlanError, match="cannot be used"):
+        read_artifacts(folder)
+
+
+@pytest.mark.parametrize("missing", ["variants", "weights"])
+def test_what_is_missing_or_cut_short_is_refused(folder, missing):
+    write_artifacts(folder, [variant(ARRAYS)])
+    content = (folder / missing).read_bytes()
+    (folder / missing).write_bytes(content[:-1])
+    with pytest.raises(PlanError):
+        read_artifacts(folder)
+    (folder / missing).unlink()
+    with pytest.raises(PlanError):
+        read_artifacts(folder)
+    assert (digest_on_disk(folder) is None) == (missing == "variants")
+
+
+def with_device(made, **changes):
+    (device,) = made.artifacts.devices
+    return replace(made, artifacts=replace(made.artifacts, devices=(replace(device, **changes),)))
+
+
+BROKEN = {
+    "a segment that is not there": lambda made: with_device(made, segments=()),
+    "another device": lambda made: with_device(made, schedule=HOST),
+    "a host with another number": lambda made: replace(made, artifacts=replace(made.artifacts, host=DEVICE)),
+    "a buffer read before it is filled": lambda made: with_device(made, schedule=replace(DEVICE, steps=DEVICE.steps[1:])),
+    "a weight that is not there": lambda made: replace(made, artifacts=replace(made.artifacts, weights={})),
+    "a report that is no object": lambda made: replace(made, report=[1]),
+    "a name of two kilobytes": lambda made: replace(made, name="n" * 2048),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_breaks_a_law_is_refused(folder, what):
+    write_artifacts(folder, [BROKEN[what](variant(ARRAYS))])
+    with pytest.raises(PlanError, match="cannot be used"):
+        read_artifacts(folder)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [[[1, [3, 4], b""], 1 << 40], [[1, [3, 4], b""], 8], [[8, [3, 4], b""], 0], [[1, None, b""], 0], [[1, [1 << 60, 1 << 60], b""], 0]],
+)
+def test_weights_beyond_their_file_or_of_no_size_are_refused(folder, place):
+    write_artifacts(folder, [variant(ARRAYS[:1])])
+    variants, places = msgpack.unpackb((folder / "variants").read_bytes())
+    (folder / "variants").write_bytes(msgpack.packb([variants, dict.fromkeys(places, place)]))
+    with pytest.raises(PlanError, match="SchemaError"):
+        read_artifacts(folder)
+
+
+def test_folders_of_nobody_are_removed(tmp_path):
+    folders = ArtifactFolders(tmp_path / "plans")
+    for job in (1, 2):
+        write_artifacts(folders.make(job), [variant(ARRAYS)])
+    (tmp_path / "plans" / "stray").write_text("what is this")
+    assert folders.nbytes(1) > 0
+    folders.keep_only({2})
+    assert [path.name for path in folders.directory.iterdir()] == ["2"]
+    assert folders.nbytes(1) == 0
