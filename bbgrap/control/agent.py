@@ -10,7 +10,7 @@ joined again, and a new membership voids every deployment that it does not keep;
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
 from bbgrap.control.agent_events import (
@@ -110,6 +110,8 @@ class AgentMachine:
         self._tracker = Tracker(Role.AGENT, f"'{join.name}'")
         self._worker_ready = True
         self._asked = Asked()
+        # Answers of the worker that are on their way for deployments that were released meanwhile, by epoch.
+        self._late: Counter[int] = Counter()
         self._unsaid: deque[AgentMessage] = deque(maxlen=MAX_UNSAID)
         self._heartbeat_s = JOIN_S
         self._join_s = FIRST_JOIN_S
@@ -274,7 +276,7 @@ class AgentMachine:
 
     def _on_checked(self, event: WeightsChecked, now: float) -> list[Instruction]:
         deployment = self.deployments.get(event.epoch)
-        if deployment is None:
+        if deployment is None or self._is_late(event.epoch):
             return []
         deployment.heard = now
         if not event.missing:
@@ -303,9 +305,9 @@ class AgentMachine:
 
     def _on_loaded(self, event: Loaded) -> list[Instruction]:
         deployment = self.deployments.get(event.epoch)
-        if deployment is None:
-            # Released while it was loading: what was loaded goes again.
-            return [Unload(event.epoch)]
+        if self._is_late(event.epoch) or deployment is None:
+            # Released while it was loading, and perhaps offered again since: what was loaded goes again.
+            return [] if event.fault else [Unload(event.epoch)]
         if event.fault:
             return [*self._release(event.epoch, "load failed"), *self._say(DeploymentFailed(event.epoch, event.fault))]
         deployment.tracker.move("loaded")
@@ -322,6 +324,7 @@ class AgentMachine:
 
     def _on_worker_died(self, event: WorkerDied) -> list[Instruction]:
         self._worker_ready = False
+        self._late.clear()
         lost = WorkerLost(event.reason, event.epoch or event.loading, event.request, event.guilty)
         done: list[Instruction] = [Log(event.reason), *self._say(lost)]
         for epoch, deployment in list(self.deployments.items()):
@@ -362,8 +365,18 @@ class AgentMachine:
         deployment = self.deployments.pop(epoch, None)
         if deployment is None:
             return []
+        if self._worker_ready and event != "load failed" and deployment.tracker.state in {"offered", "loading"}:
+            self._late[epoch] += 1
         deployment.tracker.move(event)
         return [Unload(epoch)] if self._worker_ready else []
+
+    def _is_late(self, epoch: int) -> bool:
+        """Whether an answer of the worker is for a deployment that was released since; the worker answers in the order it was asked."""
+        if not self._late[epoch]:
+            del self._late[epoch]
+            return False
+        self._late[epoch] -= 1
+        return True
 
     def _release_all(self) -> list[Instruction]:
         return [instruction for epoch in list(self.deployments) for instruction in self._release(epoch, "reset")]

@@ -132,8 +132,9 @@ class Checks:
                 continue
             if world.models[use.model].trait == "large" and len(names) < 2:
                 continue
-            newest = [v for v in plan.serving if {n for n, _ in v.nodes} == names]
-            if not newest:
+            # Timed against what was there before, a plan over all nodes need not be the fastest.
+            newest = [v for v in plan.variants if v.is_ready and v.job == plan.timed and {n for n, _ in v.nodes} == names]
+            if not newest or not plan.serving:
                 state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
                 failed = [reason for _, reason in plan.failed.values()]
                 faults.append(f"{use}: no plan over all nodes serves; job {plan.job is not None}, failed {failed}, {state}")
@@ -164,6 +165,9 @@ class Checks:
     def _leftovers(self, head: Head) -> list[str]:
         machine, faults = head.machine, list[str]()
         gone = any(outcome.gone for outcome in self.world.outcomes)
+        synthetic = machine.requests.synthetic
+        timings = [plan.timing for plan in machine.planning.plans.values() if plan.timing is not None]
+        wanted = {*machine.requests.open, *synthetic._proofs, *(t.probe.number for t in timings if t.probe is not None)}
         for name, agent in self.world.agents.items():
             told = {v.epoch for v in machine.loading.by_epoch.values() if name in v.parts and v.tracker.state != "waiting"}
             held = set() if agent.machine is None else set(agent.machine.deployments)
@@ -173,8 +177,9 @@ class Checks:
                 ready = {e for e, d in agent.machine.deployments.items() if d.tracker.state == "ready"}
                 if agent.loaded() != ready:
                     faults.append(f"the worker of {name} has {sorted(agent.loaded())}, its nanny thinks {sorted(ready)}")
-            if agent.worker is not None and agent.worker.executor.running and not machine.requests.open:
-                faults.append(f"requests {sorted(agent.worker.executor.running)} still run on {name}")
+            running = [] if agent.worker is None else [key for key in agent.worker.executor.running if key[1] not in wanted]
+            if running:
+                faults.append(f"requests {running} still run on {name}")
         if machine.requests.open and not gone:
             faults.append(f"requests {sorted(machine.requests.open)} are open")
         hosted = {v.epoch for v in machine.loading.by_epoch.values() if v.hosted}

@@ -58,6 +58,7 @@ class Head(Process):
         self.executor = Executor(self, world.data, self._compute, self._done)
         self.pingers: set[str] = set()
         self.planning: set[int] = set()
+        self._synced = 0.0
         world.data.at[ADDRESS] = self
         self._on_tick()
 
@@ -161,7 +162,9 @@ class Head(Process):
         disk.saw_agents = disk.saw_agents or self.machine.members.saw_agents
 
     def _save(self, write: Callable[[], None]) -> None:
-        self.later(SYNC_S * self.world.rng.random(), write)
+        # In order: the last ones may be lost, never one before another.
+        self._synced = max(self._synced, self.clock.now + SYNC_S * self.world.rng.random())
+        self.later(self._synced - self.clock.now, write)
 
     def _forget(self, job: int) -> None:
         self.disk.plans.pop(job, None)
