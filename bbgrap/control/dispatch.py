@@ -358,14 +358,17 @@ class Requests:
         self.loading.touch(plan)
         return done
 
-    def lose_variant(self, variant: Variant, node: str, reason: str) -> list[Instruction]:
+    def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[Instruction]:
         """Go on without a variant that a node cannot load; without any left of its job, there is no plan for its world."""
         plan = variant.plan
         done: list[Instruction] = [Log(f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"), *self.drop(variant)]
         if plan.is_standby:
-            plan.refused[node] = reason
+            plan.refusals[node] += 1
+            if plan.refusals[node] >= MAX_DEATHS:
+                plan.refused[node] = reason
+                plan.wait(now)
         elif not any(other.job == variant.job for other in plan.variants):
-            plan.failed[variant.world] = (Fault.EXECUTION, reason)
+            plan.fails(variant.world, Fault.EXECUTION, reason, now)
         return done
 
     def drop(self, variant: Variant) -> list[Instruction]:

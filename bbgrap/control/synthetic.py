@@ -86,7 +86,8 @@ class SyntheticRequests:
         epoch = plan.timing.next(now)
         if plan.inputs is None or epoch is None:
             return self._end(plan)
-        if is_running and now < self._rest_until:
+        if now < self._rest_until and (is_running or any(other.waiting for other in self._planning.plans.values())):
+            # Those that wait begin before the next synthetic request, whichever plan is looked at first.
             return []
         self.has_turn = True
         if is_running or self.is_busy:
@@ -118,7 +119,7 @@ class SyntheticRequests:
         return [*self._serve(plan), Log(plan.measured_text())]
 
     def _serve(self, plan: Plan) -> list[Instruction]:
-        plan.serves = True
+        plan.serves, plan.failures = True, 0
         self._release_turn(0.0)
         self._loading.touch(plan)
         serving = plan.serving

@@ -49,6 +49,7 @@ class Worker(Process):
         self.executor = Executor(self, agent.world.data, self._compute, self._done)
         self.loading = 0
         self.load_began = 0.0
+        self.hangs = False
         self.computing_since = 0.0
         self.steps = 0
         self.allowed: set[str] = set()
@@ -236,6 +237,7 @@ class Worker(Process):
                 self.later(0.01, lambda: self.agent.worker_dies(self, f"it crashed while it loaded {names[0]}", guilty=True))
                 return
             if self.world.loads_hang > self.clock.now:
+                self.hangs = True
                 return
             seconds = sum(share for _, share, _ in costs) * (model.load_s if model is not None else 0.0)
             self.later(seconds, lambda: end(names))
@@ -249,6 +251,8 @@ class Worker(Process):
 
             def connected(missing: tuple[str, ...]) -> None:
                 if missing:
+                    for address in missing:
+                        self.agent.hear(ae.Outcome(m.LinkBroken(address, "it does not answer")))
                     said(ae.Loaded(epoch, 0.1, f"peer at {missing[0]} does not answer"))
                 else:
                     self.executor.post(lambda: install(deployment))

@@ -68,12 +68,12 @@ def _weight(name: str, part: str, size: int) -> np.ndarray[tuple[int, ...], np.d
 
 
 @cache
-def _segment(model: Model, part: str, share: float) -> tuple[SegmentModel, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]]:
+def _segment(model: Model, part: str, share: float, inputs: int = 1) -> tuple[SegmentModel, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]]:
     """Return a segment; its name says what it takes: model, share of it, and whether it is a part."""
     weight = _weight(model.name, part, max(4, int(model.weight_bytes * share)))
     digest = digest_of(weight)
     ref = WeightRef(digest, TensorType(DType.UINT8, weight.shape))
-    return SegmentModel(f"{model.name}|{share}|{part}", SKELETON_DIGEST, b"", ("x",), ("y",), {"w": ref}), {digest: weight}
+    return SegmentModel(f"{model.name}|{share}|{part}", SKELETON_DIGEST, b"", tuple(f"x{i}" for i in range(inputs)), ("y",), {"w": ref}), {digest: weight}
 
 
 @cache
@@ -84,9 +84,9 @@ def rows(model: Model, devices: int) -> Artifacts:
     parts, weights = [], {}
     for d in range(devices):
         first, w1 = _segment(model, f"{d}/{devices}/first", share)
-        second, w2 = _segment(model, f"{d}/{devices}/second", share)
-        weights.update({**w1, **w2})
         halos = [other for other in (d - 1, d + 1) if 0 <= other < devices]
+        second, w2 = _segment(model, f"{d}/{devices}/second", share, 1 + len(halos))
+        weights.update({**w1, **w2})
         steps = (
             LocalReceive(d, devices, (0,)),
             LocalRun(0, (0,), (1,)),

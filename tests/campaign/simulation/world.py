@@ -259,7 +259,7 @@ class World:
             if agent.worker is not None:
                 agent.worker.resume()
             agent.resume()
-            if agent.worker is not None and agent.worker.loading:
+            if agent.worker is not None and agent.worker.hangs:
                 agent.worker.load_began = -1e9
         for client in self.clients:
             client.to_head.heal()
