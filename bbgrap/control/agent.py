@@ -325,7 +325,9 @@ class AgentMachine:
     def _on_worker_died(self, event: WorkerDied) -> list[Instruction]:
         self._worker_ready = False
         self._late.clear()
-        lost = WorkerLost(event.reason, event.epoch or event.loading, event.request, event.guilty)
+        # What was being loaded is new, what was computed has been loaded and warmed up: of both, the load is to blame.
+        blamed = (event.loading, 0) if event.loading and event.guilty else (event.epoch or event.loading, event.request)
+        lost = WorkerLost(event.reason, *blamed, event.guilty)
         done: list[Instruction] = [Log(event.reason), *self._say(lost)]
         for epoch, deployment in list(self.deployments.items()):
             if event.guilty and epoch == event.loading and deployment.tracker.state == "loading":

@@ -37,7 +37,7 @@ from bbgrap.control.standby import Standbys
 from bbgrap.control.stored import Stored
 from bbgrap.control.uploads import Uploads
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
-from bbgrap.control.watch import kept_waiting, stalled
+from bbgrap.control.watch import kept_waiting, stalled, synthetic_stalled
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -390,6 +390,10 @@ class CoordinatorMachine:
             done += self.requests.lose_variant(variant, names, f"no answer from {names} in time", now)
         for variant, number in list(stalled(self.requests.open, self.members, self.loading, now)):
             done += self._on_stalled(variant, number, now)
+        for variant, number in list(synthetic_stalled(self.requests.synthetic.running(), self.members, now)):
+            done.append(Log(f"synthetic request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch})"))
+            done += self.requests.synthetic.taken_back(variant)
+            done += self._try_links(variant, now)
         for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
             self.loading.touch(plan)
         done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)
@@ -408,6 +412,11 @@ class CoordinatorMachine:
             return []
         again[0].lost.append(" or ".join(variant.parts))
         done.append(Log(f"request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch}); it runs again elsewhere"))
+        return [*done, *self._try_links(variant, now)]
+
+    def _try_links(self, variant: Variant, now: float) -> list[Instruction]:
+        """Have the agents of a variant try each other; nothing is started on it before that is known."""
+        done: list[Instruction] = []
         for name in variant.parts:
             member = self.members.by_name.get(name)
             for other in (*variant.parts, COORDINATOR):

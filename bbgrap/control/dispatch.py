@@ -352,7 +352,10 @@ class Requests:
         if plan.is_standby:
             # Neither is it to be planned any more: a plan would load it everywhere.
             for other in self.planning.of_model(plan):
-                other.quarantine = other.quarantine or ("" if other.serving else plan.quarantine)
+                if not other.serving and not other.quarantine:
+                    other.quarantine = plan.quarantine
+                    for each in list(other.variants):
+                        done += self.drop(each)
                 done += self.planning.cancel(other)
                 self.loading.touch(other)
         self.loading.touch(plan)

@@ -187,6 +187,12 @@ class Planning:
     def release_others(self, plan: Plan, job: int) -> list[Instruction]:
         """Release what a plan has loaded besides a job and the newest one over other agents, which is for when those are left again."""
         nodes = {v.job: frozenset(name for name, _ in v.nodes) for v in plan.variants}
+        if nodes.get(job) == nodes.get(plan.latest):
+            # What was made for these agents earlier is faster than what is made for them now: it stands for that, too.
+            world = next((v.world for v in plan.variants if v.job == plan.latest), "")
+            for variant in plan.variants:
+                if variant.job == job:
+                    variant.world = world
         others = sorted((number for number in nodes if number != job and nodes[number] != nodes.get(job)), reverse=True)
         kept = {job, *others[:1]}
         return [i for v in list(plan.variants) if v.job not in kept and not v.queue.running for i in self.loading.release(v)]

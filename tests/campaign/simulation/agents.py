@@ -314,15 +314,16 @@ class Agent(Process):
 
         self.later(starting, ready)
 
-    def worker_dies(self, worker: Worker, reason: str, *, guilty: bool) -> None:
-        """A worker ends."""
+    def worker_dies(self, worker: Worker, reason: str, *, guilty: bool, only: str = "") -> None:
+        """A worker ends; `only` is what the nanny ended it for, a "kernel" or a "load"."""
         if worker is not self.worker or not worker.alive:
             return
         worker.end()
         self.worker = None
-        epoch, request = worker.executor.computing or (0, 0)
+        epoch, request = (worker.executor.computing or (0, 0)) if only != "load" else (0, 0)
+        loading = worker.loading if only != "kernel" else 0
         self.world.data.gone(worker, silent=False)
-        self.do(lambda: self._worker_died(ae.WorkerDied(f"it ended: {reason}", epoch, request, worker.loading, guilty)))
+        self.do(lambda: self._worker_died(ae.WorkerDied(f"it ended: {reason}", epoch, request, loading, guilty)))
 
     def _worker_died(self, event: ae.WorkerDied) -> None:
         self._handle(event)
@@ -338,9 +339,9 @@ class Agent(Process):
         if worker is not None and worker.alive and not worker.paused:
             key = worker.executor.computing
             if key is not None and key in self._dropped and self.clock.now - max(self._dropped[key], worker.computing_since) > DROPPED_S:
-                self.worker_dies(worker, f"a kernel of request {key[1]} did not end", guilty=True)
+                self.worker_dies(worker, f"a kernel of request {key[1]} did not end", guilty=True, only="kernel")
             elif worker.loading and self.clock.now - worker.load_began > LOAD_LIMIT_S:
-                self.worker_dies(worker, f"the load of epoch {worker.loading} did not end", guilty=True)
+                self.worker_dies(worker, f"the load of epoch {worker.loading} did not end", guilty=True, only="load")
         # Only while there is something to look at: time is cheap in a simulation, but not free.
         self.tick_later(0.1 if self._dropped or (worker is not None and worker.loading) else 0.5, self._look)
 

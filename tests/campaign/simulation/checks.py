@@ -133,8 +133,8 @@ class Checks:
             if world.models[use.model].trait == "large" and len(names) < 2:
                 continue
             # Timed against what was there before, a plan over all nodes need not be the fastest.
-            newest = [v for v in plan.variants if v.is_ready and v.job == plan.timed and {n for n, _ in v.nodes} == names]
-            if not newest or not plan.serving:
+            newest = [v for v in plan.variants if v.is_ready and {n for n, _ in v.nodes} == names]
+            if not newest or not plan.serving or plan.timing is not None:
                 state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
                 failed = [reason for _, reason in plan.failed.values()]
                 faults.append(f"{use}: no plan over all nodes serves; job {plan.job is not None}, failed {failed}, {state}")
@@ -159,6 +159,10 @@ class Checks:
                 world.surprise(f"{outcome.token} of {outcome.use}, asked at {outcome.asked:.2f}, is not answered")
         if world.head is None or world.surprises:
             return
+        for _ in range(10):
+            if not self._leftovers(world.head):
+                break
+            world.clock.run(world.clock.now + 0.5)
         for fault in (*state_faults(world.head), *self._leftovers(world.head)):
             world.surprise(f"at the end: {fault}")
 

@@ -27,7 +27,7 @@ ADDRESS = "tcp://head:1"
 TICK_S = 0.1
 SYNC_S = 0.02
 """How long at most until what is saved is on disk."""
-PLANNER_DEADLINE_S = 20.0
+PLANNER_DEADLINE_S = 5.0
 
 
 class HeadDisk:
