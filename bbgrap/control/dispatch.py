@@ -353,20 +353,26 @@ class Requests:
         if plan.is_standby:
             # Neither is it to be planned any more: a plan would load it everywhere.
             for other in self.planning.of_model(plan):
-                other.quarantine = other.quarantine or ("" if other.serving else plan.quarantine)
+                if not other.serving and not other.quarantine:
+                    other.quarantine = plan.quarantine
+                    for each in list(other.variants):
+                        done += self.drop(each)
                 done += self.planning.cancel(other)
                 self.loading.touch(other)
         self.loading.touch(plan)
         return done
 
-    def lose_variant(self, variant: Variant, node: str, reason: str) -> list[Instruction]:
+    def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[Instruction]:
         """Go on without a variant that a node cannot load; without any left of its job, there is no plan for its world."""
         plan = variant.plan
         done: list[Instruction] = [Log(f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"), *self.drop(variant)]
         if plan.is_standby:
-            plan.refused[node] = reason
+            plan.refusals[node] += 1
+            if plan.refusals[node] >= MAX_DEATHS:
+                plan.refused[node] = reason
+                plan.wait(now)
         elif not any(other.job == variant.job for other in plan.variants):
-            plan.failed[variant.world] = (Fault.EXECUTION, reason)
+            plan.fails(variant.world, Fault.EXECUTION, reason, now)
         return done
 
     def drop(self, variant: Variant) -> list[Instruction]:
