@@ -63,7 +63,7 @@ COMMANDS: list[Any] = [
     m.HeartbeatSeen(),
     m.Deploy(7, PEERS, SCHEDULE, (SEGMENT,)),
     m.WeightChunk(DIGEST, TensorType(DType.FLOAT, (2, 2)), 0, 16, (b"0123",)),
-    m.Abandon(7, 8),
+    m.Abandon(7, 8, 0.5),
     m.Release(7),
     m.Measure(1),
     m.MeasureLinks(1, PEERS),

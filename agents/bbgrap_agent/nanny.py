@@ -160,7 +160,7 @@ class Nanny:
         if child is None:
             return
         if isinstance(message, events.Drop):
-            child.patience.drop(message.epoch, message.request)
+            child.patience.drop(message.epoch, message.request, message.patience_s)
         elif isinstance(message, Deploy):
             child.patience.allow(message)
         child.pipe.send(message)

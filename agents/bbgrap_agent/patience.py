@@ -11,8 +11,6 @@ from collections import OrderedDict
 from bbgrap.protocol.messages import Deploy
 from bbgrap_agent.progress import Doing
 
-DROPPED_S = 0.5
-"""How long a kernel may go on after its request was dropped."""
 LOAD_S = 60.0
 """How long a load may take, besides its weights. Chosen: a hundred times that of a large model on a laptop."""
 LOAD_BYTES_PER_S = 20e6
@@ -33,14 +31,14 @@ class Patience:
         """Start with a worker that does nothing."""
         self._looked = now
         self._awake = 0.0
-        self._dropped: OrderedDict[tuple[int, int], float] = OrderedDict()
+        self._dropped: OrderedDict[tuple[int, int], tuple[float, float]] = OrderedDict()
         self._allowed: dict[int, float] = {}
         self._kernel: tuple[object, float] = ((), 0.0)
         self._load: tuple[object, float] = ((), 0.0)
 
-    def drop(self, epoch: int, request: int) -> None:
-        """Nobody wants a request any more."""
-        self._dropped.setdefault((epoch, request), self._awake)
+    def drop(self, epoch: int, request: int, patience_s: float) -> None:
+        """Nobody wants a request any more; a kernel may go on with it for so long."""
+        self._dropped.setdefault((epoch, request), (self._awake, patience_s))
         if len(self._dropped) > MAX_DROPPED:
             self._dropped.popitem(last=False)
 
@@ -59,7 +57,8 @@ class Patience:
             self._kernel = (kernel, self._awake)
         if load != self._load[0]:
             self._load = (load, self._awake)
-        if doing.request and key in self._dropped and self._awake - max(self._dropped[key], self._kernel[1]) >= DROPPED_S:
+        dropped, patience_s = self._dropped.get(key, (0.0, float("inf")))
+        if doing.request and self._awake - max(dropped, self._kernel[1]) >= patience_s:
             return f"a kernel of request {doing.request} did not end within its deadline"
         if doing.loading and self._awake - self._load[1] >= (allowed := self._allowed.get(doing.loading, LOAD_S)):
             return f"the load of epoch {doing.loading} did not end within {allowed:.0f} s"

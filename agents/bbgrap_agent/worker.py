@@ -138,7 +138,7 @@ class Worker:
                 self._later(lambda: self._load(instruction), lambda fault: Loaded(instruction.epoch, 0.0, fault))
             case Unload(epoch):
                 executor.post(lambda: executor.remove(epoch))
-            case Drop(epoch, request):
+            case Drop(epoch, request, _):
                 executor.post(lambda: executor.drop(epoch, request))
             case AnswerPings(peers):
                 self._answering = frozenset(peer.address for peer in peers)

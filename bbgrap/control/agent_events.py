@@ -146,10 +146,11 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget a request."""
+    """Forget a request; whoever computes for it `patience_s` longer is ended."""
 
     epoch: int
     request: int
+    patience_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from bbgrap.control.coordinator_events import (
     StartRequest,
     ToClient,
 )
-from bbgrap.control.loading import Loading
+from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, Plan, Request, Variant
@@ -425,4 +425,6 @@ class Requests:
             return []
         del variant.queue.running[request.number]
         self.loading.touch(variant.plan)
-        return [] if event == "finished" else self.loading.abandon(request.epoch, request.number)
+        if event == "finished":
+            return []
+        return self.loading.abandon(request.epoch, request.number, OVERDUE_S if event == "deadline" else PATIENCE_S)

@@ -98,7 +98,7 @@ class HeldDeployments:
 
     def abandon(self, message: Abandon) -> list[Instruction]:
         """Forget a request."""
-        return [Drop(message.epoch, message.request)] if self._worker_ready and message.epoch in self.by_epoch else []
+        return [Drop(message.epoch, message.request, message.patience_s)] if self._worker_ready and message.epoch in self.by_epoch else []
 
     def release(self, epoch: int, event: str) -> list[Instruction]:
         """Let a deployment go, if it is here; `event` is the move that it makes."""

@@ -40,6 +40,10 @@ RESEND_S = 5.0
 """When an unanswered `Deploy` is said again."""
 DEPLOY_WITHIN_S = 300.0
 """How long agents may load a variant without taking in weights."""
+PATIENCE_S = 60.0
+"""How long a kernel may go on with a request that nobody wants there any more. Chosen: no request that is well takes as long for one."""
+OVERDUE_S = 0.5
+"""How long it may after the request's deadline."""
 KEEP_AWAY_S = 600.0
 """How long a variant is kept whose agents are away. Chosen: a machine that is started anew is back by then."""
 
@@ -283,12 +287,12 @@ class Loading:
         kept = any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned)
         return [*done, *([HostRelease(variant.epoch)] if variant.hosted else []), *([] if kept else [ForgetPlan(variant.job)])]
 
-    def abandon(self, epoch: int, number: int) -> list[Instruction]:
-        """Forget a request everywhere it may run."""
+    def abandon(self, epoch: int, number: int, patience_s: float = PATIENCE_S) -> list[Instruction]:
+        """Forget a request everywhere it may run; a worker that does not leave it within `patience_s` is ended."""
         variant = self.by_epoch.get(epoch)
         parts = () if variant is None else variant.parts
         living = [member for name in parts if (member := self.members.by_name.get(name)) is not None]
-        return [DropRequest(epoch, number), *(ToAgent(member.identity, Abandon(epoch, number)) for member in living)]
+        return [DropRequest(epoch, number), *(ToAgent(member.identity, Abandon(epoch, number, patience_s)) for member in living)]
 
     def make_room(self, names: Iterable[str]) -> list[Instruction]:
         """Release what is idle on agents that have too much: what serves nobody first, then the least recently used."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bbgrap.control.coordinator_events import Instruction, Log, StartRequest
-from bbgrap.control.loading import Loading
+from bbgrap.control.loading import OVERDUE_S, Loading
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Plan, Variant
 from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, Timing
@@ -193,7 +193,7 @@ class SyntheticRequests:
         for proof in [proof for proof in self._proofs.values() if now - proof.started > PROBE_WITHIN_S]:
             # It has proved nothing: the agent ends a worker that does not leave it, and the next one is tried.
             del self._proofs[proof.number]
-            done += self._loading.abandon(proof.variant.epoch, proof.number)
+            done += self._loading.abandon(proof.variant.epoch, proof.number, OVERDUE_S)
         for plan, timing in self._timed():
             self._loading.touch(plan)
             if timing.probe is not None and now - timing.probe.started > PROBE_WITHIN_S:

@@ -264,10 +264,14 @@ class WeightChunk:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Forget a request: it failed elsewhere, ran out of time or is not wanted any more."""
+    """Forget a request: it failed elsewhere, ran out of time or is not wanted any more.
+
+    A kernel that goes on with it for `patience_s` is taken for endless: its worker is ended, and guilty.
+    """
 
     epoch: int
     request: int
+    patience_s: float
 
 
 @dataclass(frozen=True, slots=True)

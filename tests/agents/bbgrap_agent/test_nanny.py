@@ -72,7 +72,7 @@ def test_a_kernel_that_does_not_end_ends_its_worker_once_nobody_waits(coordinato
     beat = coordinator.beat(lambda beat: beat.seconds > 1.0)
     assert (beat.epoch, beat.request) == (EPOCH, 7)
     assert not any(isinstance(message, m.WorkerLost) for message in coordinator.heard)
-    coordinator.say(m.Abandon(EPOCH, 7))
+    coordinator.say(m.Abandon(EPOCH, 7, 0.5))
     lost = coordinator.next(m.WorkerLost)
     assert (lost.epoch, lost.request, lost.guilty) == (EPOCH, 7, True)
     assert "ended by its nanny: a kernel of request 7 did not end within its deadline" in lost.reason

@@ -1,7 +1,7 @@
 """When a nanny loses its patience."""
 
 import pytest
-from bbgrap_agent.patience import DROPPED_S, LOAD_S, Patience
+from bbgrap_agent.patience import LOAD_S, Patience
 from bbgrap_agent.progress import Doing
 
 from bbgrap.compiler.artifacts import SegmentModel, WeightRef
@@ -11,6 +11,8 @@ from bbgrap.runtime.schedule import Schedule
 
 KERNEL = Doing(1, 7, since_ns=5, steps=3)
 WEIGHT = WeightRef("ab" * 32, TensorType(DType.FLOAT, (100_000_000,)))
+
+DROPPED_S = 0.5
 
 
 class Looks:
@@ -35,7 +37,7 @@ def test_a_kernel_may_take_for_ever_while_somebody_waits():
 def test_a_kernel_of_a_dropped_request_has_half_a_second():
     looks = Looks()
     looks.until_lost(KERNEL, at_most_s=10)
-    looks.patience.drop(1, 7)
+    looks.patience.drop(1, 7, DROPPED_S)
     seconds, reason = looks.until_lost(KERNEL, at_most_s=10)
     assert DROPPED_S <= seconds < DROPPED_S + 0.2
     assert reason == "a kernel of request 7 did not end within its deadline"
@@ -43,7 +45,7 @@ def test_a_kernel_of_a_dropped_request_has_half_a_second():
 
 def test_a_dropped_request_whose_kernels_end_is_let_be():
     looks = Looks()
-    looks.patience.drop(1, 7)
+    looks.patience.drop(1, 7, DROPPED_S)
     for step in range(20):
         assert looks.until_lost(Doing(1, 7, since_ns=step, steps=step), at_most_s=0.4) is None
     assert looks.until_lost(Doing(1, 8, since_ns=100), at_most_s=10) is None
@@ -51,7 +53,7 @@ def test_a_dropped_request_whose_kernels_end_is_let_be():
 
 def test_time_in_which_the_worker_or_this_process_was_stopped_does_not_count():
     looks = Looks()
-    looks.patience.drop(1, 7)
+    looks.patience.drop(1, 7, DROPPED_S)
     assert looks.until_lost(KERNEL, at_most_s=30, stopped=True) is None
     assert looks.until_lost(KERNEL, at_most_s=0.05) is None
     looks.now += 30

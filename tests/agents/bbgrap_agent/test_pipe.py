@@ -24,7 +24,7 @@ FROM = [
 TO = [
     ae.CheckWeights(7, (DIGEST,)),
     ae.Unload(7),
-    ae.Drop(7, 8),
+    ae.Drop(7, 8, 0.5),
     *(x for x in COMMANDS if isinstance(x, m.WeightChunk | m.Deploy | m.Measure | m.MeasureLinks | m.TryLinks | m.AnswerPings)),
 ]
 

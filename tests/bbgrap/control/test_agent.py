@@ -113,7 +113,7 @@ def test_what_comes_while_there_is_no_worker_waits_for_the_next_one():
     agent.tell(m.AnswerPings(()))
     agent.die()
     peers = (m.Peer(1, "b", "tcp://b:1"),)
-    for message in (m.AnswerPings(peers), m.TryLinks(5, peers), m.Abandon(1, 2), deploy_of(3), m.Release(1)):
+    for message in (m.AnswerPings(peers), m.TryLinks(5, peers), m.Abandon(1, 2, 0.5), deploy_of(3), m.Release(1)):
         agent.tell(message)
         assert agent.asked == []
     agent.ready()

@@ -327,7 +327,7 @@ class Wire:
                 self.to_agent(agent, ae.Loaded(deploy.epoch, 0.0))
             case ae.Unload(epoch):
                 agent.loaded.discard(epoch)
-            case ae.Drop(epoch, request):
+            case ae.Drop(epoch, request, _):
                 agent.dropped.add((epoch, request))
             case ae.Quit(fault):
                 agent.quit = fault

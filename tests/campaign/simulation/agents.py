@@ -163,7 +163,7 @@ class Worker(Process):
                 self._begin_load(deploy)
             case ae.Unload(epoch):
                 self.executor.post(lambda: self.executor.remove(epoch))
-            case ae.Drop(epoch, request):
+            case ae.Drop(epoch, request, _):
                 self.executor.post(lambda: self.executor.end((epoch, request)))
             case ae.Perform(m.AnswerPings(peers)):
                 self.executor.post(lambda: self._allow(peers))
