@@ -153,6 +153,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class DropBefore:
+    """Forget all requests with lower numbers."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class Perform:
     """Measure this machine or its links and answer with an `Outcome`, or let peers measure theirs."""
 
@@ -178,4 +185,4 @@ class Quit:
     fault: str
 
 
-Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | Perform | Reconnect | Log | Quit
+Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | DropBefore | Perform | Reconnect | Log | Quit

@@ -37,7 +37,7 @@ from bbgrap.control.standby import Standbys
 from bbgrap.control.stored import Stored
 from bbgrap.control.uploads import Uploads
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
-from bbgrap.control.watch import kept_waiting, stalled, synthetic_stalled
+from bbgrap.control.watch import is_stuck, kept_waiting, stalled, synthetic_stalled
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -124,6 +124,7 @@ class CoordinatorMachine:
                     return []
                 return self.standbys.planned(plan, event, now) if plan.is_standby else self.planning.planned(plan, event, now)
             case PlanFailed():
+                self.uploads.forget(event.gone)
                 plan = self._plan_of(event.job)
                 if plan is None:
                     return []
@@ -176,6 +177,7 @@ class CoordinatorMachine:
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
             return [ToAgent(identity, member), Log(f"refused '{join.name}': {member.reason}")]
+        member.first_request = next(self.loading.epochs)
         keep, done = self.loading.back(member, join.holds, now)
         self.standbys.joined(member)
         return [
@@ -194,7 +196,10 @@ class CoordinatorMachine:
             case Join():
                 return []
             case Heartbeat():
+                was_stuck = is_stuck(member, self.loading)
                 member.take(message, now)
+                if was_stuck and not is_stuck(member, self.loading):
+                    self._touch_waiting()
                 return [ToAgent(member.identity, HeartbeatSeen()), *self._relieve(member)]
             case WeightsMissing():
                 return self.loading.missing(member, message.epoch, message.digests, now)
@@ -227,7 +232,7 @@ class CoordinatorMachine:
 
     def _on_deployed(self, member: Member, message: Deployed, now: float) -> list[Instruction]:
         variant = self.loading.find(message.epoch)
-        done = self.loading.deployed(member, message.epoch, now)
+        done = [*self.requests.cleared(member, message.epoch), *self.loading.deployed(member, message.epoch, now)]
         if variant is not None and variant.is_ready and (variant.plan.is_standby or variant.plan.timed == variant.job):
             done += self.loading.saved(variant.plan, variant.job)
         return done
@@ -242,7 +247,7 @@ class CoordinatorMachine:
 
     def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[Instruction]:
         told = Log(f"the worker of agent '{member.name}' ended: {message.reason}")
-        blamed = self.requests.blame(member, message.epoch, message.request, message.reason, now) if message.guilty else []
+        blamed = self.requests.worker_ended(member, message) if message.guilty else []
         variants = self.loading.load_again(member, now)
         return [told, *blamed, *self.requests.lose_agent(member, variants)]
 
@@ -258,6 +263,12 @@ class CoordinatorMachine:
             *self.links.allow(),
             *self.planning.world_changed(now),
         ]
+
+    def _touch_waiting(self) -> None:
+        """Look again at what waits: an agent can go on that could not."""
+        for plan in self.planning.plans.values():
+            if plan.waiting:
+                self.loading.touch(plan)
 
     def _relieve(self, member: Member) -> list[Instruction]:
         """Let others do what waits behind a segment that takes unusually long."""
@@ -367,6 +378,9 @@ class CoordinatorMachine:
         standby = self.standbys.of(message.model, files)
         self.loading.touch(standby)
         plan = self.planning.find(message, standby)
+        for brought in (standby, plan):
+            # Its files were gone, and are here again.
+            brought.failed = {world: why for world, why in brought.failed.items() if why[0] is not Fault.UNKNOWN_MODEL}
         room = [*self.standbys.forget_oldest(), *self.planning.forget_oldest()]
         return [*saved, *room, *self.requests.prepare(caller, plan, now, wait=message.wait)]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from bbgrap.control.coordinator_events import (
     Instruction,
@@ -32,7 +33,7 @@ from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
 from bbgrap.control.watch import is_stuck
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
-from bbgrap.protocol.messages import Recorded, RequestFailed
+from bbgrap.protocol.messages import Recorded, RequestFailed, WorkerLost
 from bbgrap.runtime.recording import Record
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
@@ -41,6 +42,17 @@ MAX_LOSSES = 4
 """Runs that may lose an agent that nobody blames the request for: machines that go one after the other take none of them with them."""
 MAX_DEATHS = 2
 """Workers that a plan may end; then it is not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A worker was ended while it loaded an epoch and computed for another one."""
+
+    member: Member
+    loading: int
+    epoch: int
+    request: Request | None
+    reason: str
 
 
 class Requests:
@@ -62,6 +74,7 @@ class Requests:
         self.by_caller: dict[Caller, int] = {}
         self._bytes = 0
         self._lonely = 0
+        self._doubts: dict[str, _Doubt] = {}
         self.synthetic = SyntheticRequests(loading, planning)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
@@ -147,7 +160,7 @@ class Requests:
         """Load what was planned; what a model does to workers is found out on one of them before it is loaded on all."""
         if not any(variant.tracker.state in {"waiting", "loading"} for variant in plan.variants):
             return []
-        standby = plan.standby
+        standby = plan.helper
         if standby is None or standby.is_proven or not self._can_answer(standby):
             return [*self.loading.advance(plan, now), *self.planning.progress(plan)]
         return self.synthetic.prove(standby, plan, now)
@@ -184,7 +197,7 @@ class Requests:
         if mine and len(request.lost) < MAX_DEATHS:
             queue = plan.policy.choose([variant.queue for variant in mine], now)
             return next((variant for variant in mine if variant.queue is queue), None)
-        standby = () if plan.standby is None else plan.standby.open_variants
+        standby = () if plan.helper is None else plan.helper.open_variants
         copies = [v for v in standby if v.queue.has_room and self._may_take(v, request)]
         if request.blamed:
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
@@ -203,15 +216,16 @@ class Requests:
 
     def _refuse_hopeless(self, plan: Plan) -> list[Instruction]:
         """Answer the requests that nothing will ever run."""
-        standby = plan.standby
+        standby = plan.helper
         if not self.members.by_name:
             return [] if self.members.saw_agents else self._refuse_waiting(plan, Fault.UNAVAILABLE, NO_AGENT)
         will_be_planned = plan.job is not None or plan.variants or not plan.failed
-        if (will_be_planned and not plan.quarantine) or standby is None or self._can_answer(standby):
+        if (will_be_planned and not plan.quarantine) or (standby is not None and self._can_answer(standby)):
             return []
-        if why := plan.quarantine or standby.quarantine:
+        if why := plan.quarantine or ("" if standby is None else standby.quarantine):
             return self._refuse_waiting(plan, Fault.EXECUTION, why)
-        return self._refuse_waiting(plan, *next(iter((standby.failed or plan.failed).values())))
+        reasons = {} if standby is None else standby.failed
+        return self._refuse_waiting(plan, *next(iter((reasons or plan.failed).values())))
 
     def _start(self, request: Request, variant: Variant, now: float) -> Instruction:
         request.tracker.move("variant free")
@@ -331,9 +345,29 @@ class Requests:
                     done += self._fail(request.number, "failed", Fault.EXECUTION, reason)
         return done
 
-    def blame(self, member: Member, epoch: int, number: int, reason: str, now: float) -> list[Instruction]:
+    def worker_ended(self, member: Member, message: WorkerLost) -> list[Instruction]:
+        """Find out what has ended a worker.
+
+        One that computed and loaded at once says nothing of either: it loads that again first, alone, and then it is known.
+        """
+        self._doubts.pop(member.name, None)
+        request = self.open.get(message.request)
+        if message.epoch and message.loading:
+            self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.reason)
+            return []
+        return self._blame(member, message.epoch or message.loading, request, message.reason)
+
+    def cleared(self, member: Member, epoch: int) -> list[Instruction]:
+        """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""
+        doubt = self._doubts.get(member.name)
+        if doubt is None or doubt.loading != epoch:
+            return []
+        del self._doubts[member.name]
+        return self._blame(member, doubt.epoch, doubt.request, doubt.reason) if doubt.member is member else []
+
+    def _blame(self, member: Member, epoch: int, request: Request | None, reason: str) -> list[Instruction]:
         """Note that a plan, by a request or by being loaded, has ended an agent's worker; a second time it is quarantined."""
-        variant, request = self.loading.find(epoch), self.open.get(number)
+        variant = self.loading.find(epoch)
         if variant is None:
             return []
         if request is not None:
@@ -345,8 +379,8 @@ class Requests:
         what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
         plan.quarantine = f"{what} has ended the workers of agents and is not run again: {'; '.join(plan.deaths[-MAX_DEATHS:])}"[:2000]
         done: list[Instruction] = [Log(f"model {plan.model[:8]}: {plan.quarantine}")]
-        if request is not None:
-            done += self._fail(number, "failed", Fault.EXECUTION, f"request {number}: {plan.quarantine}")
+        if request is not None and request.number in self.open:
+            done += self._fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {plan.quarantine}")
         for each in list(plan.variants):
             done += self.drop(each)
         if plan.is_standby:

@@ -165,6 +165,8 @@ class Worker(Process):
                 self.executor.post(lambda: self.executor.remove(epoch))
             case ae.Drop(epoch, request):
                 self.executor.post(lambda: self.executor.end((epoch, request)))
+            case ae.DropBefore(request):
+                self.executor.post(lambda: self._drop_before(request))
             case ae.Perform(m.AnswerPings(peers)):
                 self.executor.post(lambda: self._allow(peers))
             case ae.Perform(m.Measure(number)):
@@ -177,6 +179,10 @@ class Worker(Process):
                 self._links.append(trial)
                 if len(self._links) == 1:
                     self._try()
+
+    def _drop_before(self, request: int) -> None:
+        for key in [key for key in self.executor.running if key[1] < request]:
+            self.executor.end(key)
 
     def _allow(self, peers: tuple[m.Peer, ...]) -> None:
         self.allowed = {peer.address for peer in peers}
@@ -404,7 +410,7 @@ class Agent(Process):
         """Which device it is."""
         machine = self.machine
         assert machine is not None
-        deployment = machine.deployments.get(epoch)
+        deployment = machine._held.by_epoch.get(epoch)
         return 0 if deployment is None else deployment.deploy.schedule.device
 
     def loaded(self) -> set[int]:

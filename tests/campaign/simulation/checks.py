@@ -174,11 +174,11 @@ class Checks:
         wanted = {*machine.requests.open, *synthetic._proofs, *(t.probe.number for t in timings if t.probe is not None)}
         for name, agent in self.world.agents.items():
             told = {v.epoch for v in machine.loading.by_epoch.values() if name in v.parts and v.tracker.state != "waiting"}
-            held = set() if agent.machine is None else set(agent.machine.deployments)
+            held = set() if agent.machine is None else set(agent.machine._held.by_epoch)
             if told != held:
                 faults.append(f"agent {name} holds {sorted(held)}, the coordinator thinks {sorted(told)}")
             if agent.machine is not None and agent.worker is not None and not agent.worker.loading:
-                ready = {e for e, d in agent.machine.deployments.items() if d.tracker.state == "ready"}
+                ready = {e for e, d in agent.machine._held.by_epoch.items() if d.tracker.state == "ready"}
                 if agent.loaded() != ready:
                     faults.append(f"the worker of {name} has {sorted(agent.loaded())}, its nanny thinks {sorted(ready)}")
             running = [] if agent.worker is None else [key for key in agent.worker.executor.running if key[1] not in wanted]
