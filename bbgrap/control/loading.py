@@ -246,11 +246,11 @@ class Loading:
     def _reunite(self, variant: Variant, now: float) -> list[Instruction]:
         """Go on with a variant whose agents are all there: as it is, or under a new epoch if one has moved to another address."""
         self.touch(variant.plan)
-        if variant.tracker.state != "parted":
-            return []
         nodes = tuple((name, self._address_of(name, address)) for name, address in variant.nodes)
         peers = next((deploy.peers for deploy in variant.parts.values()), ())
         if nodes == variant.nodes and all(peer.address == self.settings.data_address for peer in peers[-1:]):
+            if variant.tracker.state != "parted":
+                return []
             variant.tracker.move("agents back")
             variant.used = now
             again = [instruction for name in variant.pending for instruction in self._tell(variant, name)]

@@ -98,8 +98,11 @@ class SyntheticRequests:
         if now < self._rest_until and (is_running or any(other.waiting for other in self._planning.plans.values())):
             # Those that wait begin before the next synthetic request, whichever plan is looked at first.
             return []
+        if self.is_busy:
+            # Whoever has the cluster now gives it back first.
+            return []
         self.has_turn = True
-        if is_running or self.is_busy:
+        if is_running:
             return []
         number = next(self._loading.epochs)
         plan.timing.begin(number, epoch, now)
