@@ -74,6 +74,7 @@ from bbgrap.protocol.messages import (
     Recorded,
     Refused,
     Rejoin,
+    Release,
     RequestFailed,
     WeightsMissing,
     WeightStored,
@@ -173,7 +174,10 @@ class CoordinatorMachine:
         if known is not None:
             known.tracker.move("Join")
             known.heard = now
-            return [self.members.welcome(known, self._kept_by(known))]
+            kept = self._kept_by(known)
+            # It asks again because what was said to it was lost: releases, perhaps.
+            gone = [ToAgent(identity, Release(epoch)) for epoch in join.holds if epoch not in kept]
+            return [self.members.welcome(known, kept), *gone]
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
             return [ToAgent(identity, member), Log(f"refused '{join.name}': {member.reason}")]
@@ -196,9 +200,9 @@ class CoordinatorMachine:
             case Join():
                 return []
             case Heartbeat():
-                was_stuck = is_stuck(member, self.loading)
                 member.take(message, now)
-                if was_stuck and not is_stuck(member, self.loading):
+                was_stuck, member.seen_stuck = member.seen_stuck, is_stuck(member, self.loading)
+                if was_stuck and not member.seen_stuck:
                     self._touch_waiting()
                 return [ToAgent(member.identity, HeartbeatSeen()), *self._relieve(member)]
             case WeightsMissing():

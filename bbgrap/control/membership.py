@@ -56,6 +56,8 @@ class Member:
     """Its latest heartbeat."""
     idle_since: float = 0.0
     """Since when its worker has computed nothing, in seconds."""
+    seen_stuck: bool = False
+    """Whether it was in a segment for unusually long at its latest heartbeat."""
     first_request: int = 0
     """Requests with lower numbers, which it may still work on, are void."""
     outgoing: dict[str, _Outgoing] = field(default_factory=dict)

@@ -53,6 +53,8 @@ class Variant:
     parts: dict[str, Deploy]
     tracker: Tracker
     used: float
+    place: int = 0
+    """Which one it is of what its job made."""
     pending: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)

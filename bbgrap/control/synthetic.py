@@ -61,7 +61,8 @@ class SyntheticRequests:
         """Let a standby answer once before a plan of its model is loaded; where no inputs can be made, nothing is proved."""
         if any(proof.variant.plan is standby for proof in self._proofs.values()) or not standby.open_variants:
             return []
-        host = next(variant.planned.artifacts.host for variant in plan.variants if variant.job == plan.latest)
+        # The newest may have been given up; all have the same inputs.
+        host = plan.variants[-1].planned.artifacts.host
         inputs = synthetic_inputs(host)
         if inputs is None:
             standby.is_proven = True

@@ -21,6 +21,8 @@ NEAR_S = 8.0
 SLOWER_S = 1.0
 LONG_S = 10.0
 """Deadlines beyond that are never the reason why an innocent request fails."""
+SOON_S = 0.35
+"""Three heartbeats."""
 KILLERS = {"kill", "hang"}
 
 
@@ -31,6 +33,7 @@ class Checks:
         self.world = world
         self.counted: Counter[str] = Counter()
         self._events = 0
+        self._waits: dict[str, float] = {}
 
     # --- answers ------------------------------------------------------------------------------------------------------------------
 
@@ -98,8 +101,12 @@ class Checks:
         """Look at the state now and then."""
         self._events += 1
         if self._events % EVERY == 0:
-            for fault in state_faults(head):
-                self.world.surprise(f"coordinator: {fault}")
+            faults, now = state_faults(head), self.world.clock.now
+            # What depends on heartbeats is noticed with the next one.
+            self._waits = {fault: self._waits.get(fault, now) for fault in faults if fault.startswith("request ")}
+            for fault in faults:
+                if now - self._waits.get(fault, -1.0) > SOON_S:
+                    self.world.surprise(f"coordinator: {fault}")
 
     def plan_of(self, use: Use) -> Plan | None:
         """Return the plan of a use, if the coordinator has it."""
