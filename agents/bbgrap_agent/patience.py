@@ -34,6 +34,7 @@ class Patience:
         self._looked = now
         self._awake = 0.0
         self._dropped: OrderedDict[tuple[int, int], float] = OrderedDict()
+        self._before = (0, 0.0)
         self._allowed: dict[int, float] = {}
         self._kernel: tuple[object, float] = ((), 0.0)
         self._load: tuple[object, float] = ((), 0.0)
@@ -43,6 +44,15 @@ class Patience:
         self._dropped.setdefault((epoch, request), self._awake)
         if len(self._dropped) > MAX_DROPPED:
             self._dropped.popitem(last=False)
+
+    def drop_before(self, request: int) -> None:
+        """Nobody wants any request with a lower number."""
+        self._before = (request, self._awake)
+
+    def _dropped_since(self, epoch: int, request: int) -> float | None:
+        """Return since when nobody wants a request, if that is so."""
+        bound, since = self._before
+        return since if request < bound else self._dropped.get((epoch, request))
 
     def allow(self, deploy: Deploy) -> None:
         """A deployment is to be loaded."""
@@ -59,7 +69,8 @@ class Patience:
             self._kernel = (kernel, self._awake)
         if load != self._load[0]:
             self._load = (load, self._awake)
-        if doing.request and key in self._dropped and self._awake - max(self._dropped[key], self._kernel[1]) >= DROPPED_S:
+        dropped = self._dropped_since(*key)
+        if doing.request and dropped is not None and self._awake - max(dropped, self._kernel[1]) >= DROPPED_S:
             return f"a kernel of request {doing.request} did not end within its deadline"
         if doing.loading and self._awake - self._load[1] >= (allowed := self._allowed.get(doing.loading, LOAD_S)):
             return f"the load of epoch {doing.loading} did not end within {allowed:.0f} s"

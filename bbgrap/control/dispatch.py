@@ -148,12 +148,12 @@ class Requests:
         done += self.synthetic.go_on(plan, now, self._is_running())
         done += self._answer_callers(plan)
         while plan.waiting and not self.synthetic.has_turn:
-            request = self._next(plan)
-            found = self._choose(plan, request, now)
+            found = next(((r, v) for r in self._next(plan) if (v := self._choose(plan, r, now)) is not None), None)
             if found is None:
                 return [*done, *self._refuse_hopeless(plan)]
+            request, variant = found
             plan.waiting.remove(request.number)
-            done.append(self._start(request, found, now))
+            done.append(self._start(request, variant, now))
         return done
 
     def _load(self, plan: Plan, now: float) -> list[Instruction]:
@@ -182,11 +182,18 @@ class Requests:
             return self._refuse_callers(plan, Fault.UNAVAILABLE, NO_AGENT)
         return []
 
-    def _next(self, plan: Plan) -> Request:
-        """Return whose turn it is: the oldest request of the client that has the fewest running."""
+    def _next(self, plan: Plan) -> Collection[Request]:
+        """Return whose turn it is: the oldest request of the client that has the fewest running.
+
+        One that may not run everywhere does not keep others waiting: the next one of each such kind follows.
+        """
         flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
         running = Counter(self.open[number].caller[0] for number in flying if number in self.open)
-        return min((self.open[number] for number in plan.waiting), key=lambda r: (not r.lost, running[r.caller[0]], r.number))
+        waiting = [self.open[number] for number in plan.waiting]
+        kinds: dict[tuple[str, bool], Request] = {}
+        for request in sorted(waiting, key=lambda r: (not r.lost, running[r.caller[0]], r.number)):
+            kinds.setdefault((request.blamed, len(request.lost) < MAX_DEATHS), request)
+        return kinds.values()
 
     def _all_variants(self, plan: Plan) -> list[Variant]:
         return [*plan.variants, *(plan.standby.variants if plan.standby is not None else ())]
@@ -199,7 +206,7 @@ class Requests:
             return next((variant for variant in mine if variant.queue is queue), None)
         standby = () if plan.helper is None else plan.helper.open_variants
         copies = [v for v in standby if v.queue.has_room and self._may_take(v, request)]
-        if request.blamed:
+        if plan.standby is not None and any(request.blamed in v.parts for v in plan.standby.variants):
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
             copies = [v for v in copies if request.blamed in v.parts or request.blamed not in self.members.by_name]
         return min(copies, key=lambda v: (len(v.queue.running), v.usual_s, v.epoch), default=None)
@@ -370,9 +377,13 @@ class Requests:
         variant = self.loading.find(epoch)
         if variant is None:
             return []
+        plan = variant.plan
         if request is not None:
             request.blamed = member.name
-        plan = variant.plan
+            if request.number == plan.deadly:
+                # This run has ended another worker, too: that counts once.
+                return []
+            plan.deadly = request.number
         plan.deaths.append(f"'{member.name}': {reason}")
         if len(plan.deaths) < MAX_DEATHS:
             return []

@@ -160,6 +160,8 @@ class Plan:
     """The newest job whose variants have been timed."""
     deaths: list[str] = field(default_factory=list)
     """How workers ended that it has ended, in words."""
+    deadly: int = 0
+    """The run that has ended the latest of them."""
     quarantine: str = ""
     is_proven: bool = False
     """Of a standby: whether a request on it has ended without ending its worker."""

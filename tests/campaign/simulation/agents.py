@@ -297,6 +297,7 @@ class Agent(Process):
         self.to_head = Line(world.clock, world.rng, world.control_latency(), partial(world.from_peer, self.identity))
         self.from_head = Line(world.clock, world.rng, world.control_latency(), self._received)
         self._dropped: dict[Key, float] = {}
+        self._before = (0, 0.0)
         self._tick = 0
         self._start_worker()
         self._look()
@@ -344,7 +345,8 @@ class Agent(Process):
         worker = self.worker
         if worker is not None and worker.alive and not worker.paused:
             key = worker.executor.computing
-            if key is not None and key in self._dropped and self.clock.now - max(self._dropped[key], worker.computing_since) > DROPPED_S:
+            dropped = None if key is None else self._before[1] if key[1] < self._before[0] else self._dropped.get(key)
+            if key is not None and dropped is not None and self.clock.now - max(dropped, worker.computing_since) > DROPPED_S:
                 self.worker_dies(worker, f"a kernel of request {key[1]} did not end", guilty=True, only="kernel")
             elif worker.loading and self.clock.now - worker.load_began > LOAD_LIMIT_S:
                 self.worker_dies(worker, f"the load of epoch {worker.loading} did not end", guilty=True, only="load")
@@ -403,6 +405,8 @@ class Agent(Process):
                     self._dropped[instruction.epoch, instruction.request] = self.clock.now
                     while len(self._dropped) > 64:
                         self._dropped.pop(next(iter(self._dropped)))
+                if isinstance(instruction, ae.DropBefore):
+                    self._before = (instruction.request, self.clock.now)
                 if self.worker is not None:
                     self.worker.tell(instruction)
 

@@ -68,6 +68,9 @@ class Checks:
             return story.max_waiting < 10
         if model.trait == "large" and answer.fault is c.Fault.PLAN:
             return True
+        if reason.startswith("planner: it"):
+            # Neither a standby nor a plan could be made.
+            return kinds["planner fails"] + kinds["planner never"] > 0
         if "no memory" in reason:
             return kinds["loads fail"] > 0
         if "trace again" in reason:
