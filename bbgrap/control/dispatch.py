@@ -201,7 +201,8 @@ class Requests:
     def _choose(self, plan: Plan, request: Request, now: float) -> Variant | None:
         """Return what a request runs on now: the plan, or the standby until there is one; None if it has to wait."""
         mine = [v for v in plan.open_variants if self._may_take(v, request)] if plan.serves else []
-        if mine and len(request.lost) < MAX_DEATHS:
+        has_copies = plan.standby is not None and bool(plan.standby.variants)
+        if mine and (len(request.lost) < MAX_DEATHS or not has_copies):
             queue = plan.policy.choose([variant.queue for variant in mine], now)
             return next((variant for variant in mine if variant.queue is queue), None)
         standby = () if plan.helper is None else plan.helper.open_variants
@@ -239,7 +240,7 @@ class Requests:
         self._lonely = 0 if self._is_busy() else request.number
         request.epoch, message = variant.epoch, request.message
         variant.queue.running[request.number] = now
-        variant.used = now
+        variant.used, request.overtook = now, variant.finished
         if message.record:
             self.traces.begin(request.number, variant.devices)
         return StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, request.caller[0])
@@ -285,6 +286,7 @@ class Requests:
         plan, alone = variant.plan, self._lonely == request.number
         log: list[Instruction] = []
         plan.is_proven = True
+        variant.finished += 1
         if now is not None:
             started = variant.queue.running[request.number]
             variant.took(now - started)
