@@ -131,7 +131,7 @@ class Agent:
         match instruction:
             case events.Say(message):
                 self._control.send(TO_COORDINATOR.encode(message))
-            case events.CheckWeights() | events.Unload() | events.Drop():
+            case events.CheckWeights() | events.Unload() | events.Drop() | events.DropBefore():
                 self._nanny.tell(instruction)
             case events.StoreChunk(chunk):
                 self._nanny.tell(chunk)

@@ -181,6 +181,11 @@ class Executor:
         self._end((epoch, request))
         self._recorder.drop((epoch, request))
 
+    def drop_before(self, request: int) -> None:
+        """Forget the requests with lower numbers: nobody waits for them any more."""
+        for key in [key for key in self._running if key[1] < request]:
+            self.drop(*key)
+
     def allow_pings(self, peers: Sequence[Peer]) -> None:
         """Answer the pings of these peers, and of no others, from now on."""
         self._pings.allow(peers)

@@ -161,6 +161,8 @@ class Nanny:
             return
         if isinstance(message, events.Drop):
             child.patience.drop(message.epoch, message.request, message.patience_s)
+        elif isinstance(message, events.DropBefore):
+            child.patience.drop_before(message.request)
         elif isinstance(message, Deploy):
             child.patience.allow(message)
         child.pipe.send(message)

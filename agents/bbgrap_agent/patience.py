@@ -11,6 +11,8 @@ from collections import OrderedDict
 from bbgrap.protocol.messages import Deploy
 from bbgrap_agent.progress import Doing
 
+EARLIER_S = 10.0
+"""How long a kernel may go on with a request of an earlier membership, that nobody remembers. Chosen."""
 LOAD_S = 60.0
 """How long a load may take, besides its weights. Chosen: a hundred times that of a large model on a laptop."""
 LOAD_BYTES_PER_S = 20e6
@@ -32,6 +34,7 @@ class Patience:
         self._looked = now
         self._awake = 0.0
         self._dropped: OrderedDict[tuple[int, int], tuple[float, float]] = OrderedDict()
+        self._before = (0, 0.0)
         self._allowed: dict[int, float] = {}
         self._kernel: tuple[object, float] = ((), 0.0)
         self._load: tuple[object, float] = ((), 0.0)
@@ -41,6 +44,15 @@ class Patience:
         self._dropped.setdefault((epoch, request), (self._awake, patience_s))
         if len(self._dropped) > MAX_DROPPED:
             self._dropped.popitem(last=False)
+
+    def drop_before(self, request: int) -> None:
+        """Nobody wants any request with a lower number."""
+        self._before = (request, self._awake)
+
+    def _dropped_since(self, epoch: int, request: int) -> tuple[float, float]:
+        """Return since when nobody wants a request, and for how long a kernel may go on with it: for ever if it is wanted."""
+        bound, since = self._before
+        return (since, EARLIER_S) if request < bound else self._dropped.get((epoch, request), (0.0, float("inf")))
 
     def allow(self, deploy: Deploy) -> None:
         """A deployment is to be loaded."""
@@ -57,7 +69,7 @@ class Patience:
             self._kernel = (kernel, self._awake)
         if load != self._load[0]:
             self._load = (load, self._awake)
-        dropped, patience_s = self._dropped.get(key, (0.0, float("inf")))
+        dropped, patience_s = self._dropped_since(*key)
         if doing.request and self._awake - max(dropped, self._kernel[1]) >= patience_s:
             return f"a kernel of request {doing.request} did not end within its deadline"
         if doing.loading and self._awake - self._load[1] >= (allowed := self._allowed.get(doing.loading, LOAD_S)):

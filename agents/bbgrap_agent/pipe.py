@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from bbgrap.control.agent_events import CheckWeights, Drop, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
+from bbgrap.control.agent_events import CheckWeights, Drop, DropBefore, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.codec import Codec
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
@@ -37,12 +37,14 @@ from bbgrap.protocol.messages import (
     WeightChunk,
 )
 
-ToWorker = CheckWeights | WeightChunk | Deploy | Unload | Drop | Measure | MeasureLinks | TryLinks | AnswerPings
+ToWorker = CheckWeights | WeightChunk | Deploy | Unload | Drop | DropBefore | Measure | MeasureLinks | TryLinks | AnswerPings
 FromWorker = (
     WorkerReady | WeightsChecked | WeightArrived | Loaded | RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken
 )
 
-TO_WORKER: Codec[ToWorker] = Codec(CheckWeights, WeightChunk, Deploy, Unload, Drop, Measure, MeasureLinks, TryLinks, AnswerPings)
+TO_WORKER: Codec[ToWorker] = Codec(
+    CheckWeights, WeightChunk, Deploy, Unload, Drop, DropBefore, Measure, MeasureLinks, TryLinks, AnswerPings
+)
 FROM_WORKER: Codec[FromWorker] = Codec(
     WorkerReady,
     WeightsChecked,

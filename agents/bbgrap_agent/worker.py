@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from bbgrap.control.agent_events import CheckWeights, Drop, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
+from bbgrap.control.agent_events import CheckWeights, Drop, DropBefore, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
 from bbgrap.errors import BbgrapError, ExecutionError
 from bbgrap.protocol.messages import (
     AnswerPings,
@@ -140,6 +140,8 @@ class Worker:
                 executor.post(lambda: executor.remove(epoch))
             case Drop(epoch, request, _):
                 executor.post(lambda: executor.drop(epoch, request))
+            case DropBefore(request):
+                executor.post(lambda: executor.drop_before(request))
             case AnswerPings(peers):
                 self._answering = frozenset(peer.address for peer in peers)
                 executor.post(lambda: executor.allow_pings(peers))

@@ -181,7 +181,7 @@ class AgentMachine:
         done: list[Instruction] = []
         if message.membership != self.membership:
             self.membership = message.membership
-            done = [*self._keep(message.keep), Log(f"joined as '{self.join.name}'")]
+            done = [*self._keep(message.keep), *self._held.abandon_before(message.first_request), Log(f"joined as '{self.join.name}'")]
         unsaid, self._unsaid = self._unsaid, deque(maxlen=MAX_UNSAID)
         return [*done, Say(self._heartbeat), *(Say(late) for late in unsaid)]
 
@@ -230,7 +230,7 @@ class AgentMachine:
 
     def _on_worker_died(self, event: WorkerDied) -> list[Instruction]:
         self._worker_ready = False
-        lost = WorkerLost(event.reason, event.epoch or event.loading, event.request, event.guilty)
+        lost = WorkerLost(event.reason, event.epoch, event.request, event.guilty, event.loading)
         return [Log(event.reason), Say(lost), *self._held.worker_died(event), *self._asked.worker_died(event.reason)]
 
     def _is_wanted(self, message: AgentMessage) -> bool:

@@ -154,6 +154,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class DropBefore:
+    """Forget all requests with lower numbers."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class Perform:
     """Measure this machine or its links and answer with an `Outcome`, or let peers measure theirs."""
 
@@ -179,4 +186,4 @@ class Quit:
     fault: str
 
 
-Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | Perform | Reconnect | Log | Quit
+Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | DropBefore | Perform | Reconnect | Log | Quit

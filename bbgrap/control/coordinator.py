@@ -37,7 +37,7 @@ from bbgrap.control.standby import Standbys
 from bbgrap.control.stored import Stored
 from bbgrap.control.uploads import Uploads
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
-from bbgrap.control.watch import kept_waiting, stalled, synthetic_stalled
+from bbgrap.control.watch import is_stuck, kept_waiting, stalled, synthetic_stalled
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -74,6 +74,7 @@ from bbgrap.protocol.messages import (
     Recorded,
     Refused,
     Rejoin,
+    Release,
     RequestFailed,
     WeightsMissing,
     WeightStored,
@@ -173,10 +174,14 @@ class CoordinatorMachine:
         if known is not None:
             known.tracker.move("Join")
             known.heard = now
-            return [self.members.welcome(known, self._kept_by(known))]
+            kept = self._kept_by(known)
+            # It asks again because what was said to it was lost: releases, perhaps.
+            gone = [ToAgent(identity, Release(epoch)) for epoch in join.holds if epoch not in kept]
+            return [self.members.welcome(known, kept), *gone]
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
             return [ToAgent(identity, member), Log(f"refused '{join.name}': {member.reason}")]
+        member.first_request = next(self.loading.epochs)
         keep, done = self.loading.back(member, join.holds, now)
         self.standbys.joined(member)
         return [
@@ -196,6 +201,9 @@ class CoordinatorMachine:
                 return []
             case Heartbeat():
                 member.take(message, now)
+                was_stuck, member.seen_stuck = member.seen_stuck, is_stuck(member, self.loading)
+                if was_stuck and not member.seen_stuck:
+                    self._touch_waiting()
                 return [ToAgent(member.identity, HeartbeatSeen()), *self._relieve(member)]
             case WeightsMissing():
                 return self.loading.missing(member, message.epoch, message.digests, now)
@@ -228,7 +236,7 @@ class CoordinatorMachine:
 
     def _on_deployed(self, member: Member, message: Deployed, now: float) -> list[Instruction]:
         variant = self.loading.find(message.epoch)
-        done = self.loading.deployed(member, message.epoch, now)
+        done = [*self.requests.cleared(member, message.epoch), *self.loading.deployed(member, message.epoch, now)]
         if variant is not None and variant.is_ready and (variant.plan.is_standby or variant.plan.timed == variant.job):
             done += self.loading.saved(variant.plan, variant.job)
         return done
@@ -243,7 +251,7 @@ class CoordinatorMachine:
 
     def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[Instruction]:
         told = Log(f"the worker of agent '{member.name}' ended: {message.reason}")
-        blamed = self.requests.blame(member, message.epoch, message.request, message.reason, now) if message.guilty else []
+        blamed = self.requests.worker_ended(member, message) if message.guilty else []
         variants = self.loading.load_again(member, now)
         return [told, *blamed, *self.requests.lose_agent(member, variants)]
 
@@ -259,6 +267,12 @@ class CoordinatorMachine:
             *self.links.allow(),
             *self.planning.world_changed(now),
         ]
+
+    def _touch_waiting(self) -> None:
+        """Look again at what waits: an agent can go on that could not."""
+        for plan in self.planning.plans.values():
+            if plan.waiting:
+                self.loading.touch(plan)
 
     def _relieve(self, member: Member) -> list[Instruction]:
         """Let others do what waits behind a segment that takes unusually long."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from bbgrap.control.coordinator_events import (
     Instruction,
@@ -32,7 +33,7 @@ from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
 from bbgrap.control.watch import is_stuck
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
-from bbgrap.protocol.messages import Recorded, RequestFailed
+from bbgrap.protocol.messages import Recorded, RequestFailed, WorkerLost
 from bbgrap.runtime.recording import Record
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
@@ -41,6 +42,17 @@ MAX_LOSSES = 4
 """Runs that may lose an agent that nobody blames the request for: machines that go one after the other take none of them with them."""
 MAX_DEATHS = 2
 """Workers that a plan may end; then it is not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A worker was ended while it loaded an epoch and computed for another one."""
+
+    member: Member
+    loading: int
+    epoch: int
+    request: Request | None
+    reason: str
 
 
 class Requests:
@@ -62,6 +74,7 @@ class Requests:
         self.by_caller: dict[Caller, int] = {}
         self._bytes = 0
         self._lonely = 0
+        self._doubts: dict[str, _Doubt] = {}
         self.synthetic = SyntheticRequests(loading, planning)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
@@ -135,12 +148,12 @@ class Requests:
         done += self.synthetic.go_on(plan, now, self._is_running())
         done += self._answer_callers(plan)
         while plan.waiting and not self.synthetic.has_turn:
-            request = self._next(plan)
-            found = self._choose(plan, request, now)
+            found = next(((r, v) for r in self._next(plan) if (v := self._choose(plan, r, now)) is not None), None)
             if found is None:
                 return [*done, *self._refuse_hopeless(plan)]
+            request, variant = found
             plan.waiting.remove(request.number)
-            done.append(self._start(request, found, now))
+            done.append(self._start(request, variant, now))
         return done
 
     def _load(self, plan: Plan, now: float) -> list[Instruction]:
@@ -169,11 +182,18 @@ class Requests:
             return self._refuse_callers(plan, Fault.UNAVAILABLE, NO_AGENT)
         return []
 
-    def _next(self, plan: Plan) -> Request:
-        """Return whose turn it is: the oldest request of the client that has the fewest running."""
+    def _next(self, plan: Plan) -> Collection[Request]:
+        """Return whose turn it is: the oldest request of the client that has the fewest running.
+
+        One that may not run everywhere does not keep others waiting: the next one of each such kind follows.
+        """
         flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
         running = Counter(self.open[number].caller[0] for number in flying if number in self.open)
-        return min((self.open[number] for number in plan.waiting), key=lambda r: (not r.lost, running[r.caller[0]], r.number))
+        waiting = [self.open[number] for number in plan.waiting]
+        kinds: dict[tuple[str, bool], Request] = {}
+        for request in sorted(waiting, key=lambda r: (not r.lost, running[r.caller[0]], r.number)):
+            kinds.setdefault((request.blamed, len(request.lost) < MAX_DEATHS), request)
+        return kinds.values()
 
     def _all_variants(self, plan: Plan) -> list[Variant]:
         return [*plan.variants, *(plan.standby.variants if plan.standby is not None else ())]
@@ -181,12 +201,13 @@ class Requests:
     def _choose(self, plan: Plan, request: Request, now: float) -> Variant | None:
         """Return what a request runs on now: the plan, or the standby until there is one; None if it has to wait."""
         mine = [v for v in plan.open_variants if self._may_take(v, request)] if plan.serves else []
-        if mine and len(request.lost) < MAX_DEATHS:
+        has_copies = plan.standby is not None and bool(plan.standby.variants)
+        if mine and (len(request.lost) < MAX_DEATHS or not has_copies):
             queue = plan.policy.choose([variant.queue for variant in mine], now)
             return next((variant for variant in mine if variant.queue is queue), None)
         standby = () if plan.helper is None else plan.helper.open_variants
         copies = [v for v in standby if v.queue.has_room and self._may_take(v, request)]
-        if request.blamed:
+        if plan.standby is not None and any(request.blamed in v.parts for v in plan.standby.variants):
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
             copies = [v for v in copies if request.blamed in v.parts or request.blamed not in self.members.by_name]
         return min(copies, key=lambda v: (len(v.queue.running), v.usual_s, v.epoch), default=None)
@@ -219,7 +240,7 @@ class Requests:
         self._lonely = 0 if self._is_busy() else request.number
         request.epoch, message = variant.epoch, request.message
         variant.queue.running[request.number] = now
-        variant.used = now
+        variant.used, request.overtook = now, variant.finished
         if message.record:
             self.traces.begin(request.number, variant.devices)
         return StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, request.caller[0])
@@ -265,6 +286,7 @@ class Requests:
         plan, alone = variant.plan, self._lonely == request.number
         log: list[Instruction] = []
         plan.is_proven = True
+        variant.finished += 1
         if now is not None:
             started = variant.queue.running[request.number]
             variant.took(now - started)
@@ -332,22 +354,46 @@ class Requests:
                     done += self._fail(request.number, "failed", Fault.EXECUTION, reason)
         return done
 
-    def blame(self, member: Member, epoch: int, number: int, reason: str, now: float) -> list[Instruction]:
+    def worker_ended(self, member: Member, message: WorkerLost) -> list[Instruction]:
+        """Find out what has ended a worker.
+
+        One that computed and loaded at once says nothing of either: it loads that again first, alone, and then it is known.
+        """
+        self._doubts.pop(member.name, None)
+        request = self.open.get(message.request)
+        if message.epoch and message.loading:
+            self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.reason)
+            return []
+        return self._blame(member, message.epoch or message.loading, request, message.reason)
+
+    def cleared(self, member: Member, epoch: int) -> list[Instruction]:
+        """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""
+        doubt = self._doubts.get(member.name)
+        if doubt is None or doubt.loading != epoch:
+            return []
+        del self._doubts[member.name]
+        return self._blame(member, doubt.epoch, doubt.request, doubt.reason) if doubt.member is member else []
+
+    def _blame(self, member: Member, epoch: int, request: Request | None, reason: str) -> list[Instruction]:
         """Note that a plan, by a request or by being loaded, has ended an agent's worker; a second time it is quarantined."""
-        variant, request = self.loading.find(epoch), self.open.get(number)
+        variant = self.loading.find(epoch)
         if variant is None:
             return []
+        plan = variant.plan
         if request is not None:
             request.blamed = member.name
-        plan = variant.plan
+            if request.number == plan.deadly:
+                # This run has ended another worker, too: that counts once.
+                return []
+            plan.deadly = request.number
         plan.deaths.append(f"'{member.name}': {reason}")
         if len(plan.deaths) < MAX_DEATHS:
             return []
         what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
         plan.quarantine = f"{what} has ended the workers of agents and is not run again: {'; '.join(plan.deaths[-MAX_DEATHS:])}"[:2000]
         done: list[Instruction] = [Log(f"model {plan.model[:8]}: {plan.quarantine}")]
-        if request is not None:
-            done += self._fail(number, "failed", Fault.EXECUTION, f"request {number}: {plan.quarantine}")
+        if request is not None and request.number in self.open:
+            done += self._fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {plan.quarantine}")
         for each in list(plan.variants):
             done += self.drop(each)
         if plan.is_standby:

@@ -3,7 +3,8 @@
     Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Load -> Deployed
     WorkerDied ... WorkerReady -> CheckWeights -> ... -> Deployed
 
-Laws: nothing is asked of a worker that is not there; what ended its worker while it was loaded is not loaded again.
+A worker is told of a release while it looks for weights or loads; its answer comes all the same, perhaps when the epoch has been offered
+again. Laws: such late answers are not those to the new offer; nothing is asked of a worker that is not there; what ended its worker while it was loaded is not loaded again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from bbgrap.control.agent_events import (
     CheckWeights,
     Drop,
+    DropBefore,
     Instruction,
     Load,
     Loaded,
@@ -53,8 +55,9 @@ class HeldDeployments:
         """Hold nothing, with a worker that is ready."""
         self.by_epoch: dict[int, _Deployment] = {}
         self._worker_ready = True
-        # Answers of the worker that are on their way for deployments that were released meanwhile, by epoch.
-        self._late: Counter[int] = Counter()
+        self._doubtful = 0
+        self._late_checks: Counter[int] = Counter()
+        self._late_loads: Counter[int] = Counter()
 
     @property
     def ready(self) -> tuple[int, ...]:
@@ -100,23 +103,22 @@ class HeldDeployments:
         """Forget a request."""
         return [Drop(message.epoch, message.request, message.patience_s)] if self._worker_ready and message.epoch in self.by_epoch else []
 
+    def abandon_before(self, request: int) -> list[Instruction]:
+        """Forget the requests with lower numbers."""
+        return [DropBefore(request)] if self._worker_ready and self.by_epoch and request else []
+
     def release(self, epoch: int, event: str) -> list[Instruction]:
         """Let a deployment go, if it is here; `event` is the move that it makes."""
         deployment = self.by_epoch.pop(epoch, None)
         if deployment is None:
             return []
-        if self._worker_ready and event != "load failed" and deployment.tracker.state in {"offered", "loading"}:
-            self._late[epoch] += 1
+        if self._worker_ready and event != "load failed":
+            if deployment.tracker.state == "offered":
+                self._late_checks[epoch] += 1
+            elif deployment.tracker.state == "loading":
+                self._late_loads[epoch] += 1
         deployment.tracker.move(event)
         return [Unload(epoch)] if self._worker_ready else []
-
-    def _is_late(self, epoch: int) -> bool:
-        """Whether an answer of the worker is for a deployment that was released since; the worker answers in the order it was asked."""
-        if not self._late[epoch]:
-            del self._late[epoch]
-            return False
-        self._late[epoch] -= 1
-        return True
 
     def release_others(self, kept: Collection[int]) -> list[Instruction]:
         """Let all go but those."""
@@ -136,7 +138,7 @@ class HeldDeployments:
     def checked(self, event: WeightsChecked, now: float) -> list[Instruction]:
         """Load a deployment whose weights are here, or ask for those that are not."""
         deployment = self.by_epoch.get(event.epoch)
-        if deployment is None or self._is_late(event.epoch):
+        if _is_late(self._late_checks, event.epoch) or deployment is None:
             return []
         deployment.heard = now
         if not event.missing:
@@ -167,7 +169,7 @@ class HeldDeployments:
     def loaded(self, event: Loaded) -> list[Instruction]:
         """Say that a deployment is ready, or why it cannot be."""
         deployment = self.by_epoch.get(event.epoch)
-        if self._is_late(event.epoch) or deployment is None:
+        if _is_late(self._late_loads, event.epoch) or deployment is None:
             # Released while it was loading, and perhaps offered again since: what was loaded goes again.
             return [] if event.fault else [Unload(event.epoch)]
         if event.fault:
@@ -176,26 +178,41 @@ class HeldDeployments:
         return [Say(Deployed(event.epoch, event.seconds))]
 
     def worker_ready(self, now: float) -> list[Instruction]:
-        """Load everything again, in the order it came: the oldest deployments serve."""
+        """Load everything again, in the order it came: the oldest deployments serve.
+
+        What may have ended the last worker while it was loaded comes first: nothing is computed meanwhile, so that it is alone to blame.
+        """
         self._worker_ready = True
         for deployment in self.by_epoch.values():
             deployment.heard = now
-        return [_check(deployment.deploy) for deployment in self.by_epoch.values()]
+        ordered = sorted(self.by_epoch.values(), key=lambda deployment: deployment.deploy.epoch != self._doubtful)
+        return [_check(deployment.deploy) for deployment in ordered]
 
     def worker_died(self, event: WorkerDied) -> list[Instruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""
         self._worker_ready = False
-        self._late.clear()
+        self._late_checks.clear()
+        self._late_loads.clear()
+        in_doubt = event.guilty and event.epoch > 0
+        self._doubtful = event.loading if in_doubt else 0
         done: list[Instruction] = []
         for epoch, deployment in list(self.by_epoch.items()):
             deployment.missing = set()
-            if event.guilty and epoch == event.loading and deployment.tracker.state == "loading":
+            if event.guilty and not in_doubt and epoch == event.loading and deployment.tracker.state == "loading":
                 deployment.tracker.move("ended the worker")
                 del self.by_epoch[epoch]
                 done.append(Say(DeploymentFailed(epoch, event.reason)))
             else:
                 deployment.tracker.move("worker lost")
         return done
+
+
+def _is_late(late: Counter[int], epoch: int) -> bool:
+    if not late[epoch]:
+        del late[epoch]
+        return False
+    late[epoch] -= 1
+    return True
 
 
 def _check(deploy: Deploy) -> CheckWeights:

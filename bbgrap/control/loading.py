@@ -84,9 +84,14 @@ class Loading:
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
 
-    def add(self, plan: Plan, planned: PlannedVariant, nodes: Sequence[tuple[str, str]], job: int, world: str, now: float) -> Variant:
-        """Make a variant on these agents (names and addresses, one per device) without telling them."""
-        old = StoredVariant(next(self.epochs), tuple(nodes))
+    def add(
+        self, plan: Plan, planned: PlannedVariant, nodes: Sequence[tuple[str, str]], job: int, world: str, now: float, place: int = 0
+    ) -> Variant:
+        """Make a variant on these agents (names and addresses, one per device) without telling them.
+
+        `place` says which one it is of what the job made.
+        """
+        old = StoredVariant(next(self.epochs), tuple(nodes), place=place)
         return self._add(plan, planned, old, job, world, self.settings.data_address, now)
 
     def _add(self, plan: Plan, planned: PlannedVariant, known: StoredVariant, job: int, world: str, host: str, now: float) -> Variant:
@@ -99,7 +104,7 @@ class Loading:
             if part.schedule.steps
         }
         queue = InFlightQueue(epoch, IN_FLIGHT_PER_NODE * max(1, len(parts)))
-        variant = Variant(plan, job, world, planned, queue, nodes, parts, Tracker(Role.VARIANT, f"epoch {epoch}"), now)
+        variant = Variant(plan, job, world, planned, queue, nodes, parts, Tracker(Role.VARIANT, f"epoch {epoch}"), now, known.place)
         self.by_epoch[epoch] = variant
         plan.variants.append(variant)
         plan.policy.add(epoch)
@@ -108,8 +113,8 @@ class Loading:
 
     def restore(self, plan: Plan, stored: StoredPlan, planned: Sequence[PlannedVariant], now: float) -> None:
         """Know the variants of an earlier coordinator, whose agents are all away."""
-        for place, old in enumerate(stored.variants):
-            content = planned[0 if plan.is_standby else place]
+        for old in stored.variants:
+            content = planned[old.place]
             variant = self._add(plan, content, old, stored.job, stored.world, stored.host_address, now)
             variant.tracker.move("load")
             variant.away = dict.fromkeys(variant.parts, now)
@@ -250,17 +255,17 @@ class Loading:
     def _reunite(self, variant: Variant, now: float) -> list[Instruction]:
         """Go on with a variant whose agents are all there: as it is, or under a new epoch if one has moved to another address."""
         self.touch(variant.plan)
-        if variant.tracker.state != "parted":
-            return []
         nodes = tuple((name, self._address_of(name, address)) for name, address in variant.nodes)
         peers = next((deploy.peers for deploy in variant.parts.values()), ())
         if nodes == variant.nodes and all(peer.address == self.settings.data_address for peer in peers[-1:]):
+            if variant.tracker.state != "parted":
+                return []
             variant.tracker.move("agents back")
             variant.used = now
             again = [instruction for name in variant.pending for instruction in self._tell(variant, name)]
             return again if variant.pending else self._ready(variant)
         plan, medians = variant.plan, variant.plan.policy.medians
-        renewed = self.add(plan, variant.planned, nodes, variant.job, variant.world, now)
+        renewed = self.add(plan, variant.planned, nodes, variant.job, variant.world, now, variant.place)
         if variant.epoch in medians:
             plan.policy.begin({renewed.epoch: medians[variant.epoch]})
         return [*self.release(variant), *self.advance(plan, now)]
@@ -312,6 +317,6 @@ class Loading:
         if not group:
             return []
         medians = plan.policy.medians
-        variants = tuple(StoredVariant(v.epoch, v.nodes, medians.get(v.epoch, 0.0)) for v in group)
+        variants = tuple(StoredVariant(v.epoch, v.nodes, medians.get(v.epoch, 0.0), v.place) for v in group)
         world, address = group[0].world, self.settings.data_address
         return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, plan.quarantine))]

@@ -56,6 +56,10 @@ class Member:
     """Its latest heartbeat."""
     idle_since: float = 0.0
     """Since when its worker has computed nothing, in seconds."""
+    seen_stuck: bool = False
+    """Whether it was in a segment for unusually long at its latest heartbeat."""
+    first_request: int = 0
+    """Requests with lower numbers, which it may still work on, are void."""
     outgoing: dict[str, _Outgoing] = field(default_factory=dict)
 
     @property
@@ -149,7 +153,7 @@ class Members:
 
     def welcome(self, member: Member, keep: tuple[int, ...] = ()) -> ToAgent:
         """Return the answer to a `Join`; of what the agent holds it shall keep these epochs."""
-        return ToAgent(member.identity, Welcome(member.number, HEARTBEAT_S, DEAD_AFTER_S, keep))
+        return ToAgent(member.identity, Welcome(member.number, HEARTBEAT_S, DEAD_AFTER_S, keep, member.first_request))
 
     def _reason_to_refuse(self, join: Join) -> Refused | None:
         if join.protocol != PROTOCOL_VERSION:

@@ -169,8 +169,8 @@ class Planning:
         nodes = list(zip(job.names, job.addresses, strict=True))
         names = {name for name, _ in nodes}
         done = self.loading.make_room(names)
-        for planned in event.variants:
-            self.loading.add(plan, planned, nodes, job.number, job.world, now)
+        for place, planned in enumerate(event.variants):
+            self.loading.add(plan, planned, nodes, job.number, job.world, now, place)
         return done
 
     def failed(self, plan: Plan, event: PlanFailed, now: float) -> list[Instruction]:

@@ -53,11 +53,15 @@ class Variant:
     parts: dict[str, Deploy]
     tracker: Tracker
     used: float
+    place: int = 0
+    """Which one it is of what its job made."""
     pending: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)
     """Agents whose links are being tried: nothing is started before that is known."""
     hosted: bool = False
+    finished: int = 0
+    """Requests that have ended well on it."""
     usual_s: float = 0.0
     """How long its requests took lately, in seconds; 0: none has ended."""
 
@@ -158,6 +162,8 @@ class Plan:
     """The newest job whose variants have been timed."""
     deaths: list[str] = field(default_factory=list)
     """How workers ended that it has ended, in words."""
+    deadly: int = 0
+    """The run that has ended the latest of them."""
     quarantine: str = ""
     is_proven: bool = False
     """Of a standby: whether a request on it has ended without ending its worker."""
@@ -288,6 +294,8 @@ class Request:
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
     blamed: str = ""
+    overtook: int = 0
+    """How many had ended on its variant when it was started there."""
 
     @property
     def bytes(self) -> int:

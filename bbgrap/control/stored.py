@@ -16,19 +16,21 @@ from bbgrap.protocol.limits import Digest, Name, Text
 class StoredVariant:
     """A variant of a plan that is loaded: its epoch, and what it took when it was timed (0: it was not), in seconds.
 
+    `place` says which one it is of what the job made: others may have been released since.
     `nodes` are the names of all devices of the plan and the addresses of their data planes, in device order.
     """
 
     epoch: int
     nodes: tuple[tuple[Name, Name], ...]
     median_s: float = 0.0
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
     """What planning came to: `job` names its artifacts, `world` the agents and profiles it was made for.
 
-    `options` are None for a model's standby, which has no shapes either; `variants` are in the order of the artifacts. `host_address` is
+    `options` are None for a model's standby, which has no shapes either; `variants` are those that are left. `host_address` is
     that of the coordinator's data plane. A plan with a `quarantine` is not tried again, for that reason.
     """
 

@@ -61,7 +61,8 @@ class SyntheticRequests:
         """Let a standby answer once before a plan of its model is loaded; where no inputs can be made, nothing is proved."""
         if any(proof.variant.plan is standby for proof in self._proofs.values()) or not standby.open_variants:
             return []
-        host = next(variant.planned.artifacts.host for variant in plan.variants if variant.job == plan.latest)
+        # The newest may have been given up; all have the same inputs.
+        host = plan.variants[-1].planned.artifacts.host
         inputs = synthetic_inputs(host)
         if inputs is None:
             standby.is_proven = True
@@ -98,8 +99,11 @@ class SyntheticRequests:
         if now < self._rest_until and (is_running or any(other.waiting for other in self._planning.plans.values())):
             # Those that wait begin before the next synthetic request, whichever plan is looked at first.
             return []
+        if self.is_busy:
+            # Whoever has the cluster now gives it back first.
+            return []
         self.has_turn = True
-        if is_running or self.is_busy:
+        if is_running:
             return []
         number = next(self._loading.epochs)
         plan.timing.begin(number, epoch, now)
@@ -198,23 +202,23 @@ class SyntheticRequests:
             self._loading.touch(plan)
             if timing.probe is not None and now - timing.probe.started > PROBE_WITHIN_S:
                 done += self.failed(timing.probe.number)
-            elif timing.probe is not None and self.has_turn and now - timing.probe.started > self._patience(plan):
+            elif timing.probe is not None and self.has_turn and now - timing.probe.started > max(HOLD_S, USUAL * self._usual(plan)):
                 # It may be lost, or take as long as it takes: nobody waits for it any longer.
                 self._release_turn(now)
         return done
 
-    def _patience(self, plan: Plan) -> float:
-        usual = max((v.usual_s for p in (plan, plan.standby) if p is not None for v in p.variants), default=0.0)
-        return max(HOLD_S, USUAL * usual)
+    def _usual(self, plan: Plan) -> float:
+        """Return how long requests of a plan take, in seconds; 0: that is not known."""
+        return max((v.usual_s for p in (plan, plan.standby) if p is not None for v in p.variants), default=0.0)
 
-    def running(self) -> Iterator[tuple[Variant, int, float]]:
-        """Yield the synthetic requests in flight: variant, number, and when they started."""
+    def running(self) -> Iterator[tuple[Variant, int, float, float]]:
+        """Yield the synthetic requests in flight: variant, number, when they started, and how long requests usually take."""
         for proof in self._proofs.values():
-            yield proof.variant, proof.number, proof.started
+            yield proof.variant, proof.number, proof.started, self._usual(proof.plan)
         for plan, timing in self._timed():
             variant = None if timing.probe is None else plan.variant_of(timing.probe.epoch)
             if timing.probe is not None and variant is not None:
-                yield variant, timing.probe.number, timing.probe.started
+                yield variant, timing.probe.number, timing.probe.started, self._usual(plan)
 
     def _timed(self) -> list[tuple[Plan, Timing]]:
         return [(plan, plan.timing) for plan in self._planning.plans.values() if plan.timing is not None]

@@ -1,6 +1,6 @@
 """Who is taken for stuck: a worker in a segment that takes unusually long, and requests with which nothing goes on anywhere.
 
-Both are judged by heartbeats. A stuck worker may be right (a large segment) or never end: what waits behind it runs elsewhere meanwhile. A
+Both are judged by heartbeats, and by others that overtake them. A stuck worker may be right (a large segment) or never end: what waits behind it runs elsewhere meanwhile. A
 request stalls when all its agents are idle: what one of them waits for is lost. Laws: what took long before may take as long again.
 """
 
@@ -16,6 +16,8 @@ STUCK_S = 0.3
 """A segment that takes longer keeps others waiting, unless requests usually take as long."""
 STALLED_S = 0.4
 """How long all agents of a request may be idle at once. Chosen: four heartbeats."""
+OVERTAKEN = 2
+"""Times as many requests as run at once end after a request was started: agents work on the oldest ones first, so it is lost."""
 SYNTHETIC_STALLED_S = 2.0
 """The same of a synthetic request, for which nobody waits."""
 USUAL = 3.0
@@ -52,14 +54,17 @@ def stalled(requests: dict[int, Request], members: Members, loading: Loading, no
             if request is None or request.tracker.state != "running":
                 continue
             patience = max(STALLED_S, USUAL * variant.usual_s) + (0 if variant.usual_s else request.bytes / SLOWEST_LINK)
-            if now - started > patience and now - max(idle_since, started) > STALLED_S:
+            overtaken = variant.finished - request.overtook > OVERTAKEN * variant.queue.limit
+            if now - started > patience and (overtaken or now - max(idle_since, started) > STALLED_S):
                 yield variant, number
 
 
-def synthetic_stalled(running: Iterator[tuple[Variant, int, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:
+def synthetic_stalled(running: Iterator[tuple[Variant, int, float, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:
     """Yield the synthetic requests with which nothing goes on, and their variants."""
-    for variant, number, started in running:
+    for variant, number, started, usual in running:
         there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
         idle_since = max((member.idle_since for member in there), default=now)
-        if now - max(idle_since, started) > max(SYNTHETIC_STALLED_S, USUAL * variant.usual_s):
+        patience = max(SYNTHETIC_STALLED_S, USUAL * usual)
+        # Others may keep the agents busy; where it is known how long requests take, it does not take much longer.
+        if now - max(idle_since, started) > patience or (usual and now - started > USUAL * patience):
             yield variant, number

@@ -175,7 +175,7 @@ class LinkBroken:
 class WorkerLost:
     """The process that computes ended, and all that ran on it; `reason` says how, in words.
 
-    `epoch` and `request` are what it computed or loaded then (zeros: nothing). `guilty`: that ended it (a crash, memory, a kernel that
+    `epoch` and `request` are what it computed then, `loading` is the epoch that it loaded (zeros: nothing). `guilty`: that ended it (a crash, memory, a kernel that
     never ends), nobody from outside. Deployments that it had loaded are loaded again by themselves, and told as `Deployed`.
     """
 
@@ -183,6 +183,7 @@ class WorkerLost:
     epoch: int
     request: int
     guilty: bool
+    loading: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +216,16 @@ AgentMessage = (
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Accepted. With a new `membership` number, what was deployed before is void but for the epochs to `keep`."""
+    """Accepted. With a new `membership` number, what was deployed before is void but for the epochs to `keep`.
+
+    Requests on those with numbers below `first_request` are void, too: nobody waits for them any more.
+    """
 
     membership: int
     heartbeat_s: float
     dead_after_s: float
     keep: tuple[int, ...] = ()
+    first_request: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,8 @@ class Worker(Process):
                 self.executor.post(lambda: self.executor.remove(epoch))
             case ae.Drop(epoch, request, _):
                 self.executor.post(lambda: self.executor.end((epoch, request)))
+            case ae.DropBefore(request):
+                self.executor.post(lambda: self._drop_before(request))
             case ae.Perform(m.AnswerPings(peers)):
                 self.executor.post(lambda: self._allow(peers))
             case ae.Perform(m.Measure(number)):
@@ -177,6 +179,10 @@ class Worker(Process):
                 self._links.append(trial)
                 if len(self._links) == 1:
                     self._try()
+
+    def _drop_before(self, request: int) -> None:
+        for key in [key for key in self.executor.running if key[1] < request]:
+            self.executor.end(key)
 
     def _allow(self, peers: tuple[m.Peer, ...]) -> None:
         self.allowed = {peer.address for peer in peers}
@@ -291,6 +297,7 @@ class Agent(Process):
         self.to_head = Line(world.clock, world.rng, world.control_latency(), partial(world.from_peer, self.identity))
         self.from_head = Line(world.clock, world.rng, world.control_latency(), self._received)
         self._dropped: dict[Key, float] = {}
+        self._before = (0, 0.0)
         self._tick = 0
         self._start_worker()
         self._look()
@@ -338,7 +345,8 @@ class Agent(Process):
         worker = self.worker
         if worker is not None and worker.alive and not worker.paused:
             key = worker.executor.computing
-            if key is not None and key in self._dropped and self.clock.now - max(self._dropped[key], worker.computing_since) > DROPPED_S:
+            dropped = None if key is None else self._before[1] if key[1] < self._before[0] else self._dropped.get(key)
+            if key is not None and dropped is not None and self.clock.now - max(dropped, worker.computing_since) > DROPPED_S:
                 self.worker_dies(worker, f"a kernel of request {key[1]} did not end", guilty=True, only="kernel")
             elif worker.loading and self.clock.now - worker.load_began > LOAD_LIMIT_S:
                 self.worker_dies(worker, f"the load of epoch {worker.loading} did not end", guilty=True, only="load")
@@ -397,6 +405,8 @@ class Agent(Process):
                     self._dropped[instruction.epoch, instruction.request] = self.clock.now
                     while len(self._dropped) > 64:
                         self._dropped.pop(next(iter(self._dropped)))
+                if isinstance(instruction, ae.DropBefore):
+                    self._before = (instruction.request, self.clock.now)
                 if self.worker is not None:
                     self.worker.tell(instruction)
 
@@ -404,7 +414,7 @@ class Agent(Process):
         """Which device it is."""
         machine = self.machine
         assert machine is not None
-        deployment = machine.deployments.get(epoch)
+        deployment = machine._held.by_epoch.get(epoch)
         return 0 if deployment is None else deployment.deploy.schedule.device
 
     def loaded(self) -> set[int]:

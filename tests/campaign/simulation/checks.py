@@ -21,6 +21,8 @@ NEAR_S = 8.0
 SLOWER_S = 1.0
 LONG_S = 10.0
 """Deadlines beyond that are never the reason why an innocent request fails."""
+SOON_S = 0.35
+"""Three heartbeats."""
 KILLERS = {"kill", "hang"}
 
 
@@ -31,6 +33,7 @@ class Checks:
         self.world = world
         self.counted: Counter[str] = Counter()
         self._events = 0
+        self._waits: dict[str, float] = {}
 
     # --- answers ------------------------------------------------------------------------------------------------------------------
 
@@ -65,6 +68,9 @@ class Checks:
             return story.max_waiting < 10
         if model.trait == "large" and answer.fault is c.Fault.PLAN:
             return True
+        if reason.startswith("planner: it"):
+            # Neither a standby nor a plan could be made.
+            return kinds["planner fails"] + kinds["planner never"] > 0
         if "no memory" in reason:
             return kinds["loads fail"] > 0
         if "trace again" in reason:
@@ -98,8 +104,12 @@ class Checks:
         """Look at the state now and then."""
         self._events += 1
         if self._events % EVERY == 0:
-            for fault in state_faults(head):
-                self.world.surprise(f"coordinator: {fault}")
+            faults, now = state_faults(head), self.world.clock.now
+            # What depends on heartbeats is noticed with the next one.
+            self._waits = {fault: self._waits.get(fault, now) for fault in faults if fault.startswith("request ")}
+            for fault in faults:
+                if now - self._waits.get(fault, -1.0) > SOON_S:
+                    self.world.surprise(f"coordinator: {fault}")
 
     def plan_of(self, use: Use) -> Plan | None:
         """Return the plan of a use, if the coordinator has it."""
@@ -145,6 +155,10 @@ class Checks:
                 faults.append(f"{use}: the plan is ready, but the last answers are of others")
         return faults
 
+    def healed_within(self) -> float:
+        """Return how soon after the last fault all is well, in seconds: 10 for one plan; others are loaded and timed after it."""
+        return 6.0 + sum(4.0 + 4.0 * self.world.models[use.model].load_s for use in self.world.story.uses)
+
     def healed(self, seconds: float) -> None:
         """After healing for so long, all is as it should be."""
         if not self.world.surprises:
@@ -173,16 +187,18 @@ class Checks:
         timings = [plan.timing for plan in machine.planning.plans.values() if plan.timing is not None]
         wanted = {*machine.requests.open, *synthetic._proofs, *(t.probe.number for t in timings if t.probe is not None)}
         for name, agent in self.world.agents.items():
+            lossy = any("control" in fault.kind for fault in self.world.story.faults)
             told = {v.epoch for v in machine.loading.by_epoch.values() if name in v.parts and v.tracker.state != "waiting"}
-            held = set() if agent.machine is None else set(agent.machine.deployments)
-            if told != held:
+            held = set() if agent.machine is None else set(agent.machine._held.by_epoch)
+            # A lost `Release` is not said again: the next membership ends what it should have ended.
+            if told - held or (held - told and not lossy):
                 faults.append(f"agent {name} holds {sorted(held)}, the coordinator thinks {sorted(told)}")
             if agent.machine is not None and agent.worker is not None and not agent.worker.loading:
-                ready = {e for e, d in agent.machine.deployments.items() if d.tracker.state == "ready"}
+                ready = {e for e, d in agent.machine._held.by_epoch.items() if d.tracker.state == "ready"}
                 if agent.loaded() != ready:
                     faults.append(f"the worker of {name} has {sorted(agent.loaded())}, its nanny thinks {sorted(ready)}")
             running = [] if agent.worker is None else [key for key in agent.worker.executor.running if key[1] not in wanted]
-            if running:
+            if running and not lossy:
                 faults.append(f"requests {running} still run on {name}")
         if machine.requests.open and not gone:
             faults.append(f"requests {sorted(machine.requests.open)} are open")

@@ -118,7 +118,8 @@ def draw(seed: int) -> Story:
     for model in models:
         planner, objective = rng.choice((("auto", "latency"), ("auto", "latency"), ("rows", "latency"), ("auto", "throughput")))
         uses.append(Use(model.name, rng.choice((2, 2, 3)), planner, objective))
-    uses = list(dict.fromkeys(uses))
+    # An agent has room for some variants only: with more plans than that in use they take turns for ever.
+    uses = list(dict.fromkeys(uses))[:3]
     until = QUIET_S + rng.uniform(1.0, 7.0)
     clients = rng.choice((1, 2, 3))
     wishes = []

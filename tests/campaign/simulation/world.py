@@ -19,8 +19,6 @@ from tests.campaign.simulation.story import Fault, Story, Wish
 CODECS = {"head": TO_COORDINATOR, "agent": TO_AGENT, "client": TO_CLIENT}
 MAILBOX = 2000
 """Messages that wait for a coordinator that is not there."""
-HEALED_S = 10.0
-"""How soon after the last fault all is well."""
 PROBE_S = 0.4
 
 
@@ -280,11 +278,12 @@ class World:
         healed = max([story.until, *ends, *(fault.at + fault.seconds for fault in story.faults)])
         self.clock.run(healed)
         self.heal()
-        while self.clock.now < healed + HEALED_S and not self.surprises:
+        limit = self.checks.healed_within()
+        while self.clock.now < healed + limit and not self.surprises:
             if all(self.probe()):
                 break
         else:
-            self.checks.healed(HEALED_S)
+            self.checks.healed(limit)
         while any(not o.answers and not o.gone for o in self.outcomes) and self.clock.now < max(o.until for o in self.outcomes) + 12.0:
             self.clock.run(self.clock.now + 0.5)
         self.clock.run(self.clock.now + 1.5)

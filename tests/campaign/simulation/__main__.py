@@ -1,0 +1,85 @@
+"""Play stories by seed: `python -m tests.campaign.simulation --seeds 0..1000`, or one of them: `--seed 17 [--shrink] [--verbose]`."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+
+from tests.campaign.simulation.shrink import kind_of, play, shrink
+from tests.campaign.simulation.story import Story, draw
+from tests.campaign.simulation.world import World
+
+
+def main(arguments: list[str]) -> int:
+    """Return how many seeds failed, 1 at most."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign.simulation", description=__doc__)
+    parser.add_argument("--seeds", help="play these, FIRST..LAST without the last", default="0..1000")
+    parser.add_argument("--seed", type=int, help="play this one")
+    parser.add_argument("--shrink", action="store_true", help="cut failing stories down")
+    parser.add_argument("--verbose", action="store_true", help="tell what everybody says")
+    parser.add_argument("--stop-after", type=int, default=20, help="seeds that may fail before it stops")
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        return _one(options.seed, shrinks=options.shrink, verbose=options.verbose)
+    first, last = map(int, options.seeds.split(".."))
+    return _many(range(first, last), options.stop_after, shrinks=options.shrink)
+
+
+def _one(seed: int, *, shrinks: bool, verbose: bool) -> int:
+    story = draw(seed)
+    if shrinks and play(story):
+        story, _ = shrink(story)
+    print(told(story))
+    world = World(story, verbose=verbose)
+    try:
+        surprises = world.play()
+    except Exception:  # noqa: BLE001 - whatever it is, it is found
+        surprises = [traceback.format_exc()]
+    print("\n".join([*world.lines, *(f"!!! {surprise}" for surprise in surprises)]))
+    return int(bool(surprises))
+
+
+def told(story: Story) -> str:
+    """Return a story as text."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    about = f"seed {story.seed} at {commit or 'unknown'}: agents {story.agents}, {story.clients} clients, {story.models}, {story.uses}"
+    wishes = [f"{wish.at:6.2f} client {wish.client} asks for {wish.use} {wish.trait}" for wish in story.wishes]
+    return "\n".join([about, *(wishes if len(wishes) <= 12 else [f"{len(wishes)} requests"]), *map(str, story.faults)])
+
+
+def _many(seeds: range, stop_after: int, *, shrinks: bool) -> int:
+    faults, outcomes, failed = Counter[str](), Counter[str](), dict[int, str]()
+    began, simulated, played = time.monotonic(), 0.0, 0
+    for seed in seeds:
+        world = World(draw(seed))
+        try:
+            surprises = world.play()
+        except Exception:  # noqa: BLE001 - whatever it is, it is found
+            surprises = [traceback.format_exc(limit=-4)]
+        faults += world.faults
+        outcomes += world.checks.counted
+        simulated += world.clock.now
+        played += 1
+        if surprises:
+            failed[seed] = surprises[0]
+            print(f"seed {seed}: {surprises[0][:600]}", flush=True)
+            if shrinks:
+                print(told(shrink(draw(seed))[0]), flush=True)
+            if len(failed) >= stop_after:
+                break
+    seconds = time.monotonic() - began
+    print(
+        f"{played} schedules in {seconds:.0f} s, {simulated / 86400:.2f} simulated days; {dict(outcomes)}; {sum(faults.values())} faults:"
+    )
+    print(", ".join(f"{count} {kind}" for kind, count in faults.most_common()))
+    for kind, count in Counter(map(kind_of, failed.values())).most_common():
+        print(f"{count} failed: {kind}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
