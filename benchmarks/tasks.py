@@ -1,0 +1,112 @@
+"""What clients ask for: models, their inputs, and how far an answer may be from plain onnxruntime's.
+
+Two of them are hostile: `killer` ends the worker that runs it (onnxruntime takes the remainder of the least integer and -1, which
+x86 answers with SIGFPE), `endless` never ends. `killer` is harmless for other inputs, so that it can be loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from bbgrap.cli.inputs import random_inputs
+from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.graph.types import Array
+from benchmarks.soak import SMOOTH
+
+INPUTS = 4
+"""Different inputs of a model."""
+
+RTOL, ATOL = 1e-3, 1e-4
+"""How far answers may be from onnxruntime's: plans add in another order. An answer to another input is far outside."""
+
+Feed = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model, what it is asked, and the right answers (None: it has none). `exact`: answers are the same to the bit."""
+
+    model: bytes | Path | str
+    feeds: tuple[Feed, ...]
+    answers: tuple[list[Array], ...] | None
+    exact: bool = False
+
+    def distance(self, number: int, got: list[Array]) -> float:
+        """Return how far an answer is from the right one: at most 1 is right."""
+        assert self.answers is not None
+        wanted = self.answers[number]
+        if len(wanted) != len(got) or any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(wanted, got, strict=True)):
+            return float("inf")
+        if self.exact:
+            return 0.0 if all(np.array_equal(a, b) for a, b in zip(wanted, got, strict=True)) else float("inf")
+        worst = 0.0
+        for a, b in zip(wanted, got, strict=True):
+            off = np.abs(a - b) / (ATOL + RTOL * np.abs(a))
+            worst = max(worst, float(off.max()) if np.isfinite(off).all() else float("inf"))
+        return worst
+
+
+def asked(name: str, folder: Path) -> Asked:
+    """Return a task by its name: smooth, killer, endless, light_NAME, or the name of a model of the zoo."""
+    match name:
+        case "smooth":
+            feeds = tuple({"x": SMOOTH.feed(number)} for number in range(INPUTS))
+            return Asked(SMOOTH.model, feeds, tuple([SMOOTH.answer(feed["x"])] for feed in feeds), exact=True)
+        case "killer":
+            return Asked(killer_model(), ({"x": np.full(4, -(2**31), np.int32), "d": np.full(4, -1, np.int32)},), None)
+        case "endless":
+            return Asked(endless_model(), ({"x": np.ones(4, np.float32)},), None)
+    if name.startswith("light_"):
+        from tests.light_models import light_model
+
+        path = light_model(name.removeprefix("light_"), folder)
+    else:
+        path = find_model(f"zoo:{name}")
+    declared = inputs_of(path)
+    feeds = tuple(random_inputs(declared, concrete_shapes(declared, (), None), number) for number in range(INPUTS))
+    return Asked(path, feeds, tuple(_plain(path, feeds)))
+
+
+def _plain(path: Path, feeds: tuple[Feed, ...]) -> list[list[Array]]:
+    """Return what plain onnxruntime answers."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+    return [session.run(None, dict(feed)) for feed in feeds]
+
+
+def killer_model() -> bytes:
+    """Return the remainder of two integers."""
+    return _model([helper.make_node("Mod", ["x", "d"], ["y"])], {"x": TensorProto.INT32, "d": TensorProto.INT32}, TensorProto.INT32)
+
+
+def endless_model() -> bytes:
+    """Return a loop that ends when its input is not positive: at once for zeros, never for ones."""
+    kinds = (("i", TensorProto.INT64, []), ("go", TensorProto.BOOL, []), ("carried", TensorProto.FLOAT, [4]))
+    ends = (("on", TensorProto.BOOL, []), ("next", TensorProto.FLOAT, [4]))
+    steps = [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Identity", ["carried"], ["next"])]
+    body = helper.make_graph(
+        steps, "body", [helper.make_tensor_value_info(*kind) for kind in kinds], [helper.make_tensor_value_info(*end) for end in ends]
+    )
+    zero = helper.make_node("Constant", [], ["zero"], value=helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]))
+    nodes = [
+        zero,
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Greater", ["most", "zero"], ["goes"]),
+        helper.make_node("Loop", ["", "goes", "x"], ["y"], body=body),
+    ]
+    return _model(nodes, {"x": TensorProto.FLOAT}, TensorProto.FLOAT)
+
+
+def _model(nodes: list[Any], inputs: Mapping[str, int], output: int) -> bytes:
+    given = [helper.make_tensor_value_info(name, kind, [4]) for name, kind in inputs.items()]
+    graph = helper.make_graph(nodes, "hostile", given, [helper.make_tensor_value_info("y", output, [4])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
