@@ -63,6 +63,7 @@ class Clients:
         self._watched: dict[str, InferenceSession] = {}
         self._threads: list[threading.Thread] = []
         self._count = 0
+        self._lock = threading.Lock()
 
     def obey(self, line: str) -> None:
         """Do what a line says."""
@@ -80,8 +81,6 @@ class Clients:
                 raise SystemExit(f"clients: expected send, ask, watch or stop, got '{line}'")
 
     def _begin(self, work: Any, task: str, *arguments: object) -> None:  # noqa: ANN401 - a method of this class
-        if task not in self._tasks:
-            self._tasks[task] = asked(task, self._folder)
         self._count += 1
         thread = threading.Thread(target=work, args=(f"{os.getpid()}.{self._count}", task, *arguments))
         self._threads.append(thread)
@@ -92,10 +91,24 @@ class Clients:
         for thread in self._threads:
             thread.join()
 
+    def _about(self, task: str) -> Asked:
+        """Return a task that several clients have; what is asked a few times is not kept."""
+        with self._lock:
+            if task not in self._tasks:
+                self._tasks[task] = asked(task, self._folder)
+            return self._tasks[task]
+
     def _send(self, client: str, task: str, deadline: float, count: int | None, rate: float) -> None:
-        about = self._tasks[task]
-        session = InferenceSession(about.model, cluster=connect(self._address, 60.0), deadline_s=deadline)
-        self._watched.setdefault(task, session)
+        about = self._about(task) if count is None else asked(task, self._folder)
+        with connect(self._address, 60.0) as connection:
+            session = InferenceSession(about.model, cluster=connection, deadline_s=deadline)
+            self._ask_on(session, about, client, task, deadline, count, rate)
+
+    def _ask_on(
+        self, session: InferenceSession, about: Asked, client: str, task: str, deadline: float, count: int | None, rate: float
+    ) -> None:
+        if count is None:
+            self._watched.setdefault(task, session)
         self._history.note("ready", task=task)
         number, due = 0, time.monotonic()
         while not self.stopping.is_set() and number != count:

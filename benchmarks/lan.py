@@ -86,7 +86,9 @@ class Lan:
 
     def slow(self, host: str, rate: str) -> None:
         """Limit what a host sends, for example to `1mbit`."""
-        _run("tc", "-n", self.namespace(host), "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "16kb", "latency", "50ms")
+        _run(
+            "tc", "-n", self.namespace(host), "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "16kb", "latency", "50ms"
+        )
 
     def hasten(self, host: str) -> None:
         """Undo `slow`."""

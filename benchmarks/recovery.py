@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -156,8 +156,9 @@ def measure(event: Event, lan: Lan | None, home: Path, model: str) -> dict[str, 
     """Let an event happen to a fresh cluster, and return its row."""
     allowed = sorted(os.sched_getaffinity(0))
     cores = dict(zip(AGENTS, allowed, strict=False)) if len(allowed) > len(AGENTS) else {}
-    with machines_at(home, lan, AGENTS, cores) as machines, clients_of(machines, home) as (tell, history):
-        bed = Bed(machines, tell, history)
+    with machines_at(home, lan, AGENTS, cores) as machines, clients_of(machines, home) as clients:
+        tell = clients.tell
+        bed = Bed(machines, tell, clients.history)
         tell(f"send {model} {CLIENTS} {DEADLINE_S}")
         tell(f"watch {model}")
         wait_for_plan(bed)
@@ -172,9 +173,18 @@ def measure(event: Event, lan: Lan | None, home: Path, model: str) -> dict[str, 
     return {**row_of(event, lines, began, bed.healed, model), "workers_ended": deaths}
 
 
+@dataclass(frozen=True)
+class ClientProcess:
+    """A process with clients, what tells it something, and its history."""
+
+    pid: int
+    tell: Callable[[str], None]
+    history: Path
+
+
 @contextmanager
-def clients_of(machines: Machines, home: Path, name: str = "clients") -> Iterator[tuple[Callable[[str], None], Path]]:
-    """Start a process with clients on the hub; yields what tells it something, and its history."""
+def clients_of(machines: Machines, home: Path, name: str = "clients") -> Iterator[ClientProcess]:
+    """Start a process with clients on the hub."""
     history = home / f"{name}.jsonl"
     history.touch()
     command = ["-m", "benchmarks.clients", "--cluster", machines.address, "--history", str(history), "--folder", str(home / "models")]
@@ -188,9 +198,10 @@ def clients_of(machines: Machines, home: Path, name: str = "clients") -> Iterato
         stream.flush()
 
     try:
-        yield tell, history
+        yield ClientProcess(process.pid, tell, history)
     finally:
-        stream.close()
+        with suppress(BrokenPipeError):
+            stream.close()
         try:
             process.wait(10.0)
         except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, load_model_from_string, numpy_helper
 
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
@@ -54,15 +54,23 @@ class Asked:
 
 
 def asked(name: str, folder: Path) -> Asked:
-    """Return a task by its name: smooth, killer, endless, light_NAME, or the name of a model of the zoo."""
-    match name:
+    """Return a task by its name: smooth, killer, endless, bulky, fresh, light_NAME, or the name of a model of the zoo.
+
+    `NAME:NUMBER` is a model of its own for every number, of those that are made here.
+    """
+    kind, _, number = name.partition(":")
+    match kind:
         case "smooth":
             feeds = tuple({"x": SMOOTH.feed(number)} for number in range(INPUTS))
             return Asked(SMOOTH.model, feeds, tuple([SMOOTH.answer(feed["x"])] for feed in feeds), exact=True)
         case "killer":
-            return Asked(killer_model(), ({"x": np.full(4, -(2**31), np.int32), "d": np.full(4, -1, np.int32)},), None)
+            return Asked(killer_model(name), ({"x": np.full(4, -(2**31), np.int32), "d": np.full(4, -1, np.int32)},), None)
         case "endless":
-            return Asked(endless_model(), ({"x": np.ones(4, np.float32)},), None)
+            return Asked(endless_model(name), ({"x": np.ones(4, np.float32)},), None)
+        case "bulky" | "fresh":
+            model = matrix_model(name, 2048 if kind == "bulky" else 64, int(number or 0))
+            feeds = tuple({"x": np.random.default_rng(n).normal(size=_row(model)).astype(np.float32)} for n in range(INPUTS))
+            return Asked(model, feeds, tuple(_plain(model, feeds)))
     if name.startswith("light_"):
         from tests.light_models import light_model
 
@@ -74,20 +82,25 @@ def asked(name: str, folder: Path) -> Asked:
     return Asked(path, feeds, tuple(_plain(path, feeds)))
 
 
-def _plain(path: Path, feeds: tuple[Feed, ...]) -> list[list[Array]]:
+def _row(model: bytes) -> tuple[int, int]:
+    (size,) = {dim for tensor in load_model_from_string(model).graph.initializer for dim in tensor.dims}
+    return 1, size
+
+
+def _plain(model: Path | bytes, feeds: tuple[Feed, ...]) -> list[list[Array]]:
     """Return what plain onnxruntime answers."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+    session = ort.InferenceSession(model if isinstance(model, bytes) else str(model), options, ["CPUExecutionProvider"])
     return [session.run(None, dict(feed)) for feed in feeds]
 
 
-def killer_model() -> bytes:
+def killer_model(name: str = "killer") -> bytes:
     """Return the remainder of two integers."""
-    return _model([helper.make_node("Mod", ["x", "d"], ["y"])], {"x": TensorProto.INT32, "d": TensorProto.INT32}, TensorProto.INT32)
+    return _model(name, [helper.make_node("Mod", ["x", "d"], ["y"])], {"x": TensorProto.INT32, "d": TensorProto.INT32}, TensorProto.INT32)
 
 
-def endless_model() -> bytes:
+def endless_model(name: str = "endless") -> bytes:
     """Return a loop that ends when its input is not positive: at once for zeros, never for ones."""
     kinds = (("i", TensorProto.INT64, []), ("go", TensorProto.BOOL, []), ("carried", TensorProto.FLOAT, [4]))
     ends = (("on", TensorProto.BOOL, []), ("next", TensorProto.FLOAT, [4]))
@@ -102,11 +115,21 @@ def endless_model() -> bytes:
         helper.make_node("Greater", ["most", "zero"], ["goes"]),
         helper.make_node("Loop", ["", "goes", "x"], ["y"], body=body),
     ]
-    return _model(nodes, {"x": TensorProto.FLOAT}, TensorProto.FLOAT)
+    return _model(name, nodes, {"x": TensorProto.FLOAT}, TensorProto.FLOAT)
 
 
-def _model(nodes: list[Any], inputs: Mapping[str, int], output: int) -> bytes:
+def matrix_model(name: str, size: int, seed: int) -> bytes:
+    """Return a product with a square matrix of its own: size × size × 4 bytes of weights."""
+    content = np.random.default_rng(seed).normal(size=(size, size)).astype(np.float32) / size**0.5
+    ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, [1, size]) for end in ("x", "y")]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], name.replace(":", "_"), ends[:1], ends[1:], [numpy_helper.from_array(content, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def _model(name: str, nodes: list[Any], inputs: Mapping[str, int], output: int) -> bytes:
     given = [helper.make_tensor_value_info(name, kind, [4]) for name, kind in inputs.items()]
-    graph = helper.make_graph(nodes, "hostile", given, [helper.make_tensor_value_info("y", output, [4])])
+    graph = helper.make_graph(nodes, name.replace(":", "_"), given, [helper.make_tensor_value_info("y", output, [4])])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return bytes(model.SerializeToString())

@@ -352,7 +352,8 @@ class Requests:
         if plan.is_standby:
             # Neither is it to be planned any more: a plan would load it everywhere.
             for other in self.planning.of_model(plan):
-                other.quarantine = other.quarantine or ("" if other.serving else plan.quarantine)
+                # One that has answered requests of its own goes on; of another nothing is known but that it is the same model.
+                other.quarantine = other.quarantine or ("" if other.serving and other.is_proven else plan.quarantine)
                 done += self.planning.cancel(other)
                 self.loading.touch(other)
         self.loading.touch(plan)

@@ -86,7 +86,9 @@ class SyntheticRequests:
         epoch = plan.timing.next(now)
         if plan.inputs is None or epoch is None:
             return self._end(plan)
-        if is_running and now < self._rest_until:
+        # Those that waited for a synthetic request do not run yet when it has just ended.
+        waits = any(other.waiting for other in self._planning.plans.values())
+        if (is_running or waits) and now < self._rest_until:
             return []
         self.has_turn = True
         if is_running or self.is_busy:
