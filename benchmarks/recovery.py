@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,7 @@ def row_of(event: Event, lines: Sequence[Line], began: float, healed: float, mod
 def longest_gap(times: Sequence[float], began: float, until: float) -> tuple[float, float]:
     """Return the longest time without an answer in a window, and when it began."""
     inside = [began, *(t for t in sorted(times) if began < t < until), until]
-    return max((b - a, a) for a, b in zip(inside, inside[1:], strict=False))
+    return max((b - a, a) for a, b in pairwise(inside))
 
 
 def rate(answered: Sequence[Line], began: float, until: float) -> float:
@@ -330,6 +331,7 @@ def _work(given: argparse.Namespace) -> int:
                 row = _in_hub(lan, event, home, given.model)
         else:
             row = measure(event, None, home, given.model)
+        say("  ".join(str(cell) for cell in _cells(row)))
         rows.append({**row, "facts": {"date": date, **facts, "load": os.getloadavg()[0]}})
         if given.keep:
             say(f"logs and history: {home}")

@@ -311,7 +311,7 @@ def inflict(world: World, nemesis: Nemesis, targets: tuple[str, ...], *, alone: 
         with noted(world, nemesis, targets, alone=alone):
             try:
                 nemesis.work(world, targets, seconds)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the checker must know that the campaign itself failed
+            except Exception as error:  # whatever it is, the checker must know that the campaign itself failed
                 world.history.note("broken", kind=nemesis.name, text=f"{type(error).__name__}: {error}")
 
     thread = threading.Thread(target=work, name=nemesis.name)
