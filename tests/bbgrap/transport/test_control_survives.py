@@ -41,8 +41,9 @@ def test_a_connection_that_breaks_after_its_peer_has_come_anew():
                     time.sleep(0.2)
                     old.sendall(b"\x00\x02yo")
                     time.sleep(0.2)
+                    old.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no orderly end
                     old.close()
-                    time.sleep(2.5)  # libzmq's heartbeat, which ended the process, came every two seconds
+                    time.sleep(3.0)  # libzmq's heartbeat, which ended the process, came every two seconds
                     assert server.poll() is None, server.stderr.read()
         finally:
             server.kill()
