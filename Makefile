@@ -12,10 +12,11 @@ MAX_LINES := 500
 TEST_PROCESSES ?= 3
 BENCH_ARGS ?= zoo:resnet50 --agents 2
 CAMPAIGN_ARGS ?= --minutes 10
+FUZZ_READERS_ARGS ?= --inputs 1000000 --seconds 600
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-conformance test-network bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-streams bench-unequal soak fuzz campaign check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-conformance test-network bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-streams bench-unequal soak fuzz fuzz-readers campaign check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -66,6 +67,9 @@ fuzz: $(VENV)/fuzz.stamp ## random models in random configurations, of other gen
 
 campaign: $(VENV)/test.stamp ## real processes under faults drawn from a seed (most of them need root on Linux)
 	@$(BIN)/python -m tests.campaign.real $(CAMPAIGN_ARGS)
+
+fuzz-readers: $(VENV)/atheris.stamp ## damaged bytes for everything that reads bytes, guided by coverage (docs/fuzzing.md)
+	@$(BIN)/python -m tests.fuzzing.readers $(FUZZ_READERS_ARGS)
 
 soak: $(VENV)/runtime.stamp ## 20,000 requests, 32 in flight: none lost, no process grows
 	@$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
@@ -131,6 +135,12 @@ $(VENV)/test.stamp: $(VENV)/created.stamp pyproject.toml constraints.txt
 $(VENV)/fuzz.stamp: $(VENV)/test.stamp
 	@echo "installing generators of models for fuzzing (minutes on a fresh machine)"
 	@$(INSTALL) '.[test,fuzz]' || echo "some generators of models are missing: their sources are skipped" >&2
+	@touch $@
+
+# where there is no wheel of atheris, inputs are random
+$(VENV)/atheris.stamp: $(VENV)/test.stamp
+	@echo "installing atheris"
+	@$(INSTALL) '.[test,fuzz-readers]' || echo "atheris is missing: inputs are not guided by coverage" >&2
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/created.stamp pyproject.toml constraints.txt

@@ -4,7 +4,7 @@
 
 A request begins with the host's first message. Several requests run interleaved: while the oldest waits for a message, the next one does
 one step at a time. Laws: only this thread touches the data plane (`wake` apart); an error in a kernel ends its request, not
-the agent; whatever comes over the network is dropped unless the schedule expects it.
+the agent; whatever comes over the network is dropped unless the schedule expects it, and is bounded in bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from bbgrap.runtime.execution import Execution, Kernel, Sender, SlicePlan
 from bbgrap.runtime.recording import Clock
 from bbgrap.runtime.schedule import LocalSend, Schedule
 from bbgrap.transport.complaints import Complaints
-from bbgrap.transport.data import Arrival, DataPlane
+from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
+from bbgrap_agent.early import EarlyMessages, Key
 from bbgrap_agent.progress import Progress
 from bbgrap_agent.recording import OnRecord, Recorder
 
-MAX_EARLY = 1024
-"""Messages kept for requests that have not begun: the data of the fastest neighbours, for every request in flight."""
+MAX_RUNNING = 64
+"""Requests of one deployment that run at a time, or four a device if these are more: twice what a coordinator has in flight. The rest is
+refused as busy. Chosen."""
+MAX_RUNNING_IN_ALL = 256
 MAX_ENDED = 1024
 """Ended requests remembered, so that their late messages are known as such: more than are in flight. Each costs some 300 bytes."""
 
@@ -40,9 +43,6 @@ SPIN_S = 200e-6
 """How long to wait busily for the next message of a request that runs."""
 
 _OF_REQUESTS = frozenset({Kind.DATA, Kind.START, Kind.RECORD})
-
-Key = tuple[int, int]
-"""Epoch and request."""
 
 Segment = Callable[[Sequence[Array]], Sequence[Array]]
 """A loaded segment; its inputs and outputs are in the order of `Run`."""
@@ -120,21 +120,24 @@ class Executor:
         on_failure: Callable[[int, int, str], None],
         on_record: OnRecord,
         clock: Clock = time.perf_counter_ns,
+        *,
+        on_broken: OnBroken = nobody_listens,
         progress: Progress | None = None,
     ) -> None:
         """Own a data plane; `on_failure(epoch, request, reason)` and `on_record(epoch, request, record)` are called from this thread.
 
-        Which kernel runs is shown in `progress`.
+        `on_broken(address, reason)` is called from a thread of the data plane: messages to that address may be lost. Which kernel runs is
+        shown in `progress`.
         """
         self.plane = plane
         self._progress = progress
         plane.admit = self._admits
+        plane.on_broken = on_broken
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._deployments: dict[int, Deployment] = {}
         self._running: dict[Key, _Running] = {}
-        self._early: OrderedDict[Key, list[tuple[int, list[Array]]]] = OrderedDict()
-        self._early_count = 0
+        self._early = EarlyMessages()
         self._ended: OrderedDict[Key, None] = OrderedDict()
         self._recorder = Recorder(plane, clock, on_record)
         self._pings = PingAnswers(plane)
@@ -166,8 +169,9 @@ class Executor:
         deployment = self._deployments.pop(epoch, None)
         if deployment is None:
             return
-        for key in [key for key in (*self._running, *self._early) if key[0] == epoch]:
+        for key in [key for key in self._running if key[0] == epoch]:
             self._end(key)
+        self._early.drop_all(epoch)
         self._recorder.drop_all(epoch)
         for address in deployment.destinations:
             self.plane.disconnect(address)
@@ -236,10 +240,12 @@ class Executor:
             return
         if frame.source == deployment.schedule.host:
             running = self._begin(key, deployment, recorded=frame.kind is Kind.RECORD)
-            if frame.kind is Kind.DATA:
+            if running is not None and frame.kind is Kind.DATA:
                 self._deliver(running, frame, arrival)
         elif frame.kind is Kind.DATA:
-            self._keep_early(key, frame.message, _parts_in(deployment, frame, arrival))
+            parts = _parts_in(deployment, frame, arrival)
+            for other in self._early.keep(key, (arrival.sender, frame.source), frame.message, parts, len(arrival.payload)):
+                self._on_failure(*other, f"busy: device {frame.source} is too far ahead of the host; its messages were forgotten")
 
     def _deliver(self, running: _Running, frame: Frame, arrival: Arrival) -> None:
         running.execution.deliver(frame.message, _parts_in(running.deployment, frame, arrival))
@@ -257,7 +263,12 @@ class Executor:
         layout = None if deployment is None else deployment.received.get(frame.message)
         return layout is not None and layout.peer == frame.source and layout.admits(size)
 
-    def _begin(self, key: Key, deployment: Deployment, *, recorded: bool) -> _Running:
+    def _begin(self, key: Key, deployment: Deployment, *, recorded: bool) -> _Running | None:
+        """Begin a request, with what came for it before; None if too many run."""
+        if self._is_full(deployment):
+            self._end(key)
+            self._on_failure(*key, f"busy: {len(self._running)} requests run on this agent")
+            return None
         schedule, slices = deployment.schedule, deployment.slices
         if recorded:
             host = deployment.addresses[schedule.host]
@@ -266,21 +277,19 @@ class Executor:
             execution = Execution(schedule, slices=slices)
         compute = deployment.compute if self._progress is None else self._progress.shown(deployment.compute, *key)
         running = self._running[key] = _Running(deployment, execution, partial(deployment.send, self.plane, key[1]), compute)
-        early = self._early.pop(key, [])
-        self._early_count -= len(early)
-        for message, parts in early:
+        for message, parts in self._early.take(key):
             running.execution.deliver(message, parts)
         return running
 
-    def _keep_early(self, key: Key, message: int, parts: list[Array]) -> None:
-        self._early.setdefault(key, []).append((message, parts))
-        self._early_count += 1
-        while self._early_count > MAX_EARLY:
-            self._early_count -= len(self._early.popitem(last=False)[1])
+    def _is_full(self, deployment: Deployment) -> bool:
+        if len(self._running) < MAX_RUNNING:
+            return False
+        most = max(MAX_RUNNING, 4 * len(deployment.addresses))
+        return len(self._running) >= MAX_RUNNING_IN_ALL or sum(key[0] == deployment.epoch for key in self._running) >= most
 
     def _end(self, key: Key) -> None:
         self._running.pop(key, None)
-        self._early_count -= len(self._early.pop(key, []))
+        self._early.take(key)
         self._ended[key] = None
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)

@@ -44,7 +44,10 @@ def load(deploy: Deploy, store: WeightStore, threads: int, coordinator_host: str
         lambda model: _load_segment(model, store, threads),
         lambda compiler, boundary, model: _load_compiled(compiler, boundary, model, threads),
     )
-    loaded = (load_compiled if compiling else load_portable)(deploy.schedule, deploy.segments, loader)
+    try:
+        loaded = (load_compiled if compiling else load_portable)(deploy.schedule, deploy.segments, loader)
+    finally:
+        store.loaded(ref.digest for model in deploy.segments for ref in model.weights.values())
     names = tuple(s.name for s in deploy.segments)
     _warm_up(loaded, names)
     addresses = tuple(peer.address for peer in reachable(deploy.peers, coordinator_host))

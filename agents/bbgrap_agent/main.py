@@ -108,7 +108,7 @@ def _work(
     finally:
         listener.close()
         if own is not None:
-            own.release()
+            own.close()
         context.term()
 
 

@@ -34,7 +34,7 @@ class OwnName:
         except (OSError, ImportError) as error:
             raise UsageError(f"name: no lock can be taken in {directory}: {error}; choose a name with --name") from error
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let others have the name."""
         self._lock.close()
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bbgrap.control import agent_events as events
-from bbgrap.errors import LocalProtocolError, RemoteProtocolError
-from bbgrap.protocol.messages import Deploy, Heartbeat, WeightChunk
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.protocol.messages import Deploy, Heartbeat
 from bbgrap_agent.causes import cause_of, oom_kills, sentence_of
 from bbgrap_agent.patience import Patience
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
@@ -41,6 +41,9 @@ _STOP_S = 2.5
 """How long a worker may take to end when it is told to."""
 _REAP_S = 1.0
 """How long after its pipe has ended a worker may live on."""
+
+_SAFELY = () if "" in sys.path or str(Path.cwd()) in sys.path else ("-P",)
+"""Where this process does not import from the folder it was started in, neither does the worker."""
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -65,7 +68,7 @@ class _Child:
             told = replace(settings, nanny=os.getpid(), pipe=theirs.fileno(), listener=listener.fileno(), progress=memory)
             self.oom_kills = oom_kills()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bbgrap_agent.worker", *told.arguments()],
+                [sys.executable, *_SAFELY, "-m", "bbgrap_agent.worker", *told.arguments()],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(told.pipe, told.listener, told.progress),
             )
@@ -76,7 +79,7 @@ class _Child:
         finally:
             theirs.close()
             os.close(memory)
-        self.pipe = Pipe(ours)
+        self.pipe = Pipe(ours, TO_WORKER)
         self.began = time.monotonic()
         self.patience = Patience(self.began)
         self.ready = False
@@ -137,7 +140,12 @@ class Nanny:
         """Start a worker if there is none, and the last one is long enough ago."""
         if self._child is None and now >= self._due:
             self._started += 1
-            child = self._child = _Child(self._listener, self._settings)
+            try:
+                child = self._child = _Child(self._listener, self._settings)
+            except OSError as error:  # no memory, processes or descriptors left: that may pass
+                _log.warning("no worker can be started: %s; the next try is in %.1f s", error, self._backoff_s)
+                self._back_off(now)
+                return
             threading.Thread(target=child.listen, args=(self._started, self._put), name="worker", daemon=True).start()
 
     def ready(self) -> None:
@@ -155,10 +163,7 @@ class Nanny:
             child.patience.drop(message.epoch, message.request)
         elif isinstance(message, Deploy):
             child.patience.allow(message)
-        try:
-            child.pipe.send(TO_WORKER.encode(message), may_drop=isinstance(message, WeightChunk))
-        except LocalProtocolError as error:
-            _log.warning("the worker is not told: %s", error)
+        child.pipe.send(message)
 
     def look(self, now: float) -> Heartbeat | None:
         """Look after the worker, end it where it does not end; return what it does, None while it is stopped by a signal."""
@@ -193,10 +198,13 @@ class Nanny:
         if child.ready:
             return events.WorkerDied(reason, doing.epoch, doing.request, doing.loading, cause.guilty)
         self._failures += event.returncode > 0
-        self._due = now + self._backoff_s
         _log.warning("%s before it was ready; the next one starts in %.1f s", reason, self._backoff_s)
-        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+        self._back_off(now)
         return None
+
+    def _back_off(self, now: float) -> None:
+        self._due = now + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
     @property
     def fault(self) -> str:

@@ -25,7 +25,8 @@ MAX_DROPPED = 1024
 class Patience:
     """What one worker is allowed.
 
-    Invariants: `_awake` is the time in seconds that the worker could use; `_kernel` and `_load` are what it did at the last look, and since when.
+    Invariants: `_awake` is the time in seconds that the worker could use; `_kernel` and `_load` are what it did at the last look, and
+    since when.
     """
 
     def __init__(self, now: float) -> None:

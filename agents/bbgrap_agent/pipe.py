@@ -8,15 +8,17 @@ end never waits for the other but in its own reading and writing threads.
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
 import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Generic, TypeVar
 
 from bbgrap.control.agent_events import CheckWeights, Drop, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
-from bbgrap.errors import RemoteProtocolError
+from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.codec import Codec
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
 from bbgrap.protocol.messages import (
@@ -59,33 +61,37 @@ MAX_FRAMES = 2
 MAX_QUEUED_BYTES = 64 << 20
 """Of weights that wait for a worker; four times what a coordinator sends without an answer. More is dropped: it is asked for again."""
 
+M = TypeVar("M")
+
+_log = logging.getLogger("bbgrap.agent")
 _NUMBER = struct.Struct("!Q")
 
 
-class Pipe:
+class Pipe(Generic[M]):
     """One end.
 
-    Invariants: `receive` is called by one thread; what is sent goes out in order, by a thread of its own.
+    Invariants: `receive` is called by one thread; what is sent is encoded and goes out in order, by a thread of its own.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        """Take over a connected stream socket."""
+    def __init__(self, connection: socket.socket, codec: Codec[M]) -> None:
+        """Take over a connected stream socket; the codec is that of what is sent."""
         connection.setblocking(True)
         self._socket = connection
-        self._queue: queue.SimpleQueue[Sequence[BytesLike] | None] = queue.SimpleQueue()
+        self._codec = codec
+        self._queue: queue.SimpleQueue[M | None] = queue.SimpleQueue()
         self._queued = 0
         self._lock = threading.Lock()
         self._writer = threading.Thread(target=self._write, name="pipe", daemon=True)
         self._writer.start()
 
-    def send(self, frames: Sequence[BytesLike], *, may_drop: bool = False) -> None:
-        """Send a message, soon; to an end that is closed it is lost. `may_drop`: also if too much waits already."""
-        size = sum(len(frame) for frame in frames)
+    def send(self, message: M) -> None:
+        """Send a message, soon; to an end that is closed it is lost, and so is a piece of a weight if too many wait already."""
+        size = _size(message)
         with self._lock:
-            if may_drop and self._queued + size > MAX_QUEUED_BYTES:
+            if size > 0 and self._queued + size > MAX_QUEUED_BYTES:
                 return
             self._queued += size
-        self._queue.put(frames)
+        self._queue.put(message)
 
     def receive(self) -> list[BytesLike] | None:
         """Wait for a message; None when the other end is closed.
@@ -138,14 +144,16 @@ class Pipe:
 
     def _write(self) -> None:
         broken = False
-        while (frames := self._queue.get()) is not None:
+        while (message := self._queue.get()) is not None:
             with self._lock:
-                self._queued -= sum(len(frame) for frame in frames)
+                self._queued -= _size(message)
             try:
                 if not broken:
-                    self._write_all(frames)
+                    self._write_all(self._codec.encode(message))
             except OSError:
                 broken = True  # the reader learns of it; what is still sent is lost
+            except LocalProtocolError as error:
+                _log.warning("pipe: not sent: %s", error)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
@@ -158,3 +166,8 @@ class Pipe:
                 sent -= len(rest.pop(0))
             if rest:
                 rest[0] = rest[0][sent:]
+
+
+def _size(message: object) -> int:
+    """Return how much of a weight is in a message."""
+    return sum(len(piece) for piece in message.payload) if isinstance(message, WeightChunk) else 0

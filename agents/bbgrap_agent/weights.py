@@ -1,21 +1,24 @@
 """The weights an agent has: by content, in memory and on disk, so that neither a new plan nor a restart needs them sent again.
 
 Laws: what is handed out has the digest it is asked by, checked when it arrives and when it is read from disk; memory and disk stay under
-their limits, the least recently used weight goes first. Weights that sessions hold stay alive with the sessions.
+their limits, the least recently used weight goes first, except for what a deployment that is being loaded needs: that stays, on disk where
+it can be written, else in memory; an error says where there is none. Weights that sessions hold stay alive with the sessions.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 
-from bbgrap.errors import RemoteProtocolError
+from bbgrap.errors import ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.limits import is_digest
@@ -26,6 +29,14 @@ DEFAULT_DISK_BYTES = 8 << 30
 """Chosen: a dozen large convolutional networks."""
 MAX_WEIGHT_BYTES = 16 << 30
 """One weight slice; anything above is a broken message."""
+
+NEEDED_S = 300.0
+"""A weight that nobody asked for or sent for so long is not needed for a deployment any more: the coordinator has given that up."""
+SYNCED_BYTES = 1 << 20
+"""Larger files are synced before they get their name (`fdatasync`; on the disk of a virtual machine 10 MB take 10 ms, 0.4 ms at least).
+Smaller ones are not: what a power cut damages is found by its digest, and costs one transfer, which is short for them."""
+OLD_S = 3600.0
+"""An unfinished file that is older belongs to nobody, even if there is a process of its writer's number again."""
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -39,25 +50,53 @@ class _Arriving:
     received: int = 0
 
 
-class WeightStore:
-    """Weights by digest.
+def free_memory() -> int:
+    """Return the bytes of memory that this machine can give without swapping."""
+    return int(psutil.virtual_memory().available)
 
-    Invariants: `_memory` holds at most `memory_bytes`, least recently used first; the folder holds at most `disk_bytes` of `DIGEST.npy`.
+
+class WeightStore:
+    """Weights by digest. Used by one thread.
+
+    Invariants: but for what `_needed` names, `_memory` holds at most `memory_bytes`, least recently used first, and the folder at most
+    `disk_bytes`, unfinished files included; `_unsaved` are the weights in memory that are not on disk.
     """
 
-    def __init__(self, directory: Path | None, *, memory_bytes: int = 1 << 30, disk_bytes: int = DEFAULT_DISK_BYTES) -> None:
-        """Keep weights in a folder (None: in memory only)."""
+    def __init__(
+        self,
+        directory: Path | None,
+        *,
+        memory_bytes: int = 1 << 30,
+        disk_bytes: int = DEFAULT_DISK_BYTES,
+        free: Callable[[], int] = free_memory,
+    ) -> None:
+        """Keep weights in a folder (None: in memory only); what writers that are gone left unfinished in it is removed.
+
+        `free` returns the bytes of memory that can still be taken.
+        """
         self._directory = directory
         self._memory: OrderedDict[str, Array] = OrderedDict()
         self._memory_bytes = memory_bytes
         self._disk_bytes = disk_bytes
+        self._free = free
         self._arriving: dict[str, _Arriving] = {}
+        self._needed: dict[str, float] = {}
+        self._unsaved: set[str] = set()
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(directory)
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Return those that are neither in memory nor, intact, on disk."""
-        return tuple(digest for digest in digests if self.get(digest) is None)
+        """Return those that are neither in memory nor, intact, on disk; all are needed from now on, until they are `loaded`."""
+        asked = tuple(digests)
+        self._needed.update(dict.fromkeys(asked, time.monotonic()))
+        return tuple(digest for digest in asked if self.get(digest) is None)
+
+    def loaded(self, digests: Iterable[str]) -> None:
+        """Note that a deployment does not need these any more: its sessions hold them, or it is given up."""
+        for digest in digests:
+            self._needed.pop(digest, None)
+        self._shrink()
 
     def get(self, digest: str) -> Array | None:
         """Return a weight, read-only; None if it is not here."""
@@ -78,6 +117,7 @@ class WeightStore:
 
         Raises:
             RemoteProtocolError: if sizes contradict each other or the content does not have its digest.
+            ExecutionError: if there is no memory for it.
         """
         content = chunk.payload[0] if chunk.payload else b""
         if chunk.size > MAX_WEIGHT_BYTES or (chunk.type.dtype is not DType.STRING and chunk.size != chunk.type.nbytes):
@@ -86,7 +126,9 @@ class WeightStore:
             return chunk.size, True
         entry = self._arriving.get(chunk.digest)
         if entry is None or entry.type != chunk.type or len(entry.content) != chunk.size:
-            entry = self._arriving[chunk.digest] = _Arriving(chunk.type, bytearray(chunk.size))
+            entry = self._begin(chunk)
+        if chunk.digest in self._needed:
+            self._needed[chunk.digest] = time.monotonic()
         if chunk.offset + len(content) > len(entry.content):
             raise RemoteProtocolError(f"weight {chunk.digest[:12]}: a piece lies beyond its {chunk.size} bytes")
         if chunk.offset == entry.received:
@@ -97,6 +139,19 @@ class WeightStore:
         self._finish(chunk.digest, self._arriving.pop(chunk.digest))
         return chunk.size, True
 
+    def _begin(self, chunk: WeightChunk) -> _Arriving:
+        self._arriving.pop(chunk.digest, None)
+        # What is on its way is not in memory yet as far as the system knows: zeros take none until they are written to.
+        taken = sum(len(entry.content) - entry.received for entry in self._arriving.values())
+        free = self._free() - taken
+        if chunk.size > free:
+            self._arriving.clear()
+            kept = sum(array.nbytes for digest, array in self._memory.items() if digest in self._unsaved)
+            beside = f"; {kept} bytes are kept there because the disk does not take them" if kept else ""
+            raise ExecutionError(f"weight {chunk.digest[:12]}: it has {chunk.size} bytes, of memory there are {max(0, free)} left{beside}")
+        entry = self._arriving[chunk.digest] = _Arriving(chunk.type, bytearray(chunk.size))
+        return entry
+
     def _finish(self, digest: str, entry: _Arriving) -> None:
         if entry.type.shape is None:
             raise RemoteProtocolError(f"weight {digest[:12]}: it has no shape")
@@ -104,14 +159,30 @@ class WeightStore:
         array.flags.writeable = False
         if digest_of(array) != digest:
             raise RemoteProtocolError(f"weight {digest[:12]}: its content has another digest; it was damaged on the way")
+        if not self._write(digest, array):
+            self._unsaved.add(digest)
         self._keep(digest, array)
-        self._write(digest, array)
 
     def _keep(self, digest: str, array: Array) -> None:
         self._memory[digest] = array
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Forget what was used least recently, beyond the limit, and is not the latest nor needed and nowhere else."""
         total = sum(entry.nbytes for entry in self._memory.values())
-        while total > self._memory_bytes and len(self._memory) > 1:
-            total -= self._memory.popitem(last=False)[1].nbytes
+        for digest in tuple(self._memory)[:-1]:
+            if total <= self._memory_bytes:
+                return
+            if digest not in self._unsaved or not self._is_needed(digest):
+                total -= self._memory.pop(digest).nbytes
+                self._unsaved.discard(digest)
+
+    def _is_needed(self, digest: str) -> bool:
+        since = self._needed.get(digest)
+        if since is not None and time.monotonic() - since > NEEDED_S:
+            del self._needed[digest]
+            return False
+        return since is not None
 
     def _path(self, digest: str) -> Path | None:
         return self._directory / f"{digest}.npy" if self._directory is not None and is_digest(digest) else None
@@ -133,24 +204,30 @@ class WeightStore:
         array.flags.writeable = False
         return array
 
-    def _write(self, digest: str, array: Array) -> None:
+    def _write(self, digest: str, array: Array) -> bool:
+        """Write a weight to disk; return whether it is there."""
         path = self._path(digest)
         if path is None or array.dtype == object:
-            return
+            return False
         draft = path.with_suffix(f".{os.getpid()}.part")
         try:
             with draft.open("wb") as stream:
                 np.save(stream, array, allow_pickle=False)
+                stream.flush()
+                if array.nbytes > SYNCED_BYTES:
+                    os.fdatasync(stream.fileno())
             draft.replace(path)
             self._make_room(path.parent)
         except OSError as error:
-            # A full disk costs a later transfer, not this deployment.
+            # A full disk costs memory, and a later transfer, not this deployment.
             _log.warning("weight %s is not kept on disk: %s", digest[:12], error.strerror)
             draft.unlink(missing_ok=True)
+            return False
+        return True
 
     def _make_room(self, directory: Path) -> None:
         files = []
-        for path in directory.glob("*.npy"):
+        for path in (*directory.glob("*.npy"), *directory.glob("*.part")):
             try:
                 files.append((path.stat().st_mtime, path.stat().st_size, path))
             except FileNotFoundError:
@@ -159,5 +236,19 @@ class WeightStore:
         for _, size, path in sorted(files):
             if total <= self._disk_bytes:
                 return
-            path.unlink(missing_ok=True)
-            total -= size
+            if path.suffix == ".npy" and not self._is_needed(path.stem):
+                path.unlink(missing_ok=True)
+                total -= size
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Remove unfinished files whose writer is gone: `DIGEST.PID.part`."""
+    for path in directory.glob("*.part"):
+        writer = path.suffixes[-2].removeprefix(".") if len(path.suffixes) > 1 else ""
+        alive = writer.isascii() and writer.isdigit() and int(writer) != os.getpid() and psutil.pid_exists(int(writer))
+        try:
+            if not alive or time.time() - path.stat().st_mtime > OLD_S:
+                path.unlink()
+                _log.info("removed '%s', which was never finished", path.name)
+        except FileNotFoundError:
+            continue  # Another agent that shares the folder removed it, or finished it.

@@ -1,4 +1,4 @@
-"""The process that computes: what takes long, takes memory or runs models of strangers. Its nanny (`bbgrap_agent.nanny`) talks to the coordinator.
+"""The process that computes: what takes long, takes memory or runs models of strangers. Its parent, the nanny, talks to the coordinator.
 
     main thread   reads what the nanny wants
     loader        weights, sessions and measuring: everything that takes long
@@ -27,16 +27,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from bbgrap.control.agent_events import CheckWeights, Drop, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
-from bbgrap.errors import BbgrapError
+from bbgrap.errors import BbgrapError, ExecutionError
 from bbgrap.protocol.messages import (
     AnswerPings,
     Deploy,
     Join,
+    LinkBroken,
     LinksMeasured,
     LinksTried,
     Measure,
     Measured,
     MeasureLinks,
+    Peer,
     Recorded,
     RequestFailed,
     TryLinks,
@@ -53,6 +55,10 @@ from bbgrap_agent.progress import Progress
 from bbgrap_agent.weights import WeightStore
 from bbgrap_agent.worker_settings import Settings
 
+_LINK_THREADS = 4
+"""Chosen: one for what the coordinator wants tried, and some for deployments whose peers are slow to answer."""
+_ECHO_S = (0.3, 0.5, 1.0, 3.0)
+"""How long a peer of a deployment may take to answer, each time; it answers between two kernels, or may just have a new worker."""
 _STOP_S = 2.0
 """How long a kernel may go on when the nanny wants the end."""
 _REASON_CHARACTERS = 16_000
@@ -72,7 +78,9 @@ class Worker:
     Invariants: every instruction that has an answer is answered once.
     """
 
-    def __init__(self, pipe: Pipe, plane: TcpDataPlane, join: Join, store: WeightStore, progress: Progress, settings: Settings) -> None:
+    def __init__(
+        self, pipe: Pipe[FromWorker], plane: TcpDataPlane, join: Join, store: WeightStore, progress: Progress, settings: Settings
+    ) -> None:
         """Take over the connections; nothing is said before `run`."""
         self._pipe = pipe
         self._join = join
@@ -83,12 +91,14 @@ class Worker:
             plane,
             lambda epoch, request, reason: self._say(RequestFailed(epoch, request, reason)),
             lambda epoch, request, record: self._say(Recorded(epoch, request, record)),
+            on_broken=lambda address, reason: self._say(LinkBroken(address, reason)),
             progress=progress,
         )
         self._loader = ThreadPoolExecutor(1, "loader")
-        self._links = ThreadPoolExecutor(1, "links")
+        self._links = ThreadPoolExecutor(_LINK_THREADS, "links")
         # Measuring takes seconds: a deployment that comes meanwhile does not wait for it.
         self._measuring = ThreadPoolExecutor(1, "measuring")
+        self._answering: frozenset[str] = frozenset()
 
     def run(self) -> None:
         """Work until the nanny ends, or wants the end.
@@ -112,7 +122,7 @@ class Worker:
             os._exit(EXECUTOR_FAILED)
 
     def _say(self, message: FromWorker) -> None:
-        self._pipe.send(FROM_WORKER.encode(message))
+        self._pipe.send(message)
 
     def _carry_out(self, instruction: ToWorker) -> None:
         executor = self._executor
@@ -131,6 +141,7 @@ class Worker:
             case Drop(epoch, request):
                 executor.post(lambda: executor.drop(epoch, request))
             case AnswerPings(peers):
+                self._answering = frozenset(peer.address for peer in peers)
                 executor.post(lambda: executor.allow_pings(peers))
             case Measure(measurement):
                 self._later(
@@ -149,10 +160,14 @@ class Worker:
                 every = tuple(peer.device for peer in instruction.peers)
                 self._later(lambda: self._try(instruction), lambda _: LinksTried(instruction.trial, every), self._links)
 
-    def _later(self, work: Callable[[], FromWorker], failed: Callable[[str], FromWorker], pool: Pool | None = None) -> None:
-        """Do something that takes long in a thread of its own; what it returns, or `failed` of its error, is said."""
+    def _later(self, work: Callable[[], FromWorker | None], failed: Callable[[str], FromWorker], pool: Pool | None = None) -> None:
+        """Do something that takes long in a thread of its own; what it returns, or `failed` of its error, is said.
+
+        None says that this is not its end: another thread goes on with it.
+        """
 
         def safely() -> None:
+            answer: FromWorker | None
             try:
                 answer = work()
             except (BbgrapError, MemoryError) as error:
@@ -160,11 +175,12 @@ class Worker:
             except Exception as error:  # a bug or a broken disk ends this work with a reason: the coordinator waits for it
                 _log.exception("the loader failed")
                 answer = failed(f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS])
-            self._say(answer)
+            if answer is not None:
+                self._say(answer)
 
         (pool or self._loader).submit(safely)
 
-    def _load(self, deploy: Deploy) -> FromWorker:
+    def _load(self, deploy: Deploy) -> None:
         began = time.monotonic()
         self._progress.begin_load(deploy.epoch)
         try:
@@ -181,11 +197,24 @@ class Worker:
 
         self._executor.post(install)
         installed.wait()
-        return Loaded(deploy.epoch, time.monotonic() - began)
+        peers = [p for p in reachable(deploy.peers, self._settings.coordinator_host) if p.address in deployment.destinations]
+        # The loader shall not wait for slow peers.
+        self._later(lambda: self._echo(deploy.epoch, peers, began), lambda fault: Loaded(deploy.epoch, 0.0, fault), self._links)
+
+    def _echo(self, epoch: int, peers: Sequence[Peer], began: float) -> FromWorker:
+        """End a load when all peers that it sends to have answered; asked are those that know this one, which are those it knows."""
+        silent = unreachable([peer for peer in peers if peer.address in self._answering], self._executor, _ECHO_S)
+        names = ", ".join(f"'{peer.name}' at {peer.address}" for peer in silent)
+        fault = f"no answer on the data plane from {names}; is it blocked, or advertised wrongly (--advertise)?" if silent else ""
+        return Loaded(epoch, time.monotonic() - began, fault[:_REASON_CHARACTERS])
 
     def _try(self, trial: TryLinks) -> FromWorker:
         peers = reachable(trial.peers, self._settings.coordinator_host)
-        return LinksTried(trial.trial, tuple(peer.device for peer in unreachable(peers, self._executor)))
+        while True:
+            try:
+                return LinksTried(trial.trial, tuple(peer.device for peer in unreachable(peers, self._executor)))
+            except ExecutionError as error:  # a kernel keeps this side from asking, which says nothing about the others
+                _log.info("links are tried again: %s", error)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -198,7 +227,7 @@ def main(arguments: Sequence[str]) -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     for descriptor in (settings.pipe, settings.listener, settings.progress):
         os.set_inheritable(descriptor, False)
-    pipe = Pipe(socket.socket(fileno=settings.pipe))
+    pipe = Pipe(socket.socket(fileno=settings.pipe), FROM_WORKER)
     plane = TcpDataPlane("", settings.host, computes=True, listener=socket.socket(fileno=settings.listener))
     join = introduce(settings.name, settings.threads, plane.address, None)
     Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), Progress(settings.progress), settings).run()

@@ -13,6 +13,12 @@ from bbgrap.errors import ClusterFileError
 
 _Item = TypeVar("_Item")
 
+MAX_BYTES = 4 << 20
+"""Of a file. Chosen: ten thousand nodes with what is known of each; it takes minutes to read."""
+
+MAX_DIGITS = 18
+"""Of a whole number: it fits 64 bits."""
+
 
 class Document:
     """Walks the YAML of one file and collects its faults, in the order of its lines.
@@ -30,7 +36,11 @@ class Document:
         self.faults: list[tuple[int, str]] = []
         self._root: yaml.Node | None = None
         try:
-            self._root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+            with path.open("rb") as stream:
+                content = stream.read(MAX_BYTES + 1)
+            if len(content) > MAX_BYTES:
+                raise ClusterFileError(f"'{path}': expected at most {MAX_BYTES} bytes, got more")
+            self._root = yaml.compose(content.decode("utf-8"), Loader=yaml.SafeLoader)
         except OSError as error:
             raise ClusterFileError(f"'{path}': cannot be read: {error.strerror or error}") from None
         except UnicodeDecodeError:
@@ -107,8 +117,9 @@ class Document:
 
     def count(self, node: yaml.Node, who: str) -> int:
         """Return a whole number that is not negative."""
-        if isinstance(node, yaml.ScalarNode) and str(node.value).isascii() and str(node.value).isdigit():
-            return int(node.value)
+        text = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+        if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
+            return int(text)
         self.fault(node, f"{who}: expected a whole number, got {shown(node)}")
         return 0
 

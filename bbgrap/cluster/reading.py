@@ -58,19 +58,22 @@ class ClusterDocument(Document):
 
     def _compare(self, seen: list[_Seen], entries: Mapping[str, yaml.Node]) -> None:
         """Find what does not fit together: names, links, groups and where the coordinator is."""
-        names = [node.name for node in seen if node.name]
+        names = {node.name: None for node in seen if node.name}
         groups = keys(entries.get("groups"))
-        for place, node in enumerate(seen):
-            if node.name and node.name in [other.name for other in seen[:place]]:
+        before: set[str] = set()
+        for node in seen:
+            if node.name and node.name in before:
                 self.fault(node.node, f"node '{node.name}': there is already one of this name")
+            before.add(node.name)
             for peer, at in node.peers.items():
-                if peer not in (*names, COORDINATOR):
+                if peer not in names and peer != COORDINATOR:
                     self.fault(at, f"node '{node.name}': its link leads to '{peer}', which is no node of this file")
             if node.group and node.group not in groups:
                 there = ", ".join(groups) or "none"
                 self.fault(node.at["group"], f"node '{node.name}': expected a group that 'groups' declares ({there}), got '{node.group}'")
+        used = {node.group for node in seen}
         for group, at in groups.items():
-            if seen and group not in {node.group for node in seen}:
+            if seen and group not in used:
                 self.fault(at, f"group '{group}': no node is in it; give one the key 'group', or leave the group out")
         host = entries.get("coordinator_on")
         if host is not None and (name := self.text(host, "'coordinator_on'")) and seen and name not in names:

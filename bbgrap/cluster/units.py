@@ -42,17 +42,19 @@ def parse_quantity(text: str, units: Mapping[str, float]) -> float:
     """Return a quantity in the base unit of `units`.
 
     Raises:
-        ValueError: with what was expected, if the text is no number with one of the units; infinities are none.
+        ValueError: with what was expected, if the text is no number with one of the units; what is infinite in the base unit is none.
     """
     match = _NUMBER_AND_UNIT.fullmatch(text)
     try:
         number = float(match[1]) if match else math.nan
     except ValueError:
         number = math.nan
-    if match is None or not math.isfinite(number) or (match[2] and match[2] not in units):
-        raise ValueError(f"a number, or one with a unit ({', '.join(units)})" if units else "a number")
-    factor = units[match[2]] if match[2] else 1
-    return float(Decimal(match[1]) * Decimal(str(factor)))  # 0.9ms is 0.0009, as written; 0.9 * 1e-3 is not
+    if match is not None and math.isfinite(number) and (not match[2] or match[2] in units):
+        factor = units[match[2]] if match[2] else 1
+        value = float(Decimal(match[1]) * Decimal(str(factor)))  # 0.9ms is 0.0009, as written; 0.9 * 1e-3 is not
+        if math.isfinite(value):
+            return value
+    raise ValueError(f"a number, or one with a unit ({', '.join(units)})" if units else "a number")
 
 
 def format_quantity(value: float, units: Mapping[str, float]) -> str | float:

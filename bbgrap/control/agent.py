@@ -11,14 +11,11 @@ joined again, and a new membership voids every deployment that it does not keep;
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from bbgrap.control.agent_events import (
-    CheckWeights,
-    Drop,
     Event,
     Instruction,
-    Load,
     Loaded,
     Log,
     Outcome,
@@ -27,17 +24,15 @@ from bbgrap.control.agent_events import (
     Reconnect,
     Say,
     Stop,
-    StoreChunk,
     Tick,
-    Unload,
     WeightArrived,
     WeightsChecked,
     WorkerDied,
     WorkerReady,
 )
 from bbgrap.control.asked import Asked
+from bbgrap.control.held import HeldDeployments
 from bbgrap.control.states import Role, Tracker
-from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import (
     Abandon,
     AgentCommand,
@@ -62,8 +57,6 @@ from bbgrap.protocol.messages import (
     RequestFailed,
     TryLinks,
     WeightChunk,
-    WeightsMissing,
-    WeightStored,
     Welcome,
     WorkerLost,
 )
@@ -78,35 +71,21 @@ REFUSED_S = 15.0
 """How long an agent asks for a name that is taken. Chosen: far above the time after which its last holder is taken for dead."""
 MAX_UNSAID = 256
 """What is kept of what happens while no coordinator listens; the oldest makes room."""
-MAX_DEPLOYMENTS = 16
-"""Loaded deployments an agent keeps: twice what a coordinator keeps, so that only a broken coordinator reaches it."""
-ASK_AGAIN_S = 10.0
-"""Weights that do not come are asked for again after this long without any chunk."""
-
-
 MIN_HEARTBEAT_S = 0.01
 """No coordinator needs to hear from an agent more often."""
-
-
-@dataclass(slots=True)
-class _Deployment:
-    deploy: Deploy
-    tracker: Tracker
-    missing: set[str] = field(default_factory=set)
-    heard: float = 0.0
 
 
 class AgentMachine:
     """The control side of one agent.
 
-    Invariants: `deployments` holds no released deployment and at most `MAX_DEPLOYMENTS`; `missing` of one is what it waits for.
+    Invariants: `_unsaid` is empty while it is joined.
     """
 
     def __init__(self, join: Join, now: float) -> None:
         """Start unjoined, with a worker that is ready; the coordinator's `Welcome` says how often it wants to hear from it."""
         self.join = join
         self.membership: int | None = None
-        self.deployments: dict[int, _Deployment] = {}
+        self._held = HeldDeployments()
         self._tracker = Tracker(Role.AGENT, f"'{join.name}'")
         self._worker_ready = True
         self._asked = Asked()
@@ -119,6 +98,11 @@ class AgentMachine:
         self._spoke = float("-inf")
         self._refused_since: float | None = None
         self._complained = False
+
+    @property
+    def deployments(self) -> tuple[int, ...]:
+        """The epochs that it holds, loaded or not."""
+        return tuple(self._held.by_epoch)
 
     @property
     def state(self) -> str:
@@ -142,17 +126,18 @@ class AgentMachine:
             case Tick(heartbeat):
                 return self._on_tick(heartbeat, now)
             case WeightsChecked():
-                return self._on_checked(event, now)
+                return self._heard_or_kept(self._held.checked(event, now))
             case WeightArrived():
-                return self._on_weight(event, now)
+                return self._heard_or_kept(self._held.weight_arrived(event, now))
             case Loaded():
-                return self._on_loaded(event)
+                return self._heard_or_kept(self._held.loaded(event))
             case Outcome(message):
-                return self._say(message) if self._is_wanted(message) else []
+                return self._heard_or_kept([Say(message)] if self._is_wanted(message) else [])
             case WorkerReady():
-                return self._on_worker_ready(now)
+                self._worker_ready = True
+                return [*self._asked.worker_ready(), *self._held.worker_ready(now)]
             case WorkerDied():
-                return self._on_worker_died(event)
+                return self._heard_or_kept(self._on_worker_died(event))
             case Stop():
                 return self._on_stop(event.reason)
 
@@ -172,23 +157,20 @@ class AgentMachine:
             case HeartbeatSeen():
                 return []
             case Deploy():
-                return self._on_deploy(message, now)
+                return self._held.deploy(message, now)
             case WeightChunk():
-                for deployment in self.deployments.values():
-                    deployment.heard = now
-                return [StoreChunk(message)] if self._worker_ready else []
+                return self._held.store(message, now)
             case Abandon():
-                runs = self._worker_ready and message.epoch in self.deployments
-                return [Drop(message.epoch, message.request)] if runs else []
+                return self._held.abandon(message)
             case Release():
-                return self._release(message.epoch, "Release")
+                return self._held.release(message.epoch, "Release")
             case Measure() | MeasureLinks() | TryLinks() | AnswerPings():
                 return self._asked.take(message, ready=self._worker_ready)
 
     def _ask_to_join(self, now: float) -> Instruction:
         self._spoke = now
         self._join_s = min(JOIN_S, 1.5 * self._join_s)
-        return Say(replace(self.join, holds=tuple(e for e, d in self.deployments.items() if d.tracker.state == "ready")))
+        return Say(replace(self.join, holds=self._held.ready))
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Instruction]:
         self._refused_since = None
@@ -206,11 +188,11 @@ class AgentMachine:
     def _keep(self, epochs: tuple[int, ...]) -> list[Instruction]:
         """Begin a new membership with some of the deployments; what is unsaid about others is of no interest any more."""
         self._asked.forget()
-        released = [i for epoch in list(self.deployments) if epoch not in epochs for i in self._release(epoch, "reset")]
+        released, held = self._held.release_others(epochs), self._held.by_epoch
         of_kept = (RequestFailed, Recorded, Deployed)
-        unsaid = [m for m in self._unsaid if isinstance(m, WorkerLost) or (isinstance(m, of_kept) and m.epoch in self.deployments)]
+        unsaid = [m for m in self._unsaid if isinstance(m, WorkerLost) or (isinstance(m, of_kept) and m.epoch in held)]
         # Offered when it asked to join, and gone since.
-        gone = [DeploymentFailed(epoch, "the agent does not have it any more") for epoch in epochs if epoch not in self.deployments]
+        gone = [DeploymentFailed(epoch, "the agent does not have it any more") for epoch in epochs if epoch not in held]
         self._unsaid = deque((*unsaid, *gone), maxlen=MAX_UNSAID)
         return released
 
@@ -244,130 +226,31 @@ class AgentMachine:
         if now - self._spoke >= self.next_tick_s / 2:
             self._spoke = now
             done.append(Say(heartbeat) if self.state == "joined" else self._ask_to_join(now))
-        for epoch, deployment in self.deployments.items():
-            if deployment.tracker.state == "fetching" and now - deployment.heard > ASK_AGAIN_S:
-                deployment.heard = now
-                done.append(Say(WeightsMissing(epoch, tuple(sorted(deployment.missing)))))
-        return done
-
-    def _on_deploy(self, deploy: Deploy, now: float) -> list[Instruction]:
-        known = self.deployments.get(deploy.epoch)
-        if known is not None:
-            known.tracker.move("Deploy")
-            if known.tracker.state == "ready":
-                return [Say(Deployed(deploy.epoch, 0.0))]
-            # What is on its way is not asked for again: the coordinator would begin anew.
-            stalled = known.missing and now - known.heard > ASK_AGAIN_S
-            return [Say(WeightsMissing(deploy.epoch, tuple(sorted(known.missing))))] if stalled else []
-        evicted = self._evict()
-        tracker = Tracker(Role.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
-        self.deployments[deploy.epoch] = _Deployment(deploy, tracker, heard=now)
-        return [*evicted, *([_check(deploy)] if self._worker_ready else [])]
-
-    def _evict(self) -> list[Instruction]:
-        if len(self.deployments) < MAX_DEPLOYMENTS:
-            return []
-        epoch = next((e for e, d in self.deployments.items() if d.tracker.state == "ready"), None)
-        if epoch is None:
-            raise RemoteProtocolError(f"coordinator: {len(self.deployments)} deployments at once, the limit is {MAX_DEPLOYMENTS}")
-        return [*self._release(epoch, "evicted"), Say(DeploymentFailed(epoch, "evicted: the agent keeps no more deployments"))]
-
-    def _on_checked(self, event: WeightsChecked, now: float) -> list[Instruction]:
-        deployment = self.deployments.get(event.epoch)
-        if deployment is None:
-            return []
-        deployment.heard = now
-        if not event.missing:
-            deployment.tracker.move("weights complete")
-            return [Load(deployment.deploy)]
-        deployment.tracker.move("weights missing")
-        deployment.missing = set(event.missing)
-        return [Say(WeightsMissing(event.epoch, event.missing))]
-
-    def _on_weight(self, event: WeightArrived, now: float) -> list[Instruction]:
-        waiting = {epoch: d for epoch, d in self.deployments.items() if event.digest in d.missing}
-        done: list[Instruction] = []
-        if event.fault:
-            for epoch in waiting:
-                done += [*self._release(epoch, "broken weight"), Say(DeploymentFailed(epoch, event.fault))]
-            return done
-        done.append(Say(WeightStored(event.digest, event.received)))
-        for deployment in waiting.values():
-            deployment.heard = now
-            if event.complete:
-                deployment.missing.discard(event.digest)
-            if not deployment.missing:
-                deployment.tracker.move("weights complete")
-                done.append(Load(deployment.deploy))
-        return done
-
-    def _on_loaded(self, event: Loaded) -> list[Instruction]:
-        deployment = self.deployments.get(event.epoch)
-        if deployment is None:
-            # Released while it was loading: what was loaded goes again.
-            return [Unload(event.epoch)]
-        if event.fault:
-            return [*self._release(event.epoch, "load failed"), *self._say(DeploymentFailed(event.epoch, event.fault))]
-        deployment.tracker.move("loaded")
-        return self._say(Deployed(event.epoch, event.seconds))
-
-    # --- the worker -------------------------------------------------------------------------------------------------------------
-
-    def _on_worker_ready(self, now: float) -> list[Instruction]:
-        self._worker_ready = True
-        for deployment in self.deployments.values():
-            deployment.heard = now
-        # Deployments are loaded in the order they came: the oldest ones serve.
-        return [*self._asked.worker_ready(), *(_check(deployment.deploy) for deployment in self.deployments.values())]
+        return [*done, *self._held.ask_again(now)]
 
     def _on_worker_died(self, event: WorkerDied) -> list[Instruction]:
         self._worker_ready = False
         lost = WorkerLost(event.reason, event.epoch or event.loading, event.request, event.guilty)
-        done: list[Instruction] = [Log(event.reason), *self._say(lost)]
-        for epoch, deployment in list(self.deployments.items()):
-            if event.guilty and epoch == event.loading and deployment.tracker.state == "loading":
-                deployment.tracker.move("ended the worker")
-                del self.deployments[epoch]
-                done += self._say(DeploymentFailed(epoch, event.reason))
-            else:
-                deployment.tracker.move("worker lost")
-                deployment.missing = set()
-        for instruction in self._asked.worker_died(event.reason):
-            done += self._say(instruction.message) if isinstance(instruction, Say) else [instruction]
-        return done
+        return [Log(event.reason), Say(lost), *self._held.worker_died(event), *self._asked.worker_died(event.reason)]
 
     def _is_wanted(self, message: AgentMessage) -> bool:
         match message:
             case RequestFailed(epoch) | Recorded(epoch):
-                return epoch in self.deployments
+                return epoch in self._held.by_epoch
             case Measured() | LinksMeasured() | LinksTried():
                 return self._asked.answered(message)
             case _:
                 return True
 
-    def _say(self, message: AgentMessage) -> list[Instruction]:
-        """Say what happened, now or when a coordinator listens again."""
+    def _heard_or_kept(self, done: list[Instruction]) -> list[Instruction]:
+        """Return instructions without what nobody would hear; that is said when a coordinator listens again."""
         if self.state == "joined":
-            return [Say(message)]
-        self._unsaid.append(message)
-        return []
+            return done
+        self._unsaid.extend(instruction.message for instruction in done if isinstance(instruction, Say))
+        return [instruction for instruction in done if not isinstance(instruction, Say)]
 
     def _on_stop(self, reason: str) -> list[Instruction]:
         leaving: list[Instruction] = [Say(Leave(reason))] if self.state == "joined" else []
         if not self._tracker.over:
             self._tracker.move("stop")
-        return [*leaving, *self._release_all(), Quit("")]
-
-    def _release(self, epoch: int, event: str) -> list[Instruction]:
-        deployment = self.deployments.pop(epoch, None)
-        if deployment is None:
-            return []
-        deployment.tracker.move(event)
-        return [Unload(epoch)] if self._worker_ready else []
-
-    def _release_all(self) -> list[Instruction]:
-        return [instruction for epoch in list(self.deployments) for instruction in self._release(epoch, "reset")]
-
-
-def _check(deploy: Deploy) -> CheckWeights:
-    return CheckWeights(deploy.epoch, tuple({ref.digest: None for segment in deploy.segments for ref in segment.weights.values()}))
+        return [*leaving, *self._held.release_others(()), Quit("")]

@@ -124,6 +124,7 @@ class CoordinatorMachine:
                     return []
                 return self.standbys.planned(plan, event, now) if plan.is_standby else self.planning.planned(plan, event, now)
             case PlanFailed():
+                self.uploads.forget(event.gone)
                 plan = self._plan_of(event.job)
                 if plan is None:
                     return []
@@ -361,6 +362,9 @@ class CoordinatorMachine:
         standby = self.standbys.of(message.model, files)
         self.loading.touch(standby)
         plan = self.planning.find(message, standby)
+        for brought in (standby, plan):
+            # Its files were gone, and are here again.
+            brought.failed = {world: why for world, why in brought.failed.items() if why[0] is not Fault.UNKNOWN_MODEL}
         room = [*self.standbys.forget_oldest(), *self.planning.forget_oldest()]
         return [*saved, *room, *self.requests.prepare(caller, plan, now, wait=message.wait)]
 

@@ -48,7 +48,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class ChunkWritten:
-    """Answer to `WriteChunk`: the file is here up to `received`; a `fault` says that it is not what it claims."""
+    """Answer to `WriteChunk`: the file is here up to `received`; a `fault` says that it is not what it claims.
+
+    The files of the digests `gone` made room for it.
+    """
 
     identity: Identity
     call: int
@@ -56,6 +59,7 @@ class ChunkWritten:
     received: int
     complete: bool
     fault: str = ""
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """Answer to `StartPlanning` and `StartStandby`: there is no plan."""
+    """Answer to `StartPlanning` and `StartStandby`: there is no plan. The files of the digests `gone` were stored, and are not any more."""
 
     job: int
     fault: Fault
     reason: str
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class Requests:
         """Load what was planned; what a model does to workers is found out on one of them before it is loaded on all."""
         if not any(variant.tracker.state in {"waiting", "loading"} for variant in plan.variants):
             return []
-        standby = plan.standby
+        standby = plan.helper
         if standby is None or standby.is_proven or not self._can_answer(standby):
             return [*self.loading.advance(plan, now), *self.planning.progress(plan)]
         return self.synthetic.prove(standby, plan, now)
@@ -184,7 +184,7 @@ class Requests:
         if mine and len(request.lost) < MAX_DEATHS:
             queue = plan.policy.choose([variant.queue for variant in mine], now)
             return next((variant for variant in mine if variant.queue is queue), None)
-        standby = () if plan.standby is None else plan.standby.open_variants
+        standby = () if plan.helper is None else plan.helper.open_variants
         copies = [v for v in standby if v.queue.has_room and self._may_take(v, request)]
         if request.blamed:
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
@@ -203,15 +203,16 @@ class Requests:
 
     def _refuse_hopeless(self, plan: Plan) -> list[Instruction]:
         """Answer the requests that nothing will ever run."""
-        standby = plan.standby
+        standby = plan.helper
         if not self.members.by_name:
             return [] if self.members.saw_agents else self._refuse_waiting(plan, Fault.UNAVAILABLE, NO_AGENT)
         will_be_planned = plan.job is not None or plan.variants or not plan.failed
-        if (will_be_planned and not plan.quarantine) or standby is None or self._can_answer(standby):
+        if (will_be_planned and not plan.quarantine) or (standby is not None and self._can_answer(standby)):
             return []
-        if why := plan.quarantine or standby.quarantine:
+        if why := plan.quarantine or ("" if standby is None else standby.quarantine):
             return self._refuse_waiting(plan, Fault.EXECUTION, why)
-        return self._refuse_waiting(plan, *next(iter((standby.failed or plan.failed).values())))
+        reasons = {} if standby is None else standby.failed
+        return self._refuse_waiting(plan, *next(iter((reasons or plan.failed).values())))
 
     def _start(self, request: Request, variant: Variant, now: float) -> Instruction:
         request.tracker.move("variant free")

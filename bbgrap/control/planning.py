@@ -133,7 +133,7 @@ class Planning:
             return True
         if now - plan.asked > IN_USE_S or not plan.requests:
             return False
-        if plan.standby is not None and (plan.standby.failed or plan.standby.quarantine):
+        if plan.helper is None or plan.helper.failed or plan.helper.quarantine:
             return True
         first = plan.standby is None or all(other is plan or not other.variants for other in self.of_model(plan.standby))
         return plan.requests >= EARNED or first or bool(plan.variants)

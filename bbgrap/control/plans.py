@@ -158,6 +158,12 @@ class Plan:
         return self.options is None
 
     @property
+    def helper(self) -> Plan | None:
+        """The standby if it answers what this plan answers: not where a client gives inputs instead of weights."""
+        known = () if self.standby is None else self.standby.planned
+        return None if known and len(known[0].artifacts.host.feeds) != len(self.shapes) else self.standby
+
+    @property
     def is_stream(self) -> bool:
         """Whether what counts is how many requests are done, not how soon one is."""
         return self.options is not None and self.options.objective == "throughput"
@@ -200,7 +206,7 @@ class Plan:
 
     def prepared(self, call: int) -> ModelPrepared:
         """Return the answer to `PrepareModel`: who serves now."""
-        source = self if self.serving else self.standby if self.standby is not None and self.standby.serving else None
+        source = self if self.serving else self.helper if self.helper is not None and self.helper.serving else None
         if source is None:
             return ModelPrepared(call, self.key, 0, (), json.dumps({**self._about(), "serving": "nobody yet"}))
         names = tuple(name for name, _ in source.serving[0].nodes)

@@ -1,12 +1,13 @@
 """Clients bring models.
 
-Laws: a file is stored under its digest and used only when it is complete.
+Laws: a file is stored under its digest and used only when it is complete; what one client says of a file changes nothing for another.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from bbgrap.control.coordinator_events import ChunkWritten, Identity, Instruction, ToClient, WriteChunk
 from bbgrap.protocol.client_messages import (
@@ -19,8 +20,20 @@ from bbgrap.protocol.client_messages import (
     OfferModel,
 )
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
 MAX_OFFERS = 256
 """Models whose lists of files are remembered; the least recently offered one makes room, and is simply offered again."""
+
+MAX_CLIENTS = 1024
+"""Clients whose offered files are remembered; the least recently heard one makes room, and simply offers again."""
+
+MAX_FILES = 10_000
+"""Files of a model: exporters that write one per weight make some thousand."""
+
+MAX_MODEL_BYTES = 64 << 30
+"""All files of a model together. Chosen: above any model that fits the machines this is for."""
 
 
 def offer_digest(files: Iterable[ModelFile]) -> str:
@@ -31,48 +44,82 @@ def offer_digest(files: Iterable[ModelFile]) -> str:
 class Uploads:
     """What models are here.
 
-    Invariants: `stored` are the digests and sizes of complete files.
+    Invariants: `stored` are the digests and sizes of complete files; `_sizes` has up to `MAX_CLIENTS` clients with `MAX_FILES` files each.
     """
 
     def __init__(self, stored: dict[str, int], models: Mapping[str, tuple[ModelFile, ...]]) -> None:
         """Start with the files and models kept from earlier."""
         self.stored = stored
         self._offers = dict(models)
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[Identity, dict[str, int]] = {}
 
     def offer(self, identity: Identity, message: OfferModel) -> list[Instruction]:
         """Answer which files are missing."""
+        refused = self._fault_of(message)
+        if refused is not None:
+            fault, reason = refused
+            return [ToClient(identity, Failed(message.call, fault, f"model: {reason}"))]
+        _put_last(self._offers, message.model, message.files, MAX_OFFERS)
+        missing = tuple(dict.fromkeys(file.digest for file in message.files if file.digest not in self.stored))
+        if missing:
+            sizes = self._sizes.get(identity, {})
+            for file in message.files:
+                if file.digest not in self.stored:
+                    _put_last(sizes, file.digest, file.size, MAX_FILES)
+            _put_last(self._sizes, identity, sizes, MAX_CLIENTS)
+        return [ToClient(identity, ModelMissing(message.call, missing))]
+
+    def _fault_of(self, message: OfferModel) -> tuple[Fault, str] | None:
+        """Return what is wrong with an offer; None if nothing is."""
         names = [file.name for file in message.files]
         if offer_digest(message.files) != message.model or not names or len(set(names)) < len(names):
-            reason = "model: its digest is not that of its files, or a file name is used twice"
-            return [ToClient(identity, Failed(message.call, Fault.PROTOCOL, reason))]
-        self._offers.pop(message.model, None)
-        self._offers[message.model] = message.files
-        while len(self._offers) > MAX_OFFERS:
-            del self._offers[next(iter(self._offers))]
-        missing = tuple(dict.fromkeys(file.digest for file in message.files if file.digest not in self.stored))
-        self._sizes.update({file.digest: file.size for file in message.files if file.digest in missing})
-        return [ToClient(identity, ModelMissing(message.call, missing))]
+            return Fault.PROTOCOL, "its digest is not that of its files, or a file name is used twice"
+        sizes: dict[str, int] = {}
+        for file in message.files:
+            known = self.stored.get(file.digest, sizes.setdefault(file.digest, file.size))
+            if known != file.size:
+                return Fault.PROTOCOL, f"file '{file.name}' has {known} bytes by its digest, not {file.size}"
+        total = sum(file.size for file in message.files)
+        if total > MAX_MODEL_BYTES or len(names) > MAX_FILES:
+            return Fault.MODEL, f"it has {total} bytes in {len(names)} files; a cluster takes {MAX_MODEL_BYTES} in {MAX_FILES}"
+        return None
 
     def chunk(self, identity: Identity, message: ModelChunk) -> list[Instruction]:
         """Store a piece of an offered file."""
         if message.digest in self.stored:
             return [ToClient(identity, ModelStored(message.call, self.stored[message.digest], complete=True))]
-        size = self._sizes.get(message.digest)
+        size = self._sizes.get(identity, {}).get(message.digest)
         if size is None or not message.payload:
             return [ToClient(identity, Failed(message.call, Fault.UNKNOWN_MODEL, "model: the file was not offered"))]
         return [WriteChunk(identity, message, size)]
 
     def written(self, event: ChunkWritten) -> list[Instruction]:
         """Acknowledge a piece."""
+        self.forget(event.gone)
         if event.fault:
             return [ToClient(event.identity, Failed(event.call, Fault.MODEL, event.fault))]
         if event.complete:
             self.stored[event.digest] = event.received
-            self._sizes.pop(event.digest, None)
+            sizes = self._sizes.get(event.identity, {})
+            sizes.pop(event.digest, None)
+            if not sizes:
+                self._sizes.pop(event.identity, None)
         return [ToClient(event.identity, ModelStored(event.call, event.received, event.complete))]
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Note that files are not stored any more: whoever needs them brings them again."""
+        for digest in digests:
+            self.stored.pop(digest, None)
 
     def files_of(self, model: str) -> tuple[ModelFile, ...] | None:
         """Return the files of a model that is here completely."""
         files = self._offers.get(model)
-        return files if files is not None and all(file.digest in self.stored for file in files) else None
+        return files if files is not None and all(self.stored.get(file.digest) == file.size for file in files) else None
+
+
+def _put_last(entries: dict[_K, _V], key: _K, value: _V, most: int) -> None:
+    """Make an entry the latest one, and drop the oldest beyond the limit."""
+    entries.pop(key, None)
+    entries[key] = value
+    while len(entries) > most:
+        del entries[next(iter(entries))]

@@ -19,7 +19,7 @@ from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
 from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_io import ModelFile, normalize_opset, parse_model, read_model, with_input_shapes
+from bbgrap.graph.onnx_io import ModelFile, as_model_error, normalize_opset, parse_model, read_model, with_input_shapes
 from bbgrap.graph.types import Array, Graph
 
 _OUTSIDE_BYTES = 1024
@@ -42,6 +42,11 @@ def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         InputError: if the shapes do not fit the model's inputs.
     """
     model = read_model(path)
+    with as_model_error(f"model '{path}'"):
+        return _loaded(model, path, shapes)
+
+
+def _loaded(model: ModelFile, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     given = with_input_shapes(model, shapes)
     try:
         return typed_graph(_folded(given))

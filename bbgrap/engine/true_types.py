@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import onnxruntime as ort
@@ -30,6 +31,12 @@ POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool", "Nh
 
 DOUBTED = POOLS | {"ConvTranspose", "PRelu", "Resize", "Upsample"}
 """Operators of which onnxruntime makes other shapes than onnx infers, in some cases; found by comparing thousands of random models."""
+
+MOST_BYTES = 1 << 30
+"""Of the operands and results of a node that runs alone; what onnx infers is believed of larger ones. Chosen: an image of 8192 x 8192 with
+three channels takes 0.8 GB."""
+MOST_WORK = 1 << 33
+"""Elements times those of a window. Chosen: about ten seconds of one core."""
 
 _Shapes = dict[tuple[object, ...], tuple[tuple[int, ...], ...] | None]
 """Shapes that a node made, by what decides about them; None where it could not be run alone."""
@@ -142,7 +149,7 @@ def _made_shapes(graph: Graph, node: Node, table: _Shapes) -> tuple[tuple[int, .
         tuple(alone.types[name].shape for name in alone.inputs),
     )
     if key not in table:
-        table[key] = _run(alone)
+        table[key] = _run(alone) if _is_light(graph, node, alone) else None
     made = table[key]
     kinds = [graph.types[name] for name in node.outputs if name]
     if made is None:
@@ -150,6 +157,19 @@ def _made_shapes(graph: Graph, node: Node, table: _Shapes) -> tuple[tuple[int, .
     kept = _irrelevant_axes(graph, node)
     shapes = zip((kind.known_shape for kind in kinds), made, strict=True)
     return tuple(tuple(old[axis] if axis in kept else size for axis, size in enumerate(new)) for old, new in shapes)
+
+
+def _is_light(graph: Graph, node: Node, alone: Graph) -> bool:
+    """Whether a node alone takes little memory and time; a file of a hundred bytes can ask for any of both."""
+    small = _irrelevant_axes(graph, node)
+    sizes = [alone.types[name].known_shape for name in alone.inputs]
+    sizes += [tuple(1 if axis in small else size for axis, size in enumerate(graph.types[n].known_shape)) for n in node.outputs if n]
+    window = node.attributes.get("kernel_shape", ())
+    extents = tuple(extent for extent in window if isinstance(extent, int)) if isinstance(window, tuple) else ()
+    if node.op == "ConvTranspose":
+        extents = graph.types[node.inputs[1]].known_shape[2:]
+    elements = sum(map(prod, sizes))
+    return 4 * elements <= MOST_BYTES and elements * prod(extents) <= MOST_WORK
 
 
 def _irrelevant_axes(graph: Graph, node: Node) -> frozenset[int]:

@@ -20,11 +20,12 @@ from onnx import AttributeProto, GraphProto, NodeProto
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import lower, unique_name
+from bbgrap.graph.onnx_limits import dtype_of
 from bbgrap.graph.onnx_read import (
     ModelFile,
     ModelInput,
     array_of,
-    dtype_of,
+    as_model_error,
     is_external,
     parse_model,
     read_model,
@@ -41,6 +42,7 @@ __all__ = [
     "ModelFile",
     "ModelInput",
     "Written",
+    "as_model_error",
     "normalize_opset",
     "parse_model",
     "read_model",
@@ -54,6 +56,11 @@ __all__ = [
 
 _VARIADIC_OUTPUTS = frozenset({"Split", "If", "Loop", "Scan", "SplitToSequence"})
 """Operators that count their outputs: one that is left out gets a name, so that the number stays."""
+
+
+MAX_VALUE_BYTES = 1 << 40
+"""A value whose size is known. Chosen: no machine this is for holds as much. What a request's input sizes is known to the run alone: there
+the memory of the agent's worker is the limit."""
 
 
 def weights_of(model: ModelFile) -> dict[str, Weight]:
@@ -100,10 +107,18 @@ def to_graph(
     inputs, outputs = (tuple(item.name for item in side) for side in (model.inputs, model.outputs))
     draft = Graph(model.name, tuple(nodes), inputs, outputs, weights, known, _used_opsets(model), proto.ir_version, hides_sizes)
     graph = lower(draft)
-    faults = check_graph(graph)
+    faults = (*check_graph(graph), *_too_large(graph))
     if faults:
         raise ModelError(f"model '{model.name}': it cannot be represented: {'; '.join(faults)}")
     return graph
+
+
+def _too_large(graph: Graph) -> list[str]:
+    return [
+        f"value '{name}': {kind} takes more than {MAX_VALUE_BYTES} bytes"
+        for name, kind in graph.types.items()
+        if kind.nbytes > MAX_VALUE_BYTES
+    ]
 
 
 def _check_interface(model: ModelFile) -> None:

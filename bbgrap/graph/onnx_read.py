@@ -7,7 +7,9 @@ checker says against a model is only noted, in `ModelFile.fault`. One of the fil
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -17,9 +19,11 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx.shape_inference
+from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped,unused-ignore]
 from onnx import TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_limits import check_limits, check_nodes, check_shared, dtype_of, sparse_tensors
 from bbgrap.graph.onnx_tidy import drop_unread, graphs_of, make_dense, sort_nodes
 from bbgrap.graph.types import STORABLE, Array, DType
 
@@ -29,6 +33,20 @@ per axis), and onnxruntime's optimiser and ONNX's shape inference look only at w
 
 LEAST_IR_VERSION = 8
 """The least IR version that is written: since version 4, weights need not be graph inputs."""
+
+BROKEN = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+    RuntimeError,
+    OSError,
+    ProtobufError,
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+)
+"""What onnx, protobuf and numpy raise over models that are broken, by accident or on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,28 +104,47 @@ def read_model(path: Path) -> ModelFile:
     """
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"model '{path}': cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model '{path}': cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
         proto = onnx.ModelProto.FromString(data)
-    except Exception:  # protobuf's DecodeError; that package ships no types
+    except (ProtobufError, MemoryError):
         raise ModelError(f"model '{path}': it is not an ONNX file, or it is cut short") from None
     if not proto.ir_version or not proto.graph.node:
         raise ModelError(f"model '{path}': it is not an ONNX file, or it has no nodes")
     _check_versions(path, proto)
-    files = _check_external_files(path, proto)
+    try:
+        check_limits(proto)
+        files = _check_external_files(path, proto)
+    except ModelError as error:
+        raise ModelError(f"model '{path}': {error}") from None
     fault = _fault(path)
     try:
+        if proto.functions:
+            proto = onnx.inliner.inline_local_functions(proto)
+        check_nodes(proto.graph)
         return replace(_handle(path.stem, proto, path.parent), files=files, fault=fault)
-    except (ValueError, TypeError, KeyError, RuntimeError, onnx.checker.ValidationError) as error:  # a broken tensor, function or graph
-        raise ModelError(f"model '{path}': the ONNX checker rejects it: {fault or _first_line(error)}") from None
+    except ModelError as error:
+        raise ModelError(f"model '{path}': {error}") from None
+    except BROKEN as error:
+        said = f"{_first_line(error)}; the ONNX checker rejects it: {fault}" if fault else f"it is broken: {_first_line(error)}"
+        raise ModelError(f"model '{path}': {said}") from None
+
+
+@contextmanager
+def as_model_error(who: str) -> Iterator[None]:
+    """Let what libraries raise over a broken model be a `ModelError`; what it comes from is its cause."""
+    try:
+        yield
+    except BROKEN as error:
+        raise ModelError(f"{who}: it is broken: {type(error).__name__}: {_first_line(error)}") from error
 
 
 def _fault(path: Path) -> str:
     """Return what the ONNX checker says against a model; nothing about shapes: there onnxruntime has the last word."""
     try:
         onnx.checker.check_model(path)
-    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
+    except BROKEN as error:
         return _first_line(error)
     return ""
 
@@ -115,11 +152,6 @@ def _fault(path: Path) -> str:
 def parse_model(data: bytes, directory: Path, name: str) -> ModelFile:
     """Make a handle of a model that onnxruntime has just written, unchecked; `directory` holds the weights that it left out."""
     return _handle(name, onnx.ModelProto.FromString(data), directory)
-
-
-def dtype_of(code: int) -> DType:
-    """Return the element type of an ONNX type code; `OTHER` if it is none that can leave its machine."""
-    return DType(code) if code in DType._value2member_map_ else DType.OTHER
 
 
 def standard_domain(domain: str) -> str:
@@ -151,8 +183,6 @@ def is_external(tensor: TensorProto) -> bool:
 
 
 def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> ModelFile:
-    if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
     for tensor in _inner_tensors(proto.graph):
         _load(tensor, directory)
     for graph in graphs_of(proto.graph):
@@ -193,8 +223,15 @@ def _with_inferred(proto: onnx.ModelProto, outputs: tuple[ModelInput, ...]) -> t
 
 
 def _load(tensor: TensorProto, directory: Path) -> None:
-    if is_external(tensor):
-        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(directory))
+    if not is_external(tensor):
+        return
+    file, offset, length = _location(tensor, directory)
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        content = stream.read(length) if length else stream.read()
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.DEFAULT
+    tensor.raw_data = content
 
 
 def describe(name: str, proto: onnx.ModelProto, weights: Mapping[str, Array]) -> ModelFile:
@@ -240,34 +277,61 @@ def _check_external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]
     files: set[str] = set()
     functions = [onnx.GraphProto(node=function.node) for function in proto.functions]
     tensors = [t for graph in (proto.graph, *functions) for t in (*graph.initializer, *_inner_tensors(graph), *_sparse_parts(graph))]
-    for tensor in tensors:
-        if is_external(tensor):
-            file, offset, length = _location(tensor, path.parent)
-            if file.stat().st_size < offset + length:
-                raise ModelError(f"model '{path}': weight '{tensor.name}' reaches beyond the end of '{file.name}': it is cut short")
+    used: Counter[str] = Counter()
+    sizes: dict[str, int] = {}  # a file is looked at once, however many weights are in it
+    for tensor in filter(is_external, tensors):
+        location, offset, length = _place(tensor)
+        if location not in sizes:
+            file = _file_at(location, path.parent, f"weight '{tensor.name}'")
+            if file.samefile(path):
+                raise ModelError(f"weight '{tensor.name}': its file '{file.name}' is the model itself: refused")
+            sizes[location] = file.stat().st_size
             files.add(str(file.relative_to(path.parent)))
+        if sizes[location] < offset + length:
+            raise ModelError(f"weight '{tensor.name}' reaches beyond the end of '{location}': it is cut short")
+        used[location] += length
+    check_shared((location, taken, sizes[location]) for location, taken in used.items())
     return tuple(sorted(files))
 
 
 def _location(tensor: TensorProto, directory: Path) -> tuple[Path, int, int]:
-    """Return the file that holds a tensor, and offset and length in it, in bytes."""
+    """Return the file that holds a tensor, and offset and length in it, in bytes; length 0: up to its end."""
+    location, offset, length = _place(tensor)
+    return _file_at(location, directory, f"weight '{tensor.name}'"), offset, length
+
+
+def _place(tensor: TensorProto) -> tuple[str, int, int]:
+    """Return what a tensor says of where it is: location, offset and length in bytes, 0 where it does not say how long."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = Path(entries.get("location", ""))
-    who = f"weight '{tensor.name}': its file '{location}'"
-    if location.is_absolute() or ".." in location.parts or not location.parts:
-        raise ModelError(f"{who} is not a path inside the model's directory: refused")
-    file = directory / location
-    if not file.resolve().is_relative_to(directory.resolve()):
-        raise ModelError(f"{who} is a link that leads out of the model's directory: refused; put the file itself there")
-    if not file.is_file():
-        raise ModelError(f"{who} is missing; it must lie beside the model")
+    location = entries.get("location", "")
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
     except ValueError:
         offset = length = -1
     if offset < 0 or length < 0:
-        raise ModelError(f"{who}: offset and length must be whole numbers")
-    return file, offset, length or prod(tensor.dims) * dtype_of(tensor.data_type).itemsize
+        raise ModelError(f"weight '{tensor.name}': its file '{location[:200]}': offset and length must be whole numbers")
+    taken = prod(tensor.dims) * dtype_of(tensor.data_type).itemsize
+    if length and taken and length != taken:
+        raise ModelError(f"weight '{tensor.name}': its shape {list(tensor.dims)} takes {taken} bytes, but it has {length} in '{location}'")
+    return location, offset, length or taken
+
+
+def _file_at(location: str, directory: Path, who: str) -> Path:
+    """Return the file beside a model that has a name; it is there, and inside the directory."""
+    who = f"{who}: its file '{location[:200]}'"
+    relative = Path(location)
+    if relative.is_absolute() or ".." in relative.parts or not relative.parts:
+        raise ModelError(f"{who} is not a path inside the model's directory: refused")
+    file = directory / relative
+    try:
+        inside, there = file.resolve().is_relative_to(directory.resolve()), file.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a zero byte, or links in a circle
+        raise ModelError(f"{who} has no name that a file can have: {getattr(error, 'strerror', None) or error}") from None
+    if not inside:
+        raise ModelError(f"{who} is a link that leads out of the model's directory: refused; put the file itself there")
+    if not there:
+        raise ModelError(f"{who} is missing; it must lie beside the model")
+    return file
 
 
 def _mapped(tensor: TensorProto, directory: Path) -> Array:
@@ -291,8 +355,7 @@ def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
 def _sparse_parts(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     """Yield the tensors that sparse weights consist of."""
     for body in graphs_of(graph):
-        attributes = [a.sparse_tensor for node in body.node for a in node.attribute if a.HasField("sparse_tensor")]
-        for sparse in (*body.sparse_initializer, *attributes):
+        for sparse in sparse_tensors(body):
             yield from (sparse.values, sparse.indices)
 
 

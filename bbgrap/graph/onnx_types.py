@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper
 
-from bbgrap.graph.onnx_read import dtype_of
+from bbgrap.graph.onnx_limits import dtype_of
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 
 UNKNOWN = TensorType(DType.OTHER, None)

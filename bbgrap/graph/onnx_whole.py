@@ -9,7 +9,8 @@ import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_read import INLINE_BYTES, ModelFile, array_of, detach, dtype_of
+from bbgrap.graph.onnx_limits import dtype_of
+from bbgrap.graph.onnx_read import INLINE_BYTES, ModelFile, array_of, detach
 from bbgrap.graph.types import STORABLE, Array, DType
 
 

@@ -2,7 +2,8 @@
 
     frame 0: msgpack [version, message name, [field, field, ...]]      frames 1, 2, ...: the payload field, if the message has one
 
-Laws: `decode(encode(m)) == m`; `decode` raises nothing but `RemoteProtocolError`, whatever the bytes. The schema is in `schema`.
+Laws: `decode(encode(m)) == m`; `decode` raises nothing but `RemoteProtocolError`, whatever the bytes; what it makes of bytes that are no
+message takes at most `growth` times as much memory as they do, and 64 KiB. The schema is in `schema`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import msgpack
 
 from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
-from bbgrap.protocol.limits import MAX_HEADER_BYTES, Payload
+from bbgrap.protocol.growth import check_growth
+from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, Payload
 from bbgrap.protocol.messages import PROTOCOL_VERSION, AgentCommand, AgentMessage, BytesLike
 from bbgrap.protocol.schema import SchemaError, build, payload_of, plain_form, schema_of
 
@@ -27,8 +29,9 @@ class Codec(Generic[M]):
     Invariants: messages of another direction are as wrong as random bytes.
     """
 
-    def __init__(self, *kinds: type[M]) -> None:
-        """Take the classes of the direction's union."""
+    def __init__(self, *kinds: type[M], growth: int = 16) -> None:
+        """Take the classes of the direction's union; their plain values take at most `growth` times the bytes of a message."""
+        self._growth = growth
         self._kinds: dict[str, type[Any]] = {kind.__name__: kind for kind in kinds}
         self._payloads = {name: payload_of(kind) for name, kind in self._kinds.items()}
 
@@ -49,7 +52,13 @@ class Codec(Generic[M]):
             raise LocalProtocolError(f"message {kind.__name__}: it cannot be encoded: {error}") from error
         if len(header) > MAX_HEADER_BYTES:
             raise LocalProtocolError(f"message {kind.__name__}: {len(header)} bytes exceed the limit of {MAX_HEADER_BYTES}")
-        return [header, *(getattr(message, payload[0]) if payload else ())]
+        frames: list[BytesLike] = [header, *(getattr(message, payload[0]) if payload else ())]
+        if len(frames) > 1 + MAX_PAYLOAD_FRAMES or sum(map(len, frames)) > MAX_MESSAGE_BYTES:
+            raise LocalProtocolError(
+                f"message {kind.__name__}: {sum(map(len, frames))} bytes in {len(frames) - 1} tensors exceed the limits of "
+                f"{MAX_MESSAGE_BYTES} bytes and {MAX_PAYLOAD_FRAMES} tensors"
+            )
+        return frames
 
     def decode(self, frames: Sequence[BytesLike]) -> M:
         """Return the message of some frames.
@@ -68,8 +77,15 @@ class Codec(Generic[M]):
 
     def _decode(self, frames: Sequence[BytesLike]) -> M:
         if not frames or len(frames[0]) > MAX_HEADER_BYTES:
-            raise SchemaError(f"expected a header of 1 to {MAX_HEADER_BYTES} bytes")
-        match msgpack.unpackb(frames[0], raw=False, use_list=False, strict_map_key=True):
+            limits = f"at most {1 + MAX_PAYLOAD_FRAMES} frames and {MAX_MESSAGE_BYTES} bytes in all"
+            raise SchemaError(f"expected a header of 1 to {MAX_HEADER_BYTES} bytes, {limits}")
+        check_growth(frames[0], self._growth)
+        most = len(frames[0])
+        # No extensions: they are of no use here.
+        plain = msgpack.unpackb(
+            frames[0], raw=False, use_list=False, strict_map_key=True, max_array_len=most, max_map_len=most // 2, max_ext_len=0
+        )
+        match plain:
             case (int(version), str(name), tuple(body)):
                 pass
             case _:
@@ -97,5 +113,6 @@ def _check_payload(limit: Payload, frames: Sequence[BytesLike]) -> None:
 
 
 TO_COORDINATOR: Codec[AgentMessage | ClientMessage] = Codec(*get_args(AgentMessage), *get_args(ClientMessage))
-TO_AGENT: Codec[AgentCommand] = Codec(*get_args(AgentCommand))
+TO_AGENT: Codec[AgentCommand] = Codec(*get_args(AgentCommand), growth=48)
+"""Schedules are lists of short lists: 4 bytes of a region become 150."""
 TO_CLIENT: Codec[ClientAnswer] = Codec(*get_args(ClientAnswer))

@@ -15,6 +15,10 @@ MAX_CHUNK_BYTES = 4 << 20
 """A piece of a model or weight: short enough (34 ms at 1 Gb/s) for heartbeats between two of them."""
 MAX_TENSOR_BYTES = 1 << 30
 """An input or output of a request, or a message of the data plane."""
+MAX_PAYLOAD_FRAMES = 1024
+"""Inputs or outputs of a request."""
+MAX_MESSAGE_BYTES = 4 << 30
+"""A control message with all its payload. Chosen: four of the largest tensors."""
 MAX_TEXT_BYTES = 64 << 10
 """Any other string."""
 MAX_REPORT_BYTES = 48 << 20

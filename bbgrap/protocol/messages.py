@@ -18,6 +18,7 @@ from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.protocol.limits import (
     MAX_CHUNK_BYTES,
+    MAX_PAYLOAD_FRAMES,
     MAX_TENSOR_BYTES,
     Digest,
     Name,
@@ -31,7 +32,7 @@ PROTOCOL_VERSION = 5
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
-Tensors = Annotated[tuple[BytesLike, ...], Payload(frames=1024, frame_bytes=MAX_TENSOR_BYTES)]
+Tensors = Annotated[tuple[BytesLike, ...], Payload(frames=MAX_PAYLOAD_FRAMES, frame_bytes=MAX_TENSOR_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,13 @@ import numpy as np
 
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
+from bbgrap.protocol.growth import check_growth
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import BytesLike, TensorHeader
 from bbgrap.runtime.schedule import Schedule
+
+_STRINGS_GROWTH = 40
+"""A text of two letters takes 3 bytes, and 72 as one of Python's."""
 
 Inputs = tuple[tuple[TensorHeader, ...], tuple[BytesLike, ...]]
 """The inputs of a request, and their contents."""
@@ -59,11 +63,15 @@ def decode_array(dtype: DType, shape: tuple[int, ...], content: BytesLike) -> Ar
 
 
 def _decode_strings(shape: tuple[int, ...], content: BytesLike) -> Array:
+    count = prod(shape)
+    if count > len(content):
+        raise RemoteProtocolError(f"strings {list(shape)}: they are not in these {len(content)} bytes")
     try:
-        texts = msgpack.unpackb(content)
+        check_growth(content, _STRINGS_GROWTH)
+        texts = msgpack.unpackb(content, use_list=False, max_array_len=count, max_map_len=0, max_ext_len=0)
     except (ValueError, RecursionError, MemoryError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(f"strings {list(shape)}: {error}") from error
-    if not isinstance(texts, list) or len(texts) != prod(shape) or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, tuple) or len(texts) != count or not all(isinstance(text, str) for text in texts):
         raise RemoteProtocolError(f"strings {list(shape)}: they are not in these {len(content)} bytes")
     array: Array = np.empty(len(texts), object)
     array[:] = texts

@@ -26,6 +26,10 @@ from bbgrap.protocol.tensors import decode_array, encode_array
 MAX_DEPTH = 8
 """Values inside values; ONNX has types of three levels at most (an optional sequence of maps)."""
 
+MAX_CONTAINERS = 1 << 20
+"""Lists and maps in a value; beyond, one in so many bytes: an empty map is one byte, and 72 in memory."""
+_LEAST_BYTES = 8
+
 _TENSOR = 1
 _BITS = {16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2}
 """Bits of an element, by ONNX's codes of the types that numpy lacks: bfloat16, float8, and integers and floats of 4 and 2 bits."""
@@ -76,8 +80,9 @@ def unpack_value(packed: Array | BytesLike) -> Value:
         RemoteProtocolError: if it made no such bytes.
     """
     content = encode_array(packed) if isinstance(packed, np.ndarray) else packed
+    budget = _Budget(max(MAX_CONTAINERS, len(content) // _LEAST_BYTES))
     try:
-        value = msgpack.unpackb(content, ext_hook=_tensor, object_pairs_hook=_map, strict_map_key=False)
+        value = msgpack.unpackb(content, ext_hook=_tensor, list_hook=budget.counted, object_pairs_hook=budget.map, strict_map_key=False)
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(f"packed value: {type(error).__name__}: {str(error)[:200]}") from error
     fault = _fault(value, MAX_DEPTH)
@@ -138,9 +143,23 @@ def _tensor(kind: int, packed: bytes) -> Array | Numbers:
     return decode_array(dtype, tuple(shape), packed[start:])
 
 
-def _map(pairs: list[tuple[object, object]]) -> dict[object, object]:
-    """Return a map of which no key is there twice."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise RemoteProtocolError("packed map: a key is there twice")
-    return made
+class _Budget:
+    """How many lists and maps more a value may have."""
+
+    def __init__(self, containers: int) -> None:
+        self._left = containers
+
+    def counted(self, items: list[object]) -> list[object]:
+        """Count a list."""
+        self._left -= 1
+        if self._left < 0:
+            raise RemoteProtocolError("packed value: it has more lists and maps than values of its size have")
+        return items
+
+    def map(self, pairs: list[tuple[object, object]]) -> dict[object, object]:
+        """Count a map, and return it; no key is there twice."""
+        self.counted([])
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            raise RemoteProtocolError("packed map: a key is there twice")
+        return made

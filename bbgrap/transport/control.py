@@ -3,6 +3,10 @@
 A message is the frames that `bbgrap.protocol.codec` makes. A client on the coordinator's machine can have a shared-memory channel besides,
 which takes what fits (`bbgrap.transport.channel`). Laws: sending never waits; a peer that breaks the framing or the size limit loses its
 connection, nothing else; a socket belongs to one thread at a time.
+
+What remains: libzmq bounds a frame (`maxmsgsize`) and the number of whole messages (`rcvhwm`), but not the frames of a message that is not
+whole yet. It keeps them out of our sight, so a peer that never ends a message can make it take memory, until its connection breaks. Whole
+messages beyond `MAX_PAYLOAD_FRAMES` or `MAX_MESSAGE_BYTES` are forgotten here, frame by frame.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Self
 import zmq
 
 from bbgrap.errors import ClusterUnavailableError, RemoteProtocolError, UsageError
-from bbgrap.protocol.limits import MAX_TENSOR_BYTES
+from bbgrap.protocol.limits import MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.channel import Channel, open_channel
 from bbgrap.transport.channels import Channels
@@ -55,12 +59,20 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[BytesLike]) -> bool:
     return True
 
 
-def receive_frames(socket: zmq.Socket[bytes]) -> list[BytesLike] | None:
-    """Take a waiting multipart message without copying it, or None."""
+def receive_frames(socket: zmq.Socket[bytes], route: int = 0) -> list[BytesLike] | None:
+    """Take a waiting multipart message without copying it, or None; of one that is too large, only its first `route` frames."""
     try:
-        frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
+        frame = socket.recv(zmq.DONTWAIT, copy=False)
     except zmq.Again:
         return None
+    frames, total, count = [frame], len(frame), 1
+    while frame.more:  # they are all there: ZeroMQ delivers whole messages only
+        frame = socket.recv(copy=False)
+        total, count = total + len(frame), count + 1
+        if total > MAX_MESSAGE_BYTES or count > route + 1 + MAX_PAYLOAD_FRAMES:
+            del frames[route:]
+        else:
+            frames.append(frame)
     return [frame.buffer for frame in frames]
 
 
@@ -110,7 +122,7 @@ class ControlServer:
         return self._receive() or self.channels.receive()
 
     def _receive(self) -> tuple[bytes, list[BytesLike]] | None:
-        frames = receive_frames(self.socket)
+        frames = receive_frames(self.socket, route=1)
         return None if frames is None else (bytes(frames[0]), frames[1:])
 
     def close(self) -> None:

@@ -54,6 +54,8 @@ class Reader:
         """Start at the beginning of a stream."""
         self.spoke = False
         """Whether the stream began as one of this protocol."""
+        self.useful = False
+        """Whether there was a whole message in it, or a large one that was admitted: anybody can greet."""
         self._begun = b""
         self._header = b""
         self._payload: memoryview | None = None
@@ -78,7 +80,7 @@ class Reader:
         self._filled += count
         if self._filled < len(payload):
             return None
-        self._payload = None
+        self._payload, self.useful = None, True
         return self._header, payload
 
     def feed(self, chunk: memoryview, admit: Admit) -> list[tuple[bytes, memoryview]]:
@@ -128,9 +130,11 @@ class Reader:
         if payload_bytes == 0:
             if header:
                 done.append((header, memoryview(b"")))
+                self.useful = True
         elif (place := payload_bytes <= SMALL_BYTES or admit(header, payload_bytes)) is False:
             self._skip = payload_bytes
         else:
+            self.useful = self.useful or payload_bytes > SMALL_BYTES
             # Not bytes: kernels want their inputs aligned.
             self._header, self._filled = header, 0
             self._payload = np.empty(payload_bytes, np.uint8).data if place is True else place

@@ -185,7 +185,7 @@ class Outbox:
                     receiver.tell_at = now + (_CONNECT_S if greeted else _AGAIN_S)
             if not receiver.ready and now >= receiver.tell_at:
                 receiver.forget()
-                told.append((receiver.address, f"no connection can be made: {receiver.trouble or 'it was not tried yet'}"))
+                told.append((receiver.address, f"no connection can be made: {receiver.trouble}"))
                 receiver.tell_at = now + _AGAIN_S
             self._watch(receiver)
         return told
@@ -229,13 +229,14 @@ class Outbox:
         if now < receiver.due:
             return
         host, port = split_address(receiver.address)
-        connection = None
+        connection, trouble = None, receiver.trouble
         try:
+            # First, for the answer may be there before this line has ended.
+            receiver.trouble, receiver.due, receiver.naming = f"its name '{host}' is still being looked up", now + _LAST_RETRY_S, True
             place = self._names.look_up(host.strip("[]"), int(port))
             if place is None:
-                receiver.trouble, receiver.due, receiver.naming = f"its name '{host}' is still being looked up", now + _LAST_RETRY_S, True
                 return
-            receiver.naming = False
+            receiver.trouble, receiver.naming = trouble, False
             connection = socket.socket(place[0], socket.SOCK_STREAM)
             connection.setblocking(False)
             detect_silence(connection)
@@ -248,6 +249,7 @@ class Outbox:
                 connection.close()
         else:
             receiver.socket, receiver.due_by = connection, now + _CONNECT_S
+            receiver.trouble = receiver.trouble or f"no answer within {_CONNECT_S:g} s"
             self._watch(receiver)
         receiver.due = now + receiver.retry_s
         receiver.retry_s = min(2 * receiver.retry_s, _LAST_RETRY_S)

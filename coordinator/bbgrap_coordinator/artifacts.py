@@ -85,6 +85,9 @@ class MappedWeights(Mapping[str, Array]):
         self._on_use()
         return array
 
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._arrays  # to ask for one is not to use it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
 

@@ -27,7 +27,7 @@ from bbgrap.runtime.execution import Empty, Execution, SlicePlan
 from bbgrap.runtime.recording import RecordedExecution, labels_of
 from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalSend, Schedule
 from bbgrap.transport.complaints import Complaints
-from bbgrap.transport.data import Arrival, DataPlane
+from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
 from bbgrap.transport.pings import PingAnswers
 
 Memory = Callable[[bytes, int], memoryview | None]
@@ -66,12 +66,16 @@ class Host:
     Invariants: a running request's deployment is installed.
     """
 
-    def __init__(self, plane: DataPlane, memory: Memory = lambda client, nbytes: None) -> None:
-        """Use a data plane that belongs to the same thread; outputs are put where they are on their way to the client, if they can be."""
+    def __init__(self, plane: DataPlane, memory: Memory = lambda client, nbytes: None, on_broken: OnBroken = nobody_listens) -> None:
+        """Use a data plane that belongs to the same thread; outputs are put where they are on their way to the client, if they can be.
+
+        `on_broken(address, reason)` is called from a thread of the data plane: messages to that address may be lost.
+        """
         self._plane = plane
         self._memory = memory
         self._pings = PingAnswers(plane)
         plane.admit = self._admits
+        plane.on_broken = on_broken
         self._deployments: dict[int, _Deployment] = {}
         self._running: dict[int, _Running] = {}
         self._complaints = Complaints(_log)

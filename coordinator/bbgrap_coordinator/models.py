@@ -1,7 +1,8 @@
 """Where the coordinator keeps the models that clients bring: files by digest, in the state directory.
 
-Laws: a file appears under its digest only when it is complete and has that digest; the names a client gives are used inside a fresh
-folder only.
+Laws: a file appears under its digest only when it is complete, has that digest and is on the disk, not only in the memory of the operating
+system; whoever uses it gets content of that digest, or `ModelGoneError`; the names a client gives are used inside a fresh folder only; one
+client's pieces never become part of another's file.
 """
 
 from __future__ import annotations
@@ -9,104 +10,253 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import contextmanager
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
-from bbgrap.control.coordinator_events import ChunkWritten, WriteChunk
+from bbgrap.control.coordinator_events import ChunkWritten, Identity, WriteChunk
+from bbgrap.control.uploads import MAX_MODEL_BYTES
+from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import ModelFile
 from bbgrap.protocol.limits import is_digest
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-MAX_MODEL_BYTES = 64 << 30
-"""One file. Chosen: above any model that fits the machines this is for."""
-
 MAX_KEPT_BYTES = 32 << 30
-"""All files that are kept from one run of the coordinator to the next."""
+"""All complete files, but for the latest one: those that were used least recently make room for it."""
+
+MAX_ARRIVING_BYTES = MAX_MODEL_BYTES
+"""All files that are on their way, as far as they are here."""
+
+MAX_ARRIVING = 64
+"""Files on their way; one that got nothing for `IDLE_S` makes room for another."""
+
+IDLE_S = 30.0
+"""A client sends its next piece when the last one is stored: nobody who is still there takes so long."""
+
+FORGOTTEN_S = 300.0
+"""A file that got nothing for so long goes when another begins; a client that comes back after all starts it again."""
+
+MIN_FREE_BYTES = 256 << 20
+"""What is left of the disk: the coordinator's own state and log need room too."""
+
+_Seen = tuple[int, int, int]
+"""What tells whether a file is still the one that was hashed: inode, time of modification in ns, and size."""
+
+
+class ModelGoneError(ModelError):
+    """Files of a model were stored, and are not any more; `gone` are their digests. They can be brought again."""
+
+    def __init__(self, gone: tuple[str, ...]) -> None:
+        """Say which files are gone."""
+        files = ", ".join(digest[:12] for digest in gone)
+        super().__init__(f"model: the coordinator's files {files} are gone or damaged; they are to be brought again")
+        self.gone = gone
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A file of which the first `received` of `size` bytes are in `part`; `heard` is when the last piece came, on the monotonic clock."""
+
+    part: Path
+    size: int
+    heard: float
+    received: int = 0
 
 
 class ModelStore:
-    """The files of models.
+    """The files of models. `write` is called by one thread, `folder` by any.
 
     Invariants: `directory` holds complete files named by their digest, and `*.part` for those on their way.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Use a folder, which is made if it is not there; what was on its way is forgotten."""
+        """Use a folder, which is made if it is not there; what was on its way is forgotten.
+
+        Content is not hashed here, which would take a minute for what may be kept, but when it is first used.
+        """
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         for part in directory.glob("*.part"):
             part.unlink()
         for left in directory.glob("model-*"):
             shutil.rmtree(left, ignore_errors=True)
-        self._forget_oldest()
-        self._received: dict[str, int] = {}
+        for path in directory.iterdir():
+            if is_digest(path.name) and _size_of(path) == 0:
+                path.unlink()  # what a file system may leave of a file after a power cut
+        self._arriving: dict[tuple[Identity, str], _Arriving] = {}
+        self._hashed: dict[str, _Seen] = {}
+        self._parts = 0
+        self._make_room("")
 
     def stored(self) -> dict[str, int]:
-        """Return the digests and sizes of complete files."""
-        return {path.name: path.stat().st_size for path in self.directory.iterdir() if is_digest(path.name)}
-
-    def _forget_oldest(self) -> None:
-        """Keep the newest files up to `MAX_KEPT_BYTES`. Only at the start: later every file may be in use."""
-        kept = 0
-        for path in sorted(self.directory.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True):
-            kept += path.stat().st_size
-            if kept > MAX_KEPT_BYTES and is_digest(path.name):
-                path.unlink()
+        """Return the digests and sizes in bytes of complete files."""
+        sizes = {path.name: _size_of(path) for path in self.directory.iterdir() if is_digest(path.name)}
+        return {digest: size for digest, size in sizes.items() if size is not None}
 
     def write(self, instruction: WriteChunk) -> ChunkWritten:
         """Append a piece if it follows the last one; complete the file if it was the last."""
-        chunk, identity = instruction.chunk, instruction.identity
-        received = self._received.get(chunk.digest, 0)
+        chunk, key = instruction.chunk, (instruction.identity, instruction.chunk.digest)
+        gone: tuple[str, ...] = ()
+        received, complete, fault = 0, False, ""
         try:
-            if chunk.offset == received:
-                received += self._append(chunk.digest, chunk.offset, chunk.payload[0], instruction.size)
-                self._received[chunk.digest] = received
-            complete = received == instruction.size
-            fault = self._complete(chunk.digest) if complete else ""
+            entry = self._entry(key, instruction.size)
+            if chunk.offset == entry.received:
+                self._append(entry, chunk.payload[0])
+            received = entry.received
+            if received == entry.size:
+                del self._arriving[key]
+                fault = self._complete(chunk.digest, entry.part)
+                complete = not fault
+                gone = self._make_room(chunk.digest) if complete else ()
         except OSError as error:
-            self._received.pop(chunk.digest, None)
-            complete, fault = False, f"model: the coordinator cannot store it in '{self.directory}': {error.strerror}"
-        return ChunkWritten(identity, chunk.call, chunk.digest, received, complete and not fault, fault)
+            self._drop(key)
+            fault = f"model: the coordinator cannot store it in '{self.directory}': {error.strerror}"
+        return ChunkWritten(instruction.identity, chunk.call, chunk.digest, received, complete, fault, gone)
 
-    def _part(self, digest: str) -> Path:
-        return self.directory / f"{digest}.part"
+    def _entry(self, key: tuple[Identity, str], size: int) -> _Arriving:
+        """Return the file that a client brings, a new one if there is none of this size."""
+        now = time.monotonic()
+        entry = self._arriving.get(key)
+        if entry is not None and entry.size == size:
+            entry.heard = now
+            return entry
+        self._drop(key)
+        for other, idle in [(other, now - entry.heard) for other, entry in self._arriving.items()]:
+            if idle > FORGOTTEN_S:
+                self._drop(other)
+        free = shutil.disk_usage(self.directory).free - MIN_FREE_BYTES
+        if size > min(free, MAX_MODEL_BYTES):
+            raise OSError(0, f"a file of {size} bytes; there is room for {max(0, free)}, and no file may have more than {MAX_MODEL_BYTES}")
+        if len(self._arriving) >= MAX_ARRIVING:
+            oldest = min(self._arriving, key=lambda other: self._arriving[other].heard)
+            if now - self._arriving[oldest].heard < IDLE_S:
+                raise OSError(0, f"{MAX_ARRIVING} files are on their way already; try again later")
+            self._drop(oldest)
+        self._parts += 1
+        entry = self._arriving[key] = _Arriving(self.directory / f"{key[1]}.{self._parts}.part", size, now)
+        return entry
 
-    def _append(self, digest: str, offset: int, content: bytes | memoryview, size: int) -> int:
-        if offset + len(content) > size or size > MAX_MODEL_BYTES:
-            raise OSError(0, f"a piece lies beyond the file's {size} bytes or the limit of {MAX_MODEL_BYTES}")
-        with self._part(digest).open("wb" if offset == 0 else "ab") as stream:
+    def _append(self, entry: _Arriving, content: bytes | memoryview) -> None:
+        if entry.received + len(content) > entry.size:
+            raise OSError(0, f"a piece lies beyond the file's {entry.size} bytes")
+        if sum(other.received for other in self._arriving.values()) + len(content) > MAX_ARRIVING_BYTES:
+            raise OSError(0, f"more than {MAX_ARRIVING_BYTES} bytes are on their way; try again later")
+        with entry.part.open("ab") as stream:
             stream.write(content)
-        return len(content)
+        entry.received += len(content)
 
-    def _complete(self, digest: str) -> str:
-        self._received.pop(digest, None)
-        part = self._part(digest)
-        with part.open("rb") as stream:
+    def _drop(self, key: tuple[Identity, str]) -> None:
+        entry = self._arriving.pop(key, None)
+        if entry is not None:
+            with suppress(OSError):
+                entry.part.unlink(missing_ok=True)
+
+    def _complete(self, digest: str, part: Path) -> str:
+        """Give a file its name; return what is wrong with it."""
+        part.touch()
+        with part.open("rb+") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
+            if found == digest:
+                os.fsync(stream.fileno())
         if found != digest:
             part.unlink()
             return f"model: expected a file with digest {digest[:12]}, got {found[:12]}; did it change while it was sent?"
-        part.replace(self.directory / digest)
+        target = self.directory / digest
+        part.replace(target)
+        _sync_folder(self.directory)
+        self._hashed[digest] = _seen(target.lstat())
         return ""
+
+    def _make_room(self, latest: str) -> tuple[str, ...]:
+        """Remove the files that were used least recently, beyond `MAX_KEPT_BYTES` and except the latest one; return their digests."""
+        kept, gone = 0, []
+        found = [(path.name, path.stat()) for path in self.directory.iterdir() if is_digest(path.name)]
+        for digest, facts in sorted(found, key=lambda item: (item[0] == latest, item[1].st_atime), reverse=True):
+            kept += facts.st_size
+            if kept > MAX_KEPT_BYTES and digest != latest:
+                self._remove(digest)
+                gone.append(digest)
+        return tuple(gone)
+
+    def _remove(self, digest: str) -> None:
+        self._hashed.pop(digest, None)
+        (self.directory / digest).unlink(missing_ok=True)
 
     @contextmanager
     def folder(self, files: Sequence[ModelFile]) -> Iterator[Path]:
-        """Lay out the files of a model under their names for as long as the context lasts; yields the path of the first."""
+        """Lay out the files of a model under their names for as long as the context lasts; yields the path of the first.
+
+        Raises:
+            ModelGoneError: if a file is missing, or has not the content of its digest any more; it is removed.
+            ModelError: if a file is not as large as the model says.
+        """
+        gone = tuple(file.digest for file in files if not self._is_intact(file.digest))
+        if gone:
+            raise ModelGoneError(gone)
+        wrong = [file for file in files if _size_of(self.directory / file.digest) != file.size]
+        if wrong:
+            raise ModelError(f"model: its file '{wrong[0].name}' does not have {wrong[0].size} bytes; offer it again")
         with TemporaryDirectory(dir=self.directory, prefix="model-") as home:
             for number, file in enumerate(files):
                 # onnx refuses external data with a second name (CVE-2026-34446), so only the model itself may be a link
-                (shutil.copyfile if number else place)(self.directory / file.digest, Path(home) / file.name)
+                try:
+                    (shutil.copyfile if number else place)(self.directory / file.digest, Path(home) / file.name)
+                except FileNotFoundError:
+                    raise ModelGoneError((file.digest,)) from None  # it has just made room for another
             yield Path(home) / files[0].name
+
+    def _is_intact(self, digest: str) -> bool:
+        """Whether a file has the content of its digest, and note that it is used; one that has not is removed.
+
+        It is hashed once, and again when it is another file, or was written to.
+        """
+        path = self.directory / digest
+        try:
+            facts = path.lstat()
+            if self._hashed.get(digest) != _seen(facts):
+                with path.open("rb") as stream:
+                    good = stat.S_ISREG(facts.st_mode) and hashlib.file_digest(stream, "sha256").hexdigest() == digest
+                if not good:
+                    self._remove(digest)
+                    return False
+                self._hashed[digest] = _seen(facts)
+            os.utime(path, ns=(time.time_ns(), facts.st_mtime_ns))
+        except OSError:
+            # It stays: there may only be too many open files. One that is brought again takes its name.
+            self._hashed.pop(digest, None)
+            return False
+        return True
 
 
 def place(source: Path, target: Path) -> None:
     """Make a file appear under a second name, without copying it where the file system can."""
     try:
         os.link(source, target)
+    except FileNotFoundError:
+        raise
     except OSError:
         shutil.copyfile(source, target)
+
+
+def _size_of(path: Path) -> int | None:
+    """Return the bytes of a file; None if there is none."""
+    try:
+        facts = path.lstat()
+    except OSError:
+        return None
+    return facts.st_size if stat.S_ISREG(facts.st_mode) else None
+
+
+def _seen(facts: os.stat_result) -> _Seen:
+    return facts.st_ino, facts.st_mtime_ns, facts.st_size
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

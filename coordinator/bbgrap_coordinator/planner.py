@@ -22,7 +22,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap_coordinator.artifacts import write_artifacts
-from bbgrap_coordinator.planning import Reply, Task
+from bbgrap_coordinator.child import Reply, Task
 
 Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions], tuple[PlannedVariant, ...]]
 Standby = Callable[[Path], PlannedVariant]

@@ -12,28 +12,20 @@ however that ends.
 
 from __future__ import annotations
 
-import json
 import logging
-import signal
-import subprocess
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import PlanFailed, Planned, StartPlanning, StartStandby
 from bbgrap.errors import BbgrapError, PlanError
-from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
-from bbgrap_coordinator.models import ModelStore
+from bbgrap_coordinator.child import Child, Reply, Task
+from bbgrap_coordinator.models import ModelGoneError, ModelStore
 
 PLANNER = ("-m", "bbgrap_coordinator.planner")
 
@@ -44,56 +36,15 @@ SEARCHES = 3
 STANDBY_BYTES_PER_S = 20 << 20
 """How fast a standby is made at least: its files are read, hashed and written. Chosen: a slow disk."""
 
-_END_S = 1.0
-"""How long a process may go on after it has closed its pipe."""
+MAX_VARIANTS = 4096
+"""Of one plan: for streams there is one per node."""
 
-MAX_REPLY_BYTES = 1 << 20
-MAX_WORDS = 4096
-"""Of a fault; a traceback is cut in the middle."""
+_SEE_LOG = "; the coordinator's log has the traceback"
 
 _log = logging.getLogger("bbgrap.coordinator")
 
 Job = StartPlanning | StartStandby
 Answer = Callable[[Planned | PlanFailed], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a planner is to do: the model's file, the empty folder to fill, and the rest of what `prepare` wants (None: a standby)."""
-
-    model: Path
-    folder: Path
-    plan: tuple[Mapping[str, tuple[int, ...]], Cluster, PlanOptions] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a planner says when its folder is filled; with a `fault`, why it is not. A `trace` belongs into the log."""
-
-    fault: str = ""
-    text: str = ""
-    trace: str = ""
-
-    def to_bytes(self) -> bytes:
-        """Return it as JSON, cut to what may be sent."""
-        return json.dumps([self.fault, _short(self.text), _short(self.trace)]).encode()
-
-    @classmethod
-    def of(cls, content: bytes) -> Reply:
-        """Read what a process says that may say anything.
-
-        Raises:
-            PlanError: if it is no reply.
-        """
-        try:
-            match json.loads(content):
-                case [str(fault), str(text), str(trace)]:
-                    return cls(fault and Fault(fault).value, _short(text), _short(trace))
-                case _:
-                    pass
-        except (ValueError, RecursionError):  # no JSON, or no `Fault`
-            pass
-        raise PlanError(f"its answer of {len(content)} bytes is none")
 
 
 def limit_s(job: Job) -> float:
@@ -106,11 +57,12 @@ def limit_s(job: Job) -> float:
 class Planner:
     """A queue of jobs, the process that does them, and the thread that waits for it.
 
-    Invariants: `_running` is the job that the thread works at, None once it is cancelled; `_waiting` are those after it, in order.
+    Invariants: `_running` is the job that the thread works at, None once it is cancelled; `_waiting` are those after it, in order; a child
+    that is `_doomed` gets no further job.
     """
 
     def __init__(self, kind: str, command: Sequence[str] = PLANNER, limit: Callable[[Job], float] = limit_s) -> None:
-        """Start the process; its imports go on while others do what they have to. `kind` tells it from others in a list of processes."""
+        """Do nothing yet; `kind` tells the process from others in a list."""
         self._kind = kind
         self._command = tuple(command)
         self._limit = limit
@@ -119,12 +71,18 @@ class Planner:
         self._running: Job | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._process, self._channel = self._start()
+        self._child: Child | None = None
+        self._doomed = False
 
     @property
     def pid(self) -> int:
-        """The process's number now."""
-        return self._process.pid
+        """The process's number now; 0 if there is none."""
+        return 0 if self._child is None else self._child.process.pid
+
+    def start(self) -> None:
+        """Start the process, unless it is there; its imports go on while others do what they have to."""
+        with self._lock:
+            self._alive()
 
     def begin(self, models: ModelStore, folders: ArtifactFolders, answer: Answer) -> None:
         """Do jobs from now on; `answer` is called from another thread."""
@@ -143,24 +101,33 @@ class Planner:
             self._waiting = deque(job for job in self._waiting if job.job != number)
             if self._running is not None and self._running.job == number:
                 self._running = None
-                self._process.kill()
+                self._kill()
 
     def close(self) -> None:
         """End, whatever is being done."""
         with self._lock:
             self._closed, self._running = True, None
             self._waiting.clear()
-            self._process.kill()
+            self._kill()
             self._lock.notify()
         if self._thread is not None:
             self._thread.join()
-        self._end()
+        if self._child is not None:
+            self._child.close()
 
-    def __enter__(self) -> Self:
-        return self
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.process.kill()
+            self._doomed = True
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+    def _alive(self) -> Child:
+        """Return the process; a new one if it has ended."""
+        if self._child is not None and (self._doomed or self._child.process.poll() is not None):
+            self._child.close()
+            self._child, self._doomed = None, False
+        if self._child is None:
+            self._child = Child.start(self._command, self._kind)
+        return self._child
 
     # --- the thread -----------------------------------------------------------------------------------------------------------------
 
@@ -168,18 +135,20 @@ class Planner:
         while (job := self._next()) is not None:
             try:
                 event = self._done(job, models, folders)
+            except ModelGoneError as error:
+                _log.warning("%s", error)
+                event = PlanFailed(job.job, Fault.UNKNOWN_MODEL, str(error), error.gone)
             except BbgrapError as error:
                 event = PlanFailed(job.job, Fault.of(error), str(error))
             except Exception as error:
                 # a bug here, or a full disk, ends this job, not all that come after it
                 _log.exception("planning of job %d failed", job.job)
-                event = PlanFailed(
-                    job.job, Fault.PLAN, f"planner: {type(error).__name__}: {error}; the coordinator's log has the traceback"
-                )
+                event = PlanFailed(job.job, Fault.PLAN, f"planner: {type(error).__name__}: {error}{_SEE_LOG}")
             with self._lock:
                 wanted, self._running = self._running is job, None
-                if not self._closed and self._process.poll() is not None:
-                    self._restart()
+                if not self._closed:
+                    with suppress(OSError):  # it is tried again for the next job, which then fails
+                        self._alive()
             if not wanted or isinstance(event, PlanFailed):
                 folders.remove(job.job)
             if wanted:
@@ -202,59 +171,19 @@ class Planner:
         if reply.trace:
             _log.error("planning of job %d failed in its process:\n%s", job.job, reply.trace)
         if reply.fault:
-            return PlanFailed(
-                job.job, Fault(reply.fault), reply.text + ("; the coordinator's log has the traceback" if reply.trace else "")
-            )
-        return Planned(job.job, read_artifacts(folder).variants)
+            return PlanFailed(job.job, Fault(reply.fault), reply.text + (_SEE_LOG if reply.trace else ""))
+        variants = read_artifacts(folder).variants
+        devices, most = (len(job.cluster.nodes), MAX_VARIANTS) if isinstance(job, StartPlanning) else (1, 1)
+        if len(variants) > most or any(len(variant.artifacts.devices) != devices for variant in variants):
+            raise PlanError(f"planner: expected at most {most} variants for {devices} devices, got {len(variants)}, or for others")
+        return Planned(job.job, variants)
 
     def _reply(self, job: Job, task: Task) -> Reply:
         with self._lock:
             if self._running is not job:
                 return Reply(Fault.PLAN.value, "planner: cancelled")
-            if self._process.poll() is not None:
-                self._restart()
-            process, channel = self._process, self._channel
-        limit, late = self._limit(job), threading.Event()
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(limit, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            channel.send(task)
-            return Reply.of(channel.recv_bytes(MAX_REPLY_BYTES))
-        except (EOFError, OSError, PlanError) as error:
-            name, why = task.model.name, str(error) if isinstance(error, PlanError) else _why(_ended(process))
-            process.kill()  # where it only said what cannot be understood
-            process.wait()
-            if late.is_set():
-                return Reply(Fault.PLAN.value, f"planner: '{name}' was not planned within {limit:g} s; give it less to search")
-            return Reply(Fault.PLAN.value, f"planner: its process ended while it planned '{name}': {why}")
-        finally:
-            timer.cancel()
-
-    # --- the process ----------------------------------------------------------------------------------------------------------------
-
-    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        ours, its = Pipe()
-        with its:
-            command = (sys.executable, *self._command, self._kind, str(its.fileno()))
-            # a session of its own: what a terminal says to interrupt the coordinator is not for it
-            return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(its.fileno(),), start_new_session=True), ours
-
-    def _restart(self) -> None:
-        self._end()
-        self._process, self._channel = self._start()
-
-    def _end(self) -> None:
-        self._process.wait()
-        self._channel.close()
-        assert self._process.stdin is not None, "a pipe"
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            child = self._alive()
+        return child.ask(task, self._limit(job))
 
 
 class Planners:
@@ -264,13 +193,15 @@ class Planners:
     """
 
     def __init__(self, command: Sequence[str] = PLANNER, limit: Callable[[Job], float] = limit_s) -> None:
-        """Start their processes."""
+        """Start the process for standbys, which are wanted first; the other one starts when the coordinator has."""
         self.standbys = Planner("standbys", command, limit)
+        self.standbys.start()
         self.plans = Planner("plans", command, limit)
         self._wanted: set[int] = set()
 
     def begin(self, models: ModelStore, folders: ArtifactFolders, answer: Answer) -> None:
         """Do jobs from now on; `answer` is called from other threads."""
+        self.plans.start()
         for planner in (self.standbys, self.plans):
             planner.begin(models, folders, answer)
 
@@ -300,25 +231,3 @@ class Planners:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.plans.close()
         self.standbys.close()
-
-
-def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Return the status of a process that has closed its pipe; one that does not end is ended."""
-    try:
-        return process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
-def _why(status: int) -> str:
-    if status >= 0:
-        return f"status {status}; the coordinator's log may say more"
-    name = signal.Signals(-status).name
-    return f"{name}, as when memory runs out" if name == "SIGKILL" else f"{name}; a library crashed on this model"
-
-
-def _short(text: str) -> str:
-    """Return a text without what does not belong into a line of a log, cut in the middle where it is too long."""
-    clean = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
-    return clean if len(clean) <= MAX_WORDS else f"{clean[: MAX_WORDS // 2]} ... {clean[-MAX_WORDS // 2 :]}"

@@ -21,6 +21,7 @@ from bbgrap.control.coordinator_events import (
     ForgetPlan,
     FromPeer,
     HostDeploy,
+    HostLinkBroken,
     HostPings,
     HostRelease,
     Instruction,
@@ -80,8 +81,8 @@ class Server:
         self._models = models
         self._planners = planners
         self._storage = storage
-        self._host = Host(plane, control.channels.memory)
         self._events: WakeupQueue[Event | None] = WakeupQueue()
+        self._host = Host(plane, control.channels.memory, self._on_broken)
         self._saw_agents = False
         self._complaints = Complaints(_log)
         self._stopped = False
@@ -130,6 +131,10 @@ class Server:
         if isinstance(answer, Planned):
             self._storage.made(answer.job)
         self._handle(answer)
+
+    def _on_broken(self, address: str, reason: str) -> None:
+        _log.warning("data link to %s: %s", address, reason)
+        self._events.put(HostLinkBroken(address))
 
     def _take_data(self) -> bool:
         for _ in range(_BATCH):

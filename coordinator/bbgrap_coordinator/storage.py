@@ -91,6 +91,10 @@ class Storage:
         self._pool.shutdown()
         self._state.close()
 
+    def flush(self) -> None:
+        """Wait until all that was said is on the disk."""
+        self._pool.submit(lambda: None).result()
+
     # --- what is said, by one thread ------------------------------------------------------------------------------------------------
 
     def save_model(self, model: str, files: tuple[ModelFile, ...]) -> None:

@@ -58,7 +58,7 @@ def x_and_answer(seed=0):
 def test_large_tensors_take_it_and_are_exact(fresh):
     memory = fresh.connection._control.channel
     wait(lambda: mappings(fresh), 1)
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, planner="bbgrap")
     kept = []
     for seed in range(6):
         x, expected = x_and_answer(seed)
@@ -73,7 +73,7 @@ def test_large_tensors_take_it_and_are_exact(fresh):
 
 def test_a_client_killed_while_its_requests_run_leaves_nothing(fresh):
     wait(lambda: mappings(fresh), 1)
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, planner="bbgrap")
     x, expected = x_and_answer()
     session.run(None, {"x": x})
     client = subprocess.Popen([sys.executable, "-c", CLIENT, fresh.address], stdout=subprocess.PIPE, text=True)
@@ -89,7 +89,7 @@ def test_a_client_killed_while_its_requests_run_leaves_nothing(fresh):
 
 def test_without_it_everything_works_as_well(fresh):
     with bbgrap.connect(fresh.address) as connection:
-        session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=connection)
+        session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=connection, planner="bbgrap")
         x, expected = x_and_answer()
         session.run(None, {"x": x})
         connection._control.channel._connection.shutdown(socket.SHUT_RDWR)
@@ -111,7 +111,7 @@ def test_garbage_on_it_harms_nobody(shared):
             socket.send_fds(stranger, [draw.randbytes(draw.choice([1, 16, 17]))], [file] * draw.choice([0, 1, 2]))
             os.close(file)
             assert stranger.recv(100) == b"", f"round {round_}: it was welcomed"
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     x, expected = x_and_answer()
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
     assert shared.processes["coordinator"].poll() is None

@@ -20,7 +20,7 @@ def rows(count, seed=0):
 
 
 def test_two_agents_answer_like_one_machine(shared):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     x = rows(8)
     (y,) = session.run(None, {"x": x})
     np.testing.assert_array_equal(y, tiny.expected(x))
@@ -31,7 +31,7 @@ def test_two_agents_answer_like_one_machine(shared):
 
 
 def test_sixteen_requests_in_flight_keep_their_identity(shared):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     inputs = [rows(8, seed) for seed in range(160)]
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda x: session.run(["y"], {"x": x})[0], inputs))
@@ -40,7 +40,7 @@ def test_sixteen_requests_in_flight_keep_their_identity(shared):
 
 
 def test_run_async_calls_back(shared):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     came, done = [], threading.Event()
 
     def callback(results, user_data, error):
@@ -56,20 +56,20 @@ def test_run_async_calls_back(shared):
 
 
 def test_every_input_shape_gets_a_plan_of_its_own(shared):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     for count in (8, 9, 30, 8):
         (y,) = session.run(None, {"x": rows(count)})
         np.testing.assert_array_equal(y, tiny.expected(rows(count)))
 
 
 def test_planner_errors_reach_the_client(shared):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     with pytest.raises(bbgrap.PlanError, match="1 rows cannot be split over 2 nodes"):
         session.run(None, {"x": rows(1)})
 
 
 def test_kernel_error_fails_the_request_with_its_name_and_nothing_else(shared):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     session.run(None, {"x": rows(8)})
     with pytest.raises(bbgrap.ExecutionError, match=r"agent 'agent\d': segment 'first\d': .*poisoned_gather"):
         session.run(None, {"x": rows(8) + 5000})
@@ -88,13 +88,13 @@ def test_kernel_error_fails_the_request_with_its_name_and_nothing_else(shared):
     ],
 )
 def test_a_wrong_feed_fails_before_anything_is_sent(shared, feed, message):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     with pytest.raises(bbgrap.InputError, match=message):
         session.run(None, feed)
 
 
 def test_unknown_output_and_options_are_refused(shared):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     with pytest.raises(bbgrap.InputError, match="output 'q': the model has y"):
         session.run(["q"], {"x": rows(8)})
     with pytest.raises(bbgrap.UsageError, match="split: expected one of"):
@@ -139,7 +139,7 @@ def test_duplicate_name_is_refused(shared):
 
 
 def test_idle_processes_burn_nothing(shared):
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     session.run(None, {"x": rows(8)})
     time.sleep(0.2)
     import psutil

@@ -27,7 +27,7 @@ def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_pat
     model = str(materialize("tiny"))
     x = np.random.default_rng(0).random((1, 3, 32, 32), dtype=np.float32)
     with LocalCluster(2, cache_dir=tmp_path) as cluster:
-        session = bbgrap.InferenceSession(model, cluster=cluster.connection)
+        session = bbgrap.InferenceSession(model, cluster=cluster.connection, planner="bbgrap")
         (expected,) = session.run(None, {"input": x})
         (planner, _), faults = planners_of(cluster), []
         before = set(cluster.logs.glob("state/plans/*"))

@@ -16,7 +16,7 @@ X = np.random.default_rng(1).random((8, 4), dtype=np.float32)
 
 @pytest.fixture(scope="module")
 def trace(shared):
-    return InferenceSession(tiny.model_bytes(), cluster=shared.connection).trace({"x": X}, runs=3)
+    return InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap").trace({"x": X}, runs=3)
 
 
 def test_the_answer_is_that_of_any_request(trace):
@@ -71,7 +71,7 @@ def test_several_requests_at_once_are_recorded_apart(shared):
     """Another client's requests run in between; each record is that of its own request."""
     from concurrent.futures import ThreadPoolExecutor
 
-    session = InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     with ThreadPoolExecutor(4) as pool:
         others = [pool.submit(session.run, None, {"x": X}) for _ in range(40)]
         traces = [pool.submit(session.trace, {"x": X}, 2) for _ in range(3)]
@@ -83,7 +83,7 @@ def test_several_requests_at_once_are_recorded_apart(shared):
 
 
 def test_a_failing_request_fails_the_trace(shared):
-    session = InferenceSession(tiny.model_bytes(), cluster=shared.connection)
+    session = InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     with pytest.raises(bbgrap.ExecutionError, match="poisoned_gather"):
         session.trace({"x": X + 5000})
     with pytest.raises(bbgrap.UsageError, match="at least one run"):

@@ -61,7 +61,7 @@ def test_a_stream_survives_the_loss_of_an_agent(fresh):
 
 def test_more_requests_than_the_coordinator_queues_wait_at_the_client(fresh):
     """This plan takes three seconds to make, and is made anew after a loss: meanwhile more requests come than may wait."""
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, planner="bbgrap")
     session.prepare({"x": (666, 4)})
     fresh.kill("agent1")
     while len(fresh.connection.nodes()) > 1:
@@ -69,9 +69,9 @@ def test_more_requests_than_the_coordinator_queues_wait_at_the_client(fresh):
     said = []
     submit = session._connection.try_call
 
-    def listening(message, expected, on_progress=None):
+    def listening(*arguments, **more):
         try:
-            return submit(message, expected, on_progress)
+            return submit(*arguments, **more)
         except Exception as error:
             said.append(str(error))
             raise

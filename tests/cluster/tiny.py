@@ -40,15 +40,38 @@ def expected(x: Array) -> Array:
 
 
 def model_bytes() -> bytes:
-    """The unpartitioned model; what it computes does not matter to the fake planner, its signature does."""
+    """The unpartitioned model: what the fake planner's programs compute, with their weight, and the gather that fails of large numbers."""
     rows: list[int | str] = ["rows", 4]
+    big = np.zeros(WEIGHT_ELEMENTS, np.float32)
+    big[0] = 4.0
+    ends = {f"e{i}": np.array([i - 2 if i < 2 else 1 << 40], np.int64) for i in range(3)}
+    constants = {f"b{i}": np.array([i], np.int64) for i in range(3)} | ends
+    constants |= {"axis": np.array([0], np.int64), "zero": np.array(0, np.int64), "table": np.ones(1000, np.float32), "w": big}
+    constants["pads"] = np.array([1, 0, 1, 0], np.int64)
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0),
+        helper.make_node("Cast", ["top"], ["index"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "index"], ["picked"], name="poisoned_gather"),
+        *_smoothing("x", "first"),
+        helper.make_node("Mul", ["first", "picked"], ["checked"]),
+        *_smoothing("checked", "second"),
+        helper.make_node("ReduceSum", ["w"], ["scale"], keepdims=0),
+        helper.make_node("Mul", ["second", "scale"], ["y"]),
+    ]
     graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
+        nodes,
         "tiny",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, rows)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, rows)],
+        [numpy_helper.from_array(array, key) for key, array in constants.items()],
     )
     return _serialized(graph)
+
+
+def _smoothing(source: str, result: str) -> list[onnx.NodeProto]:
+    slices = [helper.make_node("Slice", [f"{source}p", f"b{i}", f"e{i}", "axis"], [f"{source}{i}"]) for i in range(3)]
+    pad = helper.make_node("Pad", [source, "pads"], [f"{source}p"])
+    return [pad, *slices, helper.make_node("Sum", [f"{source}{i}" for i in range(3)], [result])]
 
 
 def _serialized(graph: onnx.GraphProto) -> bytes:

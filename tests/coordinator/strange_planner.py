@@ -7,9 +7,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgpack
-from bbgrap_coordinator.planning import Reply, Task
+from bbgrap_coordinator.artifacts import write_artifacts
+from bbgrap_coordinator.child import Reply, Task
 
 from bbgrap.transport.exit_with_parent import exit_with_parent
+from tests.coordinator.made import ARRAYS, variant
 
 
 def main() -> None:
@@ -21,6 +23,16 @@ def main() -> None:
         act(task.plan[2].planner, task.folder, channel)
 
 
+SAYINGS = {
+    "says nothing understandable": b"\x80\x05]q\x00.",
+    "says a fault that does not exist": b'["doom", "", ""]',
+    "says a fault that is not its own": b'["unknown-plan", "try again", ""]',
+    "says too much": bytes(2 << 20),
+    "says control characters": Reply("plan", "a\x1b[2Jb" + "c" * 100_000).to_bytes(),
+    "leaves nothing": Reply().to_bytes(),
+}
+
+
 def act(what: str, folder: Path, channel: Connection) -> None:
     match what:
         case "sleeps":
@@ -28,15 +40,8 @@ def act(what: str, folder: Path, channel: Connection) -> None:
             time.sleep(600)
         case "exits":
             sys.exit(7)
-        case "says nothing understandable":
-            channel.send_bytes(b"\x80\x05]q\x00.")
-        case "says a fault that does not exist":
-            channel.send_bytes(b'["doom", "", ""]')
-        case "says too much":
-            channel.send_bytes(bytes(2 << 20))
-        case "says control characters":
-            channel.send_bytes(Reply("plan", "a\x1b[2Jb" + "c" * 100_000).to_bytes())
-        case "leaves nothing":
+        case "leaves a plan for other devices":
+            write_artifacts(folder, [variant(ARRAYS)])
             channel.send_bytes(Reply().to_bytes())
         case "leaves no variants":
             (folder / "weights").write_bytes(b"")
@@ -46,7 +51,7 @@ def act(what: str, folder: Path, channel: Connection) -> None:
             (folder / "variants").mkdir()
             channel.send_bytes(Reply().to_bytes())
         case _:
-            channel.send_bytes(Reply("model", f"no such trick: {what}").to_bytes())
+            channel.send_bytes(SAYINGS.get(what) or Reply("model", f"no such trick: {what}").to_bytes())
 
 
 if __name__ == "__main__":

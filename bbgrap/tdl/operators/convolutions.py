@@ -50,6 +50,8 @@ def describe_conv(site: Site, form: Form = CONV) -> Description | None:
         return None
     n, c, s = output_axes(site, layout)
     per_group_in, groups = site.shape(form.weights)[1], site.integer("group", 1)
+    if c.extent % groups or site.shape(0)[layout.channel] != per_group_in * groups:
+        return None  # nothing infers shapes from groups: it is the kernel that refuses those that do not fit
     per_group_out = c.extent // groups
     ci, k = Index("ci", per_group_in), spatial("k", tuple(w.kernel for w in windows))
     channel = ci if groups == 1 else (c // per_group_out) * per_group_in + ci
@@ -143,6 +145,8 @@ def describe_conv_transpose(site: Site) -> Description | None:
     if any(w.reach < w.stride for w in windows):
         return None  # outputs between windows read nothing at all: no local ConvTranspose starts with them
     groups = site.integer("group", 1)
+    if site.shape(1)[0] % groups or site.shape(0)[1] != site.shape(1)[0]:
+        return None  # the kernel refuses it
     per_in, per_out = site.shape(1)[0] // groups, site.shape(1)[1]
     n, c, ci = Index("n", batch), Index("c", channels), Index("ci", per_in)
     within = Index("co", per_out)

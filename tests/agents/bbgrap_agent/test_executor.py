@@ -1,16 +1,19 @@
 """The executor on the in-process data plane: what runs when, and what is dropped."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from bbgrap_agent.executor import MAX_EARLY, Deployment, Executor
+from bbgrap_agent import early
+from bbgrap_agent.executor import Deployment, Executor
 
 from bbgrap.graph.types import DType
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
+from bbgrap.transport.data import Arrival
 from bbgrap.transport.inproc import InprocNetwork
 
 ROW = BufferSpec("row", DType.FLOAT, (2,))
@@ -95,7 +98,7 @@ def test_a_neighbour_may_be_faster_than_the_host():
     bench.send(bench.host, HOST, 1, 1, 10)
     bench.step()
     assert bench.answers() == {1: [11, 11]}
-    assert bench.executor._early_count == 0
+    assert bench.executor._early.nbytes == 0
 
 
 def test_the_oldest_request_that_can_go_on_does():
@@ -154,14 +157,59 @@ def test_dropped_requests_and_removed_deployments_are_forgotten():
     assert bench.executor._running == {}
 
 
-def test_early_messages_are_bounded():
+def test_early_messages_of_one_sender_push_out_its_own_only(monkeypatch):
+    monkeypatch.setattr(early, "MAX_SENDER_BYTES", 20_000)
     bench = Bench()
-    for request in range(MAX_EARLY + 10):
-        bench.send(bench.peer, PEER, request, 2, 1)
+    bench.send(bench.peer, PEER, 500, 2, 1)
     bench.step()
-    assert bench.executor._early_count == MAX_EARLY
-    assert (7, 9) not in bench.executor._early
-    assert (7, 10) in bench.executor._early
+    for request in range(100):  # the same device, it says, but over a connection from elsewhere
+        header = Frame(Kind.DATA, PEER, 7, request, 2).to_bytes()
+        bench.executor.accept(Arrival(header, np.ones(2, np.float32).data.cast("B"), "6.6.6.6"))
+    assert bench.executor._early.nbytes < 30_000
+    assert [failure[:2] for failure in bench.failures] == [(7, request) for request in range(len(bench.failures))]
+    assert "busy" in bench.failures[0][2]
+    bench.send(bench.host, HOST, 500, 1, 10)
+    bench.step()
+    assert bench.answers() == {500: [11, 11]}
+
+
+def test_data_for_an_epoch_that_is_not_deployed_is_not_kept():
+    bench = Bench()
+    for request in range(100):
+        bench.send(bench.peer, PEER, request, 2, 1, epoch=8)
+    bench.step()
+    assert bench.executor._early.nbytes == 0
+
+
+def test_requests_that_run_are_bounded(monkeypatch):
+    monkeypatch.setattr("bbgrap_agent.executor.MAX_RUNNING", 13)
+    monkeypatch.setattr("bbgrap_agent.executor.MAX_RUNNING_IN_ALL", 20)
+    bench = Bench()
+    bench.executor.install(replace(bench.executor._deployments[7], epoch=8))
+    bench.executor.install(replace(bench.executor._deployments[7], epoch=9))
+    for epoch in (7, 8):
+        for request in range(14):
+            bench.send(bench.host, HOST, request, 1, 1, epoch=epoch)
+    bench.step()
+    assert sorted(bench.executor._running) == [*((7, request) for request in range(13)), *((8, request) for request in range(7))]
+    assert [failure[:2] for failure in bench.failures] == [(7, 13), *((8, request) for request in range(7, 14))]
+    assert bench.failures[0][2] == "busy: 13 requests run on this agent"
+    bench.send(bench.host, HOST, 13, 1, 1)
+    bench.step()
+    assert len(bench.failures) == 8, "it is told once"
+    bench.send(bench.peer, PEER, 0, 2, 1)
+    bench.send(bench.host, HOST, 99, 1, 1)
+    bench.step()
+    assert bench.answers() == {0: [2, 2]}
+    assert (7, 99) in bench.executor._running
+
+
+def test_a_broken_link_is_told_of():
+    network, told = InprocNetwork(), []
+    plane = network.plane()
+    Executor(plane, lambda *failure: None, lambda *record: None, on_broken=lambda *broken: told.append(broken))
+    plane.on_broken("tcp://there:1", "why")
+    assert told == [("tcp://there:1", "why")]
 
 
 @pytest.mark.parametrize(

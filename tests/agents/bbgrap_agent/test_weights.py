@@ -1,10 +1,16 @@
 """The weight store: content is checked, limits are kept, a restart finds what was there."""
 
+import os
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
+from bbgrap_agent import weights
 from bbgrap_agent.weights import WeightStore
 
-from bbgrap.errors import RemoteProtocolError
+from bbgrap.errors import ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.messages import WeightChunk
@@ -96,3 +102,107 @@ def test_memory_and_disk_are_bounded(tmp_path):
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2500
     assert store.get(digest_of(weight(9))) is not None
     assert store.get(digest_of(weight(0))) is None
+
+
+def put(store, *seeds):
+    for seed in seeds:
+        for piece in chunks(weight(seed), 1000):
+            store.add(piece)
+
+
+def digests(*seeds):
+    return [digest_of(weight(seed)) for seed in seeds]
+
+
+@pytest.fixture
+def full(tmp_path, monkeypatch):
+    """A folder on a disk that is full."""
+
+    def refuse(stream, *_args, **_kwargs):
+        stream.write(b"what there is room for")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weights.np, "save", refuse)
+    return tmp_path
+
+
+def test_what_a_full_disk_does_not_take_stays_in_memory_until_it_is_loaded(full):
+    store = WeightStore(full, memory_bytes=1000)
+    assert len(store.missing(digests(*range(10)))) == 10
+    put(store, *range(10))
+    assert store.missing(digests(*range(10))) == ()
+    assert list(full.iterdir()) == []
+    store.loaded(digests(*range(10)))
+    assert sum(array.nbytes for array in store._memory.values()) <= 1000
+
+
+def test_what_no_deployment_needs_goes_first(full):
+    store = WeightStore(full, memory_bytes=1000)
+    store.missing(digests(0, 1, 2))
+    put(store, 5, 0, 6, 1, 7, 2)
+    assert list(store._memory) == digests(0, 1, 2)
+
+
+def test_what_is_needed_is_not_needed_for_ever(full, monkeypatch):
+    store = WeightStore(full, memory_bytes=1000)
+    store.missing(digests(0, 1, 2, 3))
+    put(store, 0, 1, 2, 3)
+    now = time.monotonic() + weights.NEEDED_S + 1
+    monkeypatch.setattr(weights.time, "monotonic", lambda: now)
+    put(store, 4)
+    assert list(store._memory) == digests(3, 4)
+
+
+def test_no_memory_is_a_clear_error(full):
+    store = WeightStore(full, memory_bytes=1000, free=lambda: 1000 - sum(a.nbytes for a in store._memory.values()))
+    store.missing(digests(0, 1, 2))
+    put(store, 0, 1)
+    with pytest.raises(ExecutionError, match="it has 400 bytes, of memory there are 200 left; 800 bytes are kept there because the disk"):
+        put(store, 2)
+
+
+def test_weights_on_their_way_count(tmp_path):
+    store = WeightStore(tmp_path, free=lambda: 500)
+    store.add(chunks(weight(0), 64)[0])
+    with pytest.raises(ExecutionError, match="there are 164 left"):
+        store.add(chunks(weight(1), 64)[0])
+
+
+def test_a_deployment_larger_than_the_disk_limit_is_loaded(tmp_path):
+    store = WeightStore(tmp_path, memory_bytes=500, disk_bytes=1000)
+    store.missing(digests(*range(5)))
+    put(store, *range(5))
+    assert store.missing(digests(*range(5))) == ()
+    store.loaded(digests(*range(5)))
+    put(store, 5)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1000
+
+
+def test_unfinished_files_of_the_dead_are_removed(tmp_path):
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
+    alive = os.getppid()
+    names = {
+        kind: tmp_path / f"{'a' * 64}.{pid}.part" for kind, pid in (("dead", dead.stdout.strip()), ("own", os.getpid()), ("alive", alive))
+    }
+    names["old"] = tmp_path / f"{'b' * 64}.{alive}.part"
+    names["odd"] = tmp_path / "x.part"
+    for path in names.values():
+        path.write_bytes(b"123")
+    os.utime(names["old"], (0, 0))
+    WeightStore(tmp_path)
+    assert list(tmp_path.iterdir()) == [names["alive"]]
+
+
+def test_unfinished_files_of_others_count(tmp_path):
+    (tmp_path / f"{'a' * 64}.{os.getppid()}.part").write_bytes(bytes(1000))
+    put(WeightStore(tmp_path, disk_bytes=1600), 0, 1)
+    assert len(list(tmp_path.glob("*.npy"))) == 1
+
+
+def test_large_files_are_synced_before_they_have_their_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(weights.os, "fdatasync", lambda _: synced.append([path.suffix for path in tmp_path.iterdir()]))
+    for elements in (100, 1 << 19):
+        for piece in chunks(weight(0, elements), 4 << 20):
+            WeightStore(tmp_path).add(piece)
+    assert synced == [[".npy", ".part"]] or synced == [[".part", ".npy"]]

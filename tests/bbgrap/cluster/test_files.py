@@ -250,3 +250,27 @@ def test_profiles_alone_keep_all_links(cluster):
     if cluster.network != Network():
         assert all(alone.link(a, b) == cluster.link(a, b) for a in range(cluster.host) for b in devices if a != b)
     assert [node.name for node in alone.nodes] == [node.name for node in cluster.nodes]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("name: a\ncores: " + "9" * 5000, "expected a whole number"),
+        ("name: a\nmemory: 1e308TiB", "expected a number, or one with a unit"),
+        ("name: a\nmemory: 1e400", "expected a number, or one with a unit"),
+        ("name: " + "a" * (4 << 20), "expected at most 4194304 bytes"),
+    ],
+    ids=["digits", "infinite with its unit", "infinite", "size"],
+)
+def test_numbers_and_files_beyond_measure_are_faults(tmp_path, content, said):
+    path = tmp_path / "node.yaml"
+    path.write_text(content)
+    with pytest.raises(ClusterFileError, match=said):
+        read_profile(path)
+
+
+def test_a_file_of_many_nodes_is_compared_in_one_pass(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text("nodes: [" + ", ".join(f"{{name: n{k}}}" for k in range(3000)) + ", {name: n7}]")
+    with pytest.raises(ClusterFileError, match="node 'n7': there is already one of this name"):
+        read_cluster(path)

@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 from bbgrap.control import agent_events as ae
 from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control.agent import MAX_DEPLOYMENTS, AgentMachine
+from bbgrap.control.agent import AgentMachine
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol.messages import Heartbeat
 from tests.bbgrap.control.wire import FILE, introduction, plan_of
 from tests.bbgrap.protocol.test_codec import AGENT, ANSWERS, CLIENT, COMMANDS
 
+OF_WORKER = ae.CheckWeights | ae.StoreChunk | ae.Load | ae.Unload | ae.Drop | ae.Perform
 STEPS = st.floats(0, 3)
 
 
@@ -33,17 +35,28 @@ def test_coordinator(moves, offers):
             events += [ce.RequestDone(i.request, (), ()) for i in done if isinstance(i, ce.StartRequest)]
 
 
-@given(st.lists(st.tuples(st.sampled_from(COMMANDS), STEPS), max_size=40), st.data())
+WORKERS = st.sampled_from(["lives", "lives", "lives", "dies", "crashes", "is ready", "is stopped"])
+
+
+@given(st.lists(st.tuples(st.sampled_from(COMMANDS), WORKERS, STEPS), max_size=40), st.data())
 def test_agent(moves, data):
-    machine, now = AgentMachine(introduction("a"), 0.0), 0.0
-    for message, step in moves:
+    machine, now, ready = AgentMachine(introduction("a"), 0.0), 0.0, True
+    for message, worker, step in moves:
         now += step
-        events = [ae.Received(message), ae.Tick()]
+        events = [ae.Received(message), ae.Tick(None if worker == "is stopped" else Heartbeat())]
+        if worker == "is ready" and not ready:
+            ready = True
+            events.append(ae.WorkerReady(machine.join))
+        if worker in {"dies", "crashes"} and ready:
+            ready = False
+            loading = data.draw(st.sampled_from([0, *machine.deployments]))
+            events = [ae.WorkerDied("gone", 0, 0, loading, worker == "crashes"), *events]
         while events:
             try:
                 done = machine.handle(events.pop(0), now)
             except RemoteProtocolError:
                 continue
+            assert ready or not any(isinstance(instruction, OF_WORKER) for instruction in done)
             for instruction in done:
                 if isinstance(instruction, ae.CheckWeights):
                     missing = data.draw(st.sampled_from([(), instruction.digests]))

@@ -1,6 +1,7 @@
 """P7 of docs: what is encoded is decoded to the same; arbitrary bytes are a `RemoteProtocolError` and nothing else."""
 
 import dataclasses
+import tracemalloc
 from typing import get_args
 
 import msgpack
@@ -8,102 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.cluster.types import KernelRate, LinkProfile, NodeProfile, Speed
-from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
-from bbgrap.graph.types import DType, TensorType
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as client
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
-from bbgrap.runtime.recording import Record, StepLabel
-from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
+from bbgrap.runtime.schedule import LocalPart, LocalReceive, LocalRun, LocalSend
+from tests.messages import AGENT, ANSWERS, CLIENT, COMMANDS, DIGEST, PEERS, PROFILE, RECORD, SCHEDULE, SEGMENT
 
-DIGEST = "0123456789abcdef" * 4
-PROFILE = NodeProfile("a", 0.5, 2, 1, 10, 1e9, (KernelRate("conv", 3.5),), (LinkProfile("b", 1e8, 1e-4),), "rack", (Speed("conv", 1e9),))
-TENSOR = m.TensorHeader("x", DType.FLOAT, (1, 3))
-SCHEDULE = Schedule(
-    0,
-    2,
-    (
-        BufferSpec("x", DType.FLOAT, (4, 4)),
-        BufferSpec("y", DType.FLOAT, (4, 4)),
-        BufferSpec("z", DType.STRING, None),
-        BufferSpec("j", DType.FLOAT, (4, 4)),
-    ),
-    (
-        LocalReceive(0, 2, (0, 2), "int8"),
-        LocalRun(0, (0,), (1,)),
-        LocalJoin(3, ((LocalPart(1, (((0, 2), (3, 4)), ((0, 4),))), (((0, 3),), ((0, 4),))), (LocalPart(0, None), None))),
-        LocalSend(1, 1, (LocalPart(3, (((0, 1),), ((0, 4),))), LocalPart(2, None))),
-    ),
-)
-SEGMENT = SegmentModel("s", DIGEST, b"model", ("x",), ("y",), {"w": WeightRef(DIGEST, TensorType(DType.FLOAT, (2, 2)))})
-RECORD = Record(
-    1,
-    (StepLabel("receive", "x", 3, 2, 64), StepLabel("compute", "s: y", 0), StepLabel("send", "y", 4, 0, 64)),
-    ((5, 8, 9), (9, 9, 12), (12, 12, 13)),
-    20,
-)
-PEERS = (m.Peer(0, "a", "tcp://a:1"), m.Peer(1, "b", "tcp://b:1"), m.Peer(2, "host", "tcp://h:1"))
-
-AGENT = [
-    m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", PROFILE),
-    m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", None),
-    m.Heartbeat(),
-    m.WeightsMissing(7, (DIGEST,)),
-    m.WeightStored(DIGEST, 5),
-    m.Deployed(7, 0.25),
-    m.DeploymentFailed(7, "no"),
-    m.RequestFailed(7, 8, "no"),
-    m.Recorded(7, 8, RECORD),
-    m.Measured(1, PROFILE, ""),
-    m.LinksMeasured(1, PROFILE.links, ""),
-    m.LinksTried(1, (0, 2)),
-    m.LinkBroken("tcp://a:1", "reset"),
-    m.WorkerLost("SIGFPE", 7, 8, True),
-    m.Leave("bye"),
-]
-COMMANDS = [
-    m.Welcome(3, 0.5, 2.0),
-    m.Refused("taken", True),
-    m.Rejoin(),
-    m.HeartbeatSeen(),
-    m.Deploy(7, PEERS, SCHEDULE, (SEGMENT,)),
-    m.WeightChunk(DIGEST, TensorType(DType.FLOAT, (2, 2)), 0, 16, (b"0123",)),
-    m.Abandon(7, 8),
-    m.Release(7),
-    m.Measure(1),
-    m.MeasureLinks(1, PEERS),
-    m.TryLinks(1, PEERS),
-    m.AnswerPings(PEERS),
-]
-CLIENT = [
-    client.Hello(1, 1, "0.1.0"),
-    client.ListNodes(1),
-    client.OfferModel(1, DIGEST, (client.ModelFile("m.onnx", DIGEST, 5),)),
-    client.ModelChunk(1, DIGEST, 0, (b"abc",)),
-    client.PrepareModel(1, DIGEST, {"x": (1, 3)}, PlanOptions(split="grid", grid=(1, 2))),
-    client.RunModel(1, DIGEST, 3.0, (TENSOR,), (b"0123", b""), True),
-    client.MeasureNodes(1, "", False),
-    client.SetProfile(1, PROFILE),
-    client.Cancel(1),
-    client.Ask((1, 2)),
-]
-STATUS = client.NodeStatus("a", "tcp://a:1", "alive", 1, 2, 3, "0.1.0", "1.31.1", 26, None)
-ANSWERS = [
-    client.Greeting(1, "0.1.0", 2),
-    client.Nodes(1, (STATUS,)),
-    client.ModelMissing(1, (DIGEST,)),
-    client.ModelStored(1, 5, True),
-    client.Progress(1, "planning", 0, 1),
-    client.ModelPrepared(1, DIGEST, 7, ("a", "b"), "{}"),
-    client.RunResult(1, 7, (TENSOR,), (b"0123",), (RECORD,)),
-    client.Profiles(1, (PROFILE,)),
-    client.Failed(1, client.Fault.PLAN, "no"),
-    client.StillWorking((1, 2), (1,)),
-]
 CASES = [(TO_COORDINATOR, x) for x in (*AGENT, *CLIENT)] + [(TO_AGENT, x) for x in COMMANDS] + [(TO_CLIENT, x) for x in ANSWERS]
 CODECS = (TO_COORDINATOR, TO_AGENT, TO_CLIENT)
 
@@ -255,3 +169,12 @@ def test_depth_and_length_bombs():
     ):
         with pytest.raises(RemoteProtocolError):
             TO_COORDINATOR.decode([header])
+
+
+def test_a_deployment_of_many_devices_is_refused_before_they_are_counted():
+    schedule = dataclasses.replace(SCHEDULE, host=2**40)
+    tracemalloc.start()
+    refuses(TO_AGENT, COMMANDS[4], "peers: expected devices 0 to 1099511627776 in order", schedule=schedule)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -97,3 +98,15 @@ def test_what_no_model_takes_is_named() -> None:
             unpack_value(wrong)
     with pytest.raises(RemoteProtocolError, match="do not take 3 bytes"):
         Numbers(16, (2,), b"abc")
+
+
+@pytest.mark.parametrize("item", [b"\x80", b"\x91\xc0"], ids=["empty maps", "lists of nothing"])
+def test_small_bytes_do_not_become_much_memory(item):
+    """A gigabyte of empty maps, which is a tensor that may be sent, would be 72 of memory."""
+    count = 3 << 20
+    tracemalloc.start()
+    with pytest.raises(RemoteProtocolError, match="more lists and maps"):
+        unpack_value(b"\xdd" + count.to_bytes(4, "big") + item * count)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 << 20

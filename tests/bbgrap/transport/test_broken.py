@@ -209,6 +209,23 @@ def test_names_are_found_and_what_has_none_is_told_of():
     target.close()
 
 
+def test_a_name_that_is_found_while_it_is_asked_for_is_used_at_once(monkeypatch):
+    real = names.Names.look_up
+
+    def interrupted(self, host, port):
+        place = real(self, host, port)
+        time.sleep(0.3)  # the answer comes meanwhile
+        return place
+
+    monkeypatch.setattr(names.Names, "look_up", interrupted)
+    target = TcpDataPlane("tcp://127.0.0.1:0", "localhost")
+    with sending(target.address) as (plane, told):
+        plane.send(target.address, b"hello")
+        assert receive(target).header == b"hello"
+        assert told.empty()
+    target.close()
+
+
 def test_who_computes_and_does_not_read_is_not_called_broken():
     """Small messages and large ones, more than the system takes for it: for 3 s it acknowledges nothing new, and all is well."""
     for size, computes in ((100, False), (200_000, False), (200_000, True)):

@@ -219,3 +219,10 @@ def test_pings_are_answered_while_measuring_is_allowed(host, agents):
     assert ask(second) is None
     host.allow_pings(())
     assert ask(first) is None
+
+
+def test_a_broken_link_is_told_of(network):
+    plane, told = network.plane(), []
+    Host(plane, on_broken=lambda *broken: told.append(broken))
+    plane.on_broken("tcp://there:1", "why")
+    assert told == [("tcp://there:1", "why")]

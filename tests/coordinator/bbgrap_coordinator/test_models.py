@@ -1,18 +1,31 @@
 """The coordinator's model files: only what is complete and has its digest is kept."""
 
 import hashlib
+import os
+from pathlib import Path
 
-from bbgrap_coordinator.models import ModelStore
+import pytest
+from bbgrap_coordinator import models
+from bbgrap_coordinator.models import ModelGoneError, ModelStore
 
 from bbgrap.control.coordinator_events import ChunkWritten, WriteChunk
+from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import ModelChunk, ModelFile
 
 CONTENT = b"0123456789"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
-def write(store, offset, piece, digest=DIGEST):
-    return store.write(WriteChunk(b"client", ModelChunk(1, digest, offset, (piece,)), len(CONTENT)))
+FILE = ModelFile("net.onnx", DIGEST, len(CONTENT))
+
+
+def write(store, offset, piece, digest=DIGEST, client=b"client", size=10):
+    return store.write(WriteChunk(client, ModelChunk(1, digest, offset, (piece,)), size))
+
+
+def bring(store, content):
+    digest = hashlib.sha256(content).hexdigest()
+    return digest, write(store, 0, content, digest, size=len(content))
 
 
 def test_pieces_make_a_file(tmp_path):
@@ -53,3 +66,101 @@ def test_remains_of_a_crash_are_removed(tmp_path):
     (tmp_path / "model-abc").mkdir()
     ModelStore(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+DAMAGES = {
+    "other content": lambda path: path.write_bytes(b"9876543210"),
+    "cut": lambda path: path.write_bytes(CONTENT[:5]),
+    "longer": lambda path: path.write_bytes(CONTENT * 2),
+    "empty": lambda path: path.write_bytes(b""),
+    "another file": lambda path: (path.unlink(), path.write_bytes(b"9876543210")),
+    "a link": lambda path: (path.rename(path.with_suffix(".away")), path.symlink_to(path.with_suffix(".away"))),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
+def test_damaged_files_are_not_used_and_can_be_brought_again(tmp_path, damage, restarted):
+    store = ModelStore(tmp_path)
+    write(store, 0, CONTENT)
+    with store.folder([FILE]):
+        pass
+    facts = (tmp_path / DIGEST).stat()
+    damage(tmp_path / DIGEST)
+    if (tmp_path / DIGEST).exists():
+        os.utime(tmp_path / DIGEST, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
+    store = ModelStore(tmp_path) if restarted else store
+    with pytest.raises(ModelGoneError, match="brought again") as raised, store.folder([FILE]):
+        pass
+    assert raised.value.gone == (DIGEST,)
+    assert store.stored() == {}
+    assert write(store, 0, CONTENT).complete
+    with store.folder([FILE]) as path:
+        assert path.read_bytes() == CONTENT
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(models.os, "fsync", lambda handle: done.append(str(Path(f"/proc/self/fd/{handle}").readlink())))
+    write(ModelStore(tmp_path), 0, CONTENT)
+    assert [done[0].endswith(".part"), done[1:]] == [True, [str(tmp_path)]]
+
+
+def test_a_file_is_hashed_once(tmp_path, monkeypatch):
+    write(ModelStore(tmp_path), 0, CONTENT)
+    store, hashed = ModelStore(tmp_path), []
+    real = hashlib.file_digest
+    monkeypatch.setattr(models.hashlib, "file_digest", lambda *args: hashed.append(args) or real(*args))
+    for _ in range(3):
+        with store.folder([FILE]):
+            pass
+    assert len(hashed) == 1
+
+
+def test_a_client_that_lies_about_a_size_does_no_harm(tmp_path):
+    store = ModelStore(tmp_path)
+    write(store, 0, CONTENT)
+    with pytest.raises(ModelError, match="does not have 5 bytes"), store.folder([ModelFile("net.onnx", DIGEST, 5)]):
+        pass
+    assert store.stored() == {DIGEST: 10}
+
+
+def test_pieces_of_another_client_are_never_part_of_a_file(tmp_path):
+    store = ModelStore(tmp_path)
+    write(store, 0, b"bad", client=b"enemy")
+    assert write(store, 0, CONTENT[:4]).received == 4
+    write(store, 0, b"bad", client=b"enemy", size=3)
+    assert write(store, 4, CONTENT[4:]).complete
+    assert store.stored() == {DIGEST: 10}
+
+
+def test_files_used_least_recently_make_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "MAX_KEPT_BYTES", 25)
+    store = ModelStore(tmp_path)
+    first, _ = bring(store, b"a" * 10)
+    second, _ = bring(store, b"b" * 10)
+    for digest, used in ((first, 2_000), (second, 1_000)):
+        os.utime(tmp_path / digest, ns=(used, used))
+    third, written = bring(store, b"c" * 10)
+    assert written.gone == (second,)
+    assert set(store.stored()) == {first, third}
+    huge, written = bring(store, b"d" * 100)
+    assert (written.complete, set(written.gone), set(store.stored())) == (True, {first, third}, {huge})
+
+
+def test_room_on_the_disk_and_uploads_are_bounded(tmp_path, monkeypatch):
+    store = ModelStore(tmp_path)
+    assert "there is room for" in write(store, 0, CONTENT, size=1 << 60).fault
+    monkeypatch.setattr(models, "MAX_ARRIVING", 2)
+    assert write(store, 0, b"0", client=b"1").received == 1
+    assert write(store, 0, b"0", client=b"2").received == 1
+    assert "2 files are on their way" in write(store, 0, b"0", client=b"3").fault
+    now = models.time.monotonic() + models.IDLE_S
+    monkeypatch.setattr(models.time, "monotonic", lambda: now)
+    assert write(store, 1, b"1", client=b"2").received == 2
+    assert write(store, 0, b"0", client=b"3").received == 1
+    assert write(store, 1, b"1", client=b"1").received == 0  # it made room, and starts again
+    assert len(list(tmp_path.glob("*.part"))) == 2
+    monkeypatch.setattr(models, "MAX_ARRIVING_BYTES", 3)
+    assert "bytes are on their way" in write(store, 2, b"2345", client=b"2").fault

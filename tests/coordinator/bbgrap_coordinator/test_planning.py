@@ -50,20 +50,37 @@ class Desk:
     def answer(self):
         return self.answers.get(timeout=WAIT_S)
 
+    def clear(self):
+        for job in self.jobs_on_disk():
+            self.planners.cancel(job)
+            self.folders.remove(job)
+
     def jobs_on_disk(self):
         return sorted(int(path.name) for path in self.folders.directory.iterdir())
 
 
-@pytest.fixture
-def desk(tmp_path):
+@pytest.fixture(scope="module")
+def real_desk(tmp_path_factory):
     with Planners() as planners:
-        yield Desk(planners, tmp_path)
+        yield Desk(planners, tmp_path_factory.mktemp("desk"))
 
 
 @pytest.fixture
-def strange(tmp_path):
+def desk(real_desk):
+    yield real_desk
+    real_desk.clear()
+
+
+@pytest.fixture(scope="module")
+def strange_desk(tmp_path_factory):
     with Planners(STRANGE, limit=lambda job: 0.5 if job.options.planner == "sleeps" and job.job > 1000 else WAIT_S) as planners:
-        yield Desk(planners, tmp_path)
+        yield Desk(planners, tmp_path_factory.mktemp("strange"))
+
+
+@pytest.fixture
+def strange(strange_desk):
+    yield strange_desk
+    strange_desk.clear()
 
 
 def steady(report):
@@ -208,7 +225,9 @@ def test_how_long_jobs_may_take():
         ("exits", "status 7"),
         ("says nothing understandable", "its answer of 6 bytes is none"),
         ("says a fault that does not exist", "its answer of 16 bytes is none"),
+        ("says a fault that is not its own", "bytes is none"),
         ("says too much", "SIGKILL"),
+        ("leaves a plan for other devices", "for 2 devices"),
         ("leaves nothing", "cannot be used"),
         ("leaves no variants", "there are no variants"),
         ("leaves a folder", "cannot be used"),

@@ -1,0 +1,188 @@
+"""The deployments of an agent, from `Deploy` to `Release`, over the end of the worker that had loaded them.
+
+    Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Load -> Deployed
+    WorkerDied ... WorkerReady -> CheckWeights -> ... -> Deployed
+
+Laws: nothing is asked of a worker that is not there; what ended its worker while it was loaded is not loaded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from bbgrap.control.agent_events import (
+    CheckWeights,
+    Drop,
+    Instruction,
+    Load,
+    Loaded,
+    Say,
+    StoreChunk,
+    Unload,
+    WeightArrived,
+    WeightsChecked,
+    WorkerDied,
+)
+from bbgrap.control.states import Role, Tracker
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.protocol.messages import Abandon, Deploy, Deployed, DeploymentFailed, WeightChunk, WeightsMissing, WeightStored
+
+MAX_DEPLOYMENTS = 16
+"""Loaded deployments an agent keeps: twice what a coordinator keeps, so that only a broken coordinator reaches it."""
+ASK_AGAIN_S = 10.0
+"""Weights that do not come are asked for again after this long without any chunk."""
+
+
+@dataclass(slots=True)
+class _Deployment:
+    deploy: Deploy
+    tracker: Tracker
+    missing: set[str] = field(default_factory=set)
+    heard: float = 0.0
+
+
+class HeldDeployments:
+    """What one agent holds.
+
+    Invariants: `by_epoch` holds no released deployment and at most `MAX_DEPLOYMENTS`; `missing` of one is what it waits for.
+    """
+
+    def __init__(self) -> None:
+        """Hold nothing, with a worker that is ready."""
+        self.by_epoch: dict[int, _Deployment] = {}
+        self._worker_ready = True
+
+    @property
+    def ready(self) -> tuple[int, ...]:
+        """The epochs that are loaded."""
+        return tuple(epoch for epoch, deployment in self.by_epoch.items() if deployment.tracker.state == "ready")
+
+    # --- what the coordinator wants -----------------------------------------------------------------------------------------------
+
+    def deploy(self, deploy: Deploy, now: float) -> list[Instruction]:
+        """Take a deployment, or say how far it is.
+
+        Raises:
+            RemoteProtocolError: if there are too many that are not loaded yet.
+        """
+        known = self.by_epoch.get(deploy.epoch)
+        if known is not None:
+            known.tracker.move("Deploy")
+            if known.tracker.state == "ready":
+                return [Say(Deployed(deploy.epoch, 0.0))]
+            # What is on its way is not asked for again: the coordinator would begin anew.
+            stalled = known.missing and now - known.heard > ASK_AGAIN_S
+            return [Say(WeightsMissing(deploy.epoch, tuple(sorted(known.missing))))] if stalled else []
+        evicted = self._evict()
+        tracker = Tracker(Role.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
+        self.by_epoch[deploy.epoch] = _Deployment(deploy, tracker, heard=now)
+        return [*evicted, *([_check(deploy)] if self._worker_ready else [])]
+
+    def _evict(self) -> list[Instruction]:
+        if len(self.by_epoch) < MAX_DEPLOYMENTS:
+            return []
+        epoch = next((e for e, d in self.by_epoch.items() if d.tracker.state == "ready"), None)
+        if epoch is None:
+            raise RemoteProtocolError(f"coordinator: {len(self.by_epoch)} deployments at once, the limit is {MAX_DEPLOYMENTS}")
+        return [*self.release(epoch, "evicted"), Say(DeploymentFailed(epoch, "evicted: the agent keeps no more deployments"))]
+
+    def store(self, chunk: WeightChunk, now: float) -> list[Instruction]:
+        """Take a piece of a weight; without a worker it is lost, and asked for again."""
+        for deployment in self.by_epoch.values():
+            deployment.heard = now
+        return [StoreChunk(chunk)] if self._worker_ready else []
+
+    def abandon(self, message: Abandon) -> list[Instruction]:
+        """Forget a request."""
+        return [Drop(message.epoch, message.request)] if self._worker_ready and message.epoch in self.by_epoch else []
+
+    def release(self, epoch: int, event: str) -> list[Instruction]:
+        """Let a deployment go, if it is here; `event` is the move that it makes."""
+        deployment = self.by_epoch.pop(epoch, None)
+        if deployment is None:
+            return []
+        deployment.tracker.move(event)
+        return [Unload(epoch)] if self._worker_ready else []
+
+    def release_others(self, kept: Collection[int]) -> list[Instruction]:
+        """Let all go but those."""
+        return [i for epoch in list(self.by_epoch) if epoch not in kept for i in self.release(epoch, "reset")]
+
+    def ask_again(self, now: float) -> list[Instruction]:
+        """Ask for weights of which nothing has come for long."""
+        done: list[Instruction] = []
+        for epoch, deployment in self.by_epoch.items():
+            if deployment.tracker.state == "fetching" and now - deployment.heard > ASK_AGAIN_S:
+                deployment.heard = now
+                done.append(Say(WeightsMissing(epoch, tuple(sorted(deployment.missing)))))
+        return done
+
+    # --- what happens to the worker -----------------------------------------------------------------------------------------------
+
+    def checked(self, event: WeightsChecked, now: float) -> list[Instruction]:
+        """Load a deployment whose weights are here, or ask for those that are not."""
+        deployment = self.by_epoch.get(event.epoch)
+        if deployment is None:
+            return []
+        deployment.heard = now
+        if not event.missing:
+            deployment.tracker.move("weights complete")
+            return [Load(deployment.deploy)]
+        deployment.tracker.move("weights missing")
+        deployment.missing = set(event.missing)
+        return [Say(WeightsMissing(event.epoch, event.missing))]
+
+    def weight_arrived(self, event: WeightArrived, now: float) -> list[Instruction]:
+        """Acknowledge a piece; load what waited for the last one."""
+        waiting = {epoch: d for epoch, d in self.by_epoch.items() if event.digest in d.missing}
+        done: list[Instruction] = []
+        if event.fault:
+            for epoch in waiting:
+                done += [*self.release(epoch, "broken weight"), Say(DeploymentFailed(epoch, event.fault))]
+            return done
+        done.append(Say(WeightStored(event.digest, event.received)))
+        for deployment in waiting.values():
+            deployment.heard = now
+            if event.complete:
+                deployment.missing.discard(event.digest)
+            if not deployment.missing:
+                deployment.tracker.move("weights complete")
+                done.append(Load(deployment.deploy))
+        return done
+
+    def loaded(self, event: Loaded) -> list[Instruction]:
+        """Say that a deployment is ready, or why it cannot be."""
+        deployment = self.by_epoch.get(event.epoch)
+        if deployment is None:
+            # Released while it was loading: what was loaded goes again.
+            return [Unload(event.epoch)]
+        if event.fault:
+            return [*self.release(event.epoch, "load failed"), Say(DeploymentFailed(event.epoch, event.fault))]
+        deployment.tracker.move("loaded")
+        return [Say(Deployed(event.epoch, event.seconds))]
+
+    def worker_ready(self, now: float) -> list[Instruction]:
+        """Load everything again, in the order it came: the oldest deployments serve."""
+        self._worker_ready = True
+        for deployment in self.by_epoch.values():
+            deployment.heard = now
+        return [_check(deployment.deploy) for deployment in self.by_epoch.values()]
+
+    def worker_died(self, event: WorkerDied) -> list[Instruction]:
+        """Wait for the next worker with everything but what ended this one while it was loaded."""
+        self._worker_ready = False
+        done: list[Instruction] = []
+        for epoch, deployment in list(self.by_epoch.items()):
+            deployment.missing = set()
+            if event.guilty and epoch == event.loading and deployment.tracker.state == "loading":
+                deployment.tracker.move("ended the worker")
+                del self.by_epoch[epoch]
+                done.append(Say(DeploymentFailed(epoch, event.reason)))
+            else:
+                deployment.tracker.move("worker lost")
+        return done
+
+
+def _check(deploy: Deploy) -> CheckWeights:
+    return CheckWeights(deploy.epoch, tuple({ref.digest: None for segment in deploy.segments for ref in segment.weights.values()}))

@@ -1,0 +1,196 @@
+"""A real agent whose worker is killed, crashes, hangs or stops: the agent goes on, and says what happened."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from bbgrap.protocol import messages as m
+from tests.agents.bare import HOST, adding, bare_coordinator, crashing, dividing, endless, gone
+
+pytestmark = pytest.mark.cluster
+EPOCH, NEXT = 1 << 32 | 1, 1 << 32 | 2
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    with bare_coordinator(tmp_path) as bare:
+        yield bare
+
+
+@pytest.fixture
+def agent(coordinator):
+    return coordinator.start("--name", "a")
+
+
+def test_a_killed_worker_is_replaced_and_serves_what_it_served(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, adding(), address)
+    coordinator.ask(address, EPOCH, 1, (1, 2))
+    assert coordinator.answer(1) == [1, 3]
+    assert coordinator.beat(lambda beat: beat.steps > 0).used_bytes > 10 << 20
+    worker = coordinator.worker_of(agent)
+    worker.kill()
+    assert coordinator.next(m.WorkerLost) == m.WorkerLost("the worker was ended by SIGKILL", 0, 0, guilty=False)
+    assert coordinator.next(m.Deployed).epoch == EPOCH
+    coordinator.plane.disconnect(address)
+    coordinator.ask(address, EPOCH, 2, (3, 4))
+    assert coordinator.answer(2) == [3, 5]
+    assert coordinator.worker_of(agent).pid != worker.pid
+    assert not any(isinstance(message, m.Join | m.WeightsMissing) for message in coordinator.heard)
+
+
+def test_a_model_that_crashes_while_it_is_loaded_is_not_loaded_again(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, adding(), address)
+    coordinator.deploy(NEXT, crashing(), address)
+    lost = coordinator.next(m.WorkerLost)
+    assert lost == m.WorkerLost(f"the worker was ended by SIGFPE while loading epoch {NEXT}", NEXT, 0, guilty=True)
+    assert coordinator.next(m.DeploymentFailed) == m.DeploymentFailed(NEXT, lost.reason)
+    assert coordinator.next(m.Deployed).epoch == EPOCH
+    coordinator.ask(address, EPOCH, 2, (3, 4))
+    assert coordinator.answer(2) == [3, 5]
+    assert agent.poll() is None
+
+
+def test_a_model_that_crashes_at_a_request_names_it(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, dividing(), address)
+    coordinator.ask(address, EPOCH, 5, (1, -1))
+    reason = f"the worker was ended by SIGFPE while computing request 5 of epoch {EPOCH}"
+    assert coordinator.next(m.WorkerLost) == m.WorkerLost(reason, EPOCH, 5, guilty=True)
+    assert coordinator.next(m.Deployed).epoch == EPOCH
+
+
+def test_a_kernel_that_does_not_end_ends_its_worker_once_nobody_waits(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, endless(above=100), address)
+    coordinator.ask(address, EPOCH, 6, (1, 0))
+    assert coordinator.answer(6) == [1, 0]
+    coordinator.ask(address, EPOCH, 7, (101, 0))
+    beat = coordinator.beat(lambda beat: beat.seconds > 1.0)
+    assert (beat.epoch, beat.request) == (EPOCH, 7)
+    assert not any(isinstance(message, m.WorkerLost) for message in coordinator.heard)
+    coordinator.say(m.Abandon(EPOCH, 7))
+    lost = coordinator.next(m.WorkerLost)
+    assert (lost.epoch, lost.request, lost.guilty) == (EPOCH, 7, True)
+    assert "ended by its nanny: a kernel of request 7 did not end within its deadline" in lost.reason
+    assert coordinator.next(m.Deployed).epoch == EPOCH
+    assert coordinator.beat(lambda beat: True).request == 0
+
+
+def test_a_worker_does_not_outlive_its_nanny(coordinator, agent):
+    coordinator.join()
+    worker = coordinator.worker_of(agent)
+    agent.kill()
+    assert gone(worker, 1.0)
+
+
+def test_a_busy_worker_does_not_outlive_its_nanny(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, endless(above=100), address)
+    coordinator.ask(address, EPOCH, 7, (101, 0))
+    coordinator.beat(lambda beat: beat.request == 7)
+    worker = coordinator.worker_of(agent)
+    agent.kill()
+    assert gone(worker, 1.0)
+
+
+def test_a_stopped_worker_lets_nobody_take_its_agent_for_alive(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, adding(), address)
+    worker = coordinator.worker_of(agent)
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        assert coordinator.silent_for(1.5)
+        assert not any(isinstance(message, m.Join) for message in coordinator.heard)
+    finally:
+        worker.send_signal(signal.SIGCONT)
+    coordinator.beat(lambda beat: True)
+    coordinator.ask(address, EPOCH, 2, (3, 4))
+    assert coordinator.answer(2) == [3, 5]
+    assert coordinator.worker_of(agent).pid == worker.pid
+
+
+def test_a_coordinator_that_comes_back_finds_what_it_keeps(coordinator, agent):
+    address = coordinator.join(1).data_address
+    coordinator.deployed(EPOCH, adding(), address)
+    coordinator.deployed(NEXT, adding(), address)
+    coordinator.say(m.Rejoin())
+    assert coordinator.next(m.Join).holds == (EPOCH, NEXT)
+    coordinator.welcome(2, keep=(NEXT,))
+    coordinator.ask(address, NEXT, 3, (3, 4))
+    assert coordinator.answer(3) == [3, 5]
+    coordinator.listen(0.3)
+    coordinator.heard.clear()
+    coordinator.say(m.Rejoin())
+    assert coordinator.next(m.Join).holds == (NEXT,)
+
+
+def test_links_are_tried(coordinator, agent):
+    join = coordinator.join()
+    silent = m.Peer(3, "nobody", "tcp://127.0.0.1:9")
+    coordinator.say(m.TryLinks(8, (m.Peer(HOST, "itself", join.data_address), silent)))
+    # It does not answer itself unless it may.
+    assert coordinator.next(m.LinksTried) == m.LinksTried(8, (HOST, 3))
+    coordinator.say(m.AnswerPings((m.Peer(HOST, "itself", join.data_address),)))
+    coordinator.say(m.TryLinks(9, (m.Peer(HOST, "itself", join.data_address), silent)))
+    assert coordinator.next(m.LinksTried) == m.LinksTried(9, (3,))
+
+
+def test_a_deployment_is_ready_when_its_peers_have_answered(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.say(m.AnswerPings((m.Peer(HOST, "host", coordinator.plane.address),)))
+    coordinator.deploy(EPOCH, dividing(), address)
+    failed = coordinator.next(m.DeploymentFailed)
+    assert failed.epoch == EPOCH
+    assert failed.reason.startswith(f"no answer on the data plane from 'host' at {coordinator.plane.address};")
+    coordinator.answers_pings(address)
+    coordinator.deploy(NEXT, dividing(), address)
+    coordinator.next(m.Deployed, lambda deployed: deployed.epoch == NEXT)
+
+
+def test_a_link_that_breaks_is_told(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, adding(), address)
+    coordinator.ask(address, EPOCH, 1, (1, 2))
+    assert coordinator.answer(1) == [1, 3]
+    gone = coordinator.plane.address
+    coordinator.new_plane()
+    assert coordinator.next(m.LinkBroken).address == gone
+
+
+def test_an_agent_that_is_told_to_stop_takes_its_worker_along(coordinator, agent):
+    coordinator.join()
+    coordinator.beat(lambda beat: True)
+    worker = coordinator.worker_of(agent)
+    os.killpg(agent.pid, signal.SIGINT)  # as a terminal does
+    assert coordinator.next(m.Leave) == m.Leave("SIGINT")
+    assert agent.wait(20) == 0
+    assert not psutil.pid_exists(worker.pid)
+    assert "Traceback" not in coordinator.log()
+
+
+def test_agents_without_a_name_have_their_machines(coordinator):
+    names = set()
+    for number in range(2):
+        coordinator.start()
+        names.add(coordinator.next(m.Join, lambda join: join.name not in names).name)
+        coordinator.say(m.Welcome(number + 1, 0.5, 5.0))
+    host = os.uname().nodename
+    assert names == {host, f"{host}-2"}
+    coordinator.processes[0].kill()
+    coordinator.processes[0].wait()
+    coordinator.listen(0.2)
+    coordinator.heard.clear()
+    coordinator.start()
+    assert coordinator.next(m.Join, lambda join: join.name == host).name == host
+
+
+def test_the_main_process_is_light(coordinator, agent):
+    coordinator.join()
+    maps = "\n".join(m.path for m in psutil.Process(agent.pid).memory_maps())
+    assert "onnxruntime" not in maps
+    assert "onnxruntime" in "\n".join(m.path for m in coordinator.worker_of(agent).memory_maps())
+    assert psutil.Process(agent.pid).memory_info().rss < 80 << 20

@@ -1,0 +1,230 @@
+"""An agent's machine whose worker dies, and whose coordinator goes and comes back."""
+
+from itertools import pairwise
+
+import pytest
+
+from bbgrap.control import agent_events as ae
+from bbgrap.control.agent import REFUSED_S, AgentMachine
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.protocol import messages as m
+from tests.bbgrap.control.wire import artifacts, introduction
+
+BEAT = m.Heartbeat()
+DIED = "the worker was ended by SIGFPE"
+
+
+class Driven:
+    """A machine and what it wants done, without a worker or a network."""
+
+    def __init__(self, membership=1):
+        self.now = 0.0
+        self.machine = AgentMachine(introduction("a"), self.now)
+        self.done = []
+        if membership:
+            self.tell(m.Welcome(membership, 0.1, 0.6))
+
+    def handle(self, event):
+        self.done = self.machine.handle(event, self.now)
+        return self.done
+
+    def tell(self, message):
+        return self.handle(ae.Received(message))
+
+    def tick(self, seconds=0.1, heartbeat=BEAT):
+        self.now += seconds
+        return self.handle(ae.Tick(heartbeat))
+
+    def deploy(self, *epochs, ready=True):
+        for epoch in epochs:
+            self.tell(deploy_of(epoch))
+            self.handle(ae.WeightsChecked(epoch, ()))
+            if ready:
+                self.handle(ae.Loaded(epoch, 0.5))
+
+    def die(self, epoch=0, request=0, loading=0, *, guilty=False):
+        return self.handle(ae.WorkerDied(DIED, epoch, request, loading, guilty))
+
+    def ready(self):
+        return self.handle(ae.WorkerReady(self.machine.join))
+
+    def silence(self):
+        while self.machine.state == "joined":
+            self.tick(1.0)
+
+    @property
+    def said(self):
+        return [instruction.message for instruction in self.done if isinstance(instruction, ae.Say)]
+
+    @property
+    def asked(self):
+        """What a worker would be told."""
+        return [i for i in self.done if not isinstance(i, ae.Say | ae.Log | ae.Reconnect)]
+
+
+def deploy_of(epoch):
+    part = artifacts(1).devices[0]
+    return m.Deploy(epoch, (m.Peer(0, "a", "tcp://a:1"), m.Peer(1, "host", "tcp://h:1")), part.schedule, part.segments)
+
+
+def test_what_a_dead_worker_had_is_loaded_by_the_next_one():
+    agent = Driven()
+    agent.deploy(1)
+    agent.deploy(2, ready=False)
+    agent.die(1, 9)
+    assert agent.said == [m.WorkerLost(DIED, 1, 9, guilty=False)]
+    assert agent.asked == []
+    agent.ready()
+    assert [i.epoch for i in agent.asked] == [1, 2]
+    for epoch in (1, 2):
+        agent.handle(ae.WeightsChecked(epoch, ()))
+        assert agent.asked == [ae.Load(deploy_of(epoch))]
+        agent.handle(ae.Loaded(epoch, 0.25))
+        assert agent.said == [m.Deployed(epoch, 0.25)]
+
+
+def test_weights_that_a_dead_worker_had_in_part_are_asked_for_again():
+    agent = Driven()
+    agent.tell(deploy_of(1))
+    digest = agent.asked[0].digests[0]
+    agent.handle(ae.WeightsChecked(1, (digest,)))
+    agent.die()
+    agent.tell(m.WeightChunk(digest, artifacts(1).devices[0].segments[0].weights["w"].type, 0, 16, (b"x",)))
+    assert agent.done == []
+    agent.ready()
+    agent.handle(ae.WeightsChecked(1, (digest,)))
+    assert agent.said == [m.WeightsMissing(1, (digest,))]
+
+
+@pytest.mark.parametrize("guilty", [False, True])
+def test_what_was_being_loaded_is_dropped_if_it_ended_the_worker(guilty):
+    agent = Driven()
+    agent.deploy(1)
+    agent.deploy(2, ready=False)
+    agent.die(loading=2, guilty=guilty)
+    assert agent.said == [m.WorkerLost(DIED, 2, 0, guilty), *([m.DeploymentFailed(2, DIED)] if guilty else [])]
+    agent.ready()
+    assert [i.epoch for i in agent.asked] == ([1] if guilty else [1, 2])
+
+
+def test_what_comes_while_there_is_no_worker_waits_for_the_next_one():
+    agent = Driven()
+    agent.deploy(1)
+    agent.tell(m.AnswerPings(()))
+    agent.die()
+    peers = (m.Peer(1, "b", "tcp://b:1"),)
+    for message in (m.AnswerPings(peers), m.TryLinks(5, peers), m.Abandon(1, 2), deploy_of(3), m.Release(1)):
+        agent.tell(message)
+        assert agent.asked == []
+    agent.ready()
+    assert agent.asked[:2] == [ae.Perform(m.AnswerPings(peers)), ae.Perform(m.TryLinks(5, peers))]
+    assert [i.epoch for i in agent.asked[2:]] == [3]
+    agent.handle(ae.Outcome(m.LinksTried(5, ())))
+    assert agent.said == [m.LinksTried(5, ())]
+
+
+def test_measurements_of_a_dead_worker_are_answered_once():
+    agent = Driven()
+    agent.tell(m.Measure(4))
+    agent.tell(m.MeasureLinks(5, ()))
+    agent.die()
+    assert agent.said[1:] == [m.Measured(4, None, DIED), m.LinksMeasured(5, (), DIED)]
+    agent.ready()
+    assert agent.asked == []
+
+
+def test_deployments_outlast_a_silent_coordinator_and_those_kept_its_return():
+    agent = Driven()
+    agent.deploy(1, 2)
+    agent.deploy(3, ready=False)
+    agent.silence()
+    agent.tick(0.5)
+    assert [message.holds for message in agent.said] == [(1, 2)]
+    agent.tell(m.Welcome(2, 0.1, 0.6, keep=(2,)))
+    assert agent.asked == [ae.Unload(1), ae.Unload(3)]
+    assert agent.said == [m.Heartbeat()]
+
+
+def test_the_same_membership_again_changes_nothing():
+    agent = Driven()
+    agent.deploy(1)
+    agent.tell(m.Rejoin())
+    assert agent.said[0].holds == (1,)
+    agent.tell(m.Welcome(1, 0.1, 0.6))
+    assert agent.done == [ae.Say(m.Heartbeat())]
+
+
+def test_what_happens_while_nobody_listens_is_said_of_what_is_kept():
+    agent = Driven()
+    agent.deploy(1, 2)
+    agent.tell(m.Measure(4))
+    agent.silence()
+    for event in (
+        ae.Outcome(m.RequestFailed(1, 7, "no")),
+        ae.Outcome(m.RequestFailed(2, 8, "no")),
+        ae.Outcome(m.Measured(4, None, "no")),
+    ):
+        assert agent.handle(event) == []
+    agent.tell(m.Welcome(2, 0.1, 0.6, keep=(2,)))
+    assert agent.said == [m.Heartbeat(), m.RequestFailed(2, 8, "no")]
+
+
+def test_a_coordinator_that_returns_learns_of_the_worker_that_died_meanwhile():
+    agent = Driven()
+    agent.deploy(1)
+    agent.deploy(2, ready=False)
+    agent.silence()
+    agent.tick(0.5)
+    assert agent.said[0].holds == (1,)
+    agent.die(loading=2, guilty=True)
+    agent.tick(0.5)
+    assert agent.said[0].holds == ()
+    # The coordinator has heard the first word only.
+    agent.tell(m.Welcome(2, 0.1, 0.6, keep=(1, 2)))
+    assert agent.said == [
+        m.Heartbeat(),
+        m.WorkerLost(DIED, 2, 0, guilty=True),
+        m.DeploymentFailed(2, "the agent does not have it any more"),
+    ]
+    agent.ready()
+    agent.handle(ae.WeightsChecked(1, ()))
+    agent.handle(ae.Loaded(1, 0.1))
+    assert agent.said == [m.Deployed(1, 0.1)]
+
+
+def test_a_stopped_worker_makes_its_agent_silent_and_the_coordinator_not_suspect():
+    agent = Driven()
+    for _ in range(100):
+        assert agent.tick(0.1, None) == []
+    assert agent.machine.state == "joined"
+    beat = m.Heartbeat(1, 2, 3.0, 4, 5)
+    agent.tick(0.1, beat)
+    assert agent.said == [beat]
+
+
+def test_joining_is_tried_soon_at_first_and_never_rarely():
+    agent = Driven(membership=0)
+    times = []
+    for _ in range(40):
+        agent.tick(agent.machine.next_tick_s)
+        times += [agent.now] * len(agent.said)
+    gaps = [b - a for a, b in pairwise(times)]
+    assert len(times) == 40
+    assert 0.1 <= gaps[0] < 0.2
+    assert max(gaps) == 0.5
+
+
+def test_a_name_that_is_taken_is_asked_for_again_for_a_while():
+    agent = Driven(membership=0)
+    while not any(isinstance(i, ae.Quit) for i in agent.done):
+        agent.now += 0.5
+        agent.tell(m.Refused("taken", retry=True))
+    assert agent.now >= REFUSED_S
+
+
+def test_a_message_out_of_turn_changes_nothing():
+    agent = Driven()
+    agent.handle(ae.Stop("bye"))
+    with pytest.raises(RemoteProtocolError):
+        agent.tell(m.HeartbeatSeen())
+    assert agent.die() == [ae.Log(DIED)]

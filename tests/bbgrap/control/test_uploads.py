@@ -1,0 +1,86 @@
+"""Uploads: what is offered is bounded, and what one client says of a file changes nothing for another."""
+
+import pytest
+
+from bbgrap.control import uploads
+from bbgrap.control.coordinator_events import ChunkWritten, ToClient, WriteChunk
+from bbgrap.control.uploads import Uploads, offer_digest
+from bbgrap.protocol.client_messages import Failed, Fault, ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel
+
+A, B = "a" * 64, "b" * 64
+ONE, TWO = b"one", b"two"
+
+
+def offer(*files):
+    return OfferModel(1, offer_digest(files), files)
+
+
+def answer(instructions):
+    (said,) = instructions
+    assert isinstance(said, ToClient)
+    return said.message
+
+
+def test_a_model_is_here_when_its_files_are():
+    store, message = Uploads({}), offer(ModelFile("m", A, 5), ModelFile("w", B, 7))
+    assert answer(store.offer(ONE, message)) == ModelMissing(1, (A, B))
+    for digest, size in ((A, 5), (B, 7)):
+        assert store.files_of(message.model) is None
+        assert store.chunk(ONE, ModelChunk(1, digest, 0, (b"",))) == [WriteChunk(ONE, ModelChunk(1, digest, 0, (b"",)), size)]
+        assert answer(store.written(ChunkWritten(ONE, 1, digest, size, complete=True))) == ModelStored(1, size, complete=True)
+    assert store.files_of(message.model) == message.files
+    store.forget((B,))
+    assert store.files_of(message.model) is None
+    assert answer(store.offer(ONE, message)) == ModelMissing(1, (B,))
+
+
+def test_another_client_changes_no_size():
+    store = Uploads({})
+    store.offer(ONE, offer(ModelFile("m", A, 5)))
+    store.offer(TWO, offer(ModelFile("m", A, 6)))
+    (first,), (second,) = (store.chunk(client, ModelChunk(1, A, 0, (b"",))) for client in (ONE, TWO))
+    assert (first.size, second.size) == (5, 6)
+    store.written(ChunkWritten(ONE, 1, A, 5, complete=True))
+    assert store.files_of(offer(ModelFile("m", A, 6)).model) is None
+    refused = answer(store.offer(TWO, offer(ModelFile("m", A, 6))))
+    assert (refused.fault, refused.reason) == (Fault.PROTOCOL, "model: file 'm' has 5 bytes by its digest, not 6")
+
+
+def test_a_file_that_nobody_offered_is_not_taken():
+    store = Uploads({})
+    store.offer(ONE, offer(ModelFile("m", A, 5)))
+    assert answer(store.chunk(TWO, ModelChunk(1, A, 0, (b"",)))) == Failed(1, Fault.UNKNOWN_MODEL, "model: the file was not offered")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [ModelFile("m", A, uploads.MAX_MODEL_BYTES + 1)],
+        [ModelFile("m", A, uploads.MAX_MODEL_BYTES), ModelFile("w", B, 1)],
+        [ModelFile(f"{k}", f"{k:064x}", 0) for k in range(uploads.MAX_FILES + 1)],
+    ],
+    ids=["one file", "all files", "their number"],
+)
+def test_offers_are_bounded(files):
+    store = Uploads({})
+    refused = answer(store.offer(ONE, offer(*files)))
+    assert refused.fault is Fault.MODEL
+    assert "a cluster takes" in refused.reason
+    assert store._sizes == {}
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(uploads, "MAX_CLIENTS", 3)
+    monkeypatch.setattr(uploads, "MAX_FILES", 2)
+    store = Uploads({})
+    for client in range(5):
+        for k in range(5):
+            store.offer(bytes([client]), offer(ModelFile("m", f"{k:064x}", 5)))
+    assert {client: len(sizes) for client, sizes in store._sizes.items()} == {bytes([k]): 2 for k in (2, 3, 4)}
+
+
+def test_what_made_room_is_forgotten():
+    store = Uploads({B: 7})
+    store.offer(ONE, offer(ModelFile("m", A, 5)))
+    store.written(ChunkWritten(ONE, 1, A, 5, complete=True, gone=(B,)))
+    assert store.stored == {A: 5}

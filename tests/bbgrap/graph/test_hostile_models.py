@@ -1,0 +1,120 @@
+"""Models that try to crash, hang or fill their reader get clear words; those that are only odd answer as onnxruntime does."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap import backend
+from bbgrap.engine.load import load_graph
+from bbgrap.errors import BbgrapError, ModelError
+from bbgrap.graph import onnx_limits
+from bbgrap.graph.onnx_limits import check_limits
+from bbgrap.graph.onnx_read import read_model
+from tests import hostile_models as models
+from tests.hostile_models import HOSTILE
+from tests.reading_hostile_models import Reading, read_all
+
+SECONDS = 10.0
+"""2 s alone on this machine for the slowest, which is a file of 25 MB."""
+
+TIMES, BESIDES = 32, 96 << 20
+"""Memory: times the file, and what libraries take for themselves. Of a list of numbers a byte each, Python makes 8 to 36 bytes each."""
+
+
+@pytest.fixture(scope="module")
+def readings() -> Mapping[str, list[Reading]]:
+    found: dict[str, list[Reading]] = {name: [] for name in HOSTILE}
+    for reading in read_all(list(HOSTILE)):
+        found[reading.name].append(reading)
+    return found
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_model(readings, name):
+    read, loaded = readings[name]
+    wanted = HOSTILE[name].said
+    assert read.raised in {"", "ModelError"}, read
+    assert loaded.raised == ("ModelError" if wanted else ""), loaded
+    assert wanted in loaded.text
+    for reading in (read, loaded):
+        assert reading.seconds < SECONDS, reading
+        assert reading.grown < TIMES * reading.size + BESIDES, reading
+
+
+def test_limits_are_of_whole_models():
+    """Each just within its limit passes, and just beyond it is refused, wherever it is."""
+    check_limits(models.chain(onnx_limits.MAX_NODES))
+    check_limits(models.nested(onnx_limits.MAX_BODIES))
+    check_limits(models.declared_rank(onnx_limits.MAX_RANK))
+    check_limits(models.doubling(16))
+    check_limits(models.doubling(onnx_limits.MAX_CALLS, 1))
+    name = "n" * onnx_limits.MAX_NAME_BYTES
+    check_limits(models.plain([models.relu("x", name), models.relu(name, "y")]))
+    inside = models.branching(models.body_of(models.relu("x", name + "n")))
+    for proto, said in (
+        (models.nested(onnx_limits.MAX_BODIES + 1), "bodies inside bodies"),
+        (models.declared_rank(onnx_limits.MAX_RANK + 1), "64 axes, got 65"),
+        (models.doubling(onnx_limits.MAX_CALLS + 1, 1), "more than 100 deep"),
+        (models.doubling(17), "nodes, those in bodies and functions included"),
+        (inside, "more than 65536 bytes"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            check_limits(proto)
+
+
+def test_weights_that_are_no_numbers_answer_as_in_onnxruntime():
+    odd = np.array([[np.nan, np.inf], [-np.inf, 1e-45]], np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Add", ["a", "w"], ["b"]),
+        helper.make_node("Relu", ["b"], ["c"]),
+        helper.make_node("Softmax", ["c"], ["y"]),
+    ]
+    ends = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2])] for name in "xy")
+    graph = helper.make_graph(nodes, "g", *ends, [numpy_helper.from_array(odd, "w")])
+    proto = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)])
+    x = np.array([[1, 0], [np.inf, 2]], np.float32)
+    (expected,) = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (found,) = backend.prepare(proto).run([x])
+    np.testing.assert_array_equal(found, expected)
+
+
+SMALL = [
+    models.plain([models.add()], [models.weight([4], models.DATA[:4].tobytes())]),
+    models.convolving(group=1, pads=[1, 1]),
+    models.nested(3),
+    models.doubling(3),
+    models.with_sparse(models.sparse([4])),
+    models.endless(),
+    models.long_constant(3),
+    models.strings(3, 3),
+]
+
+
+@given(st.sampled_from(SMALL), st.data())
+def test_damaged_models_are_taken_or_refused(tmp_path_factory, proto, data):
+    content = bytearray(proto.SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4), "damages")):
+        place = data.draw(st.integers(0, len(content) - 1), "place")
+        match data.draw(st.sampled_from(("flip", "cut", "insert", "repeat")), "damage"):
+            case "flip":
+                content[place] ^= 1 << data.draw(st.integers(0, 7), "bit")
+            case "cut":
+                del content[place : place + data.draw(st.integers(1, 8), "length")]
+            case "insert":
+                content[place:place] = data.draw(st.binary(min_size=1, max_size=6), "bytes")
+            case _:
+                content[place:place] = content[place : place + data.draw(st.integers(1, 64), "length")]
+        content = content or bytearray(b"\0")
+    path = tmp_path_factory.mktemp("damaged") / "model.onnx"
+    path.write_bytes(content)
+    for read in (read_model, lambda path: load_graph(path, {})):
+        try:
+            read(path)
+        except BbgrapError:
+            continue

@@ -1,0 +1,125 @@
+"""Real coordinator processes, ended by SIGKILL and started again on the same state."""
+
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from itertools import pairwise
+
+import numpy as np
+import psutil
+import pytest
+
+import bbgrap
+from bbgrap.local import LocalCluster
+from bbgrap.zoo import materialize
+
+pytestmark = pytest.mark.cluster
+
+WAIT_S = 30
+
+
+def command(state, *options):
+    bind = ("--bind", "tcp://127.0.0.1:0", "--state-dir", str(state))
+    return [sys.executable, "-m", "bbgrap_coordinator.main", *bind, "--until-eof", *options]
+
+
+@contextmanager
+def coordinator(state, *options):
+    """Yield a process that listens, with its data port and incarnation; it is killed in the end."""
+    process = subprocess.Popen(command(state, *options), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    told = []
+
+    def read():
+        told.extend(process.stderr)  # line by line, as they come
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while not (found := re.search(r"data plane at tcp://127\.0\.0\.1:(\d+), incarnation (\d+)", "".join(told))):
+            assert process.poll() is None, "".join(told)
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield process, int(found[1]), int(found[2])
+    finally:
+        children = psutil.Process(process.pid).children() if process.poll() is None else []
+        process.kill()
+        process.wait()
+        psutil.wait_procs(children, timeout=WAIT_S)
+        reader.join()
+        process.stdin.close()
+        process.stderr.close()
+
+
+def test_the_incarnation_grows_and_the_data_port_stays(tmp_path):
+    found = []
+    for _ in range(3):
+        with coordinator(tmp_path) as (_, port, incarnation):
+            found.append((port, incarnation))
+    (port, first), *later = found
+    assert later == [(port, first + 1), (port, first + 2)]
+
+
+def test_a_data_port_that_is_taken_is_replaced_and_one_that_is_given_counts(tmp_path):
+    with coordinator(tmp_path) as (_, port, _):
+        pass
+    with socket.create_server(("127.0.0.1", port)), coordinator(tmp_path) as (_, other, _):
+        assert other != port
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        given = free.getsockname()[1]
+    with coordinator(tmp_path, "--data-port", str(given)) as (_, chosen, _):
+        assert chosen == given
+
+
+def test_a_second_one_on_the_same_state_is_refused_in_one_line(tmp_path):
+    with coordinator(tmp_path) as (_, _, incarnation):
+        done = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=WAIT_S, check=False, stdin=subprocess.DEVNULL)
+        assert done.returncode == 1
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith(f"bbgrap-coordinator: state directory '{tmp_path}': another coordinator uses it")
+        assert "Traceback" not in done.stderr
+    with coordinator(tmp_path) as (_, _, next_one):
+        assert next_one == incarnation + 1
+
+
+def test_a_damaged_database_does_not_keep_it_from_starting(tmp_path):
+    with coordinator(tmp_path):
+        pass
+    (tmp_path / "state.db-wal").unlink()  # from it, SQLite would mend the rest
+    (tmp_path / "state.db").write_bytes(b"noise" * 5000)
+    with coordinator(tmp_path):
+        assert (tmp_path / "state.db.damaged-1").read_bytes().startswith(b"noise")
+
+
+def test_it_starts_after_it_was_killed_at_any_time_of_its_start(tmp_path):
+    """Most of a start is imports: the kills come in the time around its first files."""
+    incarnations = []
+    for number in range(3):
+        process = subprocess.Popen(command(tmp_path), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + WAIT_S
+        while not any("state.db" in file.path for file in psutil.Process(process.pid).open_files()):
+            assert time.monotonic() < deadline
+        time.sleep(number * 0.008)
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        with coordinator(tmp_path) as (_, _, incarnation):
+            incarnations.append(incarnation)
+    assert all(later > earlier for earlier, later in pairwise(incarnations))
+
+
+def test_a_session_goes_on_after_a_restart_and_folders_of_nobody_go(tmp_path):
+    x = np.random.default_rng(0).random((1, 3, 32, 32), dtype=np.float32)
+    with LocalCluster(2, cache_dir=tmp_path) as cluster:
+        session = bbgrap.InferenceSession(str(materialize("tiny")), cluster=cluster.connection)
+        (expected,) = session.run(None, {"input": x})
+        assert len(list(cluster.logs.glob("state/plans/*/variants"))) == 1
+        cluster.kill("coordinator")
+        cluster.start_coordinator()
+        np.testing.assert_allclose(session.run(None, {"input": x})[0], expected, atol=1e-5)
+        jobs = [int(path.name) >> 32 for path in cluster.logs.glob("state/plans/*")]
+        assert len(set(jobs)) == len(jobs) >= 1

@@ -1,0 +1,192 @@
+"""A real server carries out what a scripted machine says: planning, cancelling, keeping, forgetting."""
+
+import hashlib
+import threading
+import time
+
+import psutil
+import zmq
+from bbgrap_coordinator.artifacts import ArtifactFolders
+from bbgrap_coordinator.models import ModelStore
+from bbgrap_coordinator.planning import Planners
+from bbgrap_coordinator.server import Server
+from bbgrap_coordinator.state import State
+from bbgrap_coordinator.storage import Storage
+
+from bbgrap.cluster import Cluster
+from bbgrap.cluster.types import NodeProfile
+from bbgrap.control.coordinator_events import (
+    CancelPlanning,
+    ForgetPlan,
+    HostDeploy,
+    HostLinkBroken,
+    HostRelease,
+    PlanFailed,
+    Planned,
+    SaveModel,
+    SavePlan,
+    SaveProfile,
+    StartPlanning,
+    StartStandby,
+    Tick,
+    ToAgent,
+)
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.client_messages import ModelFile
+from bbgrap.protocol.messages import Peer, Welcome
+from bbgrap.transport.control import ControlServer
+from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap.zoo import materialize
+from tests.coordinator.bbgrap_coordinator.test_planning import SHAPES, STRANGE
+from tests.coordinator.made import HOST, plan
+
+WAIT_S = 60
+
+
+class Script:
+    """A machine that says what it is told to, and keeps what it hears."""
+
+    def __init__(self):
+        self.heard, self.sayings = [], []
+
+    def handle(self, event, now):
+        del now
+        if not isinstance(event, Tick):
+            self.heard.append(event)
+        said, self.sayings = self.sayings, []
+        return said
+
+
+class House:
+    """A server in a thread of its own, with all that it uses."""
+
+    def __init__(self, home, planners):
+        self.context, self.script, self.home = zmq.Context(), Script(), home
+        self.control, self.plane = ControlServer(self.context, "tcp://127.0.0.1:0"), TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
+        self.models, self.folders, self.planners = ModelStore(home / "models"), ArtifactFolders(home / "plans"), planners
+        self.storage = Storage(State(home), self.folders)
+        self.stored = self.storage.read(self.models.stored())
+        self.server = Server(self.control, self.plane, self.script, self.models, planners, self.storage)
+        planners.begin(self.models, self.folders, self.server.report)
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+
+    def say(self, *instructions):
+        """Have these carried out: all are when the second of two events is heard."""
+        before = len(self.script.heard)
+        self.script.sayings = [*instructions]
+        for _ in range(2):
+            self.server.report(HostLinkBroken("tcp://nowhere:1"))
+        self.until(lambda: len(self.script.heard) >= before + 2)
+
+    def until(self, holds):
+        deadline = time.monotonic() + WAIT_S
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def answers(self):
+        return [event for event in self.script.heard if isinstance(event, Planned | PlanFailed)]
+
+    def jobs_on_disk(self):
+        self.storage.flush()
+        return sorted(int(path.name) for path in self.folders.directory.iterdir())
+
+    def close(self):
+        self.server.stop()
+        self.thread.join()
+        self.plane.close()
+        self.control.close()
+        self.storage.close()
+        self.context.term()
+
+
+def in_house(tmp_path, act, command=None):
+    with Planners(command) if command else Planners() as planners:
+        house = House(tmp_path, planners)
+        try:
+            return act(house)
+        finally:
+            house.close()
+
+
+def model_in(house):
+    content = materialize("tiny").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    (house.models.directory / digest).write_bytes(content)
+    return (ModelFile("tiny.onnx", digest, len(content)),)
+
+
+def test_what_is_saved_is_there_in_the_next_life(tmp_path):
+    def first(house):
+        files = model_in(house)
+        options = PlanOptions()
+        house.say(StartStandby(7, files), StartPlanning(8, files, SHAPES, Cluster.even(2), options), StartStandby(9, files))
+        house.until(lambda: len(house.answers()) == 3)
+        house.say(SavePlan(plan(7, standby=True)), SavePlan(plan(8)), SavePlan(plan(9)), ForgetPlan(9))
+        house.say(SaveModel(files[0].digest, files), SaveProfile(NodeProfile("a"), False), SaveProfile(NodeProfile("b"), True))
+        house.say(ToAgent(b"nobody", Welcome(1, 0.1, 0.6)))
+        assert house.jobs_on_disk() == [7, 8]
+        return {event.job: event.variants for event in house.answers()}, files
+
+    made, files = in_house(tmp_path, first)
+    stored = in_house(tmp_path, lambda house: house.stored)
+    assert [(saved.job, variants) for saved, variants in stored.plans] == [(7, made[7]), (8, made[8])]
+    assert stored.models == {files[0].digest: files}
+    assert (list(stored.measured), list(stored.given), stored.saw_agents) == (["a"], ["b"], True)
+
+
+def test_what_is_cancelled_has_no_answer_and_leaves_nothing(tmp_path):
+    def act(house):
+        files = model_in(house)
+        jobs = [StartPlanning(job, files, SHAPES, Cluster.even(2), PlanOptions("sleeps")) for job in (1, 2, 3)]
+        house.say(*jobs)
+        house.until(lambda: (house.folders.path(1) / "weights").exists())
+        before = house.planners.plans.pid
+        house.say(CancelPlanning(2), CancelPlanning(1), CancelPlanning(77))
+        house.until(lambda: (house.folders.path(3) / "weights").exists())
+        assert not psutil.pid_exists(before)
+        house.say(ForgetPlan(3))
+        house.until(lambda: house.jobs_on_disk() == [])
+        assert house.answers() == []
+
+    in_house(tmp_path, act, STRANGE)
+
+
+def test_an_answer_that_comes_too_late_is_removed(tmp_path):
+    def act(house):
+        files = model_in(house)
+        house.say(StartStandby(1, files), StartStandby(2, files))
+        house.until(lambda: len(house.answers()) == 2)
+        # as if it had been cancelled between the planner's answer and the moment it is taken
+        house.server.report(house.answers()[0])
+        house.until(lambda: house.jobs_on_disk() == [2])
+        assert len(house.answers()) == 2
+
+    in_house(tmp_path, act)
+
+
+def test_what_is_deployed_is_not_evicted(tmp_path):
+    def act(house):
+        house.storage._max_plans = 1
+        files = model_in(house)
+        house.say(StartStandby(1, files))
+        house.until(lambda: len(house.answers()) == 1)
+        peers = (Peer(0, "a", house.plane.address), Peer(1, "", house.plane.address))
+        house.say(SavePlan(plan(1)), HostDeploy(11, HOST, peers))
+        house.say(StartStandby(2, files))
+        house.until(lambda: len(house.answers()) == 2)
+        house.say(SavePlan(plan(2)))
+        assert house.jobs_on_disk() == [1, 2]
+        house.say(HostRelease(11), SavePlan(plan(2)))
+        assert house.jobs_on_disk() == [2]
+
+    in_house(tmp_path, act)
+
+
+def test_a_broken_link_of_the_host_reaches_the_machine(tmp_path):
+    def act(house):
+        house.say()
+        assert house.script.heard == 2 * [HostLinkBroken("tcp://nowhere:1")]
+
+    in_house(tmp_path, act)
