@@ -36,7 +36,7 @@ from bbgrap.session import connect
 from benchmarks.exit_status import exit_status
 from benchmarks.lan import Lan, enter_hub, lan_of
 from benchmarks.machines import COORDINATOR, Machines, machines_at
-from benchmarks.testbed import can_limit
+from benchmarks.testbed import can_limit, terminable
 
 RESULTS = Path(__file__).parent / "results" / "recovery.json"
 AGENTS = ("agent0", "agent1", "agent2")
@@ -150,6 +150,8 @@ EVENTS = (
     Event("all-killed", _all_killed, 3.0, after_healing=True),
     Event("killer", _asked("killer", 3, 20.0), 0.5, hostile="killer"),
     Event("endless", _asked("endless", 1, 5.0), 0.5, hostile="endless"),
+    Event("deadly", _asked("deadly", 3, 20.0), 0.5, hostile="deadly"),
+    Event("stuck", _asked("stuck", 1, 5.0), 0.5, hostile="stuck"),
 )
 
 
@@ -327,7 +329,7 @@ def _work(given: argparse.Namespace) -> int:
         home = Path(tempfile.mkdtemp(prefix=f"bbgrap-{event.name}-"))
         date = datetime.now(UTC).isoformat(timespec="seconds")
         if can_limit():
-            with lan_of((COORDINATOR, *AGENTS)) as lan:
+            with terminable(), lan_of((COORDINATOR, *AGENTS)) as lan:
                 row = _in_hub(lan, event, home, given.model)
         else:
             row = measure(event, None, home, given.model)

@@ -1,7 +1,8 @@
 """What clients ask for: models, their inputs, and how far an answer may be from plain onnxruntime's.
 
-Two of them are hostile: `killer` ends the worker that runs it (onnxruntime takes the remainder of the least integer and -1, which
-x86 answers with SIGFPE), `endless` never ends. `killer` is harmless for other inputs, so that it can be loaded.
+Four of them are hostile: `killer` ends the worker that runs it (onnxruntime takes the remainder of the least integer and -1, which x86
+answers with SIGFPE), `endless` never ends. Both are harmless for ones, with which agents warm up, so that they can be loaded; `deadly` and
+`stuck` do the same for ones.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Asked:
 
 
 def asked(name: str, folder: Path) -> Asked:
-    """Return a task by its name: smooth, killer, endless, bulky, fresh, light_NAME, or the name of a model of the zoo.
+    """Return a task by its name: smooth, killer, endless, deadly, stuck, bulky, fresh, light_NAME, or the name of a model of the zoo.
 
     `NAME:NUMBER` is a model of its own for every number, of those that are made here.
     """
@@ -65,8 +66,12 @@ def asked(name: str, folder: Path) -> Asked:
             return Asked(SMOOTH.model, feeds, tuple([SMOOTH.answer(feed["x"])] for feed in feeds), exact=True)
         case "killer":
             return Asked(killer_model(name), ({"x": np.full(4, -(2**31), np.int32), "d": np.full(4, -1, np.int32)},), None)
+        case "deadly":
+            return Asked(deadly_model(name), ({"x": np.ones(4, np.int32)},), None)
         case "endless":
-            return Asked(endless_model(name), ({"x": np.ones(4, np.float32)},), None)
+            return Asked(endless_model(name, 1.5), ({"x": np.full(4, 2.0, np.float32)},), None)
+        case "stuck":
+            return Asked(endless_model(name, 0.5), ({"x": np.ones(4, np.float32)},), None)
         case "bulky" | "fresh":
             model = matrix_model(name, 2048 if kind == "bulky" else 64, int(number or 0))
             feeds = tuple({"x": np.random.default_rng(n).normal(size=_row(model)).astype(np.float32)} for n in range(INPUTS))
@@ -95,24 +100,31 @@ def _plain(model: Path | bytes, feeds: tuple[Feed, ...]) -> list[list[Array]]:
     return [session.run(None, dict(feed)) for feed in feeds]
 
 
-def killer_model(name: str = "killer") -> bytes:
+def killer_model(name: str) -> bytes:
     """Return the remainder of two integers."""
     return _model(name, [helper.make_node("Mod", ["x", "d"], ["y"])], {"x": TensorProto.INT32, "d": TensorProto.INT32}, TensorProto.INT32)
 
 
-def endless_model(name: str = "endless") -> bytes:
-    """Return a loop that ends when its input is not positive: at once for zeros, never for ones."""
+def deadly_model(name: str) -> bytes:
+    """Return the remainder of the least integer and the input's negative."""
+    least = helper.make_node("Constant", [], ["least"], value=helper.make_tensor("least", TensorProto.INT32, [1], [-(2**31)]))
+    nodes = [least, helper.make_node("Neg", ["x"], ["d"]), helper.make_node("Mod", ["least", "d"], ["y"])]
+    return _model(name, nodes, {"x": TensorProto.INT32}, TensorProto.INT32)
+
+
+def endless_model(name: str, limit: float) -> bytes:
+    """Return a loop that never ends for inputs above a limit, and does nothing for others."""
     kinds = (("i", TensorProto.INT64, []), ("go", TensorProto.BOOL, []), ("carried", TensorProto.FLOAT, [4]))
     ends = (("on", TensorProto.BOOL, []), ("next", TensorProto.FLOAT, [4]))
     steps = [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Identity", ["carried"], ["next"])]
     body = helper.make_graph(
         steps, "body", [helper.make_tensor_value_info(*kind) for kind in kinds], [helper.make_tensor_value_info(*end) for end in ends]
     )
-    zero = helper.make_node("Constant", [], ["zero"], value=helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]))
+    bound = helper.make_tensor("limit", TensorProto.FLOAT, [], [limit])
     nodes = [
-        zero,
+        helper.make_node("Constant", [], ["limit"], value=bound),
         helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
-        helper.make_node("Greater", ["most", "zero"], ["goes"]),
+        helper.make_node("Greater", ["most", "limit"], ["goes"]),
         helper.make_node("Loop", ["", "goes", "x"], ["y"], body=body),
     ]
     return _model(name, nodes, {"x": TensorProto.FLOAT}, TensorProto.FLOAT)

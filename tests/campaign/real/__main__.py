@@ -27,7 +27,7 @@ from benchmarks.clients import History
 from benchmarks.lan import enter_hub, lan_of
 from benchmarks.machines import COORDINATOR, machines_at
 from benchmarks.recovery import clients_of, os_setns
-from benchmarks.testbed import can_limit
+from benchmarks.testbed import can_limit, terminable
 from tests.campaign.real.checker import check, read_histories, summary
 from tests.campaign.real.nemeses import NEMESES, Nemesis, draw, inflict, possible
 from tests.campaign.real.world import FREEZER, MEMORY, Victims, World, connected, disks, wait
@@ -182,7 +182,8 @@ def main() -> int:
         home = Path(tempfile.mkdtemp(prefix=f"bbgrap-campaign-{seed}-"))
         say(f"seed {seed}, {os.getloadavg()[0]:.1f} processes run besides; history: {home}")
         kinds = [kind.strip() for kind in given.kinds.split(",") if kind]
-        files = campaign(home, given.minutes, seed, agents=given.agents, lan=can_limit(), kinds=kinds)
+        with terminable():
+            files = campaign(home, given.minutes, seed, agents=given.agents, lan=can_limit(), kinds=kinds)
     else:
         home, files = given.check, sorted(given.check.glob("*.jsonl"))
     verdict = check(read_histories(files))

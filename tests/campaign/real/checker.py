@@ -31,7 +31,7 @@ AFTER_S = 5.0
 """How long after a fault a time without an answer is taken for its consequence."""
 GROWTH = {"rss": (1.5, 64 << 20), "descriptors": (1.3, 16), "disk": (1.3, 64 << 20)}
 """How much the last quiet points may be above the first: a factor, and what does not count."""
-_HOSTILE = ("killer", "endless")
+_HOSTILE = ("killer", "endless", "deadly", "stuck")
 _OWN_MAKER = ("bulky",)
 """Tasks that ask too much of a machine that a fault has made small: they may be refused, with words."""
 _NAMES = re.compile(r"agent\d|agent '|tcp://|deadline|coordinator|busy|node")
@@ -235,7 +235,7 @@ def _check_deaths(lines: Sequence[Line], verdict: Verdict) -> None:
     healed = {line["fault"]: line["t"] for line in lines if line["what"] == "healed"}
     workers = [line for line in lines if line["what"] == "worker"]
     for fault in lines:
-        if fault["what"] == "fault" and fault["kind"] == "killer model" and fault["alone"]:
+        if fault["what"] == "fault" and fault["kind"] in {"killer model", "deadly model"} and fault["alone"]:
             until = healed.get(fault["fault"], fault["t"]) + AFTER_S
             deaths = sum(fault["t"] < line["t"] < until for line in workers)
             if deaths > 2:

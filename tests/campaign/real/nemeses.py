@@ -257,6 +257,8 @@ NEMESES = (
     Nemesis("client killed", "none", (0.0, 0.0), _client_killed, counts=False),
     Nemesis("killer model", "none", (3.0, 3.0), _hostile("killer", 3, 20.0), counts=False),
     Nemesis("endless model", "none", (3.0, 3.0), _hostile("endless", 1, 2.0), counts=False),
+    Nemesis("deadly model", "none", (3.0, 3.0), _hostile("deadly", 2, 20.0), counts=False),
+    Nemesis("stuck model", "none", (3.0, 3.0), _hostile("stuck", 1, 2.0), counts=False),
     Nemesis("new model", "none", (1.0, 2.0), _new_model, counts=False),
     Nemesis("restart storm", "all", (0.1, 1.0), _storm, blocks=True),
     Nemesis("rolling restart", "all", (0.0, 0.0), _rolling, counts=False, alone=True),
