@@ -37,7 +37,7 @@ from bbgrap.control.standby import Standbys
 from bbgrap.control.stored import Stored
 from bbgrap.control.uploads import Uploads
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
-from bbgrap.control.watch import kept_waiting, stalled
+from bbgrap.control.watch import kept_waiting, stalled, synthetic_stalled
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -128,7 +128,7 @@ class CoordinatorMachine:
                 plan = self._plan_of(event.job)
                 if plan is None:
                     return []
-                return self.standbys.failed(plan, event) if plan.is_standby else self.planning.failed(plan, event)
+                return self.standbys.failed(plan, event, now) if plan.is_standby else self.planning.failed(plan, event, now)
             case RequestDone():
                 return self.requests.done(event, now)
             case RequestBroke():
@@ -208,9 +208,7 @@ class CoordinatorMachine:
                 variant = self.loading.find(message.epoch)
                 if variant is None or member.name not in variant.parts:
                     return []
-                variant.tracker.move("DeploymentFailed")
-                reason = f"agent '{member.name}' cannot run the deployment: {message.reason}"
-                return self.requests.lose_variant(variant, member.name, reason)
+                return self._on_deployment_failed(member, variant, message.reason, now)
             case RequestFailed():
                 return self.requests.failed_on(member, message)
             case Recorded():
@@ -235,10 +233,19 @@ class CoordinatorMachine:
             done += self.loading.saved(variant.plan, variant.job)
         return done
 
+    def _on_deployment_failed(self, member: Member, variant: Variant, why: str, now: float) -> list[Instruction]:
+        variant.tracker.move("DeploymentFailed")
+        reason = f"agent '{member.name}' cannot run the deployment: {why}"
+        if any(self.links.is_suspect(member.name, other) for other in (*variant.parts, COORDINATOR) if other != member.name):
+            # It cannot connect: what is known soon of its links decides where to load instead.
+            return [Log(f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"), *self.requests.drop(variant)]
+        return self.requests.lose_variant(variant, member.name, reason, now)
+
     def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[Instruction]:
         told = Log(f"the worker of agent '{member.name}' ended: {message.reason}")
         blamed = self.requests.blame(member, message.epoch, message.request, message.reason, now) if message.guilty else []
         variants = self.loading.load_again(member, now)
+        self.requests.let_go(now, member.name)
         return [told, *blamed, *self.requests.lose_agent(member, variants)]
 
     def _lose(self, member: Member, event: str, verb: str, now: float) -> list[Instruction]:
@@ -277,7 +284,7 @@ class CoordinatorMachine:
         for variant in self.loading.of_member(first.name):
             if variant.is_ready and (name == COORDINATOR or name in variant.parts):
                 variant.suspects.add(first.name)
-                done += self.requests.take_back(variant)[1]
+                done += self.requests.hold(variant, first.name if other is None else other.name, now)
         return [*done, *self.links.suspect(first, name, now)]
 
     @property
@@ -285,7 +292,7 @@ class CoordinatorMachine:
         return self.settings.data_address.rpartition(":")[2]
 
     def _on_tried(self, member: Member, message: LinksTried, now: float) -> list[Instruction]:
-        changed, done = self.links.tried(member, message, now)
+        changed, done = self.links.tried(member, message, now, self.loading.loading_agents)
         self._clear(member.name)
         return [*done, *(self._drop_apart() if changed else []), *(self.planning.world_changed(now) if changed else [])]
 
@@ -385,10 +392,15 @@ class CoordinatorMachine:
         done += again
         for variant in late:
             names = ", ".join(sorted(variant.away or variant.pending))
-            done += self.requests.lose_variant(variant, names, f"no answer from {names} in time")
+            done += self.requests.lose_variant(variant, names, f"no answer from {names} in time", now)
         for variant, number in list(stalled(self.requests.open, self.members, self.loading, now)):
             done += self._on_stalled(variant, number, now)
-        for plan in self.planning.waits_for_time(now):
+        for variant, number in list(synthetic_stalled(self.requests.synthetic.running(), self.members, now)):
+            done.append(Log(f"synthetic request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch})"))
+            done += self.requests.synthetic.taken_back(variant)
+            done += self._try_links(variant, now)
+        self.requests.let_go(now)
+        for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
             self.loading.touch(plan)
         done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)
         if self.profiling.has_news:
@@ -406,6 +418,11 @@ class CoordinatorMachine:
             return []
         again[0].lost.append(" or ".join(variant.parts))
         done.append(Log(f"request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch}); it runs again elsewhere"))
+        return [*done, *self._try_links(variant, now)]
+
+    def _try_links(self, variant: Variant, now: float) -> list[Instruction]:
+        """Have the agents of a variant try each other; nothing is started on it before that is known."""
+        done: list[Instruction] = []
         for name in variant.parts:
             member = self.members.by_name.get(name)
             for other in (*variant.parts, COORDINATOR):

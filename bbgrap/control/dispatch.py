@@ -39,6 +39,9 @@ NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp:/
 
 MAX_LOSSES = 4
 """Runs that may lose an agent that nobody blames the request for: machines that go one after the other take none of them with them."""
+HOLD_S = 0.25
+"""How long a request that ran at the other end of a broken connection does not run elsewhere, unless that end is heard of. A worker that
+dies closes its connections before its nanny can say so, and what has ended it must not end the next one. Chosen: two heartbeats."""
 MAX_DEATHS = 2
 """Workers that a plan may end; then it is not tried again."""
 
@@ -136,7 +139,7 @@ class Requests:
         done += self._answer_callers(plan)
         while plan.waiting and not self.synthetic.has_turn:
             request = self._next(plan)
-            found = self._choose(plan, request, now)
+            found = None if request.held is not None else self._choose(plan, request, now)
             if found is None:
                 return [*done, *self._refuse_hopeless(plan)]
             plan.waiting.remove(request.number)
@@ -170,10 +173,12 @@ class Requests:
         return []
 
     def _next(self, plan: Plan) -> Request:
-        """Return whose turn it is: the oldest request of the client that has the fewest running."""
+        """Return whose turn it is: the oldest request of the client that has the fewest running; one that is held comes last."""
         flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
         running = Counter(self.open[number].caller[0] for number in flying if number in self.open)
-        return min((self.open[number] for number in plan.waiting), key=lambda r: (not r.lost, running[r.caller[0]], r.number))
+        return min(
+            (self.open[number] for number in plan.waiting), key=lambda r: (r.held is not None, not r.lost, running[r.caller[0]], r.number)
+        )
 
     def _all_variants(self, plan: Plan) -> list[Variant]:
         return [*plan.variants, *(plan.standby.variants if plan.standby is not None else ())]
@@ -334,7 +339,8 @@ class Requests:
 
     def blame(self, member: Member, epoch: int, number: int, reason: str, now: float) -> list[Instruction]:
         """Note that a plan, by a request or by being loaded, has ended an agent's worker; a second time it is quarantined."""
-        variant, request = self.loading.find(epoch), self.open.get(number)
+        variant = self.loading.find(epoch)
+        request = self.open.get(number) or next((r for r in self.open.values() if number in r.former), None)
         if variant is None:
             return []
         if request is not None:
@@ -347,33 +353,53 @@ class Requests:
         plan.quarantine = f"{what} has ended the workers of agents and is not run again: {'; '.join(plan.deaths[-MAX_DEATHS:])}"[:2000]
         done: list[Instruction] = [Log(f"model {plan.model[:8]}: {plan.quarantine}")]
         if request is not None:
-            done += self._fail(number, "failed", Fault.EXECUTION, f"request {number}: {plan.quarantine}")
+            done += self._fail(request.number, "failed", Fault.EXECUTION, f"request {number}: {plan.quarantine}")
         for each in list(plan.variants):
             done += self.drop(each)
         if plan.is_standby:
             # Neither is it to be planned any more: a plan would load it everywhere.
             for other in self.planning.of_model(plan):
                 # One that has answered requests of its own goes on; of another nothing is known but that it is the same model.
-                other.quarantine = other.quarantine or ("" if other.serving and other.is_proven else plan.quarantine)
+                if not (other.serving and other.is_proven) and not other.quarantine:
+                    other.quarantine = plan.quarantine
+                    for each in list(other.variants):
+                        done += self.drop(each)
                 done += self.planning.cancel(other)
                 self.loading.touch(other)
         self.loading.touch(plan)
         return done
 
-    def lose_variant(self, variant: Variant, node: str, reason: str) -> list[Instruction]:
+    def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[Instruction]:
         """Go on without a variant that a node cannot load; without any left of its job, there is no plan for its world."""
         plan = variant.plan
         done: list[Instruction] = [Log(f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"), *self.drop(variant)]
         if plan.is_standby:
-            plan.refused[node] = reason
+            plan.refusals[node] += 1
+            if plan.refusals[node] >= MAX_DEATHS:
+                plan.refused[node] = reason
+                plan.wait(now)
         elif not any(other.job == variant.job for other in plan.variants):
-            plan.failed[variant.world] = (Fault.EXECUTION, reason)
+            plan.fails(variant.world, Fault.EXECUTION, reason, now)
         return done
 
     def drop(self, variant: Variant) -> list[Instruction]:
         """Release a variant; what runs on it runs again elsewhere."""
         _, done = self.take_back(variant)
         return [*done, *self.loading.release(variant)]
+
+    def hold(self, variant: Variant, name: str, now: float) -> list[Instruction]:
+        """Take back what runs on a variant; it runs again when something is heard of an agent, or shortly."""
+        again, done = self.take_back(variant)
+        for request in again:
+            request.held = (name, now + HOLD_S)
+        return done
+
+    def let_go(self, now: float, name: str = "") -> None:
+        """Let requests run again that were held for an agent that has been heard of, or for long enough."""
+        for request in self.open.values():
+            if request.held is not None and (request.held[0] == name or now >= request.held[1]):
+                request.held = None
+                self.loading.touch(request.plan)
 
     def take_back(self, variant: Variant, numbers: Collection[int] | None = None) -> tuple[list[Request], list[Instruction]]:
         """Let requests of a variant, all unless told which, be the next ones to start, under new numbers: late messages are not theirs."""
@@ -383,6 +409,7 @@ class Requests:
             done += self.loading.abandon(request.epoch, number)
             del variant.queue.running[number]
             request.tracker.move("taken back")
+            request.former = (*request.former[-3:], number)
             request.epoch, request.number = 0, next(self.loading.epochs)
             self.open[request.number] = request
             self.by_caller[request.caller] = request.number

@@ -8,6 +8,7 @@ Laws: nothing is asked of a worker that is not there; what ended its worker whil
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -52,6 +53,8 @@ class HeldDeployments:
         """Hold nothing, with a worker that is ready."""
         self.by_epoch: dict[int, _Deployment] = {}
         self._worker_ready = True
+        # Answers of the worker that are on their way for deployments that were released meanwhile, by epoch.
+        self._late: Counter[int] = Counter()
 
     @property
     def ready(self) -> tuple[int, ...]:
@@ -102,8 +105,18 @@ class HeldDeployments:
         deployment = self.by_epoch.pop(epoch, None)
         if deployment is None:
             return []
+        if self._worker_ready and event != "load failed" and deployment.tracker.state in {"offered", "loading"}:
+            self._late[epoch] += 1
         deployment.tracker.move(event)
         return [Unload(epoch)] if self._worker_ready else []
+
+    def _is_late(self, epoch: int) -> bool:
+        """Whether an answer of the worker is for a deployment that was released since; the worker answers in the order it was asked."""
+        if not self._late[epoch]:
+            del self._late[epoch]
+            return False
+        self._late[epoch] -= 1
+        return True
 
     def release_others(self, kept: Collection[int]) -> list[Instruction]:
         """Let all go but those."""
@@ -123,7 +136,7 @@ class HeldDeployments:
     def checked(self, event: WeightsChecked, now: float) -> list[Instruction]:
         """Load a deployment whose weights are here, or ask for those that are not."""
         deployment = self.by_epoch.get(event.epoch)
-        if deployment is None:
+        if deployment is None or self._is_late(event.epoch):
             return []
         deployment.heard = now
         if not event.missing:
@@ -154,9 +167,9 @@ class HeldDeployments:
     def loaded(self, event: Loaded) -> list[Instruction]:
         """Say that a deployment is ready, or why it cannot be."""
         deployment = self.by_epoch.get(event.epoch)
-        if deployment is None:
-            # Released while it was loading: what was loaded goes again.
-            return [Unload(event.epoch)]
+        if self._is_late(event.epoch) or deployment is None:
+            # Released while it was loading, and perhaps offered again since: what was loaded goes again.
+            return [] if event.fault else [Unload(event.epoch)]
         if event.fault:
             return [*self.release(event.epoch, "load failed"), Say(DeploymentFailed(event.epoch, event.fault))]
         deployment.tracker.move("loaded")
@@ -172,6 +185,7 @@ class HeldDeployments:
     def worker_died(self, event: WorkerDied) -> list[Instruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""
         self._worker_ready = False
+        self._late.clear()
         done: list[Instruction] = []
         for epoch, deployment in list(self.by_epoch.items()):
             deployment.missing = set()

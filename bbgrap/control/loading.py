@@ -139,6 +139,8 @@ class Loading:
 
     def _ready(self, variant: Variant) -> list[Instruction]:
         variant.tracker.move("all loaded")
+        for name in variant.parts:
+            variant.plan.refusals.pop(name, None)
         self.touch(variant.plan)
         if variant.hosted:
             return []

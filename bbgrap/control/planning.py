@@ -58,6 +58,7 @@ class Planning:
         self.plans: dict[str, Plan] = {}
         self.standbys: dict[str, Plan] = {}
         self._changed = float("-inf")
+        self._is_settled = True
 
     def find(self, message: PrepareModel, standby: Plan) -> Plan:
         """Return the plan that a client asks for; a new one if it is not known."""
@@ -92,7 +93,7 @@ class Planning:
 
     def world_changed(self, now: float) -> list[Instruction]:
         """Note that agents, links or profiles are others now; jobs over agents that are gone are cancelled."""
-        self._changed = now
+        self._changed, self._is_settled = now, False
         done: list[Instruction] = []
         alive = set(self.members.by_name)
         for plan in self.plans.values():
@@ -108,12 +109,14 @@ class Planning:
 
     def waits_for_time(self, now: float) -> Iterator[Plan]:
         """Yield the plans that may be made once the agents have settled."""
-        if self._changed + SETTLE_S <= now:
-            self._changed = float("inf")
+        yield from [plan for plan in self.plans.values() if plan.again_at <= now]
+        if not self._is_settled and self._changed + SETTLE_S <= now:
+            self._is_settled = True
             yield from self.plans.values()
 
     def consider(self, plan: Plan, now: float) -> list[Instruction]:
         """Begin to plan if it is time to."""
+        plan.try_again(now)
         if plan.job is not None or plan.timing is not None or plan.quarantine or plan.options is None or not self._is_earned(plan, now):
             return []
         able = self.links.connected(self.members.alive())
@@ -161,7 +164,7 @@ class Planning:
         wrong = [len(v.artifacts.devices) for v in event.variants if len(v.artifacts.devices) != len(job.names)]
         if wrong or not event.variants:
             reason = f"planner: expected programs for {len(job.names)} devices, got {wrong or 'none'}"
-            return [ForgetPlan(event.job), *self.fail(plan, job, Fault.PLAN, reason)]
+            return [ForgetPlan(event.job), *self.fail(plan, job, Fault.PLAN, reason, now)]
         plan.latest = job.number
         nodes = list(zip(job.names, job.addresses, strict=True))
         names = {name for name, _ in nodes}
@@ -170,20 +173,26 @@ class Planning:
             self.loading.add(plan, planned, nodes, job.number, job.world, now)
         return done
 
-    def failed(self, plan: Plan, event: PlanFailed) -> list[Instruction]:
+    def failed(self, plan: Plan, event: PlanFailed, now: float) -> list[Instruction]:
         """Remember that there is no plan for this world; who waits for it is told."""
         job, plan.job = plan.job, None
-        return [] if job is None else self.fail(plan, job, event.fault, event.reason)
+        return [] if job is None else self.fail(plan, job, event.fault, event.reason, now)
 
-    def fail(self, plan: Plan, job: Job, fault: Fault, reason: str) -> list[Instruction]:
+    def fail(self, plan: Plan, job: Job, fault: Fault, reason: str, now: float) -> list[Instruction]:
         """Do what `failed` does."""
-        plan.failed[job.world] = (fault, reason)
+        plan.fails(job.world, fault, reason, now)
         self.loading.touch(plan)
         return [Log(f"no plan for model {plan.model[:8]}: {reason}")]
 
     def release_others(self, plan: Plan, job: int) -> list[Instruction]:
         """Release what a plan has loaded besides a job and the newest one over other agents, which is for when those are left again."""
         nodes = {v.job: frozenset(name for name, _ in v.nodes) for v in plan.variants}
+        if nodes.get(job) == nodes.get(plan.latest):
+            # What was made for these agents earlier is faster than what is made for them now: it stands for that, too.
+            world = next((v.world for v in plan.variants if v.job == plan.latest), "")
+            for variant in plan.variants:
+                if variant.job == job:
+                    variant.world = world
         others = sorted((number for number in nodes if number != job and nodes[number] != nodes.get(job)), reverse=True)
         kept = {job, *others[:1]}
         return [i for v in list(plan.variants) if v.job not in kept and not v.queue.running for i in self.loading.release(v)]

@@ -10,6 +10,7 @@ epoch of its own; it is *parted* while one of its agents is away, and comes back
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,9 @@ Caller = tuple[Identity, int]
 
 SMOOTHING = 0.25
 """Weight of the newest time of a request in a variant's running mean."""
+FIRST_AGAIN_S = 2.0
+"""How soon what could not be planned or loaded is tried again: a planner may have been ended, a machine short of memory for a while."""
+LAST_AGAIN_S = 600.0
 
 
 @dataclass(eq=False, slots=True)
@@ -142,8 +146,14 @@ class Plan:
     """When it was last asked for, in seconds."""
     failed: dict[str, tuple[Fault, str]] = field(default_factory=dict)
     """Why there is no plan for a world."""
+    failures: int = 0
+    """How often in a row it could not be made."""
+    again_at: float = float("inf")
+    """When what `failed` may be tried again, in seconds."""
     refused: dict[str, str] = field(default_factory=dict)
     """Of a standby: the nodes that cannot load it, and why."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Of a standby: how often each node could not load it since `failed` was empty."""
     timed: int = 0
     """The newest job whose variants have been timed."""
     deaths: list[str] = field(default_factory=list)
@@ -202,6 +212,25 @@ class Plan:
         """Return the variant of that epoch."""
         return next((variant for variant in self.variants if variant.epoch == epoch), None)
 
+    def fails(self, world: str, fault: Fault, reason: str, now: float) -> None:
+        """Note that it cannot be made for a world, and when that may be tried again: later each time."""
+        self.failed[world] = (fault, reason)
+        self.wait(now)
+
+    def wait(self, now: float) -> None:
+        """Do not try again what has failed for a while, longer each time."""
+        self.again_at = now + min(LAST_AGAIN_S, FIRST_AGAIN_S * 2.0 ** min(self.failures, 30))
+        self.failures += 1
+
+    def try_again(self, now: float) -> None:
+        """Forget what has failed if it is time to."""
+        if now < self.again_at:
+            return
+        self.failed = {}
+        self.refused = {}
+        self.refusals.clear()
+        self.again_at = float("inf")
+
     # --- reports ----------------------------------------------------------------------------------------------------------------
 
     def prepared(self, call: int) -> ModelPrepared:
@@ -247,7 +276,8 @@ class Plan:
 class Request:
     """A request of a client; `epoch` is that of the variant it runs on, 0 if it waits; `lost` are the agents that its runs have lost.
 
-    `blamed` is the agent whose worker a run of it has ended.
+    `blamed` is the agent whose worker a run of it has ended; `former` are the numbers of its latest runs that were taken back. It is `held`
+    until a time, in seconds, or until something is heard of an agent.
     """
 
     number: int
@@ -259,6 +289,8 @@ class Request:
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
     blamed: str = ""
+    former: tuple[int, ...] = ()
+    held: tuple[str, float] | None = None
 
     @property
     def bytes(self) -> int:

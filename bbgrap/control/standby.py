@@ -7,6 +7,8 @@ Law: who waits for a standby that cannot be is told why.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_events import CancelPlanning, Instruction, Log, PlanFailed, Planned, StartStandby
 from bbgrap.control.links import Links
@@ -60,6 +62,7 @@ class Standbys:
 
     def consider(self, standby: Plan, now: float) -> list[Instruction]:
         """Make the standby, and place the copies that are missing: the second when the first is ready."""
+        standby.try_again(now)
         if standby.quarantine or standby.failed or not self.members.by_name:
             return []
         if not standby.planned:
@@ -73,7 +76,7 @@ class Standbys:
         member = self._next_node(standby)
         if member is None:
             if standby.refused and not standby.variants and standby.refused.keys() >= self.members.by_name.keys():
-                standby.failed[""] = (Fault.EXECUTION, next(iter(standby.refused.values())))
+                standby.fails("", Fault.EXECUTION, next(iter(standby.refused.values())), now)
             return []
         done = self.loading.make_room((member.name,))
         nodes = ((member.name, member.join.data_address),)
@@ -102,8 +105,10 @@ class Standbys:
     def joined(self, member: Member) -> None:
         """Let a newcomer load what an agent of its name could not."""
         for standby in self.by_model.values():
+            standby.refusals.pop(member.name, None)
             if standby.refused.pop(member.name, ""):
                 standby.failed = {}
+                standby.failures = 0
             self.loading.touch(standby)
 
     def planned(self, standby: Plan, event: Planned, now: float) -> list[Instruction]:
@@ -111,13 +116,19 @@ class Standbys:
         standby.job = None
         wrong = len(event.variants) != 1 or len(event.variants[0].artifacts.devices) != 1
         if wrong:
-            return self.failed(standby, PlanFailed(event.job, Fault.PLAN, "standby: expected one program for one device"))
+            return self.failed(standby, PlanFailed(event.job, Fault.PLAN, "standby: expected one program for one device"), now)
         standby.planned, standby.latest = event.variants, event.job
         return self.consider(standby, now)
 
-    def failed(self, standby: Plan, event: PlanFailed) -> list[Instruction]:
+    def waits_for_time(self, now: float) -> Iterator[Plan]:
+        """Yield the standbys of which something may be tried again."""
+        for standby in self.by_model.values():
+            if standby.again_at <= now:
+                yield standby
+
+    def failed(self, standby: Plan, event: PlanFailed, now: float) -> list[Instruction]:
         """Remember why the model cannot be loaded whole."""
         standby.job = None
-        standby.failed[""] = (event.fault, event.reason)
+        standby.fails("", event.fault, event.reason, now)
         self.loading.touch(standby)
         return [Log(f"no standby for model {standby.model[:8]}: {event.reason}")]

@@ -7,6 +7,7 @@ plan; one that does not take them serves without having been timed; no request w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bbgrap.control.coordinator_events import Instruction, Log, StartRequest
@@ -19,6 +20,10 @@ from bbgrap.protocol.tensors import synthetic_inputs
 
 REST_S = 0.05
 """At least so long requests have the cluster between two synthetic ones."""
+HOLD_S = 1.0
+"""How long requests wait for a synthetic one at most, unless requests usually take as long."""
+USUAL = 3.0
+"""Times the usual duration of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +91,12 @@ class SyntheticRequests:
         epoch = plan.timing.next(now)
         if plan.inputs is None or epoch is None:
             return self._end(plan)
-        # Those that waited for a synthetic request do not run yet when it has just ended.
-        waits = any(other.waiting for other in self._planning.plans.values())
-        if (is_running or waits) and now < self._rest_until:
+        variant = plan.variant_of(epoch)
+        if variant is not None and not variant.takes_requests:
+            # Its links are being tried.
+            return []
+        if now < self._rest_until and (is_running or any(other.waiting for other in self._planning.plans.values())):
+            # Those that wait begin before the next synthetic request, whichever plan is looked at first.
             return []
         self.has_turn = True
         if is_running or self.is_busy:
@@ -120,12 +128,13 @@ class SyntheticRequests:
         return [*self._serve(plan), Log(plan.measured_text())]
 
     def _serve(self, plan: Plan) -> list[Instruction]:
-        plan.serves = True
+        plan.serves, plan.failures = True, 0
         self._release_turn(0.0)
         self._loading.touch(plan)
         serving = plan.serving
-        job = serving[0].job if serving else plan.latest
-        return [*self._loading.saved(plan, plan.latest), *self._planning.release_others(plan, job)]
+        job = serving[0].job if serving and not plan.is_stream else plan.latest
+        done = [*self._planning.release_others(plan, job), *self._loading.saved(plan, plan.latest)]
+        return done if job == plan.latest else [*done, *self._loading.saved(plan, job)]
 
     def _release_turn(self, until: float) -> None:
         """Let requests go on until then."""
@@ -171,7 +180,7 @@ class SyntheticRequests:
             if timing.probe is not None and timing.probe.epoch == variant.epoch:
                 done += self._loading.abandon(variant.epoch, timing.probe.number)
                 self._release_turn(0.0)
-            if not variant.takes_requests:
+            if not variant.is_ready:
                 timing.forget(variant.epoch)
             elif timing.probe is not None and timing.probe.epoch == variant.epoch:
                 timing.probe = None
@@ -189,7 +198,23 @@ class SyntheticRequests:
             self._loading.touch(plan)
             if timing.probe is not None and now - timing.probe.started > PROBE_WITHIN_S:
                 done += self.failed(timing.probe.number)
+            elif timing.probe is not None and self.has_turn and now - timing.probe.started > self._patience(plan):
+                # It may be lost, or take as long as it takes: nobody waits for it any longer.
+                self._release_turn(now)
         return done
+
+    def _patience(self, plan: Plan) -> float:
+        usual = max((v.usual_s for p in (plan, plan.standby) if p is not None for v in p.variants), default=0.0)
+        return max(HOLD_S, USUAL * usual)
+
+    def running(self) -> Iterator[tuple[Variant, int, float]]:
+        """Yield the synthetic requests in flight: variant, number, and when they started."""
+        for proof in self._proofs.values():
+            yield proof.variant, proof.number, proof.started
+        for plan, timing in self._timed():
+            variant = None if timing.probe is None else plan.variant_of(timing.probe.epoch)
+            if timing.probe is not None and variant is not None:
+                yield variant, timing.probe.number, timing.probe.started
 
     def _timed(self) -> list[tuple[Plan, Timing]]:
         return [(plan, plan.timing) for plan in self._planning.plans.values() if plan.timing is not None]

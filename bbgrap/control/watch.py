@@ -16,6 +16,8 @@ STUCK_S = 0.3
 """A segment that takes longer keeps others waiting, unless requests usually take as long."""
 STALLED_S = 0.4
 """How long all agents of a request may be idle at once. Chosen: four heartbeats."""
+SYNTHETIC_STALLED_S = 2.0
+"""The same of a synthetic request, for which nobody waits."""
 USUAL = 3.0
 """Times the usual duration of a request."""
 SLOWEST_LINK = 1 << 20
@@ -52,3 +54,12 @@ def stalled(requests: dict[int, Request], members: Members, loading: Loading, no
             patience = max(STALLED_S, USUAL * variant.usual_s) + (0 if variant.usual_s else request.bytes / SLOWEST_LINK)
             if now - started > patience and now - max(idle_since, started) > STALLED_S:
                 yield variant, number
+
+
+def synthetic_stalled(running: Iterator[tuple[Variant, int, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:
+    """Yield the synthetic requests with which nothing goes on, and their variants."""
+    for variant, number, started in running:
+        there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
+        idle_since = max((member.idle_since for member in there), default=now)
+        if now - max(idle_since, started) > max(SYNTHETIC_STALLED_S, USUAL * variant.usual_s):
+            yield variant, number

@@ -1,0 +1,248 @@
+"""What must be, whatever goes wrong."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from bbgrap.control.plans import Plan
+from bbgrap.protocol import client_messages as c
+from tests.campaign.simulation.clients import Outcome, Use
+
+if TYPE_CHECKING:
+    from tests.campaign.simulation.head import Head
+    from tests.campaign.simulation.world import World
+
+EVERY = 16
+"""Events of the coordinator between two looks at its state."""
+NEAR_S = 8.0
+"""How long after a fault, or a request that is one, others may take longer."""
+SLOWER_S = 1.0
+LONG_S = 10.0
+"""Deadlines beyond that are never the reason why an innocent request fails."""
+KILLERS = {"kill", "hang"}
+
+
+class Checks:
+    """Notes what must not be as surprises of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.counted: Counter[str] = Counter()
+        self._events = 0
+
+    # --- answers ------------------------------------------------------------------------------------------------------------------
+
+    def answered(self, outcome: Outcome, answer: c.FinalAnswer) -> None:
+        """Judge an answer."""
+        world = self.world
+        model = world.models[outcome.use.model]
+        self.counted["answers" if isinstance(answer, c.RunResult) else "errors"] += 1
+        if len(outcome.answers) > 1:
+            world.surprise(f"{outcome.token} is answered twice: {outcome.answers}")
+        if isinstance(answer, c.RunResult):
+            got = bytes(answer.payload[0]).decode() if answer.payload else ""
+            if got != model.answer(outcome.token):
+                world.surprise(f"{outcome.token}: wrong answer {got!r}, expected {model.answer(outcome.token)!r}")
+            self._on_time(outcome)
+        elif not isinstance(answer, c.Failed) or not self._is_justified(outcome, answer):
+            world.surprise(f"{outcome.token} of {outcome.use}: unjustified {answer}")
+        else:
+            world.log(f"{outcome.token} fails: {answer.fault.value}: {answer.reason}")
+
+    def _is_justified(self, outcome: Outcome, answer: c.Failed) -> bool:
+        story, model, reason = self.world.story, self.world.models[outcome.use.model], answer.reason
+        if outcome.trait in {*KILLERS, "fail"} or model.trait.startswith("kills"):
+            return True
+        kinds = Counter(fault.kind for fault in story.faults)
+        killers = sum(wish.trait in KILLERS and story.uses[wish.use].model == model.name for wish in story.wishes)
+        if re.search(r"ended the workers? of", reason):
+            return killers + kinds["exhaust worker"] >= 2 or killers > 0 or kinds["loads hang"] > 0
+        if "may be what ends them" in reason:
+            return sum(kinds.values()) + killers >= 4
+        if answer.fault is c.Fault.BUSY:
+            return story.max_waiting < 10
+        if model.trait == "large" and answer.fault is c.Fault.PLAN:
+            return True
+        if "no memory" in reason:
+            return kinds["loads fail"] > 0
+        if "trace again" in reason:
+            return outcome.trait == "record"
+        if outcome.until - outcome.asked < LONG_S:
+            return "deadline" in reason or answer.fault in {c.Fault.UNAVAILABLE, c.Fault.UNKNOWN_PLAN}
+        return False
+
+    def _on_time(self, outcome: Outcome) -> None:
+        """A request with no fault near it does not wait."""
+        story, took = self.world.story, outcome.ended - outcome.asked
+        if took <= SLOWER_S or outcome.trait:
+            return
+        begins, ends = outcome.asked - NEAR_S, outcome.ended
+        if any(fault.at < ends and fault.at + fault.seconds > begins for fault in story.faults):
+            return
+        if any(wish.trait in {"slow", *KILLERS} and begins - wish.deadline_s < wish.at < ends for wish in story.wishes):
+            return
+        same = [o for o in self.world.outcomes if o.use.model == outcome.use.model]
+        if not any(o.ended and o.ended < outcome.asked - 2.0 for o in same) or any(m.trait for m in story.models):
+            return
+        slowest = min(speed for _, speed in story.agents)
+        together = [o for o in self.world.outcomes if o.asked < outcome.ended and (not o.ended or o.ended > outcome.asked)]
+        run = sum(self.world.models[o.use.model].seconds for o in together) / slowest
+        if took > SLOWER_S + 3 * run:
+            self.world.surprise(f"{outcome.token} of {outcome.use} took {took:.2f} s with no fault near it")
+
+    # --- the coordinator's state --------------------------------------------------------------------------------------------------
+
+    def after(self, head: Head) -> None:
+        """Look at the state now and then."""
+        self._events += 1
+        if self._events % EVERY == 0:
+            for fault in state_faults(head):
+                self.world.surprise(f"coordinator: {fault}")
+
+    def plan_of(self, use: Use) -> Plan | None:
+        """Return the plan of a use, if the coordinator has it."""
+        assert self.world.head is not None
+        model = self.world.models[use.model]
+        for plan in self.world.head.machine.planning.plans.values():
+            options = plan.options
+            if plan.model == model.digest and plan.shapes == {"x": (use.width, 2)} and options is not None:
+                if (options.planner, options.objective) == (use.planner, use.objective):
+                    return plan
+        return None
+
+    def unhealed(self) -> list[str]:
+        """Return what is not yet as it should be."""
+        world, faults = self.world, list[str]()
+        assert world.head is not None
+        machine = world.head.machine
+        names = {name for name, _ in world.story.agents}
+        if set(machine.members.by_name) != names:
+            faults.append(f"agents {sorted(names - set(machine.members.by_name))} are away")
+        for use in world.story.uses:
+            if world.models[use.model].trait.startswith("kills"):
+                continue
+            plan = self.plan_of(use)
+            if plan is None:
+                faults.append(f"{use}: the coordinator does not know the plan")
+                continue
+            standby = plan.standby
+            if plan.quarantine or (standby is not None and standby.quarantine):
+                continue
+            if world.models[use.model].trait == "large" and len(names) < 2:
+                continue
+            # Timed against what was there before, a plan over all nodes need not be the fastest.
+            newest = [v for v in plan.variants if v.is_ready and {n for n, _ in v.nodes} == names]
+            if not newest or not plan.serving or plan.timing is not None:
+                state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
+                failed = [reason for _, reason in plan.failed.values()]
+                faults.append(f"{use}: no plan over all nodes serves; job {plan.job is not None}, failed {failed}, {state}")
+                continue
+            last = [o for o in world.outcomes if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult)][-3:]
+            epochs = {plan.latest, *(v.epoch for v in plan.variants)}
+            if not any(isinstance(o.answers[0], c.RunResult) and o.answers[0].epoch in epochs for o in last):
+                faults.append(f"{use}: the plan is ready, but the last answers are of others")
+        return faults
+
+    def healed(self, seconds: float) -> None:
+        """After healing for so long, all is as it should be."""
+        if not self.world.surprises:
+            for fault in self.unhealed():
+                self.world.surprise(f"{seconds:g} s after the last fault: {fault}")
+
+    def at_end(self) -> None:
+        """Nothing is left over."""
+        world = self.world
+        for outcome in world.outcomes:
+            if not outcome.answers and not outcome.gone:
+                world.surprise(f"{outcome.token} of {outcome.use}, asked at {outcome.asked:.2f}, is not answered")
+        if world.head is None or world.surprises:
+            return
+        for _ in range(10):
+            if not self._leftovers(world.head):
+                break
+            world.clock.run(world.clock.now + 0.5)
+        for fault in (*state_faults(world.head), *self._leftovers(world.head)):
+            world.surprise(f"at the end: {fault}")
+
+    def _leftovers(self, head: Head) -> list[str]:
+        machine, faults = head.machine, list[str]()
+        gone = any(outcome.gone for outcome in self.world.outcomes)
+        synthetic = machine.requests.synthetic
+        timings = [plan.timing for plan in machine.planning.plans.values() if plan.timing is not None]
+        wanted = {*machine.requests.open, *synthetic._proofs, *(t.probe.number for t in timings if t.probe is not None)}
+        for name, agent in self.world.agents.items():
+            told = {v.epoch for v in machine.loading.by_epoch.values() if name in v.parts and v.tracker.state != "waiting"}
+            held = set() if agent.machine is None else set(agent.machine.deployments)
+            if told != held:
+                faults.append(f"agent {name} holds {sorted(held)}, the coordinator thinks {sorted(told)}")
+            if agent.machine is not None and agent.worker is not None and not agent.worker.loading:
+                ready = {e for e, d in agent.machine.deployments.items() if d.tracker.state == "ready"}
+                if agent.loaded() != ready:
+                    faults.append(f"the worker of {name} has {sorted(agent.loaded())}, its nanny thinks {sorted(ready)}")
+            running = [] if agent.worker is None else [key for key in agent.worker.executor.running if key[1] not in wanted]
+            if running:
+                faults.append(f"requests {running} still run on {name}")
+        if machine.requests.open and not gone:
+            faults.append(f"requests {sorted(machine.requests.open)} are open")
+        hosted = {v.epoch for v in machine.loading.by_epoch.values() if v.hosted}
+        if hosted != set(head.executor.deployments):
+            faults.append(f"the host has {sorted(head.executor.deployments)}, the coordinator thinks {sorted(hosted)}")
+        known = {v.job for v in machine.loading.by_epoch.values()} | {p.latest for p in machine.standbys.by_model.values()}
+        known |= {p.job.number for p in machine.planning.plans.values() if p.job is not None}
+        if extra := set(head.disk.plans) - known:
+            faults.append(f"jobs {sorted(extra)} are kept on disk for nobody")
+        return faults
+
+
+def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
+    """List what is wrong with a coordinator's state between two events."""
+    machine, faults = head.machine, list[str]()
+    requests, loading = machine.requests, machine.loading
+    variants = list(loading.by_epoch.values())
+    plans = list(machine.planning.plans.values())
+    running = [number for variant in variants for number in variant.queue.running]
+    waiting = [number for plan in plans for number in plan.waiting]
+    if sorted(running + waiting) != sorted(requests.open):
+        faults.append(f"open {sorted(requests.open)}, but running {running} and waiting {waiting}")
+    if len(requests.by_caller) != len(requests.open):
+        faults.append("by_caller and open differ")
+    if requests._bytes != sum(request.bytes for request in requests.open.values()):
+        faults.append("bytes of open requests are wrong")
+    if loading.touched:
+        faults.append("something is still touched")
+    known = {id(plan) for plan in (*plans, *machine.standbys.by_model.values())}
+    for variant in variants:
+        if variant not in variant.plan.variants or id(variant.plan) not in known:
+            faults.append(f"epoch {variant.epoch} is of no plan")
+        if variant.queue.running and not variant.is_ready:
+            faults.append(f"requests run on epoch {variant.epoch}, which is {variant.tracker.state}")
+        if variant.is_ready != (variant.tracker.state == "ready" and not variant.away and not variant.pending):
+            faults.append(f"epoch {variant.epoch} is ready, but {variant.away} are away and {variant.pending} pending")
+        if not variant.queue.has_room and len(variant.queue.running) > variant.queue.limit:
+            faults.append(f"too many requests run on epoch {variant.epoch}")
+        if away := set(variant.away) & set(machine.members.by_name):
+            faults.append(f"epoch {variant.epoch}: {sorted(away)} are there, but noted as away")
+        if here := set(variant.parts) - set(variant.away) - set(machine.members.by_name):
+            if variant.tracker.state != "waiting":
+                faults.append(f"epoch {variant.epoch}: {sorted(here)} are not there, but not noted as away")
+    for plan in plans:
+        if plan.job is not None and plan.job.number not in head.planning:
+            faults.append(f"plan {plan.key[:8]} waits for job {plan.job.number}, which nobody does")
+        if (
+            plan.waiting
+            and not requests.synthetic.has_turn
+            and any(not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving)
+        ):
+            first = requests.open[plan.waiting[0]]
+            if not first.lost and not first.blamed:
+                stuck = [m.name for m in machine.members.alive() if m.beat.request and m.beat.seconds > 0.3]
+                if not stuck:
+                    faults.append(f"request {first.number} waits for plan {plan.key[:8]}, which has room")
+    if requests.synthetic.has_turn and not any(plan.timing is not None for plan in plans):
+        faults.append("synthetic requests have the turn, but nothing is timed")
+    recorded = {number for number in running if number in requests.open and requests.open[number].message.record}
+    if set(requests.traces._awaited) != recorded:
+        faults.append(f"records are awaited of {sorted(requests.traces._awaited)}, but {sorted(recorded)} are recorded")
+    return faults

@@ -1,0 +1,205 @@
+"""The coordinator's process: the real `CoordinatorMachine`, the host of the data plane, planners, and a disk that keeps what was saved."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bbgrap.cluster.types import COORDINATOR, NodeProfile
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control.coordinator import CoordinatorMachine
+from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.stored import Stored, StoredPlan
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.protocol import client_messages as c
+from tests.campaign.simulation.agents import record_of
+from tests.campaign.simulation.clock import Process
+from tests.campaign.simulation.executor import Deployment, Executor, Key
+from tests.campaign.simulation.models import standby_of, variants_of
+from tests.campaign.simulation.network import Frame
+
+if TYPE_CHECKING:
+    from tests.campaign.simulation.world import World
+
+ADDRESS = "tcp://head:1"
+TICK_S = 0.1
+SYNC_S = 0.02
+"""How long at most until what is saved is on disk."""
+PLANNER_DEADLINE_S = 5.0
+
+
+class HeadDisk:
+    """What survives a coordinator."""
+
+    def __init__(self) -> None:
+        self.incarnation = 0
+        self.files: dict[str, int] = {}
+        self.models: dict[str, tuple[c.ModelFile, ...]] = {}
+        self.profiles: tuple[dict[str, NodeProfile], dict[str, NodeProfile]] = ({}, {})
+        self.plans: dict[int, StoredPlan] = {}
+        self.made: dict[int, tuple[PlannedVariant, ...]] = {}
+        self.saw_agents = False
+
+
+class Head(Process):
+    """One life of the coordinator."""
+
+    def __init__(self, world: World, disk: HeadDisk) -> None:
+        super().__init__(world.clock)
+        self.world, self.disk = world, disk
+        self.name, self.address = COORDINATOR, ADDRESS
+        disk.incarnation += 1
+        plans = tuple((plan, disk.made[job]) for job, plan in disk.plans.items() if job in disk.made)
+        stored = Stored(dict(disk.files), dict(disk.models), *map(dict, disk.profiles), plans, saw_agents=disk.saw_agents)
+        settings = ce.Settings("0.1.0", ADDRESS, first_epoch=disk.incarnation << 32, max_waiting=world.story.max_waiting)
+        self.machine = CoordinatorMachine(settings, stored, world.clock.now)
+        self.executor = Executor(self, world.data, self._compute, self._done)
+        self.pingers: set[str] = set()
+        self.planning: set[int] = set()
+        self._synced = 0.0
+        world.data.at[ADDRESS] = self
+        self._on_tick()
+
+    # --- data plane ---------------------------------------------------------------------------------------------------------------
+
+    def arrive(self, frame: Frame) -> None:
+        """Take a frame."""
+        self.do(lambda: self._take(frame))
+
+    def _take(self, frame: Frame) -> None:
+        if frame[0] == "data":
+            self.executor.take(frame)
+        elif frame[0] == "ping" and frame[2] in self.pingers:
+            self.world.data.send(self, frame[2], ("pong", frame[1]))
+
+    def link_broken(self, address: str) -> None:
+        """Tell the machine."""
+        self.do(lambda: self.handle(ce.HostLinkBroken(address)))
+
+    def knows(self, address: str) -> bool:
+        """Whether a deployment is connected to it."""
+        return self.executor.knows(address)
+
+    def _compute(self, key: Key, segment: str, token: str, then: Callable[[str], None]) -> None:
+        raise AssertionError("the host computes nothing")
+
+    def _done(self, key: Key, token: str, recorded: bool) -> None:
+        host = self.executor.deployments[key[0]].schedule.host
+        record = record_of(host) if recorded else None
+        self.later(1e-5, lambda: self.handle(ce.RequestDone(key[1], (), (token.encode(),), record)))
+
+    # --- the machine --------------------------------------------------------------------------------------------------------------
+
+    def _on_tick(self) -> None:
+        self.handle(ce.Tick())
+        self.tick_later(TICK_S, self._on_tick)
+
+    def from_peer(self, identity: bytes, message: Any) -> None:  # noqa: ANN401
+        """Take a control message."""
+        self.do(lambda: self.handle(ce.FromPeer(identity, message)))
+
+    def handle(self, event: ce.Event) -> None:
+        """Let the machine take an event, and do what it wants."""
+        if not self.alive:
+            return
+        try:
+            done = self.machine.handle(event, self.clock.now)
+        except RemoteProtocolError as error:
+            what = event.message if isinstance(event, ce.FromPeer) else event
+            self.world.surprise(f"coordinator: {type(what).__name__}: {error}")
+            return
+        except Exception:
+            self.world.surprise(f"coordinator: {type(event).__name__}: {traceback.format_exc()[-1500:]}")
+            return
+        for instruction in done:
+            self._carry_out(instruction)
+        self.world.checks.after(self)
+
+    def _carry_out(self, instruction: ce.Instruction) -> None:  # noqa: C901 - one branch per instruction
+        disk, executor = self.disk, self.executor
+        match instruction:
+            case ce.ToAgent(identity, message):
+                self.world.to_agent(identity, message)
+            case ce.ToClient(identity, answer):
+                self.world.to_client(identity, answer)
+            case ce.StartRequest(epoch, number):
+                if epoch in executor.deployments:
+                    executor.begin((epoch, number), recorded=instruction.record, feed=token_of(instruction.payload))
+                else:
+                    reason = "the host does not have the deployment"
+                    self.later(0.0, lambda: self.handle(ce.RequestBroke(number, c.Fault.EXECUTION, reason)))
+            case ce.DropRequest(epoch, number):
+                executor.end((epoch, number))
+            case ce.HostDeploy(epoch, schedule, peers):
+                executor.deployments[epoch] = Deployment(schedule, (), {peer.device: peer.address for peer in peers})
+            case ce.HostRelease(epoch):
+                executor.remove(epoch)
+            case ce.HostPings(peers):
+                self.pingers = {peer.address for peer in peers}
+            case ce.StartPlanning():
+                self._plan(instruction)
+            case ce.StartStandby(job, files):
+                model = self.world.models[files[0].name.removesuffix(".onnx")]
+                self._make(job, lambda: (standby_of(model),), 0.1)
+            case ce.CancelPlanning(job):
+                self.planning.discard(job)
+            case ce.WriteChunk(identity, chunk, size):
+                written = ce.ChunkWritten(identity, chunk.call, chunk.digest, size, complete=True)
+                self._save(lambda: disk.files.update({chunk.digest: size}))
+                self.later(0.001, lambda: self.handle(written))
+            case ce.SaveModel(model_name, files):
+                self._save(lambda: disk.models.update({model_name: files}))
+            case ce.SaveProfile(profile, by_hand):
+                self._save(lambda: disk.profiles[by_hand].update({profile.name: profile}))
+            case ce.SavePlan(plan):
+                self._save(lambda: disk.plans.update({plan.job: plan}))
+            case ce.ForgetPlan(job):
+                self._save(lambda: self._forget(job))
+            case ce.Log(text):
+                self.world.log(f"coordinator: {text}")
+        disk.saw_agents = disk.saw_agents or self.machine.members.saw_agents
+
+    def _save(self, write: Callable[[], None]) -> None:
+        # In order: the last ones may be lost, never one before another.
+        self._synced = max(self._synced, self.clock.now + SYNC_S * self.world.rng.random())
+        self.later(self._synced - self.clock.now, write)
+
+    def _forget(self, job: int) -> None:
+        self.disk.plans.pop(job, None)
+        self.disk.made.pop(job, None)
+
+    # --- planners -----------------------------------------------------------------------------------------------------------------
+
+    def _plan(self, job: ce.StartPlanning) -> None:
+        model = self.world.models[job.files[0].name.removesuffix(".onnx")]
+        cluster, options = job.cluster, job.options
+        self._make(job.job, lambda: variants_of(model, cluster, options.planner, options.objective), self.world.story.planner_s)
+
+    def _make(self, job: int, make: Callable[[], tuple[PlannedVariant, ...]], seconds: float) -> None:
+        world, now = self.world, self.clock.now
+        self.planning.add(job)
+        if world.planner_never > now:
+            self.later(PLANNER_DEADLINE_S, partial(self._made, job, (), "planner: it did not end within its deadline"))
+        elif world.planner_fails > now:
+            self.later(seconds / 2, partial(self._made, job, (), "planner: it ended by SIGKILL"))
+        else:
+            slow = 8.0 if world.planner_late > now else 1.0
+            self.later(seconds * slow * (0.5 + world.rng.random()), lambda: self._made(job, make(), "it fits the memory of no node"))
+
+    def _made(self, job: int, variants: tuple[PlannedVariant, ...], reason: str) -> None:
+        if job not in self.planning:
+            return
+        self.planning.discard(job)
+        if variants:
+            self.disk.made[job] = variants
+            self.handle(ce.Planned(job, variants))
+        else:
+            self.handle(ce.PlanFailed(job, c.Fault.PLAN, reason))
+
+
+def token_of(payload: Any) -> str:  # noqa: ANN401
+    """Return the text of an input."""
+    content = bytes(payload[0]) if payload else b""
+    return content.decode() if content[:1] == b"x" else "ones"

@@ -1,0 +1,154 @@
+"""Models of the simulation: what they take, what a planner makes of them, and the one right answer to every input.
+
+A tensor is a text: an input, and what models have made of it. A segment whose inputs come from different requests makes `MIXED` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from bbgrap.cluster.types import Cluster
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.uploads import offer_digest
+from bbgrap.graph.types import DType, TensorType
+from bbgrap.graph.weights import digest_of
+from bbgrap.protocol.client_messages import ModelFile
+from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
+
+MIXED = "mixed"
+SKELETON_DIGEST = "ab" * 32
+MEMORY = 1 << 30
+"""Of every agent, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """How long one machine computes, how long a whole load takes, in seconds; `trait` is what is wrong with it.
+
+    Traits: "kills" ends any worker that runs it, "kills on load" any that loads it, "kills in parts" any that runs a part of it (a bug of
+    what a planner made of it), "large" fits no node.
+    """
+
+    name: str
+    seconds: float = 0.02
+    load_s: float = 0.2
+    weight_bytes: int = 16
+    trait: str = ""
+
+    @property
+    def file(self) -> ModelFile:
+        """Its only file."""
+        return ModelFile(f"{self.name}.onnx", self.name.encode().hex().ljust(64, "0")[:64], 4)
+
+    @property
+    def digest(self) -> str:
+        """What the protocol calls it."""
+        return offer_digest((self.file,))
+
+    def answer(self, token: str) -> str:
+        """The right answer to an input."""
+        return f"{self.name}({token})"
+
+
+def joined(tokens: Iterable[str]) -> str:
+    """Return what comes of tensors that meet."""
+    distinct = set(tokens)
+    return distinct.pop() if len(distinct) == 1 else MIXED
+
+
+@cache
+def _weight(name: str, part: str, size: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    seed = sum(f"{name}{part}".encode())
+    return np.arange(seed, seed + size, dtype=np.uint32).astype(np.uint8) if size < 1 << 16 else np.full(size, seed % 251, np.uint8)
+
+
+@cache
+def _segment(
+    model: Model, part: str, share: float, inputs: int = 1
+) -> tuple[SegmentModel, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]]:
+    """Return a segment; its name says what it takes: model, share of it, and whether it is a part."""
+    weight = _weight(model.name, part, max(4, int(model.weight_bytes * share)))
+    digest = digest_of(weight)
+    ref = WeightRef(digest, TensorType(DType.UINT8, weight.shape))
+    return SegmentModel(f"{model.name}|{share}|{part}", SKELETON_DIGEST, b"", tuple(f"x{i}" for i in range(inputs)), ("y",), {"w": ref}), {
+        digest: weight
+    }
+
+
+@cache
+def rows(model: Model, devices: int) -> Artifacts:
+    """Each device works on its rows, in two segments with an exchange with both neighbours between them."""
+    row = BufferSpec("row", DType.FLOAT, (1, 2))
+    share = 1 / (2 * devices)
+    parts, weights = [], {}
+    for d in range(devices):
+        first, w1 = _segment(model, f"{d}/{devices}/first", share)
+        halos = [other for other in (d - 1, d + 1) if 0 <= other < devices]
+        second, w2 = _segment(model, f"{d}/{devices}/second", share, 1 + len(halos))
+        weights.update({**w1, **w2})
+        steps = (
+            LocalReceive(d, devices, (0,)),
+            LocalRun(0, (0,), (1,)),
+            *(LocalSend(200 + 10 * d + other, other, (LocalPart(1, None),)) for other in halos),
+            *(LocalReceive(200 + 10 * other + d, other, (2 + place,)) for place, other in enumerate(halos)),
+            LocalRun(1, (1, *range(2, 2 + len(halos))), (2 + len(halos),)),
+            LocalSend(100 + d, devices, (LocalPart(2 + len(halos), None),)),
+        )
+        parts.append(DeviceArtifacts(Schedule(d, devices, (row,) * (3 + len(halos)), steps), (first, second)))
+    whole_x = BufferSpec("x", DType.FLOAT, (devices, 2))
+    host_steps = (
+        *(LocalSend(d, d, (LocalPart(0, (((d, d + 1),), ((0, 2),))),)) for d in range(devices)),
+        *(LocalReceive(100 + d, d, (1 + d,)) for d in range(devices)),
+        LocalJoin(devices + 1, tuple((LocalPart(1 + d, None), (((d, d + 1),), ((0, 2),))) for d in range(devices))),
+    )
+    host = Schedule(devices, devices, (whole_x, *[row] * devices, whole_x), host_steps, (0,), (devices + 1,))
+    return Artifacts(tuple(parts), host, weights)
+
+
+@cache
+def single(model: Model, devices: int, device: int) -> Artifacts:
+    """One device runs all of it."""
+    segment, weights = _segment(model, "all", 1.0)
+    rows_of = BufferSpec("rows", DType.FLOAT, (devices, 2))
+    steps = (LocalReceive(0, devices, (0,)), LocalRun(0, (0,), (1,)), LocalSend(100, devices, (LocalPart(1, None),)))
+    parts = tuple(
+        DeviceArtifacts(Schedule(d, devices, (rows_of, rows_of), steps), (segment,))
+        if d == device
+        else DeviceArtifacts(Schedule(d, devices, (), ()), ())
+        for d in range(devices)
+    )
+    host = Schedule(
+        devices, devices, (rows_of, rows_of), (LocalSend(0, device, (LocalPart(0, None),)), LocalReceive(100, device, (1,))), (0,), (1,)
+    )
+    return Artifacts(parts, host, weights)
+
+
+@cache
+def standby_of(model: Model) -> PlannedVariant:
+    """The whole model for one device."""
+    memory = 2 * MEMORY if model.trait == "large" else model.weight_bytes
+    return PlannedVariant("standby", single(model, 1, 0), {"planner": "standby", "memory_bytes": memory})
+
+
+def variants_of(model: Model, cluster: Cluster, planner: str, objective: str) -> tuple[PlannedVariant, ...]:
+    """Return what a planner makes of a model; nothing if it fits no node of these."""
+    count = len(cluster.nodes)
+    if model.trait == "large":
+        return () if count < 2 else (PlannedVariant("rows", rows(model, count), {"planner": "rows"}),)
+    alone = [PlannedVariant(f"single on {n.name}", single(model, count, d), {"planner": "single"}) for d, n in enumerate(cluster.nodes)]
+    if objective == "throughput":
+        return tuple(alone)
+    split = PlannedVariant("rows", rows(model, count), {"planner": "rows"})
+    return (split,) if planner != "auto" else (split, alone[0])
+
+
+@cache
+def cost_of(segment: str) -> tuple[str, float, bool]:
+    """Return the model of a segment, its share of the computing, and whether it is only a part of the model."""
+    name, share, part = segment.split("|")
+    return name, float(share), part != "all"

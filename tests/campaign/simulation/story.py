@@ -1,0 +1,182 @@
+"""A story: who is there, what they want and what goes wrong, all drawn from one seed; values only, so that it can be cut down."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from bbgrap.cluster.types import COORDINATOR
+from tests.campaign.simulation.clients import Use
+from tests.campaign.simulation.models import Model
+
+QUIET_S = 3.0
+"""Before the first fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something goes wrong at a time, with this one (and that one), for some seconds."""
+
+    at: float
+    kind: str
+    one: str = ""
+    other: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        names = " ".join(name for name in (self.one, self.other) if name)
+        return f"{self.at:6.2f} {self.kind} {names}{f' for {self.seconds:.2f} s' if self.seconds else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A client asks for something. Traits: "", "slow", "kill", "hang", "fail", "record", "prepare"."""
+
+    at: float
+    client: int
+    use: int
+    trait: str = ""
+    deadline_s: float = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One schedule."""
+
+    seed: int
+    agents: tuple[tuple[str, float], ...]
+    models: tuple[Model, ...]
+    uses: tuple[Use, ...]
+    clients: int
+    wishes: tuple[Wish, ...]
+    faults: tuple[Fault, ...]
+    until: float
+    """When the last fault is over."""
+    planner_s: float = 0.3
+    worker_start_s: float = 0.6
+    control_s: float = 0.0005
+    data_s: float = 0.0003
+    same_ports: bool = False
+    codec: bool = False
+    max_waiting: int = 256
+
+    @property
+    def length(self) -> int:
+        """How much there is to it."""
+        return len(self.faults) + len(self.wishes)
+
+
+ON_AGENTS = {
+    "kill agent": (0.3, 4.0),
+    "power off agent": (0.3, 4.0),
+    "stop agent": (0.2, 4.0),
+    "kill worker": (0.0, 0.0),
+    "exhaust worker": (0.0, 0.0),
+    "stop worker": (0.2, 4.0),
+}
+ON_LINES = {
+    "cut control": (0.2, 4.0),
+    "cut control to": (0.2, 4.0),
+    "cut control from": (0.2, 4.0),
+    "reset control": (0.0, 0.0),
+    "lossy control": (0.5, 4.0),
+    "repeating control": (0.5, 4.0),
+    "slow control": (0.5, 4.0),
+}
+ON_DATA = {
+    "cut data": (0.2, 6.0),
+    "cut data one way": (0.2, 6.0),
+    "reset data": (0.0, 0.0),
+    "reset data, one told": (0.0, 0.0),
+    "reset data, nobody told": (0.0, 0.0),
+    "slow data": (0.5, 3.0),
+}
+ON_HEAD = {"kill coordinator": (0.1, 2.0), "stop coordinator": (0.2, 6.0)}
+ON_PLANNER = {"planner fails": (0.5, 3.0), "planner late": (1.0, 4.0), "planner never": (0.2, 2.0), "loads fail": (0.2, 1.0)}
+RARE = {"loads hang": (0.1, 0.5)}
+ON_CLIENTS = {"client goes": (0.1, 2.0)}
+GROUPS = ((ON_AGENTS, 6), (ON_LINES, 4), (ON_DATA, 5), (ON_HEAD, 2), (ON_PLANNER, 1.5), (RARE, 0.2), (ON_CLIENTS, 0.7))
+KINDS = tuple(kind for group, _ in GROUPS for kind in group)
+
+
+def draw(seed: int) -> Story:
+    """Return the story of a seed."""
+    rng = random.Random(seed)
+    count = rng.choice((1, 2, 2, 3, 3, 3, 4))
+    agents = tuple(("abcd"[i], rng.choice((1.0, 1.0, 0.5))) for i in range(count))
+    models = tuple(
+        Model(
+            f"m{i}",
+            rng.choice((0.004, 0.02, 0.08)),
+            rng.choice((0.1, 0.3, 1.0)),
+            rng.choice((16, 16, 16, 10 << 20)),
+            rng.choice(("",) * 16 + ("large", "kills", "kills on load", "kills in parts")) if i else "",
+        )
+        for i in range(rng.choice((1, 1, 2, 3)))
+    )
+    uses = [Use(models[0].name)]
+    for model in models:
+        planner, objective = rng.choice((("auto", "latency"), ("auto", "latency"), ("rows", "latency"), ("auto", "throughput")))
+        uses.append(Use(model.name, rng.choice((2, 2, 3)), planner, objective))
+    uses = list(dict.fromkeys(uses))
+    until = QUIET_S + rng.uniform(1.0, 7.0)
+    clients = rng.choice((1, 2, 3))
+    wishes = []
+    now = rng.uniform(0.0, 1.0)
+    pause = rng.choice((0.1, 0.25, 0.6))
+    while now < until:
+        use = rng.randrange(len(uses))
+        trait = rng.choice(("",) * 60 + ("slow", "record", "record", "prepare", "fail"))
+        wishes.append(Wish(round(now, 3), rng.randrange(clients), use, trait))
+        now += rng.expovariate(1 / pause)
+    if rng.random() < 0.12:
+        for _ in range(rng.choice((1, 1, 2))):
+            trait = rng.choice(("kill", "hang"))
+            at = round(rng.uniform(QUIET_S, until), 3)
+            wishes.append(Wish(at, rng.randrange(clients), rng.randrange(len(uses)), trait, 3.0 if trait == "hang" else 40.0))
+    if rng.random() < 0.1:
+        wishes += [Wish(round(rng.uniform(QUIET_S, until), 3), 0, 0, "", rng.uniform(0.05, 1.0)) for _ in range(3)]
+    faults = [_fault(rng, [name for name, _ in agents], clients, until) for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6, 10)))]
+    return Story(
+        seed,
+        agents,
+        models,
+        tuple(uses),
+        clients,
+        tuple(sorted(wishes, key=lambda wish: wish.at)),
+        tuple(sorted(faults, key=lambda fault: fault.at)),
+        until,
+        planner_s=rng.choice((0.1, 0.3, 1.0)),
+        worker_start_s=rng.choice((0.2, 0.6, 1.5)),
+        control_s=rng.choice((0.0003, 0.0003, 0.005, 0.03)),
+        data_s=rng.choice((0.0002, 0.0002, 0.002)),
+        same_ports=rng.random() < 0.5,
+        codec=rng.random() < 0.02,
+        max_waiting=rng.choice((256,) * 20 + (3,)),
+    )
+
+
+def _fault(rng: random.Random, names: list[str], clients: int, until: float) -> Fault:
+    (group,) = rng.choices([group for group, _ in GROUPS], [weight for _, weight in GROUPS])
+    kind = rng.choice(list(group))
+    least, most = group[kind]
+    at, seconds = round(rng.uniform(QUIET_S, until), 3), round(rng.uniform(least, most), 3)
+    if group is ON_AGENTS:
+        return Fault(at, kind, rng.choice(names), seconds=seconds)
+    if group is ON_LINES:
+        return Fault(at, kind, rng.choice([*names, *names, *(f"client {i}" for i in range(clients))]), seconds=seconds)
+    if group is ON_DATA:
+        one, other = rng.sample([*names, COORDINATOR], 2)
+        return Fault(at, kind, one, other, seconds)
+    if group is ON_CLIENTS:
+        return Fault(at, kind, f"client {rng.randrange(clients)}", seconds=seconds)
+    return Fault(at, kind, seconds=seconds)
+
+
+def without(story: Story, faults: set[int], wishes: set[int]) -> Story:
+    """Return a story without some of its faults and wishes, by place."""
+    return replace(
+        story,
+        faults=tuple(fault for place, fault in enumerate(story.faults) if place not in faults),
+        wishes=tuple(wish for place, wish in enumerate(story.wishes) if place not in wishes),
+    )

@@ -1,0 +1,300 @@
+"""All processes of a story, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
+from tests.campaign.simulation.agents import Agent, Disk
+from tests.campaign.simulation.checks import Checks
+from tests.campaign.simulation.clients import Client, Outcome, Use
+from tests.campaign.simulation.clock import Clock
+from tests.campaign.simulation.head import Head, HeadDisk
+from tests.campaign.simulation.network import DataNetwork, Line
+from tests.campaign.simulation.story import Fault, Story, Wish
+
+CODECS = {"head": TO_COORDINATOR, "agent": TO_AGENT, "client": TO_CLIENT}
+MAILBOX = 2000
+"""Messages that wait for a coordinator that is not there."""
+HEALED_S = 10.0
+"""How soon after the last fault all is well."""
+PROBE_S = 0.4
+
+
+class World:
+    """A story that goes on."""
+
+    def __init__(self, story: Story, *, verbose: bool = False) -> None:
+        self.story, self.verbose = story, verbose
+        self.rng = random.Random(story.seed + 1)
+        self.clock = Clock()
+        self.models = {model.name: model for model in story.models}
+        self.data = DataNetwork(self.clock, self.rng, story.data_s)
+        self.disks: dict[str, Disk] = {}
+        self.head_disk = HeadDisk()
+        self.surprises: list[str] = []
+        self.lines: list[str] = []
+        self.faults: Counter[str] = Counter()
+        self.planner_fails = self.planner_late = self.planner_never = self.loads_fail = self.loads_hang = 0.0
+        self.outcomes: list[Outcome] = []
+        self.agents: dict[str, Agent] = {}
+        self.by_identity: dict[bytes, Agent | Client] = {}
+        self._mail: list[tuple[bytes, Any]] = []
+        self._numbers = 0
+        self.checks = Checks(self)
+        self.head: Head | None = None
+        self.start_head()
+        for name, _ in story.agents:
+            self.start_agent(name)
+        self.clients = [self._new_client(number) for number in range(story.clients)]
+
+    # --- what processes need ----------------------------------------------------------------------------------------------------------
+
+    def control_latency(self) -> float:
+        """Return that of a new line."""
+        return self.story.control_s
+
+    def worker_start(self) -> float:
+        """Return how long a worker takes until it is ready."""
+        return self.story.worker_start_s * (0.7 + 0.6 * self.rng.random())
+
+    def through_codec(self, message: Any, to: str) -> Any:  # noqa: ANN401
+        """Return what arrives of a message."""
+        return CODECS[to].decode([bytes(frame) for frame in CODECS[to].encode(message)]) if self.story.codec else message
+
+    def to_agent(self, identity: bytes, message: Any) -> None:  # noqa: ANN401
+        """Send to an agent, if it is there."""
+        agent = self.by_identity.get(identity)
+        if isinstance(agent, Agent):
+            agent.from_head.send(self.through_codec(message, "agent"))
+
+    def to_client(self, identity: bytes, message: Any) -> None:  # noqa: ANN401
+        """Send to a client, if it is there."""
+        client = self.by_identity.get(identity)
+        if isinstance(client, Client):
+            client.from_head.send(self.through_codec(message, "client"))
+
+    def from_peer(self, identity: bytes, message: Any) -> None:  # noqa: ANN401
+        """Take what arrives at the coordinator, or will when it is there again."""
+        if self.head is not None:
+            self.head.from_peer(identity, message)
+        elif len(self._mail) < MAILBOX:
+            self._mail.append((identity, message))
+
+    def log(self, text: str) -> None:
+        """Note what somebody says."""
+        if self.verbose:
+            self.lines.append(f"{self.clock.now:8.3f} {text}")
+
+    def surprise(self, text: str) -> None:
+        """Note what must not be."""
+        self.log(f"!!! {text}")
+        self.surprises.append(f"{self.clock.now:.3f}: {text}")
+
+    # --- processes ----------------------------------------------------------------------------------------------------------------
+
+    def start_head(self) -> None:
+        """Start the coordinator."""
+        if self.head is None:
+            self.head = Head(self, self.head_disk)
+            mail, self._mail = self._mail, []
+            for identity, message in mail:
+                self.head.from_peer(identity, message)
+
+    def start_agent(self, name: str) -> None:
+        """Start an agent of that name, if there is none."""
+        if name in self.agents:
+            return
+        self._numbers += 1
+        port = 1 if self.story.same_ports else self._numbers
+        agent = Agent(self, name, self._numbers, dict(self.story.agents)[name], f"tcp://{name}:{port}")
+        self.agents[name] = self.by_identity[agent.identity] = agent
+
+    def end_agent(self, agent: Agent, *, silent: bool) -> None:
+        """End an agent, and its worker."""
+        if self.agents.get(agent.name) is not agent:
+            return
+        del self.agents[agent.name], self.by_identity[agent.identity]
+        agent.end()
+        if agent.worker is not None:
+            agent.worker.end()
+            self.data.gone(agent.worker, silent=silent)
+
+    def _new_client(self, number: int) -> Client:
+        self._numbers += 1
+        client = Client(self, f"client {number}/{self._numbers}")
+        self.by_identity[client.identity] = client
+        return client
+
+    def wish(self, wish: Wish) -> None:
+        """Let a client ask."""
+        client, use = self.clients[wish.client], self.story.uses[wish.use]
+        if wish.trait == "prepare":
+            client.do(lambda: client.prepare(use))
+        else:
+            self.ask(client, use, wish.trait, wish.deadline_s)
+
+    def ask(self, client: Client, use: Use, trait: str, deadline_s: float) -> Outcome:
+        """Ask for an answer."""
+        token = f"x{len(self.outcomes)}{f'!{trait}' if trait in {'slow', 'kill', 'hang', 'fail'} else ''}"
+        now = self.clock.now
+        outcome = Outcome(token, use, trait, now, now + deadline_s, [])
+        self.outcomes.append(outcome)
+        outcome.client = client
+        client.do(lambda: client.request(outcome, record=trait == "record"))
+        return outcome
+
+    # --- faults -------------------------------------------------------------------------------------------------------------------
+
+    def _lines_of(self, name: str) -> tuple[Line, Line] | None:
+        if name.startswith("client"):
+            client = self.clients[int(name.split()[1])]
+            return client.to_head, client.from_head
+        agent = self.agents.get(name)
+        return None if agent is None else (agent.to_head, agent.from_head)
+
+    def begin(self, fault: Fault) -> None:  # noqa: C901 - one branch per kind
+        """Let something go wrong."""
+        self.faults[fault.kind] += 1
+        self.log(f"*** {fault}")
+        now, rng = self.clock.now, self.rng
+        agent, head = self.agents.get(fault.one), self.head
+        match fault.kind:
+            case "kill agent" | "power off agent" if agent is not None:
+                self.end_agent(agent, silent=fault.kind == "power off agent")
+                self.clock.after(fault.seconds, lambda: self.start_agent(fault.one))
+            case "stop agent" if agent is not None and not agent.paused:
+                stopped = [agent, *([agent.worker] if agent.worker is not None and not agent.worker.paused else [])]
+                for process in stopped:
+                    process.pause()
+                self.clock.after(fault.seconds, lambda: [process.resume() for process in reversed(stopped)])
+            case "kill worker" | "exhaust worker" if agent is not None and agent.worker is not None and not agent.paused:
+                guilty = fault.kind == "exhaust worker"
+                agent.worker_dies(agent.worker, "out of memory" if guilty else "SIGKILL", guilty=guilty)
+            case "stop worker" if agent is not None and agent.worker is not None and not agent.worker.paused:
+                worker = agent.worker
+                worker.pause()
+                self.clock.after(fault.seconds, worker.resume)
+            case "kill coordinator" if head is not None:
+                head.end()
+                self.data.gone(head, silent=False)
+                self.head = None
+                self.clock.after(fault.seconds, self.start_head)
+            case "stop coordinator" if head is not None and not head.paused:
+                head.pause()
+                self.clock.after(fault.seconds, head.resume)
+            case "planner fails":
+                self.planner_fails = now + fault.seconds
+            case "planner late":
+                self.planner_late = now + fault.seconds
+            case "planner never":
+                self.planner_never = now + fault.seconds
+            case "loads fail":
+                self.loads_fail = now + fault.seconds
+            case "loads hang":
+                self.loads_hang = now + fault.seconds
+            case "client goes":
+                number = int(fault.one.split()[1])
+                self._client_goes(number)
+            case kind if kind.endswith("control") or "control " in kind:
+                self._on_lines(fault)
+            case "cut data" | "cut data one way" | "slow data":
+                ways = [(fault.one, fault.other), (fault.other, fault.one)][: 1 if "one way" in fault.kind else 2]
+                for way in ways:
+                    if fault.kind == "slow data":
+                        self.data.way(*way).extra = 0.2
+                    else:
+                        self.data.cut(*way)
+                self.clock.after(fault.seconds, lambda: [self.data.heal(*way) for way in ways])
+            case "reset data" | "reset data, one told" | "reset data, nobody told":
+                told = {"reset data": "both", "reset data, one told": fault.one}.get(fault.kind, "nobody")
+                self.data.reset(fault.one, fault.other, told)
+            case _:
+                rng.random()
+
+    def _on_lines(self, fault: Fault) -> None:
+        lines = self._lines_of(fault.one)
+        if lines is None:
+            return
+        to, back = lines
+        some = [to] if fault.kind == "cut control to" else [back] if fault.kind == "cut control from" else [to, back]
+        for line in some:
+            match fault.kind:
+                case "reset control":
+                    line.reset()
+                case "lossy control":
+                    line.loss = 0.2
+                case "repeating control":
+                    line.repeat = 0.3
+                case "slow control":
+                    line.extra = 0.15
+                case _:
+                    line.cut = True
+        self.clock.after(fault.seconds, lambda: [line.heal() for line in some])
+
+    def _client_goes(self, number: int) -> None:
+        client = self.clients[number]
+        client.end()
+        del self.by_identity[client.identity]
+        for outcome in self.outcomes:
+            outcome.gone = outcome.gone or (outcome.client is client and not outcome.answers)
+        self.clients[number] = self._new_client(number)
+
+    def heal(self) -> None:
+        """Let nothing be wrong any more."""
+        self.log("*** all is healed")
+        self.planner_fails = self.planner_late = self.planner_never = self.loads_fail = self.loads_hang = 0.0
+        self.start_head()
+        for name, _ in self.story.agents:
+            self.start_agent(name)
+        for sender in [*dict(self.story.agents), "coordinator"]:
+            for receiver in [*dict(self.story.agents), "coordinator"]:
+                self.data.heal(sender, receiver)
+        for agent in self.agents.values():
+            agent.to_head.heal()
+            agent.from_head.heal()
+            if agent.worker is not None:
+                agent.worker.resume()
+            agent.resume()
+            if agent.worker is not None and agent.worker.hangs:
+                agent.worker.load_began = -1e9
+        for client in self.clients:
+            client.to_head.heal()
+            client.from_head.heal()
+        assert self.head is not None
+        self.head.resume()
+
+    # --- the whole ----------------------------------------------------------------------------------------------------------------
+
+    def play(self) -> list[str]:
+        """Play the story; return what must not be."""
+        story = self.story
+        for wish in story.wishes:
+            self.clock.after(wish.at, lambda wish=wish: self.wish(wish))
+        for fault in story.faults:
+            self.clock.after(fault.at, lambda fault=fault: self.begin(fault))
+        ends = [wish.at + wish.deadline_s + 1.0 for wish in story.wishes if wish.trait == "hang"]
+        healed = max([story.until, *ends, *(fault.at + fault.seconds for fault in story.faults)])
+        self.clock.run(healed)
+        self.heal()
+        while self.clock.now < healed + HEALED_S and not self.surprises:
+            if all(self.probe()):
+                break
+        else:
+            self.checks.healed(HEALED_S)
+        while any(not o.answers and not o.gone for o in self.outcomes) and self.clock.now < max(o.until for o in self.outcomes) + 12.0:
+            self.clock.run(self.clock.now + 0.5)
+        self.clock.run(self.clock.now + 1.5)
+        self.checks.at_end()
+        return self.surprises
+
+    def probe(self) -> Iterator[bool]:
+        """Ask for an answer of every plan that can be; yield whether it serves."""
+        for use in self.story.uses:
+            if not self.models[use.model].trait.startswith("kills"):
+                self.ask(self.clients[0], use, "", 30.0)
+        self.clock.run(self.clock.now + PROBE_S)
+        yield not self.checks.unhealed()
