@@ -11,11 +11,12 @@ MAX_LINES := 500
 # More than cores: tests of clusters wait for much.
 TEST_PROCESSES ?= 3
 BENCH_ARGS ?= zoo:resnet50 --agents 2
+CAMPAIGN_ARGS ?= --minutes 10
 FUZZ_READERS_ARGS ?= --inputs 1000000 --seconds 600
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-conformance test-network bench bench-network bench-planning bench-prediction bench-scale bench-streams bench-unequal soak fuzz fuzz-readers check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-conformance test-network bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-streams bench-unequal soak fuzz fuzz-readers campaign check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -49,6 +50,9 @@ bench-planning: $(VENV)/runtime.stamp ## planner auto against all others, agains
 bench-prediction: $(VENV)/runtime.stamp ## predicted against measured latency on two local agents
 	@$(BIN)/python -m benchmarks.prediction $(PREDICTION_ARGS)
 
+bench-recovery: $(VENV)/runtime.stamp ## how long clients are without an answer when something fails (cut links need root)
+	@$(BIN)/python -m benchmarks.recovery $(RECOVERY_ARGS)
+
 bench-scale: $(VENV)/runtime.stamp ## more machines than there are here, from measured kernels
 	@$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)
 
@@ -60,6 +64,9 @@ bench-streams: $(VENV)/runtime.stamp ## single requests per second over links, a
 
 fuzz: $(VENV)/fuzz.stamp ## random models in random configurations, of other generators, too (docs/fuzzing.md)
 	@$(BIN)/python -m tests.fuzzing $(FUZZ_ARGS)
+
+campaign: $(VENV)/test.stamp ## real processes under faults drawn from a seed (most of them need root on Linux)
+	@$(BIN)/python -m tests.campaign.real $(CAMPAIGN_ARGS)
 
 fuzz-readers: $(VENV)/atheris.stamp ## damaged bytes for everything that reads bytes, guided by coverage (docs/fuzzing.md)
 	@$(BIN)/python -m tests.fuzzing.readers $(FUZZ_READERS_ARGS)

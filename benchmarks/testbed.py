@@ -135,7 +135,7 @@ def open_testbed(rate: Rate, cache_dir: Path | None = None) -> Iterator[Testbed]
     if not set(CORES) <= os.sched_getaffinity(0):
         raise UsageError(f"test-bed: expected cores {list(CORES)} for this process, got {sorted(os.sched_getaffinity(0))}")
     with ExitStack() as stack:
-        stack.enter_context(_terminable())
+        stack.enter_context(terminable())
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bbgrap-testbed-", ignore_cleanup_errors=True)))
         places, hosts = stack.enter_context(linked(rate))
         ready = home / "address"
@@ -327,7 +327,7 @@ def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path)
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Have SIGTERM unwind the contexts, as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:

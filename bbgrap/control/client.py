@@ -60,6 +60,7 @@ Instruction = Say | Complete | Report | Reconnect
 class _Open:
     message: Call
     tracker: Tracker
+    began: float
     said: float
     patience_s: float
 
@@ -85,7 +86,7 @@ class ClientMachine:
         if not self.calls:
             self._heard = self._asked = now
         tracker = Tracker(Role.CALL, f"call {message.call} ({type(message).__name__})")
-        self.calls[message.call] = _Open(message, tracker, now, self._silence_s if patience_s is None else patience_s)
+        self.calls[message.call] = _Open(message, tracker, now, now, self._silence_s if patience_s is None else patience_s)
         return [Say(message)]
 
     def cancel(self, call: int) -> list[Instruction]:
@@ -127,7 +128,12 @@ class ClientMachine:
         if not self.calls or now - self._asked < self._ask_s:
             return []
         silent = now - self._heard
-        done = [instruction for number, entry in list(self.calls.items()) for instruction in self._give_up(number, entry, silent)]
+        # A call waits for as long as it said, however long others have been waiting.
+        done = [
+            instruction
+            for number, entry in list(self.calls.items())
+            for instruction in self._give_up(number, entry, now - max(self._heard, entry.began))
+        ]
         self._asked = now
         ask: list[Instruction] = [Say(Ask(tuple(self.calls)))] if self.calls else []
         if silent > REOPEN_S and now - self._opened > REOPEN_S:

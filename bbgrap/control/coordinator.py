@@ -253,6 +253,7 @@ class CoordinatorMachine:
         told = Log(f"the worker of agent '{member.name}' ended: {message.reason}")
         blamed = self.requests.worker_ended(member, message) if message.guilty else []
         variants = self.loading.load_again(member, now)
+        self.requests.let_go(now, member.name)
         return [told, *blamed, *self.requests.lose_agent(member, variants)]
 
     def _lose(self, member: Member, event: str, verb: str, now: float) -> list[Instruction]:
@@ -297,7 +298,7 @@ class CoordinatorMachine:
         for variant in self.loading.of_member(first.name):
             if variant.is_ready and (name == COORDINATOR or name in variant.parts):
                 variant.suspects.add(first.name)
-                done += self.requests.take_back(variant)[1]
+                done += self.requests.hold(variant, first.name if other is None else other.name, now)
         return [*done, *self.links.suspect(first, name, now)]
 
     @property
@@ -305,7 +306,7 @@ class CoordinatorMachine:
         return self.settings.data_address.rpartition(":")[2]
 
     def _on_tried(self, member: Member, message: LinksTried, now: float) -> list[Instruction]:
-        changed, done = self.links.tried(member, message, now)
+        changed, done = self.links.tried(member, message, now, self.loading.loading_agents)
         self._clear(member.name)
         return [*done, *(self._drop_apart() if changed else []), *(self.planning.world_changed(now) if changed else [])]
 
@@ -412,6 +413,7 @@ class CoordinatorMachine:
             done.append(Log(f"synthetic request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch})"))
             done += self.requests.synthetic.taken_back(variant)
             done += self._try_links(variant, now)
+        self.requests.let_go(now)
         for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
             self.loading.touch(plan)
         done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)

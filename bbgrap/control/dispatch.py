@@ -40,6 +40,9 @@ NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp:/
 
 MAX_LOSSES = 4
 """Runs that may lose an agent that nobody blames the request for: machines that go one after the other take none of them with them."""
+HOLD_S = 0.25
+"""How long a request that ran at the other end of a broken connection does not run elsewhere, unless that end is heard of. A worker that
+dies closes its connections before its nanny can say so, and what has ended it must not end the next one. Chosen: two heartbeats."""
 MAX_DEATHS = 2
 """Workers that a plan may end; then it is not tried again."""
 
@@ -183,13 +186,13 @@ class Requests:
         return []
 
     def _next(self, plan: Plan) -> Collection[Request]:
-        """Return whose turn it is: the oldest request of the client that has the fewest running.
+        """Return whose turn it is: the oldest request of the client that has the fewest running, of those that are not held.
 
         One that may not run everywhere does not keep others waiting: the next one of each such kind follows.
         """
         flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
         running = Counter(self.open[number].caller[0] for number in flying if number in self.open)
-        waiting = [self.open[number] for number in plan.waiting]
+        waiting = [request for number in plan.waiting if (request := self.open[number]).held is None]
         kinds: dict[tuple[str, bool], Request] = {}
         for request in sorted(waiting, key=lambda r: (not r.lost, running[r.caller[0]], r.number)):
             kinds.setdefault((request.blamed, len(request.lost) < MAX_DEATHS), request)
@@ -360,7 +363,7 @@ class Requests:
         One that computed and loaded at once says nothing of either: it loads that again first, alone, and then it is known.
         """
         self._doubts.pop(member.name, None)
-        request = self.open.get(message.request)
+        request = self.open.get(message.request) or next((r for r in self.open.values() if message.request in r.former), None)
         if message.epoch and message.loading:
             self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.reason)
             return []
@@ -399,7 +402,8 @@ class Requests:
         if plan.is_standby:
             # Neither is it to be planned any more: a plan would load it everywhere.
             for other in self.planning.of_model(plan):
-                if not other.serving and not other.quarantine:
+                # One that has answered requests of its own goes on; of another nothing is known but that it is the same model.
+                if not (other.serving and other.is_proven) and not other.quarantine:
                     other.quarantine = plan.quarantine
                     for each in list(other.variants):
                         done += self.drop(each)
@@ -426,6 +430,20 @@ class Requests:
         _, done = self.take_back(variant)
         return [*done, *self.loading.release(variant)]
 
+    def hold(self, variant: Variant, name: str, now: float) -> list[Instruction]:
+        """Take back what runs on a variant; it runs again when something is heard of an agent, or shortly."""
+        again, done = self.take_back(variant)
+        for request in again:
+            request.held = (name, now + HOLD_S)
+        return done
+
+    def let_go(self, now: float, name: str = "") -> None:
+        """Let requests run again that were held for an agent that has been heard of, or for long enough."""
+        for request in self.open.values():
+            if request.held is not None and (request.held[0] == name or now >= request.held[1]):
+                request.held = None
+                self.loading.touch(request.plan)
+
     def take_back(self, variant: Variant, numbers: Collection[int] | None = None) -> tuple[list[Request], list[Instruction]]:
         """Let requests of a variant, all unless told which, be the next ones to start, under new numbers: late messages are not theirs."""
         again, done = [], self.synthetic.taken_back(variant)
@@ -434,6 +452,7 @@ class Requests:
             done += self.loading.abandon(request.epoch, number)
             del variant.queue.running[number]
             request.tracker.move("taken back")
+            request.former = (*request.former[-3:], number)
             request.epoch, request.number = 0, next(self.loading.epochs)
             self.open[request.number] = request
             self.by_caller[request.caller] = request.number

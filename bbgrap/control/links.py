@@ -6,7 +6,7 @@ again every `AGAIN_S`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -69,13 +69,13 @@ class Links:
         pairs = {frozenset((trial.member.name, peer.name)) for trial in self._trials.values() for peer in trial.peers}
         return frozenset((first, second)) in pairs
 
-    def tried(self, member: Member, message: LinksTried, now: float) -> tuple[bool, list[Instruction]]:
-        """Take what an agent found; returns whether anything is otherwise than before."""
+    def tried(self, member: Member, message: LinksTried, now: float, loading: Collection[str] = ()) -> tuple[bool, list[Instruction]]:
+        """Take what an agent found; returns whether anything is otherwise than before. `loading` are the agents that load something."""
         trial = self._trials.get(message.trial)
         if trial is None or trial.member is not member:
             return False, []
         del self._trials[message.trial]
-        return self._judge(trial, set(message.unreachable), now)
+        return self._judge(trial, set(message.unreachable), loading, now)
 
     def overdue(self, now: float) -> tuple[bool, list[Instruction]]:
         """Try again who is apart; what was tried without an answer tells nothing."""
@@ -103,15 +103,18 @@ class Links:
         """Return whom an agent is apart from, by name."""
         return tuple(sorted(other for pair in self.apart if name in pair for other in pair - {name}))
 
-    def _judge(self, trial: _Trial, unreachable: set[int], now: float) -> tuple[bool, list[Instruction]]:
+    def _judge(self, trial: _Trial, unreachable: set[int], loading: Collection[str], now: float) -> tuple[bool, list[Instruction]]:
         before, told = set(self.apart), list[Instruction]()
         for peer in trial.peers:
             pair = frozenset((trial.member.name, peer.name))
             if peer.device not in unreachable:
                 if self.apart.pop(pair, None) is not None:
                     told.append(Log(f"'{trial.member.name}' and '{peer.name}' reach each other again"))
-            elif peer.name == COORDINATOR or ((other := self.members.by_name.get(peer.name)) is not None and not other.is_computing):
-                # One that computes answers late: that says nothing of the link.
+            elif peer.name == COORDINATOR or (
+                (other := self.members.by_name.get(peer.name)) is not None and not other.is_computing and peer.name not in loading
+            ):
+                # One that computes answers late, and one whose worker has just been started anew, not at all: neither says anything of
+                # the link. Before it is loaded, each agent looks itself whether it reaches the others.
                 if pair not in self.apart:
                     why = "is its data port open, and its address the one that others reach it by (--advertise)?"
                     told.append(Log(f"'{trial.member.name}' does not reach '{peer.name}' at {peer.address}: {why}"))

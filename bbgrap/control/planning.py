@@ -122,8 +122,8 @@ class Planning:
         able = self.links.connected(self.members.alive())
         if not able or (not plan.callers and plan.variants and now < self._changed + SETTLE_S):
             return []
-        cluster = self._cluster(able, plan)
-        world = world_of(cluster)
+        # Where standbys are is no part of the world: when a copy moves, what has been planned still fits.
+        cluster, world = self._cluster(able, plan), world_of(self.members.cluster(tuple(able)))
         if world in plan.failed or any(v.world == world for v in plan.variants):
             return []
         plan.failed = {}

@@ -282,7 +282,9 @@ class Plan:
 class Request:
     """A request of a client; `epoch` is that of the variant it runs on, 0 if it waits; `lost` are the agents that its runs have lost.
 
-    `blamed` is the agent whose worker a run of it has ended.
+    `blamed` is the agent whose worker a run of it has ended; `former` are the numbers of its latest runs that were taken back. It is `held`
+    until a time, in seconds, or until something is heard of an agent; `overtook` is how many had ended on its variant when it was started
+    there.
     """
 
     number: int
@@ -295,7 +297,8 @@ class Request:
     lost: list[str] = field(default_factory=list)
     blamed: str = ""
     overtook: int = 0
-    """How many had ended on its variant when it was started there."""
+    former: tuple[int, ...] = ()
+    held: tuple[str, float] | None = None
 
     @property
     def bytes(self) -> int:

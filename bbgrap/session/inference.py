@@ -44,7 +44,7 @@ from bbgrap.session.signature import NodeArg, Signature
 from bbgrap.session.values import unpacked_output
 
 PROVIDER = "BBGrapExecutionProvider"
-_GRACE_S = 2.0
+_GRACE_S = 0.7
 """How much longer than the coordinator a client waits for the answer to a request."""
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5

@@ -29,6 +29,8 @@ _QUEUE = 10_000
 """Messages queued per peer. Chosen: far above the window of weight chunks; a full queue means that the peer is gone."""
 _LINGER_MS = 500
 """A last `Leave` or answer may still go out; nothing waits longer at exit."""
+_KEEPALIVE_S, _KEEPALIVES = 2, 3
+"""How often the kernel asks whether the other side of a silent connection is there, in seconds, and how often in vain."""
 _ZERO_COPY_BYTES = 64 << 10
 """From here on handing over memory is cheaper than copying it (pyzmq's own threshold)."""
 
@@ -37,9 +39,12 @@ def _limit(socket: zmq.Socket[bytes]) -> None:
     socket.linger = _LINGER_MS
     socket.sndhwm = socket.rcvhwm = _QUEUE
     socket.maxmsgsize = MAX_TENSOR_BYTES
-    # libzmq's own heartbeats end connections whose other side is gone without a word, so that reconnecting can begin.
-    socket.heartbeat_ivl = 2_000
-    socket.heartbeat_timeout = 6_000
+    # The kernel ends connections whose other side is gone without a word. libzmq's own heartbeats would do it, too, but they end the
+    # process (`Assertion failed: !_io_error`, 4.3.5) where a peer has come anew under its identity and its old connection then breaks.
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = _KEEPALIVE_S
+    socket.tcp_keepalive_intvl = _KEEPALIVE_S
+    socket.tcp_keepalive_cnt = _KEEPALIVES
 
 
 def send_frames(socket: zmq.Socket[bytes], frames: Sequence[BytesLike]) -> bool:

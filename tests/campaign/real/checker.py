@@ -1,0 +1,270 @@
+"""Says from a history whether what was promised was kept.
+
+It knows nothing of the code: it reads what clients sent and got, and what was done.
+
+Breaches are: an answer that is wrong, or a second one; no answer at all; an error that is not allowed, comes too late, or names nobody; a
+node that does not come back; memory, descriptors or disk that grow; a worker that dies of a model more than twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bbgrap.cli.output import print_table
+
+Line = dict[str, Any]
+
+LATE_S = 1.0
+"""How long after its deadline a request may end."""
+BACK_S = 10.0
+"""When all nodes must be there after all faults are healed."""
+RECOVERY_P99_S = 1.5
+AFTER_S = 5.0
+"""How long after a fault a time without an answer is taken for its consequence."""
+GROWTH = {"rss": (1.5, 64 << 20), "descriptors": (1.3, 16), "disk": (1.3, 64 << 20)}
+"""How much the last quiet points may be above the first: a factor, and what does not count."""
+_HOSTILE = ("killer", "endless", "deadly", "stuck")
+_OWN_MAKER = ("bulky",)
+"""Tasks that ask too much of a machine that a fault has made small: they may be refused, with words."""
+_NAMES = re.compile(r"agent\d|agent '|tcp://|deadline|coordinator|busy|node")
+
+
+@dataclass
+class Verdict:
+    """What a history says."""
+
+    requests: int = 0
+    answered: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    breaches: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    alone_s: list[float] = field(default_factory=list)
+    together_s: list[float] = field(default_factory=list)
+    by_kind_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    back_s: list[float] = field(default_factory=list)
+    growth: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    errors: Counter[str] = field(default_factory=Counter)
+    """Allowed ones, by task and kind."""
+
+    def breach(self, kind: str, example: str) -> None:
+        """Count a promise that was not kept."""
+        self.breaches[kind] += 1
+        if len(self.examples[kind]) < 5:
+            self.examples[kind].append(example)
+
+    def as_object(self) -> dict[str, Any]:
+        """Return what `verdict.json` has."""
+        return {
+            "requests": self.requests,
+            "answered": self.answered,
+            "seconds": round(self.seconds, 1),
+            "faults": dict(self.faults),
+            "breaches": dict(self.breaches),
+            "examples": dict(self.examples),
+            "recovery_alone_s": {"p50": quantile(self.alone_s, 0.5), "p99": quantile(self.alone_s, 0.99), "of": len(self.alone_s)},
+            "recovery_together_s": {
+                "p50": quantile(self.together_s, 0.5),
+                "p99": quantile(self.together_s, 0.99),
+                "of": len(self.together_s),
+            },
+            "recovery_by_kind_s": {kind: round(max(times), 3) for kind, times in sorted(self.by_kind_s.items())},
+            "back_s": [round(seconds, 2) for seconds in self.back_s],
+            "growth": self.growth,
+            "errors": dict(self.errors),
+        }
+
+
+def read_histories(paths: Iterable[Path]) -> list[Line]:
+    """Return all lines of some files, by time; the last of a file may have been cut."""
+    lines = []
+    for path in paths:
+        text = path.read_bytes()
+        lines += [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    return sorted(lines, key=lambda line: line["t"])
+
+
+def check(lines: Sequence[Line]) -> Verdict:
+    """Check a history, in the order of time."""
+    verdict = Verdict(seconds=lines[-1]["t"] - lines[0]["t"] if lines else 0.0)
+    verdict.faults.update(line["kind"] for line in lines if line["what"] == "fault")
+    _check_requests(lines, verdict)
+    _check_recovery(lines, verdict)
+    _check_return(lines, verdict)
+    _check_growth(lines, verdict)
+    _check_deaths(lines, verdict)
+    for line in lines:
+        if line["what"] == "broken":
+            verdict.breach("the campaign itself", f"{line['kind']}: {line['text']}")
+    return verdict
+
+
+# --- requests -----------------------------------------------------------------------------------------------------------------------
+
+
+def _check_requests(lines: Sequence[Line], verdict: Verdict) -> None:
+    """Each request is answered once, rightly or with an allowed error, in time."""
+    sent: dict[str, Line] = {}
+    ends: dict[str, list[Line]] = defaultdict(list)
+    killed = {line["pid"] for line in lines if line["what"] == "client killed"}
+    for line in lines:
+        if line["what"] == "sent":
+            sent[line["id"]] = line
+        elif line["what"] in {"answered", "failed"}:
+            ends[line["id"]].append(line)
+    verdict.requests = len(sent)
+    for name, asked in sent.items():
+        mine = ends.get(name, [])
+        if len(mine) > 1:
+            verdict.breach("answered twice", f"{asked['task']} {name}")
+        if mine:
+            _check_end(asked, mine[0], verdict)
+        elif int(name.partition(".")[0]) not in killed:
+            verdict.breach("never answered", f"{asked['task']} {name}, sent at {asked['t']:.1f}")
+
+
+def _check_end(asked: Line, end: Line, verdict: Verdict) -> None:
+    about, took = f"{asked['task']} {asked['id']}", end["t"] - asked["t"]
+    if took > asked["deadline"] + LATE_S:
+        verdict.breach("after its deadline", f"{about}: {took:.1f} s of {asked['deadline']:g}")
+    if end["what"] == "failed":
+        _check_error(asked, end, took, verdict)
+        return
+    verdict.answered += 1
+    if end["off"] > 1:
+        verdict.breach("wrong answer", f"{about}: {end['off']} times what is allowed")
+
+
+def _check_error(asked: Line, end: Line, took: float, verdict: Verdict) -> None:
+    task, text = asked["task"].partition(":")[0], end["text"]
+    about = f"{asked['task']} {asked['id']} at {end['t']:.1f} after {took:.1f} s: {end['kind']}: {text[:400]}"
+    if not _NAMES.search(text):
+        verdict.breach("an error that names nobody", about)
+    at_deadline = "deadline" in text and took >= asked["deadline"] - LATE_S
+    if task in _HOSTILE or task in _OWN_MAKER:
+        verdict.errors[f"{task}: {end['kind']}"] += 1
+    elif at_deadline:
+        # The faults are shorter than the deadlines: nothing of what was done explains this.
+        verdict.breach("lost until its deadline", about)
+    else:
+        verdict.breach("failed", about)
+
+
+# --- recovery -----------------------------------------------------------------------------------------------------------------------
+
+
+def _check_recovery(lines: Sequence[Line], verdict: Verdict) -> None:
+    """Somebody is answered soon after a fault began, or, where nobody could be, was healed."""
+    innocent = {line["id"] for line in lines if line["what"] == "sent" and line["task"].partition(":")[0] not in (*_HOSTILE, *_OWN_MAKER)}
+    answers = [line["t"] for line in lines if line["what"] == "answered" and line["id"] in innocent]
+    healed = {line["fault"]: line["t"] for line in lines if line["what"] == "healed"}
+    end = lines[-1]["t"] if lines else 0.0
+    faults = [line for line in lines if line["what"] == "fault"]
+    blocked = [(line["t"], healed.get(line["fault"], end)) for line in faults if line["blocks"]]
+    for fault in faults:
+        if not fault["counts"]:
+            continue
+        until = healed.get(fault["fault"], end) + AFTER_S
+        gap = longest_gap(answers, fault["t"], min(until, end), blocked)
+        (verdict.alone_s if fault["alone"] else verdict.together_s).append(gap)
+        if fault["alone"]:
+            verdict.by_kind_s[fault["kind"]].append(gap)
+    if verdict.alone_s and (p99 := quantile(verdict.alone_s, 0.99)) > RECOVERY_P99_S:
+        worst = max(verdict.by_kind_s, key=lambda kind: max(verdict.by_kind_s[kind]))
+        verdict.breach("slow recovery", f"p99 {p99:.2f} s; the slowest: {worst}, {max(verdict.by_kind_s[worst]):.2f} s")
+
+
+def longest_gap(answers: Sequence[float], began: float, until: float, blocked: Sequence[tuple[float, float]] = ()) -> float:
+    """Return the longest time without an answer in a window; times in which nobody could answer do not count."""
+    inside = [began, *(t for t in answers if began < t < until), until]
+    return max(
+        ((b - a) - sum(max(0.0, min(b, end) - max(a, begin)) for begin, end in blocked) for a, b in pairwise(inside)),
+        default=0.0,
+    )
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """Return the value that this part of the values does not exceed; 0 of none."""
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(part * len(ordered)))], 3) if ordered else 0.0
+
+
+# --- the machines -------------------------------------------------------------------------------------------------------------------
+
+
+def _check_return(lines: Sequence[Line], verdict: Verdict) -> None:
+    for line in lines:
+        if line["what"] != "all back":
+            continue
+        if line["seconds"] is not None:
+            verdict.back_s.append(line["seconds"])
+        if line["seconds"] is None or line["seconds"] > BACK_S:
+            took = "never" if line["seconds"] is None else f"after {line['seconds']:.1f} s"
+            verdict.breach("nodes came back late", f"at {line['t']:.1f}, {took}: missing {line['missing']}, apart {line['unreachable']}")
+
+
+def _check_growth(lines: Sequence[Line], verdict: Verdict) -> None:
+    """What machines take at the last quiet points is what they took at the first, and a little."""
+    series: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for line in lines:
+        if line["what"] == "measured":
+            for what in GROWTH:
+                series[line["machine"], what].append(line[what])
+    for (machine, what), values in series.items():
+        third = len(values) // 3
+        # The first quiet point comes before there are all plans.
+        if third < 2:
+            continue
+        before, after = statistics.median(values[1 : 1 + third]), statistics.median(values[-third:])
+        factor, free = GROWTH[what]
+        verdict.growth[f"{machine} {what}"] = round(after / max(before, 1), 3)
+        if after > factor * before and after - before > free:
+            verdict.breach("growth", f"{machine}: {what} from {before:,.0f} to {after:,.0f}")
+
+
+def _check_deaths(lines: Sequence[Line], verdict: Verdict) -> None:
+    """A hostile model that comes alone ends two workers at most."""
+    healed = {line["fault"]: line["t"] for line in lines if line["what"] == "healed"}
+    workers = [line for line in lines if line["what"] == "worker"]
+    for fault in lines:
+        if fault["what"] == "fault" and fault["kind"] in {"killer model", "deadly model"} and fault["alone"]:
+            until = healed.get(fault["fault"], fault["t"]) + AFTER_S
+            deaths = sum(fault["t"] < line["t"] < until for line in workers)
+            if deaths > 2:
+                verdict.breach("a model ended too many workers", f"at {fault['t']:.1f}: {deaths}")
+
+
+def summary(verdict: Verdict) -> None:
+    """Print a verdict for people."""
+    rows = [
+        (kind, count, f"{max(verdict.by_kind_s[kind]):.2f}" if verdict.by_kind_s.get(kind) else "")
+        for kind, count in sorted(verdict.faults.items())
+    ]
+    total, per_s = verdict.faults.total(), verdict.requests / max(verdict.seconds, 1.0)
+    title = f"{verdict.requests:,} requests ({per_s:.0f} per s), {total:,} faults of {len(verdict.faults)} kinds, {verdict.seconds:.0f} s"
+    print_table(("fault", "times", "longest time without an answer, alone, s"), rows, title=title)
+    found = verdict.as_object()
+    lost = sum(verdict.breaches[kind] for kind in ("never answered", "lost until its deadline", "failed"))
+    facts = [
+        ("lost", lost),
+        ("wrong", verdict.breaches["wrong answer"]),
+        ("answered twice", verdict.breaches["answered twice"]),
+        ("recovery alone, p50 / p99, s", f"{found['recovery_alone_s']['p50']} / {found['recovery_alone_s']['p99']}"),
+        ("recovery together, p50 / p99, s", f"{found['recovery_together_s']['p50']} / {found['recovery_together_s']['p99']}"),
+        ("all nodes back, at most, s", max(verdict.back_s, default=0.0)),
+        ("largest growth", max(verdict.growth.items(), key=lambda entry: entry[1], default=("none", 1.0))),
+        ("allowed errors", dict(verdict.errors)),
+    ]
+    print_table(("", ""), [(name, str(value)) for name, value in facts])
+    print_table(("breach", "times"), sorted(verdict.breaches.items()), title="None." if not verdict.breaches else "Breaches")
+    for kind, examples in verdict.examples.items():
+        for example in examples:
+            print(f"{kind}: {example}")  # noqa: T201

@@ -1,0 +1,113 @@
+"""The checker finds each kind of broken promise in a history, and none in one where all were kept."""
+
+import pytest
+
+from tests.campaign.real.checker import check, longest_gap, quantile, read_histories
+
+
+def sent(number, t=0.0, task="smooth", deadline=5.0, client=7):
+    return {"t": t, "what": "sent", "id": f"{client}.1.{number}", "task": task, "input": 0, "deadline": deadline}
+
+
+def answered(number, t=0.1, off=0.0, client=7):
+    return {"t": t, "what": "answered", "id": f"{client}.1.{number}", "digest": "d", "off": off}
+
+
+def failed(number, t=0.1, text="agent 'agent0' was lost", kind="ExecutionError"):
+    return {"t": t, "what": "failed", "id": f"7.1.{number}", "kind": kind, "text": text, "ours": True}
+
+
+def fault(number, t, kind="agent killed", *, blocks=False, alone=True):
+    return {"t": t, "what": "fault", "fault": number, "kind": kind, "targets": [], "blocks": blocks, "counts": True, "alone": alone}
+
+
+def healed(number, t):
+    return {"t": t, "what": "healed", "fault": number}
+
+
+def found(*lines):
+    return set(check(sorted(lines, key=lambda line: line["t"])).breaches)
+
+
+def test_answers_in_time_break_nothing():
+    verdict = check([sent(1), answered(1), sent(2, 1.0), answered(2, 1.5)])
+    assert (verdict.requests, verdict.answered, dict(verdict.breaches)) == (2, 2, {})
+
+
+@pytest.mark.parametrize(
+    ("lines", "breach"),
+    [
+        ((sent(1),), "never answered"),
+        ((sent(1), answered(1), answered(1, 0.2)), "answered twice"),
+        ((sent(1), answered(1, off=1.5)), "wrong answer"),
+        ((sent(1), answered(1, 6.5)), "after its deadline"),
+        ((sent(1), failed(1)), "failed"),
+        ((sent(1), failed(1, 5.1, "its deadline of 5 s passed")), "lost until its deadline"),
+        ((sent(1, task="killer:3"), failed(1, text="it did not work")), "an error that names nobody"),
+        (({"t": 0, "what": "broken", "kind": "agent killed", "text": "KeyError"},), "the campaign itself"),
+        (({"t": 0, "what": "all back", "seconds": None, "missing": ["agent0"], "unreachable": {}},), "nodes came back late"),
+        (({"t": 0, "what": "all back", "seconds": 12.0, "missing": [], "unreachable": {}},), "nodes came back late"),
+    ],
+)
+def test_a_broken_promise_is_found(lines, breach):
+    assert found(*lines) == {breach}
+
+
+def test_a_killed_client_waits_for_nothing():
+    assert found(sent(1), {"t": 1.0, "what": "client killed", "pid": 7}) == set()
+    assert found(sent(1), {"t": 1.0, "what": "client killed", "pid": 8}) == {"never answered"}
+
+
+def test_hostile_models_may_fail_but_late_they_may_not():
+    assert found(sent(1, task="endless:1", deadline=2.0), failed(1, 2.5, "its deadline passed")) == set()
+    assert found(sent(1, task="endless:1", deadline=2.0), failed(1, 3.5, "its deadline passed")) == {"after its deadline"}
+
+
+def stream(*pauses):
+    """Requests every 0.1 s for 20 s, but none is answered in the pauses."""
+    times = [t / 10 for t in range(200) if not any(begin < t / 10 < end for begin, end in pauses)]
+    return [line for number, t in enumerate(times) for line in (sent(number, t), answered(number, t + 0.01))]
+
+
+def test_a_slow_recovery_is_found():
+    assert found(*stream((5.0, 6.0)), fault(1, 5.0), healed(1, 5.5)) == set()
+    assert found(*stream((5.0, 7.0)), fault(1, 5.0), healed(1, 5.5)) == {"slow recovery"}
+
+
+def test_while_nobody_can_answer_no_time_is_counted():
+    assert found(*stream((5.0, 9.0)), fault(1, 5.0, "coordinator stopped", blocks=True), healed(1, 8.5)) == set()
+    assert found(*stream((5.0, 12.0)), fault(1, 5.0, "coordinator stopped", blocks=True), healed(1, 8.5)) == {"slow recovery"}
+
+
+def test_faults_together_are_not_held_to_the_time_of_one():
+    assert found(*stream((5.0, 8.0)), fault(1, 5.0, alone=False), healed(1, 5.5)) == set()
+
+
+def test_growth_is_found():
+    def points(*descriptors):
+        return [
+            {"t": t, "what": "measured", "machine": "agent0", "rss": 1 << 20, "descriptors": count, "disk": 0, "processes": 2}
+            for t, count in enumerate(descriptors)
+        ]
+
+    assert found(*points(50, 50, 52, 50, 51, 50, 52)) == set()
+    assert found(*points(50, 50, 60, 70, 80, 90, 100)) == {"growth"}
+
+
+def test_a_model_that_ends_many_workers_is_found():
+    workers = [{"t": 10.0 + t, "what": "worker", "agent": "agent0", "pid": t} for t in range(3)]
+    attack = (fault(1, 9.0, "killer model"), healed(1, 12.0), *stream())
+    assert found(*attack, *workers[:2]) == set()
+    assert found(*attack, *workers) == {"a model ended too many workers"}
+
+
+def test_a_line_that_was_cut_by_a_kill_is_left_out(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"t": 2.0, "what": "sent"}\n{"t": 3.0, "wh')
+    (tmp_path / "b.jsonl").write_text('{"t": 1.0, "what": "ready"}\n')
+    assert [line["t"] for line in read_histories(sorted(tmp_path.glob("*.jsonl")))] == [1.0, 2.0]
+
+
+def test_gaps_and_quantiles():
+    assert longest_gap([1.0, 2.0, 5.0], 1.5, 6.0) == 3.0
+    assert longest_gap([1.0, 2.0, 5.0], 1.5, 6.0, [(2.5, 4.5)]) == 1.0
+    assert (quantile([], 0.5), quantile([3.0, 1.0, 2.0], 0.5), quantile([3.0, 1.0, 2.0], 0.99)) == (0.0, 2.0, 3.0)
