@@ -9,7 +9,9 @@ from bbgrap.cli.output import print_json, print_table, say
 
 
 def nodes(coordinator: Coordinator = "", as_json: Json = False) -> None:
-    """List the agents, their state, versions and profiles.
+    """List the agents, their state, memory, versions and profiles, and who does not reach whom.
+
+    `used` is the memory that the agent's worker takes, `standby` the part of it that models take which it has whole, to answer at once.
 
     Example:
         bbgrap nodes --coordinator tcp://head:7070
@@ -27,7 +29,7 @@ def nodes(coordinator: Coordinator = "", as_json: Json = False) -> None:
         say(f"no agents yet; on each machine: bbgrap-agent --join {coordinator}")
         return
     shares = shares_of([node.profile or NodeProfile(node.name) for node in found])
-    columns = ("name", "state", "address", "threads", "cores", "memory", "onnxruntime", "max opset", "share", "profile")
+    columns = ("name", "state", "address", "threads", "cores", "memory", "used", "standby", "onnxruntime", "max opset", "share", "profile")
     rows = [
         (
             node.name,
@@ -36,6 +38,8 @@ def nodes(coordinator: Coordinator = "", as_json: Json = False) -> None:
             node.threads,
             node.cores,
             f"{node.memory_bytes / (1 << 30):.1f} GiB",
+            f"{node.used_bytes / (1 << 20):,.0f} MiB",
+            f"{node.standby_bytes / (1 << 20):,.0f} MiB",
             node.onnxruntime,
             node.max_opset,
             f"{share:g}",
@@ -44,3 +48,7 @@ def nodes(coordinator: Coordinator = "", as_json: Json = False) -> None:
         for node, share in zip(found, shares, strict=True)
     ]
     print_table(columns, rows)
+    for node in found:
+        if node.unreachable:
+            others = ", ".join(f"'{name}'" for name in node.unreachable)
+            say(f"'{node.name}' at {node.address} and {others} do not reach each other: is the data port open, and --advertise right?")

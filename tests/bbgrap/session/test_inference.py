@@ -37,14 +37,15 @@ class FakeConnection:
         assert not again
         unknown = [node.name for node in self.nodes() if node.profile is None or not node.profile.work]
         self.measured += unknown
-        on_progress(f"measuring {', '.join(unknown)}")
+        if on_progress is not None:
+            on_progress(f"measuring {', '.join(unknown)}")
         for node in unknown:
             self.known[node] = SimpleNamespace(name=node, profile=NodeProfile(node, work=(Speed("conv3x3", 2e9),)))
         if self.lost:
             del self.known[self.lost]
             raise ExecutionError(f"agent '{self.lost}' was lost before it was measured; measured: b")
 
-    def try_call(self, message, expected, on_progress=None):
+    def try_call(self, message, expected, on_progress=None, timeout_s=None):
         if isinstance(message, PrepareModel):
             self.asked.append(message.options.input_values)
         else:
@@ -88,7 +89,7 @@ def test_the_first_inputs_of_a_shape_say_what_is_planned_for(values, first, aske
     for prepare in (True, False):
         cluster = FakeConnection()
         session = InferenceSession(model, cluster=SimpleNamespace(connection=cluster), options=PlanOptions(input_values=values))
-        session._files = SimpleNamespace(bring=lambda connection: "0" * 64)
+        session._files = SimpleNamespace(bring=lambda connection, left_s: "0" * 64)
         if prepare:
             with pytest.raises(OfferedError):
                 session.prepare({"input": SHAPE}, {"input": first})
@@ -102,7 +103,7 @@ def test_who_prepares_without_inputs_says_nothing_about_them():
     net = Builder("net", SHAPE)
     model, cluster = write_graph(net.graph(net.conv("input", "a", 8, 3)), weights="inline").data, FakeConnection()
     session = InferenceSession(model, cluster=SimpleNamespace(connection=cluster))
-    session._files = SimpleNamespace(bring=lambda connection: "0" * 64)
+    session._files = SimpleNamespace(bring=lambda connection, left_s: "0" * 64)
     for call in (lambda: session.prepare({"input": SHAPE}), lambda: session.run(None, {"input": PICTURE})):
         with pytest.raises(OfferedError):
             call()
