@@ -33,6 +33,7 @@ from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, Plan, Variant
 from bbgrap.control.profiling import Profiling
+from bbgrap.control.spares import Spares
 from bbgrap.control.standby import Standbys
 from bbgrap.control.stored import Stored
 from bbgrap.control.uploads import Uploads
@@ -99,7 +100,8 @@ class CoordinatorMachine:
         self.standbys = Standbys(self.members, self.links, self.loading)
         self.uploads = Uploads(dict(kept.files), kept.models)
         self.profiling = Profiling(settings, self.members)
-        self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys)
+        spares = Spares(self.members, self.links, self.loading, self.standbys)
+        self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares)
         self._restore(kept, now)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:

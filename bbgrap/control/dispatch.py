@@ -27,6 +27,7 @@ from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, Plan, Request, Variant
+from bbgrap.control.spares import Spares
 from bbgrap.control.standby import Standbys
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.synthetic import SyntheticRequests
@@ -65,13 +66,16 @@ class Requests:
     nothing else ran, as long as nothing else has begun.
     """
 
-    def __init__(self, settings: Settings, members: Members, loading: Loading, planning: Planning, standbys: Standbys) -> None:
+    def __init__(
+        self, settings: Settings, members: Members, loading: Loading, planning: Planning, standbys: Standbys, spares: Spares
+    ) -> None:
         """Start without requests."""
         self.settings = settings
         self.members = members
         self.loading = loading
         self.planning = planning
         self.standbys = standbys
+        self.spares = spares
         self.traces = Traces()
         self.open: dict[int, Request] = {}
         self.by_caller: dict[Caller, int] = {}
@@ -147,6 +151,7 @@ class Requests:
         if plan.standby is not None and plan.is_wanted:
             done += self.standbys.consider(plan.standby, now)
         done += self.planning.consider(plan, now)
+        done += self.spares.consider(plan, now)
         done += self._load(plan, now)
         done += self.synthetic.go_on(plan, now, self._is_running())
         done += self._answer_callers(plan)
@@ -170,7 +175,7 @@ class Requests:
 
     def _answer_callers(self, plan: Plan) -> list[Instruction]:
         """Answer who waits for a plan, if it is there, or cannot be."""
-        if not plan.callers or plan.job is not None or plan.timing is not None:
+        if not plan.callers or (plan.job is not None and not plan.job.spare_for) or plan.timing is not None:
             return []
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
         if plan.serving and not any(variant.tracker.state in {"waiting", "loading"} for variant in newest):

@@ -98,6 +98,7 @@ class Planning:
         alive = set(self.members.by_name)
         for plan in self.plans.values():
             self.loading.touch(plan)
+            plan.uncovered = {}
             if plan.job is not None and not alive.issuperset(plan.job.names):
                 done += self.cancel(plan)
         return done
@@ -165,11 +166,12 @@ class Planning:
         if wrong or not event.variants:
             reason = f"planner: expected programs for {len(job.names)} devices, got {wrong or 'none'}"
             return [ForgetPlan(event.job), *self.fail(plan, job, Fault.PLAN, reason, now)]
-        plan.latest = job.number
+        if not job.spare_for:
+            plan.latest = job.number
         nodes = list(zip(job.names, job.addresses, strict=True))
         names = {name for name, _ in nodes}
         done = self.loading.make_room(names)
-        for place, planned in enumerate(event.variants):
+        for place, planned in enumerate(event.variants[:1] if job.spare_for else event.variants):
             self.loading.add(plan, planned, nodes, job.number, job.world, now, place)
         return done
 
@@ -180,6 +182,11 @@ class Planning:
 
     def fail(self, plan: Plan, job: Job, fault: Fault, reason: str, now: float) -> list[Instruction]:
         """Do what `failed` does."""
+        if job.spare_for:
+            plan.uncovered[job.spare_for] = reason
+            self.loading.touch(plan)
+            what = f"when '{job.spare_for}' is lost, requests wait until there is a plan without it"
+            return [Log(f"model {plan.model[:8]} fits no node; {what}: {reason}")]
         plan.fails(job.world, fault, reason, now)
         self.loading.touch(plan)
         return [Log(f"no plan for model {plan.model[:8]}: {reason}")]

@@ -115,6 +115,8 @@ class Job:
     addresses: tuple[str, ...]
     cluster: Cluster | None
     began: float
+    spare_for: str = ""
+    """The agent for whose loss it is made; empty: it is to serve."""
 
 
 @dataclass(eq=False, slots=True)
@@ -154,6 +156,8 @@ class Plan:
     """How often in a row it could not be made."""
     again_at: float = float("inf")
     """When what `failed` may be tried again, in seconds."""
+    uncovered: dict[str, str] = field(default_factory=dict)
+    """Agents without which neither it nor a standby answers, and why."""
     refused: dict[str, str] = field(default_factory=dict)
     """Of a standby: the nodes that cannot load it, and why."""
     refusals: Counter[str] = field(default_factory=Counter)
@@ -251,7 +255,8 @@ class Plan:
         """Return what is said of the plan besides the report of who serves."""
         why = self.quarantine or next((reason for _, reason in self.failed.values()), "")
         planner = {} if source is self or self.options is None else {"asked": self.options.planner}
-        standby = {} if self.standby is None else {"standby": [name for v in self.standby.open_variants for name in v.parts]}
+        standby: dict[str, Any] = {} if self.standby is None else {"standby": [name for v in self.standby.open_variants for name in v.parts]}
+        standby |= {"uncovered": dict(self.uncovered)} if self.uncovered else {}
         return {**planner, **standby, **({"why_not": why} if why and source is not self else {})}
 
     def report(self) -> Mapping[str, Any]:

@@ -1,0 +1,63 @@
+"""Where no node has room for a model: plans over all agents but one are loaded beforehand."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bbgrap.control import coordinator_events as ce
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import client_messages as c
+from tests.bbgrap.control.wire import joined_wire, plan_of, standby_of
+
+AUTO = PlanOptions(planner="auto")
+
+
+def large_wire(*names, plan=plan_of):
+    wire = joined_wire(*names, options=AUTO)
+    made = standby_of(ce.StartStandby(1, ()))
+    large = replace(made.variants[0], report={"planner": "standby", "memory_bytes": 1 << 50})
+    wire.standby = lambda job: ce.Planned(job.job, (large,))
+    wire.plan = plan
+    wire.prepare()
+    wire.settle()
+    for _ in range(40):
+        wire.pass_time(0.1)
+        wire.settle()
+    return wire
+
+
+def report(wire):
+    call = wire.prepare()
+    wire.settle()
+    return json.loads(wire.answer(call).report)
+
+
+@pytest.mark.parametrize("lost", ["a", "b", "c"])
+def test_a_request_that_loses_an_agent_runs_on_the_plan_without_it_and_nothing_is_planned_for_it(lost):
+    wire = large_wire("a", "b", "c")
+    jobs = len(wire.jobs)
+    assert {len(job.cluster.nodes) for job in wire.jobs} == {2, 3}
+    call = wire.run()
+    wire.deliver_all()
+    wire.crash(next(agent for agent in wire.agents.values() if agent.name == lost))
+    for _ in range(10):
+        wire.pass_time(0.1)
+        wire.deliver_all()
+    wire.settle()
+    assert isinstance(wire.answer(call), c.RunResult)
+    assert {len(job.cluster.nodes) for job in wire.jobs[jobs:]} == {1}, "only the next loss is planned for"
+
+
+def test_what_is_not_covered_is_said():
+    def only_over_all(job):
+        return plan_of(job) if len(job.cluster.nodes) == 3 else ce.PlanFailed(job.job, c.Fault.PLAN, "it fits no two nodes")
+
+    wire = large_wire("a", "b", "c", plan=only_over_all)
+    assert report(wire)["uncovered"] == dict.fromkeys("abc", "it fits no two nodes")
+    assert sum("requests wait until there is a plan without it: it fits no two nodes" in text for text in wire.told) == 3
+
+
+def test_a_single_agent_cannot_be_covered():
+    wire = large_wire("a")
+    assert report(wire)["uncovered"] == {"a": "no other agent is there"}
