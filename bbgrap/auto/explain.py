@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bbgrap.auto.forecast import Forecast
+from bbgrap.compiler.memory import standby_bytes
 from bbgrap.compiler.passes.fuse import layer_phases
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
@@ -46,6 +47,7 @@ def explain_forecast(forecast: Forecast, options: PlanOptions) -> Iterator[str]:
     yield f"Predicted: {1e3 * timeline.total_s:.2f} ms a request; '{best}' alone {1e3 * single:.2f} ms: {gain}"
     if forecast.found is not None:
         yield f"Chosen among {forecast.found.plans} plans; it grew from: {forecast.found.origin}"
+    yield _standby(plan)
     yield ""
     yield from _table(forecast, names)
     yield ""
@@ -60,6 +62,16 @@ def explain_forecast(forecast: Forecast, options: PlanOptions) -> Iterator[str]:
         yield "What would change it:"
         for words, seconds in forecast.what_if(options):
             yield f"  {1e3 * seconds:9.2f} ms  {seconds / timeline.total_s - 1:+7.1%}  {words}"
+
+
+def _standby(plan: Plan) -> str:
+    """Return which nodes can answer alone, before there is a plan and when one is lost."""
+    need = standby_bytes(sum({weight.digest: weight.type.nbytes for weight in plan.graph.weights.values()}.values()))
+    able = [node.name for node in plan.cluster.nodes if not node.memory_bytes or node.memory_bytes >= need]
+    whole = f"Standby: whole, the model takes about {need / (1 << 20):,.0f} MiB"
+    if able:
+        return f"{whole}; {', '.join(able)} {'have' if len(able) > 1 else 'has'} room, and two of them answer while a plan is made or lost"
+    return f"{whole}; no node has room: plans over all nodes but one are loaded beforehand, as far as memory allows"
 
 
 def _stages(forecast: Forecast) -> list[_Stage]:

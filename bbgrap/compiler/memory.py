@@ -16,6 +16,12 @@ from bbgrap.program.steps import Apply, Compute, DeviceProgram, Op, Program, rea
 from bbgrap.program.steps import writes_of as written_by
 from bbgrap.runtime.schedule import Schedule, last_reads, writes_of
 
+LEAST_STANDBY_BYTES = 64 << 20
+"""What a standby takes besides its weights: activations of small inputs, and onnxruntime's own. Chosen."""
+
+WEIGHT_COPIES = 2
+"""How often its weights are in memory at most: as they are shipped, and as kernels have packed them. Chosen."""
+
 
 def peak_bytes(schedule: Schedule) -> int:
     """Return the largest number of bytes in buffers that are alive at the same time."""
@@ -90,6 +96,11 @@ def _peak_bytes(program: Program, device: DeviceProgram) -> int:
 def _bytes(program: Program, device: DeviceProgram, buffer: int) -> int:
     held = device.buffers[buffer]
     return held.region.size * program.graph.types[held.value].dtype.itemsize
+
+
+def standby_bytes(weights: int) -> int:
+    """Return about how many bytes a model takes whole, for any shape; `weights` are those of its weights."""
+    return WEIGHT_COPIES * weights + LEAST_STANDBY_BYTES
 
 
 def overfull(cluster: Cluster, needed: tuple[int, ...]) -> tuple[str, ...]:

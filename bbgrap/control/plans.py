@@ -255,7 +255,9 @@ class Plan:
         """Return what is said of the plan besides the report of who serves."""
         why = self.quarantine or next((reason for _, reason in self.failed.values()), "")
         planner = {} if source is self or self.options is None else {"asked": self.options.planner}
-        standby: dict[str, Any] = {} if self.standby is None else {"standby": [name for v in self.standby.open_variants for name in v.parts]}
+        standby: dict[str, Any] = (
+            {} if self.standby is None else {"standby": [name for v in self.standby.open_variants for name in v.parts]}
+        )
         standby |= {"uncovered": dict(self.uncovered)} if self.uncovered else {}
         return {**planner, **standby, **({"why_not": why} if why and source is not self else {})}
 

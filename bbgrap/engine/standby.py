@@ -18,6 +18,7 @@ from typing import Any
 import onnxruntime as ort
 
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.compiler.memory import standby_bytes
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.load import refusal
 from bbgrap.engine.sessions import declared_type, open_session, session_options
@@ -30,11 +31,6 @@ from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRu
 
 STANDBY = "standby"
 
-LEAST_MEMORY_BYTES = 64 << 20
-"""What a standby takes besides its weights: activations of small inputs, and onnxruntime's own. Chosen."""
-
-WEIGHT_COPIES = 2
-"""How often its weights are in memory at most: as they are shipped, and as kernels have packed them. Chosen."""
 
 _DEVICE, _HOST = 0, 1
 _INPUTS, _OUTPUTS = 0, 1
@@ -126,6 +122,6 @@ def _report(model: ModelFile, weight_bytes: int) -> dict[str, Any]:
         "agents": [],
         "nodes_used": [],
         "weight_bytes": weight_bytes,
-        "memory_bytes": WEIGHT_COPIES * weight_bytes + LEAST_MEMORY_BYTES,
+        "memory_bytes": standby_bytes(weight_bytes),
         "changed": [],
     }
