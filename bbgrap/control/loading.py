@@ -304,7 +304,7 @@ class Loading:
         done: list[Instruction] = []
         for name in names:
             while len(mine := self.of_member(name)) >= MAX_LOADED:
-                idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not v.plan.is_wanted]
+                idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not _is_needed(v)]
                 if not idle:
                     break
                 least = min(idle, key=lambda v: (v in v.plan.serving, v.plan.is_standby, v.plan.asked, v.used))
@@ -320,3 +320,11 @@ class Loading:
         variants = tuple(StoredVariant(v.epoch, v.nodes, medians.get(v.epoch, 0.0), v.place) for v in group)
         world, address = group[0].world, self.settings.data_address
         return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, plan.quarantine))]
+
+
+def _is_needed(variant: Variant) -> bool:
+    """Whether somebody waits for a variant, or for what is the last copy of a standby."""
+    plan = variant.plan
+    if plan.is_standby:
+        return len(plan.variants) == 1
+    return plan.is_wanted and (variant.job == plan.latest or variant in plan.serving)

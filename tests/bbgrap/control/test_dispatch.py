@@ -7,7 +7,7 @@ import pytest
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.loading import MAX_LOADED
-from bbgrap.control.membership import DEAD_AFTER_S, DEAD_LOADING_AFTER_S
+from bbgrap.control.membership import DEAD_AFTER_S
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c

@@ -63,7 +63,7 @@ class Checks:
         if re.search(r"ended the workers? of", reason):
             return killers + kinds["exhaust worker"] >= 2 or killers > 0 or kinds["loads hang"] > 0
         if "may be what ends them" in reason:
-            return sum(kinds.values()) + killers >= 4
+            return 2 * sum(kinds.values()) + 3 * killers >= 6
         if answer.fault is c.Fault.BUSY:
             return story.max_waiting < 10
         if model.trait == "large" and answer.fault is c.Fault.PLAN:
