@@ -97,7 +97,7 @@ def _rounds(world: World, kinds: tuple[Nemesis, ...], minutes: float, warm: obje
     _quiet(world)
     until, number = time.monotonic() + 60 * minutes, 0
     while time.monotonic() < until:
-        alone = number % 2 == 0
+        alone = number % 3 == 0
         end = min(until, time.monotonic() + ROUND_S)
         (_one_by_one if alone else _together)(world, kinds, end)
         number += 1

@@ -1,0 +1,104 @@
+"""Stories that real processes under real faults have told (`make campaign`, `make bench-recovery`), with the machines alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from bbgrap.control import client as cm
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control.dispatch import HOLD_S
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
+from tests.bbgrap.control.wire import joined_wire, prepare_message, ready_wire
+
+
+def standby_wire():
+    """Two agents with a copy each of a model that is not planned yet."""
+    wire = joined_wire("a", "b")
+    wire.plan = lambda job: None
+    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+    for _ in range(5):
+        wire.pass_time(0.1)
+        wire.settle()
+    return wire
+
+
+def started(wire):
+    """The one request that runs, and the names of its agents."""
+    (start,) = wire.started.values()
+    return start, tuple(peer.name for peer in wire.parts[start.epoch])
+
+
+def link_breaks(wire, name):
+    member = wire.coordinator.members.by_name[name]
+    wire.to_coordinator(ce.HostLinkBroken(member.join.data_address))
+
+
+def say(wire, name, message):
+    wire.to_coordinator(ce.FromPeer(wire.coordinator.members.by_name[name].identity, message))
+
+
+def test_what_ends_a_worker_is_not_run_elsewhere_although_its_connection_breaks_before_its_nanny_speaks():
+    wire = standby_wire()
+    wire.run()
+    wire.deliver_all()
+    start, (name,) = started(wire)
+    link_breaks(wire, name)
+    wire.pass_time(0.1)
+    assert not wire.started
+    say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, guilty=True))
+    for _ in range(5):
+        wire.pass_time(0.1)
+        assert all(wire.parts[other.epoch] == wire.parts[start.epoch] for other in wire.started.values())
+
+
+def test_what_ran_on_a_worker_that_was_killed_runs_elsewhere_at_once():
+    wire = standby_wire()
+    wire.run()
+    wire.deliver_all()
+    start, (name,) = started(wire)
+    link_breaks(wire, name)
+    say(wire, name, m.WorkerLost("the worker was ended by SIGKILL", start.epoch, start.request, guilty=False))
+    assert started(wire)[1] != (name,)
+
+
+def test_what_ran_over_a_connection_that_broke_for_another_reason_runs_again_shortly():
+    wire = standby_wire()
+    wire.run()
+    wire.deliver_all()
+    link_breaks(wire, started(wire)[1][0])
+    assert not wire.started
+    wire.pass_time(HOLD_S + 0.1)
+    assert started(wire)
+
+
+def test_while_one_request_is_held_others_run():
+    wire = standby_wire()
+    wire.run()
+    wire.deliver_all()
+    link_breaks(wire, started(wire)[1][0])
+    wire.run()
+    wire.deliver_all()
+    assert started(wire)
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_an_agent_whose_worker_starts_anew_is_not_taken_for_unreachable(loads):
+    wire = ready_wire("a", "b")
+    epochs = set(wire.coordinator.loading.by_epoch)
+    if loads:
+        say(wire, "a", m.WorkerLost("the worker was ended by SIGKILL", 0, 0, guilty=False))
+    wire.cut = {frozenset(("a", "b"))}
+    say(wire, "b", m.LinkBroken(wire.coordinator.members.by_name["a"].join.data_address, "reset"))
+    wire.deliver_all()
+    assert bool(wire.coordinator.links.apart) != loads
+    assert (epochs <= wire.coordinator.loading.by_epoch.keys()) == loads
+
+
+def test_a_new_call_waits_for_as_long_as_it_says_however_long_others_have_waited():
+    machine = cm.ClientMachine("tcp://head:7070")
+    machine.call(c.ListNodes(1), 0.0, 100.0)
+    machine.call(c.ListNodes(2), 30.0, 20.0)
+    assert not [done for done in machine.tick(31.0) if isinstance(done, cm.Complete)]
+    (done,) = [done for done in machine.tick(51.0) if isinstance(done, cm.Complete)]
+    assert done.call == 2
