@@ -123,7 +123,8 @@ class Planning:
         if not able or (not plan.callers and plan.variants and now < self._changed + SETTLE_S):
             return []
         cluster = self._cluster(able, plan)
-        world = world_of(cluster)
+        # Without what the standby takes: that its copies are placed one after the other is no reason to plan anew.
+        world = world_of(self.members.cluster(able))
         if world in plan.failed or any(v.world == world for v in plan.variants):
             return []
         plan.failed = {}
