@@ -42,7 +42,9 @@ FromWorker = (
     WorkerReady | WeightsChecked | WeightArrived | Loaded | RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken
 )
 
-TO_WORKER: Codec[ToWorker] = Codec(CheckWeights, WeightChunk, Deploy, Unload, Drop, DropBefore, Measure, MeasureLinks, TryLinks, AnswerPings)
+TO_WORKER: Codec[ToWorker] = Codec(
+    CheckWeights, WeightChunk, Deploy, Unload, Drop, DropBefore, Measure, MeasureLinks, TryLinks, AnswerPings
+)
 FROM_WORKER: Codec[FromWorker] = Codec(
     WorkerReady,
     WeightsChecked,

@@ -110,7 +110,9 @@ class Links:
             if peer.device not in unreachable:
                 if self.apart.pop(pair, None) is not None:
                     told.append(Log(f"'{trial.member.name}' and '{peer.name}' reach each other again"))
-            elif peer.name == COORDINATOR or ((other := self.members.by_name.get(peer.name)) is not None and not other.is_computing and not other.is_quiet(now)):
+            elif peer.name == COORDINATOR or (
+                (other := self.members.by_name.get(peer.name)) is not None and not other.is_computing and not other.is_quiet(now)
+            ):
                 # One that computes answers late, one that is about to be taken for dead never: that says nothing of the link.
                 if pair not in self.apart:
                     why = "is its data port open, and its address the one that others reach it by (--advertise)?"

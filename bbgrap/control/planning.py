@@ -168,8 +168,8 @@ class Planning:
             return [ForgetPlan(event.job), *self.fail(plan, job, Fault.PLAN, reason, now)]
         plan.latest = job.number
         nodes = list(zip(job.names, job.addresses, strict=True))
-        names = {name for name, _ in nodes}
-        done = self.loading.make_room(names)
+        parts = [[device.schedule.steps for device in planned.artifacts.devices] for planned in event.variants]
+        done = self.loading.make_room({name: sum(bool(steps[device]) for steps in parts) for device, name in enumerate(job.names)})
         for place, planned in enumerate(event.variants):
             self.loading.add(plan, planned, nodes, job.number, job.world, now, place)
         return done

@@ -72,7 +72,9 @@ def _many(seeds: range, stop_after: int, *, shrinks: bool) -> int:
             if len(failed) >= stop_after:
                 break
     seconds = time.monotonic() - began
-    print(f"{played} schedules in {seconds:.0f} s, {simulated / 86400:.2f} simulated days; {dict(outcomes)}; {sum(faults.values())} faults:")
+    print(
+        f"{played} schedules in {seconds:.0f} s, {simulated / 86400:.2f} simulated days; {dict(outcomes)}; {sum(faults.values())} faults:"
+    )
     print(", ".join(f"{count} {kind}" for kind, count in faults.most_common()))
     for kind, count in Counter(map(kind_of, failed.values())).most_common():
         print(f"{count} failed: {kind}")

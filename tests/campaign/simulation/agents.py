@@ -425,5 +425,3 @@ class Agent(Process):
 def record_of(device: int) -> Record:
     """What a device would have recorded: one step of a millisecond."""
     return Record(device, (StepLabel("compute", "s: y", 0),), ((1, 2, 1_000_002),), 4)
-
-

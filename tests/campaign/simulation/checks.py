@@ -246,8 +246,10 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901, PLR0912 - one branch p
     for plan in plans:
         if plan.job is not None and plan.job.number not in head.planning:
             faults.append(f"plan {plan.key[:8]} waits for job {plan.job.number}, which nobody does")
-        if plan.waiting and not requests.synthetic.has_turn and any(
-            not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving
+        if (
+            plan.waiting
+            and not requests.synthetic.has_turn
+            and any(not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving)
         ):
             first = requests.open[plan.waiting[0]]
             if not first.lost and not first.blamed:

@@ -161,5 +161,3 @@ class Client(Process):
 
 def _pause(call: int) -> c.Call:
     raise AssertionError(f"call {call}: a pause is not said")
-
-

@@ -68,12 +68,16 @@ def _weight(name: str, part: str, size: int) -> np.ndarray[tuple[int, ...], np.d
 
 
 @cache
-def _segment(model: Model, part: str, share: float, inputs: int = 1) -> tuple[SegmentModel, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]]:
+def _segment(
+    model: Model, part: str, share: float, inputs: int = 1
+) -> tuple[SegmentModel, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]]:
     """Return a segment; its name says what it takes: model, share of it, and whether it is a part."""
     weight = _weight(model.name, part, max(4, int(model.weight_bytes * share)))
     digest = digest_of(weight)
     ref = WeightRef(digest, TensorType(DType.UINT8, weight.shape))
-    return SegmentModel(f"{model.name}|{share}|{part}", SKELETON_DIGEST, b"", tuple(f"x{i}" for i in range(inputs)), ("y",), {"w": ref}), {digest: weight}
+    return SegmentModel(f"{model.name}|{share}|{part}", SKELETON_DIGEST, b"", tuple(f"x{i}" for i in range(inputs)), ("y",), {"w": ref}), {
+        digest: weight
+    }
 
 
 @cache
@@ -118,9 +122,9 @@ def single(model: Model, devices: int, device: int) -> Artifacts:
         else DeviceArtifacts(Schedule(d, devices, (), ()), ())
         for d in range(devices)
     )
-    host = Schedule(devices, devices, (rows_of, rows_of), (
-        LocalSend(0, device, (LocalPart(0, None),)), LocalReceive(100, device, (1,))
-    ), (0,), (1,))
+    host = Schedule(
+        devices, devices, (rows_of, rows_of), (LocalSend(0, device, (LocalPart(0, None),)), LocalReceive(100, device, (1,))), (0,), (1,)
+    )
     return Artifacts(parts, host, weights)
 
 

@@ -182,9 +182,10 @@ class DataNetwork:
         for address, frame in held:
             target = self.at.get(address)
             if target is not None:
-                self.clock.after(self.latency, lambda target=target, address=address, frame=frame: self._arrive(
-                    way, way.generation, target, address, frame
-                ))
+                self.clock.after(
+                    self.latency,
+                    lambda target=target, address=address, frame=frame: self._arrive(way, way.generation, target, address, frame),
+                )
 
     def reset(self, first: str, second: str, told: str) -> None:
         """Lose what is on its way between two machines; the first, the second, both or nobody is told."""

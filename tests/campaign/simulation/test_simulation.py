@@ -31,7 +31,11 @@ SAME += "w = World(draw({seed}), verbose=True); w.play(); print(hash(0), len(w.l
 def test_a_seed_tells_the_same_story_in_every_process(seed):
     told = {
         subprocess.run(
-            [sys.executable, "-c", SAME.format(seed=seed)], capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": h}
+            [sys.executable, "-c", SAME.format(seed=seed)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": h},
         ).stdout
         for h in ("1", "2")
     }
