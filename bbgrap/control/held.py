@@ -4,7 +4,8 @@
     WorkerDied ... WorkerReady -> CheckWeights -> ... -> Deployed
 
 A worker is told of a release while it looks for weights or loads; its answer comes all the same, perhaps when the epoch has been offered
-again. Laws: such late answers are not those to the new offer; nothing is asked of a worker that is not there; what ended its worker while it was loaded is not loaded again.
+again. Laws: such late answers are not those to the new offer; nothing is asked of a worker that is not
+there; what ended its worker while it was loaded is not loaded again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Who is taken for stuck: a worker in a segment that takes unusually long, and requests with which nothing goes on anywhere.
 
-Both are judged by heartbeats, and by others that overtake them. A stuck worker may be right (a large segment) or never end: what waits behind it runs elsewhere meanwhile. A
+Both are judged by heartbeats, and by others that overtake them. A stuck worker may be right (a large
+segment) or never end: what waits behind it runs elsewhere meanwhile. A
 request stalls when all its agents are idle: what one of them waits for is lost. Laws: what took long before may take as long again.
 """
 

@@ -1,4 +1,7 @@
-"""The thread that runs requests, on agents and on the host, after `bbgrap_agent.executor`: one kernel at a time, the oldest request first."""
+"""The thread that runs requests, on agents and on the host: one kernel at a time, the oldest request first.
+
+After `bbgrap_agent.executor`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Deployment:
 class _Run:
     __slots__ = ("buffers", "deployment", "inbox", "place", "recorded", "token")
 
-    def __init__(self, deployment: Deployment, recorded: bool) -> None:  # noqa: FBT001
+    def __init__(self, deployment: Deployment, recorded: bool) -> None:
         self.deployment, self.recorded, self.place = deployment, recorded, 0
         self.buffers: dict[int, str] = {}
         self.inbox: dict[int, str] = {}

@@ -85,7 +85,7 @@ class Head(Process):
     def _compute(self, key: Key, segment: str, token: str, then: Callable[[str], None]) -> None:
         raise AssertionError("the host computes nothing")
 
-    def _done(self, key: Key, token: str, recorded: bool) -> None:  # noqa: FBT001
+    def _done(self, key: Key, token: str, recorded: bool) -> None:
         host = self.executor.deployments[key[0]].schedule.host
         record = record_of(host) if recorded else None
         self.later(1e-5, lambda: self.handle(ce.RequestDone(key[1], (), (token.encode(),), record)))
@@ -110,7 +110,7 @@ class Head(Process):
             what = event.message if isinstance(event, ce.FromPeer) else event
             self.world.surprise(f"coordinator: {type(what).__name__}: {error}")
             return
-        except Exception:  # noqa: BLE001 - whatever it is, it is found
+        except Exception:
             self.world.surprise(f"coordinator: {type(event).__name__}: {traceback.format_exc()[-1500:]}")
             return
         for instruction in done:

@@ -154,7 +154,7 @@ class World:
         agent = self.agents.get(name)
         return None if agent is None else (agent.to_head, agent.from_head)
 
-    def begin(self, fault: Fault) -> None:  # noqa: C901, PLR0912 - one branch per kind
+    def begin(self, fault: Fault) -> None:  # noqa: C901 - one branch per kind
         """Let something go wrong."""
         self.faults[fault.kind] += 1
         self.log(f"*** {fault}")
