@@ -388,7 +388,7 @@ class Requests:
         del self._doubts[member.name]
         return self._blame(member, doubt.epoch, doubt.request, doubt.reason) if doubt.member is member else []
 
-    def _blame(self, member: Member, epoch: int, request: Request | None, reason: str) -> list[Instruction]:
+    def _blame(self, member: Member, epoch: int, request: Request | None, reason: str) -> list[Instruction]:  # noqa: C901
         """Note that a plan, by a request or by being loaded, has ended an agent's worker; a second time it is quarantined."""
         variant = self.loading.find(epoch)
         if variant is None:

@@ -46,7 +46,9 @@ def test_nodes(run, run_json, here):
 
 
 def test_submit_files_and_write_the_answer(run_json, here, picture, tmp_path):
-    report = run_json("submit", "zoo:tiny", "--planner", "bbgrap", "--input", f"input={tmp_path / 'x.npy'}", "--output", tmp_path / "out", "--verify")
+    report = run_json(
+        "submit", "zoo:tiny", "--planner", "bbgrap", "--input", f"input={tmp_path / 'x.npy'}", "--output", tmp_path / "out", "--verify"
+    )
     assert report["verified"]
     assert report["nodes_used"] == ["agent0", "agent1"]
     (entry,) = report["outputs"]

@@ -152,7 +152,7 @@ class Worker(Process):
         """Take an instruction of the nanny."""
         self.do(lambda: self._carry_out(instruction))
 
-    def _carry_out(self, instruction: ae.Instruction) -> None:
+    def _carry_out(self, instruction: ae.Instruction) -> None:  # noqa: C901 - one branch per instruction
         disk, say = self.agent.disk, self.agent.hear
         match instruction:
             case ae.CheckWeights(epoch, digests):
