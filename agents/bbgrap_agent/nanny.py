@@ -58,6 +58,12 @@ class Ended:
     """What it said that no worker says."""
 
 
+def _first_to_go(pid: int) -> None:
+    """Let the system end this process before its nanny when memory runs out: a nanny that lives starts another worker."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+
+
 class _Child:
     """One worker's process and what belongs to it."""
 
@@ -72,6 +78,7 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(told.pipe, told.listener, told.progress),
             )
+            _first_to_go(self.process.pid)
             self.progress = Progress(memory)
         except BaseException:
             ours.close()

@@ -411,6 +411,7 @@ class Requests:
         for each in list(plan.variants):
             done += self.drop(each)
         if plan.is_standby:
+            done += self.loading.saved(plan, plan.latest)
             # Neither is it to be planned any more: a plan would load it everywhere.
             for other in self.planning.of_model(plan):
                 # One that has answered requests of its own goes on; of another nothing is known but that it is the same model.

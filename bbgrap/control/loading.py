@@ -315,13 +315,13 @@ class Loading:
         return done
 
     def saved(self, plan: Plan, job: int) -> list[Instruction]:
-        """Keep what a job came to over a restart."""
+        """Keep what a job came to over a restart; of a standby also that it is not to be run any more, when no copy is left."""
         group = [variant for variant in plan.variants if variant.job == job]
-        if not group:
+        if not group and not (plan.is_standby and plan.planned and plan.quarantine):
             return []
         medians = plan.policy.medians
         variants = tuple(StoredVariant(v.epoch, v.nodes, medians.get(v.epoch, 0.0), v.place) for v in group)
-        world, address = group[0].world, self.settings.data_address
+        world, address = next((variant.world for variant in group), ""), self.settings.data_address
         return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, plan.quarantine))]
 
 

@@ -71,6 +71,8 @@ class Planning:
         if plan is None:
             plan = Plan(key, message.model, standby.files, message.shapes, message.options, standby)
             plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
+            # Other shapes of a model that ends workers end them, too.
+            plan.quarantine = standby.quarantine
         self.plans[key] = plan
         return plan
 

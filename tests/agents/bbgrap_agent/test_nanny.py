@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -85,6 +86,13 @@ def test_a_worker_does_not_outlive_its_nanny(coordinator, agent):
     worker = coordinator.worker_of(agent)
     agent.kill()
     assert gone(worker, 1.0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="only Linux chooses whom to end")
+def test_where_memory_runs_out_the_worker_goes_before_its_nanny(coordinator, agent):
+    worker = coordinator.worker_of(agent)
+    scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (agent.pid, worker.pid)]
+    assert scores[1] == 1000 > scores[0]
 
 
 def test_a_busy_worker_does_not_outlive_its_nanny(coordinator, agent):

@@ -95,6 +95,27 @@ def test_an_agent_whose_worker_starts_anew_is_not_taken_for_unreachable(loads):
     assert (epochs <= wire.coordinator.loading.by_epoch.keys()) == loads
 
 
+def test_a_model_that_has_ended_two_workers_ends_none_after_the_coordinator_was_started_anew():
+    wire = standby_wire()
+    call = wire.run()
+    for _ in range(2):
+        wire.deliver_all()
+        start, (name,) = started(wire)
+        say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, guilty=True))
+        say(wire, name, m.Deployed(start.epoch, 0.0))
+    wire.deliver_all()
+    assert "is not run again" in wire.answer(call).reason
+    wire.restart_coordinator()
+    for _ in range(30):
+        wire.pass_time(0.1)
+        wire.settle()
+    for shape in ((2, 2), (3, 2)):
+        plan = wire.call(lambda n, shape=shape: replace(prepare_message(n, wire.options), shapes={"x": shape}, wait=True))
+        wire.settle()
+        assert "is not run again" in wire.answer(plan).reason
+    assert not wire.started
+
+
 def test_a_new_call_waits_for_as_long_as_it_says_however_long_others_have_waited():
     machine = cm.ClientMachine("tcp://head:7070")
     machine.call(c.ListNodes(1), 0.0, 100.0)

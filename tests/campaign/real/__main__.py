@@ -89,6 +89,7 @@ def campaign(
         clients.tell("stop")
         victims.close()
         time.sleep(3.0)
+    world.ungroup()
     return sorted(home.glob("*.jsonl"))
 
 

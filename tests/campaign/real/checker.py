@@ -49,6 +49,8 @@ class Verdict:
     alone_s: list[float] = field(default_factory=list)
     together_s: list[float] = field(default_factory=list)
     by_kind_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    waits_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By kind of fault that came alone: how long the slowest request took that met it."""
     back_s: list[float] = field(default_factory=list)
     growth: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
@@ -77,6 +79,7 @@ class Verdict:
                 "of": len(self.together_s),
             },
             "recovery_by_kind_s": {kind: round(max(times), 3) for kind, times in sorted(self.by_kind_s.items())},
+            "slowest_request_by_kind_s": {kind: round(max(times), 3) for kind, times in sorted(self.waits_s.items())},
             "back_s": [round(seconds, 2) for seconds in self.back_s],
             "growth": self.growth,
             "errors": dict(self.errors),
@@ -165,6 +168,8 @@ def _check_recovery(lines: Sequence[Line], verdict: Verdict) -> None:
     """Somebody is answered soon after a fault began, or, where nobody could be, was healed."""
     innocent = {line["id"] for line in lines if line["what"] == "sent" and line["task"].partition(":")[0] not in (*_HOSTILE, *_OWN_MAKER)}
     answers = [line["t"] for line in lines if line["what"] == "answered" and line["id"] in innocent]
+    asked = {line["id"]: line["t"] for line in lines if line["what"] == "sent"}
+    took = [(asked[line["id"]], line["t"]) for line in lines if line["what"] == "answered" and line["id"] in innocent]
     healed = {line["fault"]: line["t"] for line in lines if line["what"] == "healed"}
     end = lines[-1]["t"] if lines else 0.0
     faults = [line for line in lines if line["what"] == "fault"]
@@ -177,6 +182,7 @@ def _check_recovery(lines: Sequence[Line], verdict: Verdict) -> None:
         (verdict.alone_s if fault["alone"] else verdict.together_s).append(gap)
         if fault["alone"]:
             verdict.by_kind_s[fault["kind"]].append(gap)
+            verdict.waits_s[fault["kind"]].append(max((b - a for a, b in took if a < until and b > fault["t"]), default=0.0))
     if verdict.alone_s and (p99 := quantile(verdict.alone_s, 0.99)) > RECOVERY_P99_S:
         worst = max(verdict.by_kind_s, key=lambda kind: max(verdict.by_kind_s[kind]))
         verdict.breach("slow recovery", f"p99 {p99:.2f} s; the slowest: {worst}, {max(verdict.by_kind_s[worst]):.2f} s")
@@ -245,12 +251,12 @@ def _check_deaths(lines: Sequence[Line], verdict: Verdict) -> None:
 def summary(verdict: Verdict) -> None:
     """Print a verdict for people."""
     rows = [
-        (kind, count, f"{max(verdict.by_kind_s[kind]):.2f}" if verdict.by_kind_s.get(kind) else "")
+        (kind, count, *(f"{max(times[kind]):.2f}" if times.get(kind) else "" for times in (verdict.by_kind_s, verdict.waits_s)))
         for kind, count in sorted(verdict.faults.items())
     ]
     total, per_s = verdict.faults.total(), verdict.requests / max(verdict.seconds, 1.0)
     title = f"{verdict.requests:,} requests ({per_s:.0f} per s), {total:,} faults of {len(verdict.faults)} kinds, {verdict.seconds:.0f} s"
-    print_table(("fault", "times", "longest time without an answer, alone, s"), rows, title=title)
+    print_table(("fault", "times", "alone: nobody answered, s", "slowest request, s"), rows, title=title)
     found = verdict.as_object()
     lost = sum(verdict.breaches[kind] for kind in ("never answered", "lost until its deadline", "failed"))
     facts = [

@@ -132,6 +132,10 @@ def _out_of_memory(world: World, targets: tuple[str, ...], seconds: float) -> No
     world.tell(f"ask bulky:{world.number()} 1 30")
     time.sleep(seconds)
     (group / "memory.limit_in_bytes").write_text("-1")
+    if not world.machines.runs(targets[0]):
+        # The system has ended the nanny, too: a service manager starts it again.
+        world.history.note("nanny ended", agent=targets[0])
+        world.restart(targets[0])
 
 
 def _disk_full(world: World, targets: tuple[str, ...], seconds: float) -> None:

@@ -92,6 +92,13 @@ class World:
                 (group / "cgroup.procs").write_text(str(process.pid))
         return group
 
+    def ungroup(self) -> None:
+        """Remove the control groups; whoever is in them must have ended."""
+        for controller in (FREEZER, MEMORY):
+            for group in controller.glob(f"bbgrap-{self.machines.home.name}-*"):
+                with suppress(OSError):
+                    group.rmdir()
+
     def fill(self, machine: str) -> Path:
         """Fill a machine's file system; removing the returned file heals it."""
         filler = self.machines.folder(machine) / "filler"
