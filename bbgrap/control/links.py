@@ -117,7 +117,7 @@ class Links:
                 and peer.name not in loading
             ):
                 # One that computes answers late, one that is about to be taken for dead never, and one whose worker has just been started
-                # anew not at all: none says anything of the link. Before it is loaded, each agent looks itself whether it reaches the others.
+                # anew not at all: none says anything of the link. Each agent looks itself whether it reaches the others, before.
                 if pair not in self.apart:
                     why = "is its data port open, and its address the one that others reach it by (--advertise)?"
                     told.append(Log(f"'{trial.member.name}' does not reach '{peer.name}' at {peer.address}: {why}"))

@@ -47,10 +47,10 @@ class Uploads:
     Invariants: `stored` are the digests and sizes of complete files; `_sizes` has up to `MAX_CLIENTS` clients with `MAX_FILES` files each.
     """
 
-    def __init__(self, stored: dict[str, int], models: Mapping[str, tuple[ModelFile, ...]]) -> None:
+    def __init__(self, stored: dict[str, int], models: Mapping[str, tuple[ModelFile, ...]] | None = None) -> None:
         """Start with the files and models kept from earlier."""
         self.stored = stored
-        self._offers = dict(models)
+        self._offers = dict(models or {})
         self._sizes: dict[Identity, dict[str, int]] = {}
 
     def offer(self, identity: Identity, message: OfferModel) -> list[Instruction]:
