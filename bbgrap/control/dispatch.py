@@ -242,7 +242,8 @@ class Requests:
         self._lonely = 0 if self._is_busy() else request.number
         request.epoch, message = variant.epoch, request.message
         variant.queue.running[request.number] = now
-        variant.used, request.overtook = now, variant.finished
+        variant.used = now
+        request.overtook = {name: m.finished for name in variant.parts if (m := self.members.by_name.get(name)) is not None}
         if message.record:
             self.traces.begin(request.number, variant.devices)
         return StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, request.caller[0])
@@ -288,7 +289,9 @@ class Requests:
         plan, alone = variant.plan, self._lonely == request.number
         log: list[Instruction] = []
         plan.is_proven = True
-        variant.finished += 1
+        for name in variant.parts:
+            if (member := self.members.by_name.get(name)) is not None:
+                member.finished += 1
         if now is not None:
             started = variant.queue.running[request.number]
             variant.took(now - started)

@@ -60,8 +60,6 @@ class Variant:
     suspects: set[str] = field(default_factory=set)
     """Agents whose links are being tried: nothing is started before that is known."""
     hosted: bool = False
-    finished: int = 0
-    """Requests that have ended well on it."""
     usual_s: float = 0.0
     """How long its requests took lately, in seconds; 0: none has ended."""
 
@@ -294,8 +292,8 @@ class Request:
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
     blamed: str = ""
-    overtook: int = 0
-    """How many had ended on its variant when it was started there."""
+    overtook: dict[str, int] = field(default_factory=dict)
+    """How many had ended on each agent when it was started there."""
 
     @property
     def bytes(self) -> int:
