@@ -7,6 +7,7 @@ agent that is lost runs again, on another variant of its plan or on the model's 
 from __future__ import annotations
 
 from bbgrap.cluster.types import COORDINATOR
+from bbgrap.control.blame import Blame
 from bbgrap.control.coordinator_events import (
     ChunkWritten,
     Event,
@@ -102,6 +103,7 @@ class CoordinatorMachine:
         self.profiling = Profiling(settings, self.members)
         spares = Spares(self.members, self.links, self.loading, self.standbys)
         self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares)
+        self.blame = Blame(self.loading, self.planning, self.requests)
         self._restore(kept, now)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -238,7 +240,7 @@ class CoordinatorMachine:
 
     def _on_deployed(self, member: Member, message: Deployed, now: float) -> list[Instruction]:
         variant = self.loading.find(message.epoch)
-        done = [*self.requests.cleared(member, message.epoch), *self.loading.deployed(member, message.epoch, now)]
+        done = [*self.blame.cleared(member, message.epoch), *self.loading.deployed(member, message.epoch, now)]
         if variant is not None and variant.is_ready and (variant.plan.is_standby or variant.plan.timed == variant.job):
             done += self.loading.saved(variant.plan, variant.job)
         return done
@@ -253,7 +255,7 @@ class CoordinatorMachine:
 
     def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[Instruction]:
         told = Log(f"the worker of agent '{member.name}' ended: {message.reason}")
-        blamed = self.requests.worker_ended(member, message) if message.guilty else []
+        blamed = self.blame.worker_ended(member, message) if message.guilty else []
         variants = self.loading.load_again(member, now)
         self.requests.let_go(now, member.name)
         return [told, *blamed, *self.requests.lose_agent(member, variants)]

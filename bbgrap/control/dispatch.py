@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from bbgrap.control.coordinator_events import (
     Instruction,
@@ -26,7 +25,7 @@ from bbgrap.control.coordinator_events import (
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import Caller, Plan, Request, Variant
+from bbgrap.control.plans import MAX_DEATHS, Caller, Plan, Request, Variant
 from bbgrap.control.spares import Spares
 from bbgrap.control.standby import Standbys
 from bbgrap.control.states import Role, Tracker
@@ -34,7 +33,7 @@ from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
 from bbgrap.control.watch import is_stuck
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
-from bbgrap.protocol.messages import Recorded, RequestFailed, WorkerLost
+from bbgrap.protocol.messages import Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
@@ -44,19 +43,6 @@ MAX_LOSSES = 6
 HOLD_S = 0.25
 """How long a request that ran at the other end of a broken connection does not run elsewhere, unless that end is heard of. A worker that
 dies closes its connections before its nanny can say so, and what has ended it must not end the next one. Chosen: two heartbeats."""
-MAX_DEATHS = 2
-"""Workers that a plan may end; then it is not tried again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Doubt:
-    """A worker was ended while it loaded an epoch and computed for another one."""
-
-    member: Member
-    loading: int
-    epoch: int
-    request: Request | None
-    reason: str
 
 
 class Requests:
@@ -81,7 +67,6 @@ class Requests:
         self.by_caller: dict[Caller, int] = {}
         self._bytes = 0
         self._lonely = 0
-        self._doubts: dict[str, _Doubt] = {}
         self.synthetic = SyntheticRequests(loading, planning)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
@@ -89,6 +74,10 @@ class Requests:
     def is_known(self, caller: Caller) -> bool:
         """Whether a call will still be answered."""
         return caller in self.by_caller or any(caller in plan.callers for plan in self.planning.plans.values())
+
+    def find(self, number: int) -> Request | None:
+        """Return the request of that number, or of which a run had it."""
+        return self.open.get(number) or next((request for request in self.open.values() if number in request.former), None)
 
     def prepare(self, caller: Caller, plan: Plan, now: float, *, wait: bool) -> list[Instruction]:
         """Queue a caller who asks for a plan, or tell one who does not wait who serves now."""
@@ -250,7 +239,8 @@ class Requests:
         self._lonely = 0 if self._is_busy() else request.number
         request.epoch, message = variant.epoch, request.message
         variant.queue.running[request.number] = now
-        variant.used, request.overtook = now, variant.finished
+        variant.used = now
+        request.overtook = {name: m.finished for name in variant.parts if (m := self.members.by_name.get(name)) is not None}
         if message.record:
             self.traces.begin(request.number, variant.devices)
         return StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, request.caller[0])
@@ -296,7 +286,9 @@ class Requests:
         plan, alone = variant.plan, self._lonely == request.number
         log: list[Instruction] = []
         plan.is_proven = True
-        variant.finished += 1
+        for name in variant.parts:
+            if (member := self.members.by_name.get(name)) is not None:
+                member.finished += 1
         if now is not None:
             started = variant.queue.running[request.number]
             variant.took(now - started)
@@ -308,7 +300,7 @@ class Requests:
     def broke(self, event: RequestBroke) -> list[Instruction]:
         """Fail a request whose part on the host failed."""
         known = event.request in self.open
-        return self._fail(event.request, "failed", event.fault, event.reason) if known else self.synthetic.failed(event.request)
+        return self.fail(event.request, "failed", event.fault, event.reason) if known else self.synthetic.failed(event.request)
 
     def failed_on(self, member: Member, message: RequestFailed) -> list[Instruction]:
         """Fail a request that failed on an agent that takes part in it."""
@@ -321,7 +313,7 @@ class Requests:
         if request.epoch != message.epoch:
             return []
         variant.plan.is_proven = True
-        return self._fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
+        return self.fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
 
     def cancel(self, caller: Caller) -> list[Instruction]:
         """Forget a caller without an answer."""
@@ -341,10 +333,10 @@ class Requests:
         for request in [r for r in self.open.values() if now > r.deadline]:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
-            done += self._fail(request.number, "deadline", Fault.EXECUTION, reason)
+            done += self.fail(request.number, "deadline", Fault.EXECUTION, reason)
         for number in self.traces.overdue(now):
             reason = f"request {number}: it was answered, but an agent has not told when it did what; trace again"
-            done += self._fail(number, "failed", Fault.EXECUTION, reason)
+            done += self.fail(number, "failed", Fault.EXECUTION, reason)
         return done
 
     # --- losing -----------------------------------------------------------------------------------------------------------------
@@ -361,67 +353,7 @@ class Requests:
                     names = ", ".join(f"'{name}'" for name in request.lost)
                     what = f"request {request.number}: agents {names} were lost while it ran"
                     reason = f"{what}; it may be what ends them, so it is not run again"
-                    done += self._fail(request.number, "failed", Fault.EXECUTION, reason)
-        return done
-
-    def worker_ended(self, member: Member, message: WorkerLost) -> list[Instruction]:
-        """Find out what has ended a worker.
-
-        One that computed and loaded at once says nothing of either: it loads that again first, alone, and then it is known.
-        """
-        doubt = self._doubts.pop(member.name, None)
-        if doubt is not None and doubt.request is not None and message.loading == doubt.loading and not message.epoch:
-            doubt.request.blamed = ""
-        request = self.open.get(message.request) or next((r for r in self.open.values() if message.request in r.former), None)
-        if message.epoch and message.loading:
-            self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.reason)
-            if request is not None:
-                request.blamed = member.name
-            return []
-        return self._blame(member, message.epoch or message.loading, request, message.reason)
-
-    def cleared(self, member: Member, epoch: int) -> list[Instruction]:
-        """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""
-        doubt = self._doubts.get(member.name)
-        if doubt is None or doubt.loading != epoch:
-            return []
-        del self._doubts[member.name]
-        return self._blame(member, doubt.epoch, doubt.request, doubt.reason) if doubt.member is member else []
-
-    def _blame(self, member: Member, epoch: int, request: Request | None, reason: str) -> list[Instruction]:  # noqa: C901
-        """Note that a plan, by a request or by being loaded, has ended an agent's worker; a second time it is quarantined."""
-        variant = self.loading.find(epoch)
-        if variant is None:
-            return []
-        plan = variant.plan
-        if request is not None:
-            request.blamed = member.name
-            if request.number == plan.deadly:
-                # This run has ended another worker, too: that counts once.
-                return []
-            plan.deadly = request.number
-        plan.deaths.append(f"'{member.name}': {reason}")
-        if len(plan.deaths) < MAX_DEATHS:
-            return []
-        what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
-        plan.quarantine = f"{what} has ended the workers of agents and is not run again: {'; '.join(plan.deaths[-MAX_DEATHS:])}"[:2000]
-        done: list[Instruction] = [Log(f"model {plan.model[:8]}: {plan.quarantine}")]
-        if request is not None and request.number in self.open:
-            done += self._fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {plan.quarantine}")
-        for each in list(plan.variants):
-            done += self.drop(each)
-        if plan.is_standby:
-            done += self.loading.saved(plan, plan.latest)
-            # Neither is it to be planned any more: a plan would load it everywhere.
-            for other in self.planning.of_model(plan):
-                # One that has answered requests of its own goes on; of another nothing is known but that it is the same model.
-                if not (other.serving and other.is_proven) and not other.quarantine:
-                    other.quarantine = plan.quarantine
-                    for each in list(other.variants):
-                        done += self.drop(each)
-                done += self.planning.cancel(other)
-                self.loading.touch(other)
-        self.loading.touch(plan)
+                    done += self.fail(request.number, "failed", Fault.EXECUTION, reason)
         return done
 
     def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[Instruction]:
@@ -481,9 +413,9 @@ class Requests:
         return done
 
     def _refuse_waiting(self, plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
-        return [instruction for number in list(plan.waiting) for instruction in self._fail(number, "failed", fault, reason)]
+        return [instruction for number in list(plan.waiting) for instruction in self.fail(number, "failed", fault, reason)]
 
-    def _fail(self, number: int, event: str, fault: Fault, reason: str) -> list[Instruction]:
+    def fail(self, number: int, event: str, fault: Fault, reason: str) -> list[Instruction]:
         """Answer a request with an error."""
         request = self.open[number]
         done = self._close(request, event)

@@ -58,6 +58,8 @@ class Member:
     """Its latest heartbeat."""
     idle_since: float = 0.0
     """Since when its worker has computed nothing, in seconds."""
+    finished: int = 0
+    """Requests that have ended well and in which it had a part."""
     seen_stuck: bool = False
     """Whether it was in a segment for unusually long at its latest heartbeat."""
     first_request: int = 0

@@ -28,6 +28,8 @@ from bbgrap.protocol.tensors import Inputs
 Caller = tuple[Identity, int]
 """A client and the number of its call."""
 
+MAX_DEATHS = 2
+"""Workers that a plan may end; then it is not tried again."""
 SMOOTHING = 0.25
 """Weight of the newest time of a request in a variant's running mean."""
 FIRST_AGAIN_S = 2.0
@@ -60,8 +62,6 @@ class Variant:
     suspects: set[str] = field(default_factory=set)
     """Agents whose links are being tried: nothing is started before that is known."""
     hosted: bool = False
-    finished: int = 0
-    """Requests that have ended well on it."""
     usual_s: float = 0.0
     """How long its requests took lately, in seconds; 0: none has ended."""
 
@@ -290,7 +290,7 @@ class Request:
     """A request of a client; `epoch` is that of the variant it runs on, 0 if it waits; `lost` are the agents that its runs have lost.
 
     `blamed` is the agent whose worker a run of it has ended; `former` are the numbers of its latest runs that were taken back. It is `held`
-    until a time, in seconds, or until something is heard of an agent; `overtook` is how many had ended on its variant when it was started
+    until a time, in seconds, or until something is heard of an agent; `overtook` is how many had ended on each agent when it was started
     there.
     """
 
@@ -303,9 +303,9 @@ class Request:
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
     blamed: str = ""
-    overtook: int = 0
     former: tuple[int, ...] = ()
     held: tuple[str, float] | None = None
+    overtook: dict[str, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Plans for the loss of an agent, where no node has room for the model: made and loaded beforehand over the others, as far as memory allows.
+"""Plans for the loss of an agent, where no node has room for the model: loaded beforehand as far as memory allows.
 
 Law: what could not be covered is said, in the log and in the plan's report.
 """

@@ -101,7 +101,7 @@ TABLES: Mapping[Role, Table] = {
         "gone": {},
     },
     Role.VARIANT: {
-        "waiting": {"load": "loading", "agent away": "waiting", "released": "ended"},
+        "waiting": {**_stays("waiting", *_LOADING), "load": "loading", "agent away": "waiting", "released": "ended"},
         "loading": {
             **_stays("loading", *_LOADING, "load again"),
             "all loaded": "ready",

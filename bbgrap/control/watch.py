@@ -17,8 +17,9 @@ STUCK_S = 0.3
 """A segment that takes longer keeps others waiting, unless requests usually take as long."""
 STALLED_S = 0.4
 """How long all agents of a request may be idle at once. Chosen: four heartbeats."""
-OVERTAKEN = 2
-"""Times as many requests as run at once end after a request was started: agents work on the oldest ones first, so it is lost."""
+OVERTAKEN = 24
+"""Others that end on all its agents after a request was started: agents work on the oldest ones first, so it is lost. Chosen: twice what
+may have been in flight before it."""
 SYNTHETIC_STALLED_S = 2.0
 """The same of a synthetic request, for which nobody waits."""
 USUAL = 3.0
@@ -55,7 +56,8 @@ def stalled(requests: dict[int, Request], members: Members, loading: Loading, no
             if request is None or request.tracker.state != "running":
                 continue
             patience = max(STALLED_S, USUAL * variant.usual_s) + (0 if variant.usual_s else request.bytes / SLOWEST_LINK)
-            overtaken = variant.finished - request.overtook > OVERTAKEN * variant.queue.limit
+            ended = [member.finished - request.overtook.get(member.name, 0) for member in there if member is not None]
+            overtaken = min(ended, default=0) > OVERTAKEN
             if now - started > patience and (overtaken or now - max(idle_since, started) > STALLED_S):
                 yield variant, number
 

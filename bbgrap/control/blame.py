@@ -1,0 +1,101 @@
+"""What has ended a worker: a request that it computed, a plan that it loaded, or nobody knows.
+
+Laws: a request that is blamed runs again where it has ended a worker, so that the others go on; a plan that has ended `MAX_DEATHS` workers
+is not run again, nor planned for other shapes, and everybody who waits for it is told how they ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bbgrap.control.coordinator_events import Instruction, Log
+from bbgrap.control.dispatch import Requests
+from bbgrap.control.loading import Loading
+from bbgrap.control.membership import Member
+from bbgrap.control.planning import Planning
+from bbgrap.control.plans import MAX_DEATHS, Plan, Request, Variant
+from bbgrap.protocol.client_messages import Fault
+from bbgrap.protocol.messages import WorkerLost
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A worker was ended while it loaded an epoch and computed for another one."""
+
+    member: Member
+    loading: int
+    epoch: int
+    request: Request | None
+    reason: str
+
+
+class Blame:
+    """Who is in doubt, by agent."""
+
+    def __init__(self, loading: Loading, planning: Planning, requests: Requests) -> None:
+        """Start without any doubt."""
+        self.loading = loading
+        self.planning = planning
+        self.requests = requests
+        self._doubts: dict[str, _Doubt] = {}
+
+    def worker_ended(self, member: Member, message: WorkerLost) -> list[Instruction]:
+        """Find out what has ended a worker.
+
+        One that computed and loaded at once says nothing of either: it loads that again first, alone, and then it is known.
+        """
+        doubt = self._doubts.pop(member.name, None)
+        if doubt is not None and doubt.request is not None and message.loading == doubt.loading and not message.epoch:
+            doubt.request.blamed = ""
+        request = self.requests.find(message.request)
+        if message.epoch and message.loading:
+            self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.reason)
+            if request is not None:
+                request.blamed = member.name
+            return []
+        return self._blame(member, message.epoch or message.loading, request, message.reason)
+
+    def cleared(self, member: Member, epoch: int) -> list[Instruction]:
+        """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""
+        doubt = self._doubts.get(member.name)
+        if doubt is None or doubt.loading != epoch:
+            return []
+        del self._doubts[member.name]
+        return self._blame(member, doubt.epoch, doubt.request, doubt.reason) if doubt.member is member else []
+
+    def _blame(self, member: Member, epoch: int, request: Request | None, reason: str) -> list[Instruction]:
+        variant = self.loading.find(epoch)
+        if variant is None:
+            return []
+        plan = variant.plan
+        if request is not None:
+            request.blamed = member.name
+            if request.number == plan.deadly:
+                # This run has ended another worker, too: that counts once.
+                return []
+            plan.deadly = request.number
+        plan.deaths.append(f"'{member.name}': {reason}")
+        return self._quarantine(plan, variant, request) if len(plan.deaths) >= MAX_DEATHS else []
+
+    def _quarantine(self, plan: Plan, variant: Variant, request: Request | None) -> list[Instruction]:
+        what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
+        plan.quarantine = f"{what} has ended the workers of agents and is not run again: {'; '.join(plan.deaths[-MAX_DEATHS:])}"[:2000]
+        done: list[Instruction] = [Log(f"model {plan.model[:8]}: {plan.quarantine}")]
+        if request is not None and request.number in self.requests.open:
+            done += self.requests.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {plan.quarantine}")
+        done += self._drop_all(plan)
+        if plan.is_standby:
+            done += self.loading.saved(plan, plan.latest)
+            # Neither is it to be planned any more: a plan would load it everywhere.
+            for other in self.planning.of_model(plan):
+                # One that has answered requests of its own goes on; of another nothing is known but that it is the same model.
+                if not (other.serving and other.is_proven) and not other.quarantine:
+                    other.quarantine = plan.quarantine
+                    done += self._drop_all(other)
+                done += self.planning.cancel(other)
+                self.loading.touch(other)
+        self.loading.touch(plan)
+        return done
+
+    def _drop_all(self, plan: Plan) -> list[Instruction]:
+        return [instruction for variant in list(plan.variants) for instruction in self.requests.drop(variant)]
