@@ -13,6 +13,7 @@ TEST_PROCESSES ?= 3
 BENCH_ARGS ?= zoo:resnet50 --agents 2
 CAMPAIGN_ARGS ?= --minutes 10
 FUZZ_READERS_ARGS ?= --inputs 1000000 --seconds 600
+SIMULATE_ARGS ?= --seeds 0..5000
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
@@ -70,6 +71,9 @@ campaign: $(VENV)/test.stamp ## real processes under faults drawn from a seed (m
 
 fuzz-readers: $(VENV)/atheris.stamp ## damaged bytes for everything that reads bytes, guided by coverage (docs/fuzzing.md)
 	@$(BIN)/python -m tests.fuzzing.readers $(FUZZ_READERS_ARGS)
+
+simulate: $(VENV)/test.stamp ## simulated failures of clients, coordinator and agents by seed (SIMULATE_ARGS)
+	@$(BIN)/python -m tests.campaign.simulation $(SIMULATE_ARGS)
 
 soak: $(VENV)/runtime.stamp ## 20,000 requests, 32 in flight: none lost, no process grows
 	@$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)

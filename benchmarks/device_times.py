@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -138,9 +138,19 @@ class Stopwatch:
         return tuple(turns)
 
 
+class _Weights:
+    """What loading uses of a store."""
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        self.get = weights.get
+
+    def loaded(self, digests: Iterable[str]) -> None:
+        """They stay."""
+
+
 def loaded(device: DeviceArtifacts, weights: Mapping[str, Array]) -> Deployment:
     """Compile a device's segments as an agent does."""
-    store = cast("WeightStore", weights)  # of a store, loading uses `get` only
+    store = cast("WeightStore", _Weights(weights))
     return load(Deploy(1, (), device.schedule, device.segments), store, 1, "127.0.0.1")
 
 

@@ -309,13 +309,13 @@ class CoordinatorMachine:
 
     def _on_tried(self, member: Member, message: LinksTried, now: float) -> list[Instruction]:
         changed, done = self.links.tried(member, message, now, self.loading.loading_agents)
-        self._clear(member.name)
+        self._clear(member.name, now)
         return [*done, *(self._drop_apart() if changed else []), *(self.planning.world_changed(now) if changed else [])]
 
-    def _clear(self, name: str) -> None:
-        """Let variants take requests again whose links have been tried."""
+    def _clear(self, name: str, now: float) -> None:
+        """Let variants take requests again whose links have been tried, and whose agents are heard."""
         for variant in self.loading.of_member(name):
-            if name in variant.suspects:
+            if name in variant.suspects and not self._is_quiet(variant, now):
                 variant.suspects.discard(name)
                 self.loading.touch(variant.plan)
 
@@ -424,7 +424,7 @@ class CoordinatorMachine:
             done += self.planning.world_changed(now)
         _, tried = self.links.overdue(now)
         done += tried
-        self._clear_untried()
+        self._clear_untried(now)
         return [*done, *self.requests.overdue(now), *self.profiling.overdue(now)]
 
     def _on_stalled(self, variant: Variant, number: int, now: float) -> list[Instruction]:
@@ -447,9 +447,15 @@ class CoordinatorMachine:
                     done += self.links.suspect(member, other, now)
         return done
 
-    def _clear_untried(self) -> None:
+    def _is_quiet(self, variant: Variant, now: float) -> bool:
+        """Whether an agent of a variant may be gone."""
+        return any(member.is_quiet(now) for name in variant.parts if (member := self.members.by_name.get(name)) is not None)
+
+    def _clear_untried(self, now: float) -> None:
         """Do not wait for trials that nobody has answered."""
         for variant in self.loading.by_epoch.values():
+            if variant.suspects and self._is_quiet(variant, now):
+                continue
             for name in list(variant.suspects):
                 others = (*variant.parts, COORDINATOR)
                 if not any(self.links.is_suspect(name, other) for other in others):

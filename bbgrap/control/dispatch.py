@@ -39,7 +39,7 @@ from bbgrap.runtime.recording import Record
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
 
-MAX_LOSSES = 4
+MAX_LOSSES = 6
 """Runs that may lose an agent that nobody blames the request for: machines that go one after the other take none of them with them."""
 HOLD_S = 0.25
 """How long a request that ran at the other end of a broken connection does not run elsewhere, unless that end is heard of. A worker that
@@ -113,6 +113,8 @@ class Requests:
         plan.waiting.append(number)
         plan.requests += 1
         plan.asked = now
+        if plan.standby is not None:
+            plan.standby.asked = now
         self.loading.touch(plan)
         return []
 
@@ -367,10 +369,14 @@ class Requests:
 
         One that computed and loaded at once says nothing of either: it loads that again first, alone, and then it is known.
         """
-        self._doubts.pop(member.name, None)
+        doubt = self._doubts.pop(member.name, None)
+        if doubt is not None and doubt.request is not None and message.loading == doubt.loading and not message.epoch:
+            doubt.request.blamed = ""
         request = self.open.get(message.request) or next((r for r in self.open.values() if message.request in r.former), None)
         if message.epoch and message.loading:
             self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.reason)
+            if request is not None:
+                request.blamed = member.name
             return []
         return self._blame(member, message.epoch or message.loading, request, message.reason)
 
@@ -382,7 +388,7 @@ class Requests:
         del self._doubts[member.name]
         return self._blame(member, doubt.epoch, doubt.request, doubt.reason) if doubt.member is member else []
 
-    def _blame(self, member: Member, epoch: int, request: Request | None, reason: str) -> list[Instruction]:
+    def _blame(self, member: Member, epoch: int, request: Request | None, reason: str) -> list[Instruction]:  # noqa: C901
         """Note that a plan, by a request or by being loaded, has ended an agent's worker; a second time it is quarantined."""
         variant = self.loading.find(epoch)
         if variant is None:

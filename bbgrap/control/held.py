@@ -171,8 +171,8 @@ class HeldDeployments:
         """Say that a deployment is ready, or why it cannot be."""
         deployment = self.by_epoch.get(event.epoch)
         if _is_late(self._late_loads, event.epoch) or deployment is None:
-            # Released while it was loading, and perhaps offered again since: what was loaded goes again.
-            return [] if event.fault else [Unload(event.epoch)]
+            # Released while it was loading: what was loaded goes again, unless it is being loaded again in its place.
+            return [] if deployment is not None and deployment.tracker.state == "loading" else [Unload(event.epoch)]
         if event.fault:
             return [*self.release(event.epoch, "load failed"), Say(DeploymentFailed(event.epoch, event.fault))]
         deployment.tracker.move("loaded")

@@ -111,10 +111,13 @@ class Links:
                 if self.apart.pop(pair, None) is not None:
                     told.append(Log(f"'{trial.member.name}' and '{peer.name}' reach each other again"))
             elif peer.name == COORDINATOR or (
-                (other := self.members.by_name.get(peer.name)) is not None and not other.is_computing and peer.name not in loading
+                (other := self.members.by_name.get(peer.name)) is not None
+                and not other.is_computing
+                and not other.is_quiet(now)
+                and peer.name not in loading
             ):
-                # One that computes answers late, and one whose worker has just been started anew, not at all: neither says anything of
-                # the link. Before it is loaded, each agent looks itself whether it reaches the others.
+                # One that computes answers late, one that is about to be taken for dead never, and one whose worker has just been started
+                # anew not at all: none says anything of the link. Before it is loaded, each agent looks itself whether it reaches the others.
                 if pair not in self.apart:
                     why = "is its data port open, and its address the one that others reach it by (--advertise)?"
                     told.append(Log(f"'{trial.member.name}' does not reach '{peer.name}' at {peer.address}: {why}"))

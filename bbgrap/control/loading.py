@@ -8,7 +8,7 @@ share travel once; an agent that comes back with what it held loads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR
@@ -299,12 +299,15 @@ class Loading:
         living = [member for name in parts if (member := self.members.by_name.get(name)) is not None]
         return [DropRequest(epoch, number), *(ToAgent(member.identity, Abandon(epoch, number, patience_s)) for member in living)]
 
-    def make_room(self, names: Iterable[str]) -> list[Instruction]:
-        """Release what is idle on agents that have too much: what serves nobody first, then the least recently used."""
+    def make_room(self, coming: Mapping[str, int]) -> list[Instruction]:
+        """Release what is idle on agents that would have too much: what serves nobody first, then the least recently used.
+
+        `coming` is how many variants each of them is to load.
+        """
         done: list[Instruction] = []
-        for name in names:
-            while len(mine := self.of_member(name)) >= MAX_LOADED:
-                idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not v.plan.is_wanted]
+        for name, count_coming in coming.items():
+            while len(mine := self.of_member(name)) > MAX_LOADED - count_coming:
+                idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not _is_needed(v)]
                 if not idle:
                     break
                 least = min(idle, key=lambda v: (v in v.plan.serving, v.plan.is_standby, v.plan.asked, v.used))
@@ -320,3 +323,11 @@ class Loading:
         variants = tuple(StoredVariant(v.epoch, v.nodes, medians.get(v.epoch, 0.0), v.place) for v in group)
         world, address = next((variant.world for variant in group), ""), self.settings.data_address
         return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, plan.quarantine))]
+
+
+def _is_needed(variant: Variant) -> bool:
+    """Whether somebody waits for a variant, or for what is the last copy of a standby."""
+    plan = variant.plan
+    if plan.is_standby:
+        return len(plan.variants) == 1
+    return plan.is_wanted and (variant.job == plan.latest or variant in plan.serving)

@@ -23,6 +23,8 @@ HEARTBEAT_S = 0.1
 """How often agents are asked to give a sign of life."""
 DEAD_AFTER_S = 0.6
 """Six heartbeats. Chosen: a nanny does nothing else, and an agent that is taken for dead too early comes back with all it holds."""
+QUIET_S = 0.25
+"""Two heartbeats and a half: after that it is not judged what an agent does not do."""
 
 WINDOW_BYTES = 16 << 20
 """Weights on their way to one agent that it has not acknowledged: four chunks, enough to keep a 10 Gb/s link busy over 10 ms."""
@@ -66,6 +68,10 @@ class Member:
     def is_computing(self) -> bool:
         """Whether its worker was in the middle of a segment at its latest heartbeat."""
         return self.beat.seconds > 0
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether heartbeats are missing: it may be gone."""
+        return now - self.heard > QUIET_S
 
     def take(self, beat: Heartbeat, now: float) -> None:
         """Note what its worker does."""

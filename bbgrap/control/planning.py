@@ -171,9 +171,10 @@ class Planning:
         if not job.spare_for:
             plan.latest = job.number
         nodes = list(zip(job.names, job.addresses, strict=True))
-        names = {name for name, _ in nodes}
-        done = self.loading.make_room(names)
-        for place, planned in enumerate(event.variants[:1] if job.spare_for else event.variants):
+        chosen = event.variants[:1] if job.spare_for else event.variants
+        parts = [[device.schedule.steps for device in planned.artifacts.devices] for planned in chosen]
+        done = self.loading.make_room({name: sum(bool(steps[device]) for steps in parts) for device, name in enumerate(job.names)})
+        for place, planned in enumerate(chosen):
             self.loading.add(plan, planned, nodes, job.number, job.world, now, place)
         return done
 

@@ -51,6 +51,8 @@ class _Round:
     unlinked: deque[tuple[Member, NodeProfile]] = field(default_factory=deque)
     linking: tuple[_Turn, NodeProfile] | None = None
     done: list[NodeProfile] = field(default_factory=list)
+    without_links: list[NodeProfile] = field(default_factory=list)
+    """Of nodes whose links could not be measured; how fast they work is known all the same."""
     faults: list[str] = field(default_factory=list)
     is_disturbed: bool = False
     """Of one that nobody called for: something else ran meanwhile, so it tells nothing."""
@@ -148,6 +150,7 @@ class Profiling:
             return []
         known = replace(profile, links=message.links)
         if message.reason:
+            running.without_links.append(profile)
             running.leave_out(member, f"the links of agent '{member.name}' could not be measured: {message.reason}")
         else:
             running.linking = None
@@ -217,9 +220,10 @@ class Profiling:
         if running.is_disturbed:
             self._again_at = self._now + LATER_S
             return []
-        self.members.measured.update({profile.name: profile for profile in running.done})
-        self.has_news = bool(running.done)
-        return [SaveProfile(profile, by_hand=False) for profile in running.done]
+        known = [*running.done, *running.without_links]
+        self.members.measured.update({profile.name: profile for profile in known})
+        self.has_news = bool(known)
+        return [SaveProfile(profile, by_hand=False) for profile in known]
 
     # --- in the background --------------------------------------------------------------------------------------------------------
 

@@ -175,7 +175,8 @@ class LinkBroken:
 class WorkerLost:
     """The process that computes ended, and all that ran on it; `reason` says how, in words.
 
-    `epoch` and `request` are what it computed then, `loading` is the epoch that it loaded (zeros: nothing). `guilty`: that ended it (a crash, memory, a kernel that
+    `epoch` and `request` are what it computed then, `loading` is the epoch that it loaded (zeros: nothing).
+    `guilty`: that ended it (a crash, memory, a kernel that
     never ends), nobody from outside. Deployments that it had loaded are loaded again by themselves, and told as `Deployed`.
     """
 

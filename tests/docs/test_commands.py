@@ -41,6 +41,8 @@ NOT_RUN = {
     "make dev": "it installs into .venv",
     "make test": "it would run this test",
     "make check": "it installs into .venv",
+    "make fuzz-readers": "it installs atheris and runs for minutes; tests/fuzzing/readers runs in small",
+    "make fuzz-readers FUZZ_READERS_ARGS='--reader read_model --seconds 3600'": "an hour",
     "make fuzz": "it installs and runs for minutes; `python -m tests.fuzzing --help` runs",
     "make fuzz FUZZ_ARGS='--models 5000 --seed 1 --minutes 60'": "an hour",
     "python tools/commands_page.py": "it writes into the tree; test_generated.py runs what it calls",

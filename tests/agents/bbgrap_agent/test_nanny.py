@@ -47,7 +47,7 @@ def test_a_model_that_crashes_while_it_is_loaded_is_not_loaded_again(coordinator
     coordinator.deployed(EPOCH, adding(), address)
     coordinator.deploy(NEXT, crashing(), address)
     lost = coordinator.next(m.WorkerLost)
-    assert lost == m.WorkerLost(f"the worker was ended by SIGFPE while loading epoch {NEXT}", NEXT, 0, guilty=True)
+    assert lost == m.WorkerLost(f"the worker was ended by SIGFPE while loading epoch {NEXT}", 0, 0, guilty=True, loading=NEXT)
     assert coordinator.next(m.DeploymentFailed) == m.DeploymentFailed(NEXT, lost.reason)
     assert coordinator.next(m.Deployed).epoch == EPOCH
     coordinator.ask(address, EPOCH, 2, (3, 4))

@@ -46,7 +46,9 @@ def test_nodes(run, run_json, here):
 
 
 def test_submit_files_and_write_the_answer(run_json, here, picture, tmp_path):
-    report = run_json("submit", "zoo:tiny", "--input", f"input={tmp_path / 'x.npy'}", "--output", tmp_path / "out", "--verify")
+    report = run_json(
+        "submit", "zoo:tiny", "--planner", "bbgrap", "--input", f"input={tmp_path / 'x.npy'}", "--output", tmp_path / "out", "--verify"
+    )
     assert report["verified"]
     assert report["nodes_used"] == ["agent0", "agent1"]
     (entry,) = report["outputs"]
@@ -56,30 +58,30 @@ def test_submit_files_and_write_the_answer(run_json, here, picture, tmp_path):
 
 
 def test_transfers_in_fewer_bits_are_named_wherever_answers_are(run, run_json, here):
-    report = run_json("submit", "zoo:tiny", "--verify", "--transfer-dtype", "float16")
+    report = run_json("submit", "zoo:tiny", "--planner", "bbgrap", "--verify", "--transfer-dtype", "float16")
     assert (report["verified"], report["bit_identical"], report["transfer_dtype"]) == (True, False, "float16")
     assert 1e-6 < report["max_rel_err"] < 1e-2
-    (result,) = run_json("bench", "zoo:tiny", "--runs", 1, "--transfer-dtype", "int8")["results"]
+    (result,) = run_json("bench", "zoo:tiny", "--planner", "bbgrap", "--runs", 1, "--transfer-dtype", "int8")["results"]
     assert (result["verified"], result["bit_identical"], result["transfer_dtype"]) == (True, False, "int8")
-    table = run("bench", "zoo:tiny", "--runs", 1, "--transfer-dtype", "int8").stdout
+    table = run("bench", "zoo:tiny", "--planner", "bbgrap", "--runs", 1, "--transfer-dtype", "int8").stdout
     assert "1 runs, int8 transfers (lossy)" in table
     assert "bbgrap (rows), int8 transfers (lossy)" in " ".join(table.split())
 
 
 def test_an_ill_conditioned_model_is_no_false_alarm(run, run_json, here, ill_conditioned):
     given = ("--input", f"bytes={ill_conditioned.with_name('bytes.npy')}")
-    report = run_json("submit", ill_conditioned, *given, "--verify")
+    report = run_json("submit", ill_conditioned, "--planner", "bbgrap", *given, "--verify")
     assert report["verified"]
     assert report["same_by"] == "float64"
     assert report["max_rel_err"] > 1e-4
     assert report["onnxruntime_err"] > 1e-4
-    text = run("submit", ill_conditioned, *given, "--verify").stdout
+    text = run("submit", ill_conditioned, "--planner", "bbgrap", *given, "--verify").stdout
     assert "no further from float64 than onnxruntime (" in text
 
 
 def test_a_measurement_judges_doubtful_answers_when_it_is_over(run_json, here, ill_conditioned):
     for extra in (["--runs", 2], ["--stream", 5]):
-        (result,) = run_json("bench", ill_conditioned, *extra)["results"]
+        (result,) = run_json("bench", ill_conditioned, "--planner", "bbgrap", *extra)["results"]
         assert result["verified"]
         assert result["same_by"] == "float64"
 
@@ -168,7 +170,7 @@ def test_bench_of_a_stream(run, run_json, here):
 
 def test_trace(run, run_json, here, tmp_path):
     trace, page = tmp_path / "trace.json", tmp_path / "report.html"
-    report = run_json("trace", "zoo:tiny", "-o", trace, "--html", page, "--runs", 3)
+    report = run_json("trace", "zoo:tiny", "--planner", "bbgrap", "-o", trace, "--html", page, "--runs", 3)
     assert (report["model"], report["runs"], report["nodes_used"]) == ("zoo:tiny", 3, ["agent0", "agent1"])
     assert report["files"] == [str(trace), str(page)]
     assert len(report["times_ms"]) == 3
@@ -182,7 +184,7 @@ def test_trace(run, run_json, here, tmp_path):
     assert {e["pid"] for e in events if e["ph"] == "X"} == {0, 1, 2}
     html = page.read_text()
     assert all(name in html for name in ("agent0", "agent1", "coordinator", "layer1.0.conv2", "<svg"))
-    table = run("trace", "zoo:tiny", "-o", tmp_path / "trace.svg", "--runs", 1)
+    table = run("trace", "zoo:tiny", "--planner", "bbgrap", "-o", tmp_path / "trace.svg", "--runs", 1)
     assert table.exit_code == 0
     assert "median of 1 requests" in table.stdout
     assert (tmp_path / "trace.svg").exists()

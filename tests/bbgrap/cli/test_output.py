@@ -27,7 +27,7 @@ def test_a_step_that_fails_ends_its_line(capsys):
 def test_one_line_a_step_on_a_terminal(cache):
     ours, theirs = pty.openpty()
     surroundings = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "XDG_CACHE_HOME": str(cache)}
-    command = ["bbgrap", "plan", "zoo:tiny", "--agents", "2", "--json"]
+    command = ["bbgrap", "plan", "zoo:tiny", "--planner", "bbgrap", "--agents", "2", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=surroundings, check=True)
     text = os.read(ours, 100_000).decode()
     os.close(ours)

@@ -18,19 +18,19 @@ def test_the_keys_that_others_rely_on(run_json):
 
 
 def test_json_is_alone_on_stdout_even_with_an_explanation(run):
-    result = run("plan", "zoo:tiny", "--agents", 2, "--explain", "--json")
+    result = run("plan", "zoo:tiny", "--planner", "bbgrap", "--agents", 2, "--explain", "--json")
     assert json.loads(result.stdout)["planner"] == "bbgrap"
     assert "Plan of 'tiny" in result.stderr
 
 
 def test_explanation(run):
-    result = run("plan", "zoo:tiny", "--agents", 2, "--explain")
+    result = run("plan", "zoo:tiny", "--planner", "bbgrap", "--agents", 2, "--explain")
     assert "layer1.0.conv2 reads layer1.0.relu1[:,:,0:5,:]" in result.stdout
     assert "Plan of" not in result.stderr
 
 
 def test_table(run):
-    result = run("plan", "zoo:tiny", "--agents", 2)
+    result = run("plan", "zoo:tiny", "--planner", "bbgrap", "--agents", 2)
     assert result.stdout.startswith("zoo:tiny by planner 'bbgrap' over 2 nodes\n")
     assert "messages between nodes" in result.stdout
 
@@ -49,12 +49,12 @@ def regions(report, node):
 def test_shares_of_a_cluster_file_or_of_the_command_line(run_json, tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text(UNEQUAL)
-    by_file = run_json("plan", "zoo:tiny", "--cluster", file)
-    by_hand = run_json("plan", "zoo:tiny", "--shares", "3,1")
+    by_file = run_json("plan", "zoo:tiny", "--planner", "bbgrap", "--cluster", file)
+    by_hand = run_json("plan", "zoo:tiny", "--planner", "bbgrap", "--shares", "3,1")
     assert by_file["agents"] == ["big", "small"]
     assert regions(by_file, "conv1") == regions(by_hand, "conv1")
     assert [text.count("0:12") for text in regions(by_file, "conv1")] == [1, 0]
-    even = run_json("plan", "zoo:tiny", "--cluster", file, "--shares", "1,1")
+    even = run_json("plan", "zoo:tiny", "--planner", "bbgrap", "--cluster", file, "--shares", "1,1")
     assert regions(even, "conv1") != regions(by_file, "conv1")
 
 
@@ -69,10 +69,10 @@ def test_a_wrong_cluster_file(run, tmp_path):
 
 
 def test_more_nodes_than_rows(run, run_json):
-    report = run_json("plan", "zoo:tiny", "--agents", 18)
+    report = run_json("plan", "zoo:tiny", "--planner", "bbgrap", "--agents", 18)
     assert len(report["agents"]) == 18
     assert len(report["nodes_used"]) == 16
-    result = run("plan", "zoo:tiny", "--agents", 18)
+    result = run("plan", "zoo:tiny", "--planner", "bbgrap", "--agents", 18)
     assert "over 16 of 18 nodes" in result.stdout
     assert "left out, there is nothing for them to do: node16, node17\n" in result.stderr
 

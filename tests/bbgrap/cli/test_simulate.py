@@ -5,7 +5,7 @@ from tests.bbgrap.cli.models import write_model
 
 
 def test_the_partitioned_model_answers_like_onnxruntime(run_json):
-    report = run_json("simulate", "zoo:tiny", "--agents", 3)
+    report = run_json("simulate", "zoo:tiny", "--planner", "bbgrap", "--agents", 3)
     assert report["verified"]
     assert report["max_abs_err"] < 1e-5
     assert report["optimized"]["transfers"] > 0
@@ -21,10 +21,10 @@ def test_table(run):
 
 
 def test_transfers_in_fewer_bits_are_never_shown_as_exact(run, run_json):
-    exact = run_json("simulate", "zoo:tiny", "--agents", 2)
+    exact = run_json("simulate", "zoo:tiny", "--planner", "bbgrap", "--agents", 2)
     assert exact["transfer_dtype"] == "exact"
     for transfers, bits in (("float16", 16), ("int8", 8.5)):
-        report = run_json("simulate", "zoo:tiny", "--agents", 2, "--transfer-dtype", transfers)
+        report = run_json("simulate", "zoo:tiny", "--planner", "bbgrap", "--agents", 2, "--transfer-dtype", transfers)
         assert report["transfer_dtype"] == transfers
         assert report["verified"]
         assert not report["bit_identical"]
@@ -32,7 +32,7 @@ def test_transfers_in_fewer_bits_are_never_shown_as_exact(run, run_json):
         for what in ("bytes", "scatter_bytes"):
             assert report["optimized"][what] / exact["optimized"][what] == pytest.approx(bits / 32, rel=0.05)
         assert report["optimized"]["gather_bytes"] == exact["optimized"]["gather_bytes"]
-    text = run("simulate", "zoo:tiny", "--agents", 2, "--transfer-dtype", "int8").stdout
+    text = run("simulate", "zoo:tiny", "--planner", "bbgrap", "--agents", 2, "--transfer-dtype", "int8").stdout
     assert text.count("floats travelling as int8 (lossy)") == 2
     assert "verified within 0.1 against plain onnxruntime" in text
 
@@ -54,7 +54,7 @@ def test_a_wrong_answer_is_a_failure(run, tmp_path):
 
 @pytest.mark.parametrize("agents", [1, 5, 20])
 def test_any_number_of_nodes(run_json, image_model, agents):
-    report = run_json("simulate", image_model, "--agents", agents, "--batch", "2")
+    report = run_json("simulate", image_model, "--planner", "bbgrap", "--agents", agents, "--batch", "2")
     assert report["verified"]
     assert len(report["nodes_used"]) == min(agents, 8)
 

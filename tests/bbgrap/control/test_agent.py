@@ -102,7 +102,7 @@ def test_what_was_being_loaded_is_dropped_if_it_ended_the_worker(guilty):
     agent.deploy(1)
     agent.deploy(2, ready=False)
     agent.die(loading=2, guilty=guilty)
-    assert agent.said == [m.WorkerLost(DIED, 2, 0, guilty), *([m.DeploymentFailed(2, DIED)] if guilty else [])]
+    assert agent.said == [m.WorkerLost(DIED, 0, 0, guilty, loading=2), *([m.DeploymentFailed(2, DIED)] if guilty else [])]
     agent.ready()
     assert [i.epoch for i in agent.asked] == ([1] if guilty else [1, 2])
 
@@ -183,7 +183,7 @@ def test_a_coordinator_that_returns_learns_of_the_worker_that_died_meanwhile():
     agent.tell(m.Welcome(2, 0.1, 0.6, keep=(1, 2)))
     assert agent.said == [
         m.Heartbeat(),
-        m.WorkerLost(DIED, 2, 0, guilty=True),
+        m.WorkerLost(DIED, 0, 0, guilty=True, loading=2),
         m.DeploymentFailed(2, "the agent does not have it any more"),
     ]
     agent.ready()
@@ -228,3 +228,27 @@ def test_a_message_out_of_turn_changes_nothing():
     with pytest.raises(RemoteProtocolError):
         agent.tell(m.HeartbeatSeen())
     assert agent.die() == [ae.Log(DIED)]
+
+
+def test_an_epoch_that_is_offered_again_waits_for_its_own_load():
+    """Released while the worker loads it, and offered again: the answer to the first load is not that to the second."""
+    agent = Driven()
+    agent.deploy(1, ready=False)
+    agent.tell(m.Release(1))
+    agent.deploy(1, ready=False)
+    agent.handle(ae.Loaded(1, 0.1))
+    assert not any(isinstance(message, m.Deployed) for message in agent.said)
+    agent.handle(ae.Loaded(1, 0.1))
+    assert m.Deployed(1, 0.1) in agent.said
+
+
+def test_what_was_loaded_while_a_crash_computed_is_loaded_first():
+    """Nobody knows which of both ended the worker: loaded alone, it either does so again or is innocent."""
+    agent = Driven()
+    agent.deploy(1)
+    agent.deploy(2, ready=False)
+    agent.handle(ae.WorkerDied(DIED, 1, 9, 2, guilty=True))
+    assert m.WorkerLost(DIED, 1, 9, guilty=True, loading=2) in agent.said
+    assert not any(isinstance(message, m.DeploymentFailed) for message in agent.said)
+    agent.ready()
+    assert [i.epoch for i in agent.asked] == [2, 1]

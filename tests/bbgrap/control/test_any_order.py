@@ -8,10 +8,12 @@ from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.coordinator import CoordinatorMachine
+from bbgrap.control.held import MAX_DEPLOYMENTS
+from bbgrap.control.stored import Stored
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol.messages import Heartbeat
-from tests.bbgrap.control.wire import FILE, introduction, plan_of
+from tests.bbgrap.control.wire import FILE, introduction, plan_of, standby_of
 from tests.bbgrap.protocol.test_codec import AGENT, ANSWERS, CLIENT, COMMANDS
 
 OF_WORKER = ae.CheckWeights | ae.StoreChunk | ae.Load | ae.Unload | ae.Drop | ae.Perform
@@ -20,7 +22,7 @@ STEPS = st.floats(0, 3)
 
 @given(st.lists(st.tuples(st.sampled_from([b"1", b"2", b"c"]), st.sampled_from([*AGENT, *CLIENT]), STEPS), max_size=40), st.booleans())
 def test_coordinator(moves, offers):
-    machine, now = CoordinatorMachine(ce.Settings("0.1.0", "tcp://h:1"), {FILE.digest: FILE.size}), 0.0
+    machine, now = CoordinatorMachine(ce.Settings("0.1.0", "tcp://h:1"), Stored({FILE.digest: FILE.size})), 0.0
     if offers:
         machine.handle(ce.FromPeer(b"1", introduction("a")), now)
     for identity, message, step in moves:
@@ -32,6 +34,7 @@ def test_coordinator(moves, offers):
             except RemoteProtocolError:
                 continue
             events += [plan_of(i) for i in done if isinstance(i, ce.StartPlanning)]
+            events += [standby_of(i) for i in done if isinstance(i, ce.StartStandby)]
             events += [ce.RequestDone(i.request, (), ()) for i in done if isinstance(i, ce.StartRequest)]
 
 
@@ -66,7 +69,7 @@ def test_agent(moves, data):
                     events.append(ae.WeightArrived(instruction.chunk.digest, 16, complete=True, fault=fault))
                 if isinstance(instruction, ae.Load):
                     events.append(ae.Loaded(instruction.deploy.epoch, 0.1, data.draw(st.sampled_from(["", "no"]))))
-        assert len(machine.deployments) <= MAX_LOADED
+        assert len(machine.deployments) <= MAX_DEPLOYMENTS
 
 
 @given(st.lists(st.tuples(st.sampled_from(ANSWERS), STEPS), max_size=40))
@@ -89,6 +92,6 @@ def test_a_client_asks_says_again_and_gives_up():
     assert machine.received(c.StillWorking((1,), ()), 1.5) == [cm.Say(c.ListNodes(1))]
     assert machine.received(c.StillWorking((1,), ()), 1.6) == []
     assert machine.tick(8.0) == [cm.Reconnect(), cm.Say(c.Ask((1,)))]
-    (gave_up,) = machine.tick(12.0)
+    gave_up, *_ = machine.tick(12.0)
     assert gave_up.answer.reason == "the coordinator at tcp://h:1 has not answered for 10 s; is it running, and is the address right?"
     assert machine.received(c.Nodes(1, ()), 13.0) == []

@@ -60,7 +60,7 @@ def test_a_record_that_does_not_come_fails_the_request_after_a_while():
         wire.settle()
         wire.pass_time(0.5)
     wire.settle()
-    assert wire.answer(call).reason == "request 1: it was answered, but an agent has not told when it did what; trace again"
+    assert wire.answer(call).reason == f"request {number}: it was answered, but an agent has not told when it did what; trace again"
     assert wire.coordinator.requests.traces._awaited == {}
 
 

@@ -203,6 +203,29 @@ class Wire:
         self.to_coordinator(ce.Tick())
         self.carry_client(self.client.tick(self.now))
 
+    def until_answered(self, call: int) -> None:
+        """Let things happen, and time pass where they wait for it, until a call is answered."""
+        for _ in range(300):
+            self.settle()
+            if self.answers[call]:
+                return
+            self.pass_time(0.1)
+        raise AssertionError(f"call {call} is not answered")
+
+    def wait(self, seconds: float) -> None:
+        """Let things happen for a while; requests go on, but none finishes."""
+        for _ in range(round(10 * seconds)):
+            self.pass_time(0.1)
+            self.deliver_all()
+
+    def nodes_of(self, start: ce.StartRequest) -> tuple[str, ...]:
+        """Who works on a request."""
+        return tuple(peer.name for peer in self.parts[start.epoch])
+
+    def agent(self, name: str) -> FakeAgent:
+        """The living agent of that name."""
+        return next(agent for agent in self.agents.values() if agent.name == name)
+
     # --- processes ----------------------------------------------------------------------------------------------------------------
 
     def add_agent(self, name: str) -> FakeAgent:
@@ -312,7 +335,7 @@ class Wire:
         for instruction in instructions:
             self.carry_agent(agent, instruction)
 
-    def carry_agent(self, agent: FakeAgent, instruction: ae.Instruction) -> None:
+    def carry_agent(self, agent: FakeAgent, instruction: ae.Instruction) -> None:  # noqa: C901 - one branch per instruction
         store = self.weights.setdefault(agent.name, set())
         match instruction:
             case ae.Say(message):
@@ -408,6 +431,5 @@ def ready_wire(
 ) -> Wire:
     """A wire with joined agents and a prepared plan."""
     wire = joined_wire(*names, options=options, settings=settings, seconds=seconds)
-    wire.prepare()
-    wire.settle()
+    wire.until_answered(wire.prepare())
     return wire

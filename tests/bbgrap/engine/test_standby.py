@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from bbgrap.compiler.memory import LEAST_STANDBY_BYTES
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.calling import packed_names, unpacked_results
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.sessions import declared_type, make_session
-from bbgrap.engine.standby import LEAST_MEMORY_BYTES, standby_of
+from bbgrap.engine.standby import standby_of
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import read_model, save_graph
 from bbgrap.graph.types import DType
@@ -207,7 +208,7 @@ def test_weights_are_known_by_content_and_stay_outside_whatever_form_they_have(t
     assert len(standby.artifacts.weights) == 1
     assert len(segment.skeleton) < big.nbytes
     assert standby.report["weight_bytes"] == big.nbytes
-    assert standby.report["memory_bytes"] == 2 * big.nbytes + LEAST_MEMORY_BYTES
+    assert standby.report["memory_bytes"] == 2 * big.nbytes + LEAST_STANDBY_BYTES
     assert standby.report["planner"] == "standby"
     assert segment.whole
 

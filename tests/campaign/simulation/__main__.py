@@ -1,3 +1,4 @@
+# ruff: noqa: T201 - it reports on stdout
 """Play stories by seed: `python -m tests.campaign.simulation --seeds 0..1000`, or one of them: `--seed 17 [--shrink] [--verbose]`."""
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _one(seed: int, *, shrinks: bool, verbose: bool) -> int:
     world = World(story, verbose=verbose)
     try:
         surprises = world.play()
-    except Exception:  # noqa: BLE001 - whatever it is, it is found
+    except Exception:
         surprises = [traceback.format_exc()]
     print("\n".join([*world.lines, *(f"!!! {surprise}" for surprise in surprises)]))
     return int(bool(surprises))
@@ -58,7 +59,7 @@ def _many(seeds: range, stop_after: int, *, shrinks: bool) -> int:
         world = World(draw(seed))
         try:
             surprises = world.play()
-        except Exception:  # noqa: BLE001 - whatever it is, it is found
+        except Exception:
             surprises = [traceback.format_exc(limit=-4)]
         faults += world.faults
         outcomes += world.checks.counted

@@ -152,7 +152,7 @@ class Worker(Process):
         """Take an instruction of the nanny."""
         self.do(lambda: self._carry_out(instruction))
 
-    def _carry_out(self, instruction: ae.Instruction) -> None:
+    def _carry_out(self, instruction: ae.Instruction) -> None:  # noqa: C901 - one branch per instruction
         disk, say = self.agent.disk, self.agent.hear
         match instruction:
             case ae.CheckWeights(epoch, digests):
@@ -254,20 +254,20 @@ class Worker(Process):
                 said(ae.Loaded(epoch, 0.1, "no memory"))
                 return
             deployment = Deployment(deploy.schedule, names, {peer.device: peer.address for peer in deploy.peers})
-
-            def connected(missing: tuple[str, ...]) -> None:
-                if missing:
-                    for address in missing:
-                        self.agent.hear(ae.Outcome(m.LinkBroken(address, "it does not answer")))
-                    said(ae.Loaded(epoch, 0.1, f"peer at {missing[0]} does not answer"))
-                else:
-                    self.executor.post(lambda: install(deployment))
-
-            self.ask(deployment.destinations, CONNECT_S, connected)
+            self.executor.post(lambda: install(deployment))
 
         def install(deployment: Deployment) -> None:
             self.executor.deployments[epoch] = deployment
-            said(ae.Loaded(epoch, 0.1))
+            # Asked are those that know this one; the loader does not wait for them.
+            self.ask([address for address in deployment.destinations if address in self.allowed], CONNECT_S, connected)
+            self._busy = False
+            self._next_job()
+
+        def connected(missing: tuple[str, ...]) -> None:
+            fault = f"peer at {missing[0]} does not answer" if missing else ""
+            for address in missing:
+                self.agent.hear(ae.Outcome(m.LinkBroken(address, "it does not answer")))
+            self.agent.hear(ae.Loaded(epoch, 0.1, fault))
 
         def said(event: ae.Loaded) -> None:
             self._busy = False

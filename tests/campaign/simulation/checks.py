@@ -63,7 +63,7 @@ class Checks:
         if re.search(r"ended the workers? of", reason):
             return killers + kinds["exhaust worker"] >= 2 or killers > 0 or kinds["loads hang"] > 0
         if "may be what ends them" in reason:
-            return sum(kinds.values()) + killers >= 4
+            return 2 * sum(kinds.values()) + 3 * killers >= 6
         if answer.fault is c.Fault.BUSY:
             return story.max_waiting < 10
         if model.trait == "large" and answer.fault is c.Fault.PLAN:
@@ -117,9 +117,9 @@ class Checks:
         model = self.world.models[use.model]
         for plan in self.world.head.machine.planning.plans.values():
             options = plan.options
-            if plan.model == model.digest and plan.shapes == {"x": (use.width, 2)} and options is not None:
-                if (options.planner, options.objective) == (use.planner, use.objective):
-                    return plan
+            same = plan.model == model.digest and plan.shapes == {"x": (use.width, 2)}
+            if same and options is not None and (options.planner, options.objective) == (use.planner, use.objective):
+                return plan
         return None
 
     def unhealed(self) -> list[str]:
@@ -240,9 +240,9 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
             faults.append(f"too many requests run on epoch {variant.epoch}")
         if away := set(variant.away) & set(machine.members.by_name):
             faults.append(f"epoch {variant.epoch}: {sorted(away)} are there, but noted as away")
-        if here := set(variant.parts) - set(variant.away) - set(machine.members.by_name):
-            if variant.tracker.state != "waiting":
-                faults.append(f"epoch {variant.epoch}: {sorted(here)} are not there, but not noted as away")
+        here = set(variant.parts) - set(variant.away) - set(machine.members.by_name)
+        if here and variant.tracker.state != "waiting":
+            faults.append(f"epoch {variant.epoch}: {sorted(here)} are not there, but not noted as away")
     for plan in plans:
         if plan.job is not None and plan.job.number not in head.planning:
             faults.append(f"plan {plan.key[:8]} waits for job {plan.job.number}, which nobody does")

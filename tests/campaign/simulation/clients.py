@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -95,8 +95,8 @@ class Client(Process):
                 if isinstance(answer, c.ModelPrepared):
                     plan = answer.plan
             if plan is not None:
-                key, payload = plan, (outcome.token.encode(),)
-                answer = yield lambda n: c.RunModel(n, key, left, (), payload, record)
+                message = c.RunModel(0, plan, left, (), (outcome.token.encode(),), record)
+                answer = yield partial(_numbered, message)
             if not isinstance(answer, c.Failed) or answer.fault not in RETRY:
                 return answer
             self._plans.pop(outcome.use, None)
@@ -157,6 +157,10 @@ class Client(Process):
                         waiting(answer)
                 case cm.Report() | cm.Reconnect():
                     pass
+
+
+def _numbered(message: c.RunModel, call: int) -> c.Call:
+    return replace(message, call=call)
 
 
 def _pause(call: int) -> c.Call:

@@ -1,4 +1,7 @@
-"""The thread that runs requests, on agents and on the host, after `bbgrap_agent.executor`: one kernel at a time, the oldest request first."""
+"""The thread that runs requests, on agents and on the host: one kernel at a time, the oldest request first.
+
+After `bbgrap_agent.executor`.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from tests.campaign.simulation.clock import Clock
@@ -41,8 +42,7 @@ class Line:
             copies = 2
         for _ in range(copies):
             self._last = max(self._last, self.clock.now + self.latency * (0.5 + self.rng.random()) + self.extra)
-            generation = self._generation
-            self.clock.after(self._last - self.clock.now, lambda: self._arrive(generation, message))
+            self.clock.after(self._last - self.clock.now, partial(self._arrive, self._generation, message))
 
     def _arrive(self, generation: int, message: Any) -> None:  # noqa: ANN401
         if generation != self._generation:

@@ -1,0 +1,66 @@
+"""A small part of the simulation, and that a seed tells the same story in every process; `make simulate` plays many."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.campaign.simulation.network import DataNetwork
+from tests.campaign.simulation.shrink import play, shrink
+from tests.campaign.simulation.story import KINDS, draw
+from tests.campaign.simulation.world import World
+
+FIRST, COUNT = 0, 40
+
+
+def test_the_first_seeds():
+    surprises = {seed: found[0] for seed in range(FIRST, FIRST + COUNT) if (found := play(draw(seed)))}
+    assert surprises == {}
+
+
+def test_every_kind_of_fault_is_drawn():
+    drawn = {fault.kind for seed in range(2000) for fault in draw(seed).faults}
+    assert drawn == set(KINDS)
+
+
+SAME = "from tests.campaign.simulation.story import draw; from tests.campaign.simulation.world import World\n"
+SAME += "w = World(draw({seed}), verbose=True); w.play(); print(hash(0), len(w.lines), w.clock.events, w.lines[-1])"
+
+
+@pytest.mark.parametrize("seed", [3, 11])
+def test_a_seed_tells_the_same_story_in_every_process(seed):
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", SAME.format(seed=seed)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": h},
+        ).stdout
+        for h in ("1", "2")
+    }
+    assert len(told) == 1
+
+
+def test_a_bug_is_found_and_its_story_cut_down(monkeypatch):
+    """Tensors that are exchanged between requests: found by the wrong answer, and two requests are enough of a story."""
+    take = DataNetwork.send
+    swapped = []
+
+    def send(self, sender, address, frame):
+        if frame[0] == "data" and frame[5].startswith("m0("):
+            swapped.append(frame[5])
+            frame = (*frame[:5], swapped[-2] if len(swapped) % 50 == 49 else frame[5], frame[6])
+        take(self, sender, address, frame)
+
+    monkeypatch.setattr(DataNetwork, "send", send)
+    seed = next(seed for seed in range(20) if draw(seed).length > 10 and any("wrong answer" in found for found in play(draw(seed))))
+    story, found = shrink(draw(seed))
+    assert story.length < draw(seed).length
+    assert "wrong answer" in found[0]
+
+
+def test_what_is_simulated_ends_well_without_faults():
+    world = World(draw(0))
+    assert world.play() == []
+    assert world.checks.counted["answers"] > 0
