@@ -56,6 +56,7 @@ class _Doubt:
     loading: int
     epoch: int
     request: Request | None
+    run: int
     reason: str
 
 
@@ -374,11 +375,11 @@ class Requests:
             doubt.request.blamed = ""
         request = self.open.get(message.request) or next((r for r in self.open.values() if message.request in r.former), None)
         if message.epoch and message.loading:
-            self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.reason)
+            self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.request, message.reason)
             if request is not None:
                 request.blamed = member.name
             return []
-        return self._blame(member, message.epoch or message.loading, request, message.reason)
+        return self._blame(member, message.epoch or message.loading, request, message.request, message.reason)
 
     def cleared(self, member: Member, epoch: int) -> list[Instruction]:
         """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""
@@ -386,9 +387,9 @@ class Requests:
         if doubt is None or doubt.loading != epoch:
             return []
         del self._doubts[member.name]
-        return self._blame(member, doubt.epoch, doubt.request, doubt.reason) if doubt.member is member else []
+        return self._blame(member, doubt.epoch, doubt.request, doubt.run, doubt.reason) if doubt.member is member else []
 
-    def _blame(self, member: Member, epoch: int, request: Request | None, reason: str) -> list[Instruction]:  # noqa: C901
+    def _blame(self, member: Member, epoch: int, request: Request | None, run: int, reason: str) -> list[Instruction]:  # noqa: C901
         """Note that a plan, by a request or by being loaded, has ended an agent's worker; a second time it is quarantined."""
         variant = self.loading.find(epoch)
         if variant is None:
@@ -396,10 +397,10 @@ class Requests:
         plan = variant.plan
         if request is not None:
             request.blamed = member.name
-            if request.number == plan.deadly:
-                # This run has ended another worker, too: that counts once.
+            if run == plan.deadly:
+                # This run has ended another worker, too: that counts once. The request may have another number by now.
                 return []
-            plan.deadly = request.number
+            plan.deadly = run
         plan.deaths.append(f"'{member.name}': {reason}")
         if len(plan.deaths) < MAX_DEATHS:
             return []
