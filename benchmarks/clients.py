@@ -49,6 +49,10 @@ class History:
         line = json.dumps({"t": round(time.monotonic(), 4), "what": what, **facts}, separators=(",", ":"))
         self._file.write(line.encode() + b"\n")
 
+    def close(self) -> None:
+        """Note nothing more."""
+        self._file.close()
+
 
 class Clients:
     """The clients of this process."""

@@ -73,7 +73,7 @@ def asked(name: str, folder: Path) -> Asked:
         case "stuck":
             return Asked(endless_model(name, 0.5), ({"x": np.ones(4, np.float32)},), None)
         case "bulky" | "fresh":
-            model = matrix_model(name, 2048 if kind == "bulky" else 64, int(number or 0))
+            model = matrix_model(name, 1536 if kind == "bulky" else 64, int(number or 0))
             feeds = tuple({"x": np.random.default_rng(n).normal(size=_row(model)).astype(np.float32)} for n in range(INPUTS))
             return Asked(model, feeds, tuple(_plain(model, feeds)))
     if name.startswith("light_"):

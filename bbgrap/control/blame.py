@@ -26,6 +26,7 @@ class _Doubt:
     loading: int
     epoch: int
     request: Request | None
+    run: int
     reason: str
 
 
@@ -49,11 +50,11 @@ class Blame:
             doubt.request.blamed = ""
         request = self.requests.find(message.request)
         if message.epoch and message.loading:
-            self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.reason)
+            self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.request, message.reason)
             if request is not None:
                 request.blamed = member.name
             return []
-        return self._blame(member, message.epoch or message.loading, request, message.reason)
+        return self._blame(member, message.epoch or message.loading, request, message.request, message.reason)
 
     def cleared(self, member: Member, epoch: int) -> list[Instruction]:
         """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""
@@ -61,19 +62,19 @@ class Blame:
         if doubt is None or doubt.loading != epoch:
             return []
         del self._doubts[member.name]
-        return self._blame(member, doubt.epoch, doubt.request, doubt.reason) if doubt.member is member else []
+        return self._blame(member, doubt.epoch, doubt.request, doubt.run, doubt.reason) if doubt.member is member else []
 
-    def _blame(self, member: Member, epoch: int, request: Request | None, reason: str) -> list[Instruction]:
+    def _blame(self, member: Member, epoch: int, request: Request | None, run: int, reason: str) -> list[Instruction]:
         variant = self.loading.find(epoch)
         if variant is None:
             return []
         plan = variant.plan
         if request is not None:
             request.blamed = member.name
-            if request.number == plan.deadly:
-                # This run has ended another worker, too: that counts once.
+            if run == plan.deadly:
+                # This run has ended another worker, too: that counts once. The request may have another number by now.
                 return []
-            plan.deadly = request.number
+            plan.deadly = run
         plan.deaths.append(f"'{member.name}': {reason}")
         return self._quarantine(plan, variant, request) if len(plan.deaths) >= MAX_DEATHS else []
 

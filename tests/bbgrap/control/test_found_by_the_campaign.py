@@ -52,6 +52,23 @@ def test_what_ends_a_worker_is_not_run_elsewhere_although_its_connection_breaks_
         assert all(wire.parts[other.epoch] == wire.parts[start.epoch] for other in wire.started.values())
 
 
+def test_the_second_worker_that_a_request_ends_is_the_last_one():
+    wire = standby_wire()
+    call = wire.run()
+    for breaks_first in (True, False):
+        wire.deliver_all()
+        start, (name,) = started(wire)
+        if breaks_first:
+            link_breaks(wire, name)
+        say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, guilty=True))
+        for _ in range(5):
+            wire.pass_time(0.1)
+            wire.deliver_all()
+        if breaks_first:
+            say(wire, name, m.Deployed(start.epoch, 0.0))
+    assert "is not run again" in wire.answer(call).reason
+
+
 def test_what_ran_on_a_worker_that_was_killed_runs_elsewhere_at_once():
     wire = standby_wire()
     wire.run()

@@ -66,6 +66,7 @@ def campaign(
     history = History(home / "campaign.jsonl")
     history.note("campaign", seed=seed, minutes=minutes, agents=names)
     with ExitStack() as stack:
+        stack.callback(history.close)
         network = stack.enter_context(lan_of((COORDINATOR, *names))) if lan else None
         if network is not None:
             stack.enter_context(_in_hub(network))

@@ -123,30 +123,34 @@ def _check_requests(lines: Sequence[Line], verdict: Verdict) -> None:
             sent[line["id"]] = line
         elif line["what"] in {"answered", "failed"}:
             ends[line["id"]].append(line)
+    healed = {line["fault"]: line["t"] for line in lines if line["what"] == "healed"}
+    full = [
+        (line["t"], healed.get(line["fault"], line["t"]) + LATE_S) for line in lines if line["what"] == "fault" and "disk" in line["kind"]
+    ]
     verdict.requests = len(sent)
     for name, asked in sent.items():
         mine = ends.get(name, [])
         if len(mine) > 1:
             verdict.breach("answered twice", f"{asked['task']} {name}")
         if mine:
-            _check_end(asked, mine[0], verdict)
+            _check_end(asked, mine[0], full, verdict)
         elif int(name.partition(".")[0]) not in killed:
             verdict.breach("never answered", f"{asked['task']} {name}, sent at {asked['t']:.1f}")
 
 
-def _check_end(asked: Line, end: Line, verdict: Verdict) -> None:
+def _check_end(asked: Line, end: Line, full: Sequence[tuple[float, float]], verdict: Verdict) -> None:
     about, took = f"{asked['task']} {asked['id']}", end["t"] - asked["t"]
     if took > asked["deadline"] + LATE_S:
         verdict.breach("after its deadline", f"{about}: {took:.1f} s of {asked['deadline']:g}")
     if end["what"] == "failed":
-        _check_error(asked, end, took, verdict)
+        _check_error(asked, end, took, full, verdict)
         return
     verdict.answered += 1
     if end["off"] > 1:
         verdict.breach("wrong answer", f"{about}: {end['off']} times what is allowed")
 
 
-def _check_error(asked: Line, end: Line, took: float, verdict: Verdict) -> None:
+def _check_error(asked: Line, end: Line, took: float, full: Sequence[tuple[float, float]], verdict: Verdict) -> None:
     task, text = asked["task"].partition(":")[0], end["text"]
     about = f"{asked['task']} {asked['id']} at {end['t']:.1f} after {took:.1f} s: {end['kind']}: {text[:400]}"
     if not _NAMES.search(text):
@@ -154,6 +158,9 @@ def _check_error(asked: Line, end: Line, took: float, verdict: Verdict) -> None:
     at_deadline = "deadline" in text and took >= asked["deadline"] - LATE_S
     if task in _HOSTILE or task in _OWN_MAKER:
         verdict.errors[f"{task}: {end['kind']}"] += 1
+    elif "room" in text and any(begin <= end["t"] <= until for begin, until in full):
+        # A model cannot be brought to a coordinator whose disk is full.
+        verdict.errors[f"{task}: {end['kind']}, disk full"] += 1
     elif at_deadline:
         # The faults are shorter than the deadlines: nothing of what was done explains this.
         verdict.breach("lost until its deadline", about)

@@ -129,7 +129,7 @@ def _frozen(world: World, targets: tuple[str, ...], seconds: float) -> None:
 def _out_of_memory(world: World, targets: tuple[str, ...], seconds: float) -> None:
     group = world.grouped(MEMORY, targets[0])
     (group / "memory.limit_in_bytes").write_text(str(16 << 20))
-    world.tell(f"ask bulky:{world.number()} 1 30")
+    world.tell(f"ask bulky:{world.number() % 3} 1 30")
     time.sleep(seconds)
     (group / "memory.limit_in_bytes").write_text("-1")
     if not world.machines.runs(targets[0]):
@@ -140,7 +140,7 @@ def _out_of_memory(world: World, targets: tuple[str, ...], seconds: float) -> No
 
 def _disk_full(world: World, targets: tuple[str, ...], seconds: float) -> None:
     filler = world.fill(targets[0])
-    world.tell(f"ask bulky:{world.number()} 1 30")
+    world.tell(f"ask bulky:{world.number() % 3} 1 30")
     time.sleep(seconds)
     filler.unlink()
 
@@ -158,14 +158,8 @@ def _state_flipped(pattern: str) -> Work:
         world.flip(COORDINATOR, pattern, 2)
         time.sleep(seconds)
         world.restart(COORDINATOR)
-        world.machines.wait_coordinator()
 
     return work
-
-
-def _coordinator_killed(world: World, targets: tuple[str, ...], seconds: float) -> None:
-    _killed(world, (COORDINATOR,), seconds)
-    world.machines.wait_coordinator()
 
 
 def _coordinator_stopped(world: World, targets: tuple[str, ...], seconds: float) -> None:
@@ -224,7 +218,7 @@ def _rolling(world: World, targets: tuple[str, ...], seconds: float) -> None:
 
 
 def _new_model(world: World, targets: tuple[str, ...], seconds: float) -> None:
-    world.tell(f"ask fresh:{world.number()} 3 30")
+    world.tell(f"ask fresh:{world.number() % 6} 3 30")
     time.sleep(seconds)
 
 
@@ -252,7 +246,7 @@ NEMESES = (
     Nemesis("weights flipped", "agent", (0.0, 0.0), _weights_flipped),
     Nemesis("models flipped", "coordinator", (0.1, 0.5), _state_flipped("models/*"), blocks=True),
     Nemesis("plans flipped", "coordinator", (0.1, 0.5), _state_flipped("plans/*/*"), blocks=True),
-    Nemesis("coordinator killed", "coordinator", (0.1, 1.5), _coordinator_killed, blocks=True),
+    Nemesis("coordinator killed", "coordinator", (0.1, 1.5), _killed, blocks=True),
     Nemesis("coordinator stopped", "coordinator", (0.3, 3.0), _coordinator_stopped, blocks=True),
     Nemesis("coordinator isolated", "coordinator", (0.3, 2.0), lambda w, _, s: _isolated(w, (COORDINATOR,), s), blocks=True, needs="lan"),
     Nemesis("planners killed", "none", (0.0, 0.0), _child_killed("planner"), counts=False),

@@ -63,6 +63,12 @@ def test_hostile_models_may_fail_but_late_they_may_not():
     assert found(sent(1, task="endless:1", deadline=2.0), failed(1, 3.5, "its deadline passed")) == {"after its deadline"}
 
 
+def test_a_full_disk_excuses_models_that_cannot_be_brought_while_it_is_full():
+    refused = (sent(1, 1.0, "fresh:1"), failed(1, 1.1, "model: the coordinator cannot store it: there is room for 0"))
+    assert found(*refused, fault(1, 0.5, "coordinator's disk full"), healed(1, 2.0)) == set()
+    assert found(*refused, fault(1, 3.0, "coordinator's disk full"), healed(1, 4.0)) == {"failed"}
+
+
 def stream(*pauses):
     """Requests every 0.1 s for 20 s, but none is answered in the pauses."""
     times = [t / 10 for t in range(200) if not any(begin < t / 10 < end for begin, end in pauses)]

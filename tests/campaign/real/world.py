@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bbgrap.errors import BbgrapError
+from bbgrap.errors import BbgrapError, ClusterUnavailableError
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.session import Connection, connect
 from benchmarks.clients import History
@@ -21,7 +21,9 @@ from benchmarks.machines import COORDINATOR, Machines
 from benchmarks.recovery import clients_of
 
 FREEZER, MEMORY = Path("/sys/fs/cgroup/freezer"), Path("/sys/fs/cgroup/memory")
-DISK_BYTES = 400 << 20
+RESTART_S = 30.0
+"""How long a coordinator may refuse to start."""
+DISK_BYTES = 2 << 30
 """Of a machine's folder, where it is a file system of its own."""
 
 
@@ -80,8 +82,21 @@ class World:
     # --- what several faults do ---------------------------------------------------------------------------------------------------
 
     def restart(self, machine: str) -> None:
-        """Start a machine that was killed."""
+        """Start an agent that was killed, or the coordinator, again and again until it listens: so does a service manager."""
         self.machines.start(machine)
+        until = time.monotonic() + RESTART_S
+        while machine == COORDINATOR:
+            try:
+                self.machines.wait_coordinator()
+            except ClusterUnavailableError as error:
+                if time.monotonic() > until:
+                    raise
+                # For example while its disk is full.
+                self.history.note("did not start", machine=machine, text=str(error).splitlines()[-1][:500])
+                time.sleep(0.3)
+                self.machines.start(machine)
+            else:
+                return
 
     def grouped(self, controller: Path, machine: str) -> Path:
         """Put a machine's processes into a control group of their own, and return its folder."""
@@ -104,7 +119,10 @@ class World:
         filler = self.machines.folder(machine) / "filler"
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             while True:
-                file.write(bytes(1 << 16))
+                file.write(bytes(1 << 20))
+        with filler.open("ab", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 12))
         return filler
 
     def flip(self, machine: str, pattern: str, count: int = 1) -> int:
