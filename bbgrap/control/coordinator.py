@@ -83,6 +83,9 @@ from bbgrap.protocol.messages import (
     WorkerLost,
 )
 
+MAX_STALLS = 3
+"""Requests in a row that stall on a variant whose links are well; then it is loaded anew."""
+
 
 class CoordinatorMachine:
     """The control side of the coordinator.
@@ -435,6 +438,11 @@ class CoordinatorMachine:
         if not again:
             return []
         again[0].lost.append(" or ".join(variant.parts))
+        variant.stalls += 1
+        if variant.stalls >= MAX_STALLS and variant.is_ready:
+            # Whatever is wrong with it on its agents, another epoch does not have it.
+            done += self.requests.take_back(variant)[1]
+            return [*done, Log(f"epoch {variant.epoch} answers nothing any more: it is loaded anew"), *self.loading.renew(variant, now)]
         done.append(Log(f"request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch}); it runs again elsewhere"))
         return [*done, *self._try_links(variant, now)]
 

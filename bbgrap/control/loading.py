@@ -264,7 +264,12 @@ class Loading:
             variant.used = now
             again = [instruction for name in variant.pending for instruction in self._tell(variant, name)]
             return again if variant.pending else self._ready(variant)
+        return self.renew(variant, now)
+
+    def renew(self, variant: Variant, now: float) -> list[Instruction]:
+        """Load a variant on which nothing runs anew, under a new epoch, where its agents are now."""
         plan, medians = variant.plan, variant.plan.policy.medians
+        nodes = tuple((name, self._address_of(name, address)) for name, address in variant.nodes)
         renewed = self.add(plan, variant.planned, nodes, variant.job, variant.world, now, variant.place)
         if variant.epoch in medians:
             plan.policy.begin({renewed.epoch: medians[variant.epoch]})

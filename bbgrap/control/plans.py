@@ -62,6 +62,8 @@ class Variant:
     suspects: set[str] = field(default_factory=set)
     """Agents whose links are being tried: nothing is started before that is known."""
     hosted: bool = False
+    stalls: int = 0
+    """Requests that have stalled on it since one ended."""
     usual_s: float = 0.0
     """How long its requests took lately, in seconds; 0: none has ended."""
 
@@ -102,6 +104,7 @@ class Variant:
 
     def took(self, seconds: float) -> None:
         """Learn how long a request took."""
+        self.stalls = 0
         self.usual_s += (seconds - self.usual_s) * (SMOOTHING if self.usual_s else 1.0)
 
 

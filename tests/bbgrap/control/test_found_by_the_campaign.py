@@ -140,3 +140,18 @@ def test_a_new_call_waits_for_as_long_as_it_says_however_long_others_have_waited
     assert not [done for done in machine.tick(31.0) if isinstance(done, cm.Complete)]
     (done,) = [done for done in machine.tick(51.0) if isinstance(done, cm.Complete)]
     assert done.call == 2
+
+
+def test_a_variant_on_which_every_request_stalls_is_loaded_anew():
+    wire = ready_wire("a")
+    before = {epoch for agent in wire.agents.values() for epoch in agent.loaded}
+    (agent,) = wire.agents.values()
+    broken = set(agent.loaded)
+    agent.loaded -= broken  # the agent believes that it has them, and answers nothing
+    call = wire.run(deadline_s=60.0)
+    for _ in range(200):
+        wire.pass_time(0.1)
+        wire.deliver_all()
+    wire.settle()
+    assert isinstance(wire.answer(call), c.RunResult)
+    assert not agent.loaded & before
