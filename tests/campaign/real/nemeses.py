@@ -142,7 +142,7 @@ def _disk_full(world: World, targets: tuple[str, ...], seconds: float) -> None:
     filler = world.fill(targets[0])
     world.tell(f"ask bulky:{world.number() % 3} 1 30")
     time.sleep(seconds)
-    filler.unlink()
+    filler.unlink(missing_ok=True)
 
 
 def _weights_flipped(world: World, targets: tuple[str, ...], seconds: float) -> None:
@@ -276,6 +276,8 @@ def draw(world: World, kinds: tuple[Nemesis, ...]) -> tuple[Nemesis, tuple[str, 
     if nemesis.alone and world.hurt:
         return None
     match nemesis.target:
+        case "none" if nemesis.needs == "disks":
+            return None if nemesis.name in world.hurt else (nemesis, (nemesis.name,))
         case "none":
             return nemesis, (f"#{world.number()}",)
         case "agent":
