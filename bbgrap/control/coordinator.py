@@ -116,6 +116,9 @@ class CoordinatorMachine:
             RemoteProtocolError: if a peer sent what must not come now; nothing has changed then.
         """
         done = self._on_event(event, now)
+        if self.profiling.has_news:
+            self.profiling.has_news = False
+            done += self.planning.world_changed(now)
         return [*done, *self.requests.go_on(now)]
 
     def _on_event(self, event: Event, now: float) -> list[Instruction]:  # noqa: C901 - one branch per event
@@ -424,9 +427,6 @@ class CoordinatorMachine:
         for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
             self.loading.touch(plan)
         done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)
-        if self.profiling.has_news:
-            self.profiling.has_news = False
-            done += self.planning.world_changed(now)
         _, tried = self.links.overdue(now)
         done += tried
         self._clear_untried(now)

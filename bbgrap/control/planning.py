@@ -59,6 +59,8 @@ class Planning:
         self.standbys: dict[str, Plan] = {}
         self._changed = float("-inf")
         self._is_settled = True
+        self._now: tuple[tuple[Member, ...], str] | None = None
+        """Who can take part in plans, and the world that this is, until either changes."""
 
     def find(self, message: PrepareModel, standby: Plan) -> Plan:
         """Return the plan that a client asks for; a new one if it is not known."""
@@ -95,7 +97,7 @@ class Planning:
 
     def world_changed(self, now: float) -> list[Instruction]:
         """Note that agents, links or profiles are others now; jobs over agents that are gone are cancelled."""
-        self._changed, self._is_settled = now, False
+        self._changed, self._is_settled, self._now = now, False, None
         done: list[Instruction] = []
         alive = set(self.members.by_name)
         for plan in self.plans.values():
@@ -122,17 +124,26 @@ class Planning:
         plan.try_again(now)
         if plan.job is not None or plan.timing is not None or plan.quarantine or plan.options is None or not self._is_earned(plan, now):
             return []
-        able = self.links.connected(self.members.alive())
+        able, world = self._world()
         if not able or (not plan.callers and plan.variants and now < self._changed + SETTLE_S):
             return []
-        # Where standbys are is no part of the world: when a copy moves, what has been planned still fits.
-        cluster, world = self._cluster(able, plan), world_of(self.members.cluster(tuple(able)))
         if world in plan.failed or any(v.world == world for v in plan.variants):
             return []
         plan.failed = {}
+        cluster = self._cluster(able, plan)
         names, addresses = tuple(m.name for m in able), tuple(m.join.data_address for m in able)
         plan.job = Job(next(self.loading.epochs), world, names, addresses, cluster, now)
         return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options), *self.progress(plan)]
+
+    def _world(self) -> tuple[tuple[Member, ...], str]:
+        """Return who can take part in plans, and the world that this is.
+
+        Where standbys are is no part of it: when a copy moves, what has been planned still fits.
+        """
+        if self._now is None:
+            able = self.links.connected(self.members.alive())
+            self._now = able, world_of(self.members.cluster(able)) if able else ""
+        return self._now
 
     def _is_earned(self, plan: Plan, now: float) -> bool:
         if plan.callers:

@@ -32,8 +32,10 @@ class Spares:
 
     def consider(self, plan: Plan, now: float) -> list[Instruction]:
         """Begin to plan for the next loss that is not covered."""
-        idle = plan.job is None and plan.timing is None and plan.serving
-        if not idle or plan.options is None or plan.standby is None or not self.standbys.lacks_room(plan.standby):
+        standby = plan.standby
+        if standby is None or standby.variants or plan.job is not None or plan.timing is not None or plan.options is None:
+            return []
+        if not self.standbys.lacks_room(standby) or not plan.serving:
             return []
         able = self.links.connected(self.members.alive())
         done: list[Instruction] = []
