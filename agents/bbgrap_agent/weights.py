@@ -32,9 +32,6 @@ MAX_WEIGHT_BYTES = 16 << 30
 
 NEEDED_S = 300.0
 """A weight that nobody asked for or sent for so long is not needed for a deployment any more: the coordinator has given that up."""
-SYNCED_BYTES = 1 << 20
-"""Larger files are synced before they get their name (`fdatasync`; on the disk of a virtual machine 10 MB take 10 ms, 0.4 ms at least).
-Smaller ones are not: what a power cut damages is found by its digest, and costs one transfer, which is short for them."""
 OLD_S = 3600.0
 """An unfinished file that is older belongs to nobody, even if there is a process of its writer's number again."""
 
@@ -213,9 +210,6 @@ class WeightStore:
         try:
             with draft.open("wb") as stream:
                 np.save(stream, array, allow_pickle=False)
-                stream.flush()
-                if array.nbytes > SYNCED_BYTES:
-                    os.fdatasync(stream.fileno())
             draft.replace(path)
             self._make_room(path.parent)
         except OSError as error:

@@ -100,7 +100,7 @@ class MappedWeights(Mapping[str, Array]):
 
 
 def write_artifacts(folder: Path, variants: Sequence[PlannedVariant]) -> None:
-    """Write what was made into a folder that is there and empty; it is on the disk then.
+    """Write what was made into a folder that is there and empty; `sync_artifacts` brings it to the disk.
 
     Raises:
         OSError: if it cannot be written.
@@ -113,11 +113,20 @@ def write_artifacts(folder: Path, variants: Sequence[PlannedVariant]) -> None:
                     stream.write(bytes(-stream.tell() % ALIGNMENT))
                     places[digest] = _Place(TensorType(DType.of(array.dtype), array.shape), stream.tell())
                     stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        _sync(stream.fileno(), stream.flush)
     forms = tuple(_Variant(v.name, json.dumps(v.report), v.artifacts.devices, v.artifacts.host) for v in variants)
     with (folder / _VARIANTS).open("wb") as stream:
         stream.write(msgpack.packb(_Made(forms, places), default=plain_form))
-        _sync(stream.fileno(), stream.flush)
+
+
+def sync_artifacts(folder: Path) -> None:
+    """Bring what `write_artifacts` has written to the disk.
+
+    Raises:
+        OSError: if it is not there, or the disk does not take it.
+    """
+    for name in (_WEIGHTS, _VARIANTS):
+        with (folder / name).open("rb") as stream:
+            os.fsync(stream.fileno())
     sync_folder(folder)
     sync_folder(folder.parent)
 
@@ -207,11 +216,6 @@ def _weight(segment: SegmentModel, ref: WeightRef, arrays: Mapping[str, Array]) 
     if array is None or TensorType(DType.of(array.dtype), array.shape) != ref.type:
         raise SchemaError(f"segment '{segment.name}': weight {ref.digest[:12]} of type {ref.type} is not there")
     return array
-
-
-def _sync(descriptor: int, flush: Callable[[], None]) -> None:
-    flush()
-    os.fsync(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

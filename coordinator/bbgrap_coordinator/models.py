@@ -1,20 +1,21 @@
 """Where the coordinator keeps the models that clients bring: files by digest, in the state directory.
 
-Laws: a file appears under its digest only when it is complete, has that digest and is on the disk, not only in the memory of the operating
-system; whoever uses it gets content of that digest, or `ModelGoneError`; the names a client gives are used inside a fresh folder only; one
-client's pieces never become part of another's file.
+Laws: a file appears under its digest only when it is complete and has that digest; whoever uses it gets content of that digest, or
+`ModelGoneError`, also after a power cut; the names a client gives are used inside a fresh folder only; one client's pieces never become
+part of another's file.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,6 +43,7 @@ FORGOTTEN_S = 300.0
 MIN_FREE_BYTES = 256 << 20
 """What is left of the disk: the coordinator's own state and log need room too."""
 
+_log = logging.getLogger("bbgrap.coordinator")
 _Seen = tuple[int, int, int]
 """What tells whether a file is still the one that was hashed: inode, time of modification in ns, and size."""
 
@@ -64,6 +66,8 @@ class _Arriving:
     size: int
     heard: float
     received: int = 0
+    hasher: hashlib._Hash = field(default_factory=hashlib.sha256)
+    """Of what was received."""
 
 
 class ModelStore:
@@ -108,7 +112,7 @@ class ModelStore:
             received = entry.received
             if received == entry.size:
                 del self._arriving[key]
-                fault = self._complete(chunk.digest, entry.part)
+                fault = self._complete(chunk.digest, entry)
                 complete = not fault
                 gone = self._make_room(chunk.digest) if complete else ()
         except OSError as error:
@@ -146,6 +150,7 @@ class ModelStore:
             raise OSError(0, f"more than {MAX_ARRIVING_BYTES} bytes are on their way; try again later")
         with entry.part.open("ab") as stream:
             stream.write(content)
+        entry.hasher.update(content)
         entry.received += len(content)
 
     def _drop(self, key: tuple[Identity, str]) -> None:
@@ -154,21 +159,26 @@ class ModelStore:
             with suppress(OSError):
                 entry.part.unlink(missing_ok=True)
 
-    def _complete(self, digest: str, part: Path) -> str:
+    def _complete(self, digest: str, entry: _Arriving) -> str:
         """Give a file its name; return what is wrong with it."""
-        part.touch()
-        with part.open("rb+") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-            if found == digest:
-                os.fsync(stream.fileno())
+        entry.part.touch()
+        found = entry.hasher.hexdigest()
         if found != digest:
-            part.unlink()
+            entry.part.unlink()
             return f"model: expected a file with digest {digest[:12]}, got {found[:12]}; did it change while it was sent?"
         target = self.directory / digest
-        part.replace(target)
-        _sync_folder(self.directory)
+        entry.part.replace(target)
         self._hashed[digest] = _seen(target.lstat())
         return ""
+
+    def sync(self, digest: str) -> None:
+        """Bring a complete file to the disk. Before that a power cut may damage it, which is found out by its digest when it is used."""
+        try:
+            with (self.directory / digest).open("rb") as stream:
+                os.fsync(stream.fileno())
+            _sync_folder(self.directory)
+        except OSError as error:
+            _log.warning("model file %s may not outlast a power cut: %s", digest[:12], error.strerror)
 
     def _make_room(self, latest: str) -> tuple[str, ...]:
         """Remove the files that were used least recently, beyond `MAX_KEPT_BYTES` and except the latest one; return their digests."""

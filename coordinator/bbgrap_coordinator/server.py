@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 
 import zmq
@@ -83,6 +84,7 @@ class Server:
         self._storage = storage
         self._events: WakeupQueue[Event | None] = WakeupQueue()
         self._host = Host(plane, control.channels.memory, self._on_broken)
+        self._uploads = ThreadPoolExecutor(1, "uploads")
         self._saw_agents = False
         self._complaints = Complaints(_log)
         self._stopped = False
@@ -116,6 +118,13 @@ class Server:
                 self._handle(Tick(), now)
                 self._control.channels.give_back()
                 due = time.monotonic() + _TICK_S
+
+    def _write(self, chunk: WriteChunk) -> None:
+        """Store a piece of a model, in a thread of its own: requests do not wait for the disk."""
+        written = self._models.write(chunk)
+        self._events.put(written)
+        if written.complete:
+            self._models.sync(written.digest)
 
     def _take_events(self) -> None:
         for event in self._events.take():
@@ -188,7 +197,7 @@ class Server:
             case HostPings(peers):
                 self._host.allow_pings(peers)
             case WriteChunk():
-                self._handle(self._models.write(instruction))
+                self._uploads.submit(self._write, instruction)
             case StartPlanning() | StartStandby():
                 self._planners.submit(instruction)
             case CancelPlanning(job):

@@ -20,7 +20,7 @@ from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.stored import Stored, StoredPlan
 from bbgrap.errors import PlanError
 from bbgrap.protocol.client_messages import ModelFile
-from bbgrap_coordinator.artifacts import ArtifactFolders, MappedWeights, digest_on_disk, read_artifacts
+from bbgrap_coordinator.artifacts import ArtifactFolders, MappedWeights, digest_on_disk, read_artifacts, sync_artifacts
 from bbgrap_coordinator.state import SavedPlan, State
 
 MAX_PLANS = 64
@@ -153,6 +153,8 @@ class Storage:
         if digest is None or plan.job in self._damaged:
             _log.warning("plan of job %d is not kept: its artifacts are %s", plan.job, "damaged" if digest else "gone")
             return
+        # Here and not when it was made: a standby answers before it is on the disk.
+        sync_artifacts(self._folders.path(plan.job))
         self._state.save_plan(plan, digest)
         self._keep(plan.job, frozenset(variant.epoch for variant in plan.variants))
 

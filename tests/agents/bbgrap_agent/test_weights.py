@@ -197,12 +197,3 @@ def test_unfinished_files_of_others_count(tmp_path):
     (tmp_path / f"{'a' * 64}.{os.getppid()}.part").write_bytes(bytes(1000))
     put(WeightStore(tmp_path, disk_bytes=1600), 0, 1)
     assert len(list(tmp_path.glob("*.npy"))) == 1
-
-
-def test_large_files_are_synced_before_they_have_their_name(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(weights.os, "fdatasync", lambda _: synced.append([path.suffix for path in tmp_path.iterdir()]))
-    for elements in (100, 1 << 19):
-        for piece in chunks(weight(0, elements), 4 << 20):
-            WeightStore(tmp_path).add(piece)
-    assert synced == [[".npy", ".part"]] or synced == [[".part", ".npy"]]

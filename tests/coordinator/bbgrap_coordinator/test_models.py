@@ -100,11 +100,12 @@ def test_damaged_files_are_not_used_and_can_be_brought_again(tmp_path, damage, r
         assert path.read_bytes() == CONTENT
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    done = []
+def test_a_file_is_brought_to_the_disk_with_its_name(tmp_path, monkeypatch):
+    done, store = [], ModelStore(tmp_path)
     monkeypatch.setattr(models.os, "fsync", lambda handle: done.append(str(Path(f"/proc/self/fd/{handle}").readlink())))
-    write(ModelStore(tmp_path), 0, CONTENT)
-    assert [done[0].endswith(".part"), done[1:]] == [True, [str(tmp_path)]]
+    write(store, 0, CONTENT)
+    store.sync(DIGEST)
+    assert done == [str(tmp_path / DIGEST), str(tmp_path)]
 
 
 def test_a_file_is_hashed_once(tmp_path, monkeypatch):
