@@ -67,6 +67,7 @@ class Requests:
         self.by_caller: dict[Caller, int] = {}
         self._bytes = 0
         self._lonely = 0
+        self._now = 0.0
         self.synthetic = SyntheticRequests(loading, planning)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
@@ -123,6 +124,7 @@ class Requests:
     def go_on(self, now: float) -> list[Instruction]:
         """Do what has become possible for the plans that were touched."""
         done: list[Instruction] = []
+        self._now = now
         while self.loading.touched:
             plan, _ = self.loading.touched.popitem()
             done += self._go_on_standby(plan, now) if plan.is_standby else self._go_on(plan, now)
@@ -169,7 +171,10 @@ class Requests:
         if not plan.callers or (plan.job is not None and not plan.job.spare_for) or plan.timing is not None:
             return []
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
-        if plan.serving and not any(variant.tracker.state in {"waiting", "loading"} for variant in newest):
+        is_ready = plan.serving and not any(variant.tracker.state in {"waiting", "loading"} for variant in newest)
+        lacks_room = any(fault is Fault.BUSY for fault, _ in plan.failed.values())
+        # Who waits for a plan that has no place is told why, and that the standby answers.
+        if is_ready or (lacks_room and not plan.quarantine and plan.helper is not None and plan.helper.serving):
             done: list[Instruction] = [ToClient(identity, plan.prepared(call)) for identity, call in plan.callers]
             plan.callers.clear()
             return done
@@ -366,7 +371,10 @@ class Requests:
                 plan.refused[node] = reason
                 plan.wait(now)
         elif not any(other.job == variant.job for other in plan.variants):
-            plan.fails(variant.world, Fault.EXECUTION, reason, now)
+            # A worker that ended while it loaded need not end again: once is no reason to refuse what waits.
+            plan.refusals[node] += 1
+            if plan.refusals[node] >= MAX_DEATHS:
+                plan.fails(variant.world, Fault.EXECUTION, reason, now)
         return done
 
     def drop(self, variant: Variant) -> list[Instruction]:
@@ -393,7 +401,7 @@ class Requests:
         again, done = [], self.synthetic.taken_back(variant)
         for number in sorted(n for n in variant.queue.running if n in self.open and (numbers is None or n in numbers)):
             request = self.open.pop(number)
-            done += self.loading.abandon(request.epoch, number)
+            done += self.loading.abandon(request.epoch, number, self._patience_with(request))
             del variant.queue.running[number]
             request.tracker.move("taken back")
             request.former = (*request.former[-3:], number)
@@ -436,4 +444,8 @@ class Requests:
         self.loading.touch(variant.plan)
         if event == "finished":
             return []
-        return self.loading.abandon(request.epoch, request.number, OVERDUE_S if event == "deadline" else PATIENCE_S)
+        return self.loading.abandon(request.epoch, request.number, self._patience_with(request))
+
+    def _patience_with(self, request: Request) -> float:
+        """Return how long a kernel may go on with a request that nobody wants there any more: never for longer than if it were wanted."""
+        return min(PATIENCE_S, max(0.0, request.deadline - self._now) + OVERDUE_S)

@@ -35,6 +35,8 @@ SMOOTHING = 0.25
 FIRST_AGAIN_S = 2.0
 """How soon what could not be planned or loaded is tried again: a planner may have been ended, a machine short of memory for a while."""
 LAST_AGAIN_S = 600.0
+IN_USE_S = 60.0
+"""How long after its last request a plan follows the agents, and is not released for another one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -161,7 +163,7 @@ class Plan:
     refused: dict[str, str] = field(default_factory=dict)
     """Of a standby: the nodes that cannot load it, and why."""
     refusals: Counter[str] = field(default_factory=Counter)
-    """Of a standby: how often each node could not load it since `failed` was empty."""
+    """How often each node could not load it since `failed` was empty."""
     timed: int = 0
     """The newest job whose variants have been timed."""
     deaths: list[str] = field(default_factory=list)
