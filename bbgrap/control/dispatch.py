@@ -171,7 +171,7 @@ class Requests:
         if not plan.callers or (plan.job is not None and not plan.job.spare_for) or plan.timing is not None:
             return []
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
-        is_ready = plan.serving and not any(variant.tracker.state in {"waiting", "loading"} for variant in newest)
+        is_ready = plan.serving and not plan.is_arriving
         lacks_room = any(fault is Fault.BUSY for fault, _ in plan.failed.values())
         # Who waits for a plan that has no place is told why, and that the standby answers.
         if is_ready or (lacks_room and not plan.quarantine and plan.helper is not None and plan.helper.serving):

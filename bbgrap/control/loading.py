@@ -290,10 +290,6 @@ class Loading:
         if plan.timing is not None:
             plan.timing.forget(variant.epoch)
         self.touch(plan)
-        ready = [other.job for other in plan.variants if other.is_ready]
-        if ready and not plan.is_standby and not any(other.job == plan.latest for other in plan.variants):
-            # What was made before goes on, and is timed if it was not.
-            plan.latest = max(ready)
         living = [m for name in variant.parts if told and (m := self.members.by_name.get(name)) is not None]
         done: list[Instruction] = [ToAgent(member.identity, Release(variant.epoch)) for member in living]
         kept = any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned)

@@ -220,6 +220,18 @@ class Plan:
         serving = self.serving
         return serving[0].epoch if serving and self.policy.serving is not None else self.latest
 
+    @property
+    def is_arriving(self) -> bool:
+        """Whether variants of its newest job are being loaded, or will be; those that wait for an agent that is away are not."""
+        newest = [variant for variant in self.variants if variant.job == self.latest]
+        return any(variant.tracker.state in {"waiting", "loading"} and not variant.away for variant in newest)
+
+    def fall_back(self) -> None:
+        """Go on with what was made before the newest job, if nothing serves and of that nothing is there or comes."""
+        ready = [variant.job for variant in self.variants if variant.takes_requests]
+        if ready and not self.serving and self.latest not in ready and not self.is_arriving:
+            self.latest = max(ready)
+
     def variant_of(self, epoch: int) -> Variant | None:
         """Return the variant of that epoch."""
         return next((variant for variant in self.variants if variant.epoch == epoch), None)

@@ -118,10 +118,6 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         self.heal()
         assert isinstance(self.wire.answer(call), c.RunResult)
 
-    def waits(self):
-        """The callers that wait for a plan."""
-        return [caller for plan in self.wire.coordinator.planning.plans.values() for caller in plan.callers]
-
     def heal(self):
         """Let nothing go wrong until everybody has noticed what did."""
         for _ in range(50):
@@ -172,7 +168,6 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         self.heal()
         if not wire.agents:
             # Whoever waits without any agent waits until one comes, or the deadline.
-            assert all(len(answers) == 1 for answers in wire.answers.values()) or wire.coordinator.requests.open or self.waits()
             wire.add_agent("a")
         self.heal()
         assert {call: len(answers) for call, answers in wire.answers.items() if len(answers) != 1} == {}
