@@ -20,6 +20,7 @@ from bbgrap.control.coordinator_events import (
     RequestDone,
     Settings,
     StartRequest,
+    ToAgent,
     ToClient,
 )
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
@@ -33,13 +34,17 @@ from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
 from bbgrap.control.watch import is_stuck
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
-from bbgrap.protocol.messages import Recorded, RequestFailed
+from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
 
 MAX_LOSSES = 6
 """Runs that may lose an agent that nobody blames the request for: machines that go one after the other take none of them with them."""
+FORGOTTEN_S = 1.0
+"""After how long a kernel for a request that is not there an agent is told again; messages may be lost with a connection."""
+LEFT_S = 10.0
+"""How long it may still go on then, if it has not heard it before."""
 HOLD_S = 0.25
 """How long a request that ran at the other end of a broken connection does not run elsewhere, unless that end is heard of. A worker that
 dies closes its connections before its nanny can say so, and what has ended it must not end the next one. Chosen: two heartbeats."""
@@ -388,6 +393,19 @@ class Requests:
         for request in again:
             request.held = (name, now + HOLD_S)
         return done
+
+    def forgotten(self, member: Member, now: float) -> list[Instruction]:
+        """Tell an agent again that nobody wants what it computes for long: the first time it may not have heard it."""
+        beat = member.beat
+        variant = self.loading.find(beat.epoch)
+        if beat.seconds <= FORGOTTEN_S or now - member.reminded <= FORGOTTEN_S or variant is None or beat.request in variant.queue.running:
+            return []
+        if any(number == beat.request for _, number, _, _ in self.synthetic.running()):
+            return []
+        member.reminded = now
+        request = self.find(beat.request)
+        patience = LEFT_S if request is None else self._patience_with(request)
+        return [ToAgent(member.identity, Abandon(beat.epoch, beat.request, patience))]
 
     def let_go(self, now: float, name: str = "") -> None:
         """Let requests run again that were held for an agent that has been heard of, or for long enough."""

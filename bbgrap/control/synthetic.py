@@ -99,6 +99,9 @@ class SyntheticRequests:
         if now < self._rest_until and (is_running or any(other.waiting for other in self._planning.plans.values())):
             # Those that wait begin before the next synthetic request, whichever plan is looked at first.
             return []
+        if any(timing.until < plan.timing.until for _, timing in self._timed()):
+            # One plan after the other: none is kept from serving by those that came after it.
+            return []
         if self.is_busy:
             # Whoever has the cluster now gives it back first.
             return []

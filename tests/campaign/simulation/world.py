@@ -277,7 +277,10 @@ class World:
         ends = [wish.at + wish.deadline_s + 1.0 for wish in story.wishes if wish.trait == "hang"]
         # A kernel that hangs for a request of an earlier membership, that nobody remembers, is ended so much later.
         forgotten = EARLIER_S if ends and story.faults else 0.0
-        healed = max([story.until, *ends, *(fault.at + fault.seconds + forgotten for fault in story.faults)])
+        # What a late planner has begun it ends later.
+        late = 12 * story.planner_s
+        faults = [fault.at + fault.seconds + max(forgotten, late if fault.kind == "planner late" else 0.0) for fault in story.faults]
+        healed = max([story.until, *ends, *faults])
         self.clock.run(healed)
         self.heal()
         limit = self.checks.healed_within()
