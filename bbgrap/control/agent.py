@@ -145,7 +145,8 @@ class AgentMachine:
         was = self._tracker.state
         self._tracker.move(type(message).__name__)
         self._heard = now
-        if was == "joining" and not isinstance(message, Welcome | Refused):
+        if was == "joining" and not isinstance(message, Welcome | Refused | Abandon | Release):
+            # What ends something is right whoever says it, and is not said again.
             return []
         match message:
             case Welcome():

@@ -214,7 +214,7 @@ class CoordinatorMachine:
                 was_stuck, member.seen_stuck = member.seen_stuck, is_stuck(member, self.loading)
                 if was_stuck and not member.seen_stuck:
                     self._touch_waiting()
-                return [ToAgent(member.identity, HeartbeatSeen()), *self._relieve(member)]
+                return [ToAgent(member.identity, HeartbeatSeen()), *self._relieve(member), *self.requests.forgotten(member, now)]
             case WeightsMissing():
                 return self.loading.missing(member, message.epoch, message.digests, now)
             case WeightStored():

@@ -20,6 +20,7 @@ from bbgrap.control.coordinator_events import (
     RequestDone,
     Settings,
     StartRequest,
+    ToAgent,
     ToClient,
 )
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
@@ -33,13 +34,17 @@ from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
 from bbgrap.control.watch import is_stuck
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
-from bbgrap.protocol.messages import Recorded, RequestFailed
+from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
 
 MAX_LOSSES = 6
 """Runs that may lose an agent that nobody blames the request for: machines that go one after the other take none of them with them."""
+FORGOTTEN_S = 1.0
+"""After how long a kernel for a request that is not there an agent is told again; messages may be lost with a connection."""
+LEFT_S = 10.0
+"""How long it may still go on then, if it has not heard it before."""
 HOLD_S = 0.25
 """How long a request that ran at the other end of a broken connection does not run elsewhere, unless that end is heard of. A worker that
 dies closes its connections before its nanny can say so, and what has ended it must not end the next one. Chosen: two heartbeats."""
@@ -67,6 +72,7 @@ class Requests:
         self.by_caller: dict[Caller, int] = {}
         self._bytes = 0
         self._lonely = 0
+        self._now = 0.0
         self.synthetic = SyntheticRequests(loading, planning)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
@@ -123,6 +129,7 @@ class Requests:
     def go_on(self, now: float) -> list[Instruction]:
         """Do what has become possible for the plans that were touched."""
         done: list[Instruction] = []
+        self._now = now
         while self.loading.touched:
             plan, _ = self.loading.touched.popitem()
             done += self._go_on_standby(plan, now) if plan.is_standby else self._go_on(plan, now)
@@ -169,7 +176,10 @@ class Requests:
         if not plan.callers or (plan.job is not None and not plan.job.spare_for) or plan.timing is not None:
             return []
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
-        if plan.serving and not any(variant.tracker.state in {"waiting", "loading"} for variant in newest):
+        is_ready = plan.serving and not plan.is_arriving
+        lacks_room = any(fault is Fault.BUSY for fault, _ in plan.failed.values())
+        # Who waits for a plan that has no place is told why, and that the standby answers.
+        if is_ready or (lacks_room and not plan.quarantine and plan.helper is not None and plan.helper.serving):
             done: list[Instruction] = [ToClient(identity, plan.prepared(call)) for identity, call in plan.callers]
             plan.callers.clear()
             return done
@@ -366,7 +376,10 @@ class Requests:
                 plan.refused[node] = reason
                 plan.wait(now)
         elif not any(other.job == variant.job for other in plan.variants):
-            plan.fails(variant.world, Fault.EXECUTION, reason, now)
+            # A worker that ended while it loaded need not end again: once is no reason to refuse what waits.
+            plan.refusals[node] += 1
+            if plan.refusals[node] >= MAX_DEATHS:
+                plan.fails(variant.world, Fault.EXECUTION, reason, now)
         return done
 
     def drop(self, variant: Variant) -> list[Instruction]:
@@ -381,6 +394,19 @@ class Requests:
             request.held = (name, now + HOLD_S)
         return done
 
+    def forgotten(self, member: Member, now: float) -> list[Instruction]:
+        """Tell an agent again that nobody wants what it computes for long: the first time it may not have heard it."""
+        beat = member.beat
+        variant = self.loading.find(beat.epoch)
+        if beat.seconds <= FORGOTTEN_S or now - member.reminded <= FORGOTTEN_S or variant is None or beat.request in variant.queue.running:
+            return []
+        if any(number == beat.request for _, number, _, _ in self.synthetic.running()):
+            return []
+        member.reminded = now
+        request = self.find(beat.request)
+        patience = LEFT_S if request is None else self._patience_with(request)
+        return [ToAgent(member.identity, Abandon(beat.epoch, beat.request, patience))]
+
     def let_go(self, now: float, name: str = "") -> None:
         """Let requests run again that were held for an agent that has been heard of, or for long enough."""
         for request in self.open.values():
@@ -393,7 +419,7 @@ class Requests:
         again, done = [], self.synthetic.taken_back(variant)
         for number in sorted(n for n in variant.queue.running if n in self.open and (numbers is None or n in numbers)):
             request = self.open.pop(number)
-            done += self.loading.abandon(request.epoch, number)
+            done += self.loading.abandon(request.epoch, number, self._patience_with(request))
             del variant.queue.running[number]
             request.tracker.move("taken back")
             request.former = (*request.former[-3:], number)
@@ -436,4 +462,8 @@ class Requests:
         self.loading.touch(variant.plan)
         if event == "finished":
             return []
-        return self.loading.abandon(request.epoch, request.number, OVERDUE_S if event == "deadline" else PATIENCE_S)
+        return self.loading.abandon(request.epoch, request.number, self._patience_with(request))
+
+    def _patience_with(self, request: Request) -> float:
+        """Return how long a kernel may go on with a request that nobody wants there any more: never for longer than if it were wanted."""
+        return min(PATIENCE_S, max(0.0, request.deadline - self._now) + OVERDUE_S)

@@ -84,7 +84,11 @@ class HeldDeployments:
         evicted = self._evict()
         tracker = Tracker(Role.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
         self.by_epoch[deploy.epoch] = _Deployment(deploy, tracker, heard=now)
-        return [*evicted, *([_check(deploy)] if self._worker_ready else [])]
+        return [*evicted, *([_check(deploy)] if self._worker_ready and not self._is_awaited(deploy.epoch) else [])]
+
+    def _is_awaited(self, epoch: int) -> bool:
+        """Whether the worker will still tell of an epoch that was released meanwhile: answers of two loads of it may change places."""
+        return self._late_checks[epoch] + self._late_loads[epoch] > 0
 
     def _evict(self) -> list[Instruction]:
         if len(self.by_epoch) < MAX_DEPLOYMENTS:
@@ -113,7 +117,7 @@ class HeldDeployments:
         deployment = self.by_epoch.pop(epoch, None)
         if deployment is None:
             return []
-        if self._worker_ready and event != "load failed":
+        if self._worker_ready and event != "load failed" and not self._is_awaited(epoch):
             if deployment.tracker.state == "offered":
                 self._late_checks[epoch] += 1
             elif deployment.tracker.state == "loading":
@@ -139,7 +143,9 @@ class HeldDeployments:
     def checked(self, event: WeightsChecked, now: float) -> list[Instruction]:
         """Load a deployment whose weights are here, or ask for those that are not."""
         deployment = self.by_epoch.get(event.epoch)
-        if _is_late(self._late_checks, event.epoch) or deployment is None:
+        if _is_late(self._late_checks, event.epoch):
+            return [] if deployment is None else [_check(deployment.deploy)]
+        if deployment is None:
             return []
         deployment.heard = now
         if not event.missing:
@@ -171,8 +177,8 @@ class HeldDeployments:
         """Say that a deployment is ready, or why it cannot be."""
         deployment = self.by_epoch.get(event.epoch)
         if _is_late(self._late_loads, event.epoch) or deployment is None:
-            # Released while it was loading: what was loaded goes again, unless it is being loaded again in its place.
-            return [] if deployment is not None and deployment.tracker.state == "loading" else [Unload(event.epoch)]
+            # Released while it was loading: what was loaded goes again, and if it is wanted again it is loaded anew.
+            return [Unload(event.epoch), *([] if deployment is None else [_check(deployment.deploy)])]
         if event.fault:
             return [*self.release(event.epoch, "load failed"), Say(DeploymentFailed(event.epoch, event.fault))]
         deployment.tracker.move("loaded")

@@ -61,8 +61,12 @@ class Links:
 
     def suspect(self, member: Member, name: str, now: float) -> list[Instruction]:
         """Have an agent try another one, or the coordinator; `LinksTried` or `overdue` tells."""
-        known = any(trial.member is member and name in {peer.name for peer in trial.peers} for trial in self._trials.values())
-        return [] if known else self._try(member, tuple(peer for peer in self._others(member) if peer.name == name), now)
+        if any(trial.member is member and name in {peer.name for peer in trial.peers} for trial in self._trials.values()):
+            return []
+        other = self.members.by_name.get(name)
+        # That it is to answer may have been lost on the way, and then it would never be reached again.
+        told = [] if other is None else [ToAgent(other.identity, AnswerPings(self._others(other)))]
+        return [*told, *self._try(member, tuple(peer for peer in self._others(member) if peer.name == name), now)]
 
     def is_suspect(self, first: str, second: str) -> bool:
         """Whether a pair is being tried."""

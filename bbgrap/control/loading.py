@@ -8,7 +8,7 @@ share travel once; an agent that comes back with what it held loads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR
@@ -25,7 +25,7 @@ from bbgrap.control.coordinator_events import (
 )
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planned import PlannedVariant
-from bbgrap.control.plans import Plan, Variant
+from bbgrap.control.plans import IN_USE_S, Plan, Variant
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.stored import StoredPlan, StoredVariant
 from bbgrap.control.variants import InFlightQueue
@@ -128,7 +128,10 @@ class Loading:
         busy: set[str] = set()
         for variant in list(plan.variants):
             state = variant.tracker.state
-            if state == "waiting" and not variant.away and not busy & variant.parts.keys():
+            if state == "waiting" and variant.away:
+                # It waits for an agent, others do not wait for it.
+                continue
+            if state == "waiting" and not busy & variant.parts.keys():
                 done += self._load(variant, now)
             elif state == "loading" and not variant.pending:
                 done += self._ready(variant)
@@ -304,20 +307,34 @@ class Loading:
         living = [member for name in parts if (member := self.members.by_name.get(name)) is not None]
         return [DropRequest(epoch, number), *(ToAgent(member.identity, Abandon(epoch, number, patience_s)) for member in living)]
 
-    def make_room(self, coming: Mapping[str, int]) -> list[Instruction]:
+    def make_room(self, coming: Mapping[str, int], newcomer: Plan, now: float) -> list[Instruction] | None:
         """Release what is idle on agents that would have too much: what serves nobody first, then the least recently used.
 
-        `coming` is how many variants each of them is to load.
+        `coming` is how many variants of the newcomer each of them is to load. Without room nothing is released, and None returned: what
+        somebody uses does not go for what others use, or they would take turns for ever. Only what nothing else answers for comes
+        anyway.
         """
-        done: list[Instruction] = []
+        answered = newcomer.serving or (newcomer.helper is not None and newcomer.helper.open_variants)
+        going: dict[int, Variant] = {}
         for name, count_coming in coming.items():
-            while len(mine := self.of_member(name)) > MAX_LOADED - count_coming:
+            mine = [v for v in self.of_member(name) if v.epoch not in going]
+            while (excess := len(mine) + count_coming - MAX_LOADED) > 0:
                 idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not _is_needed(v)]
+                if answered:
+                    idle = [v for v in idle if not _is_in_use(v, newcomer, going, now)]
+                    if len(idle) < excess:
+                        return None
                 if not idle:
                     break
                 least = min(idle, key=lambda v: (v in v.plan.serving, v.plan.is_standby, v.plan.asked, v.used))
-                done += [Log(f"'{least.name}' (epoch {least.epoch}) released, to make room on '{name}'"), *self.release(least)]
-        return done
+                going[least.epoch] = least
+                mine.remove(least)
+        names = " and ".join(f"'{name}'" for name in coming)
+        return [
+            instruction
+            for v in going.values()
+            for instruction in (Log(f"'{v.name}' (epoch {v.epoch}) released, to make room on {names}"), *self.release(v))
+        ]
 
     def saved(self, plan: Plan, job: int) -> list[Instruction]:
         """Keep what a job came to over a restart; of a standby also that it is not to be run any more, when no copy is left."""
@@ -336,3 +353,15 @@ def _is_needed(variant: Variant) -> bool:
     if plan.is_standby:
         return len(plan.variants) == 1
     return plan.is_wanted and (variant.job == plan.latest or variant in plan.serving)
+
+
+def _is_in_use(variant: Variant, newcomer: Plan, going: Collection[int], now: float) -> bool:
+    """Whether a variant stays although another plan, or a further copy of a standby, would need its place."""
+    plan = variant.plan
+    if newcomer.is_standby:
+        return plan.is_standby or now - plan.asked <= IN_USE_S
+    if plan.is_standby or now - plan.asked > IN_USE_S:
+        return False
+    # The newest job's last one would only be planned anew, for the place of another.
+    others = any(other is not variant and other.epoch not in going and other.world == variant.world for other in plan.variants)
+    return variant in plan.serving or (variant.job == plan.latest and (plan.timed != plan.latest or not others))

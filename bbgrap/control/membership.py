@@ -62,6 +62,8 @@ class Member:
     """Requests that have ended well and in which it had a part."""
     seen_stuck: bool = False
     """Whether it was in a segment for unusually long at its latest heartbeat."""
+    reminded: float = float("-inf")
+    """When it was last told again that nobody wants what it computes, in seconds."""
     first_request: int = 0
     """Requests with lower numbers, which it may still work on, are void."""
     outgoing: dict[str, _Outgoing] = field(default_factory=dict)

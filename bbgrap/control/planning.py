@@ -26,9 +26,9 @@ from bbgrap.control.coordinator_events import (
     ToClient,
 )
 from bbgrap.control.links import Links
-from bbgrap.control.loading import Loading
+from bbgrap.control.loading import MAX_LOADED, Loading
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.plans import Job, Plan, Variant
+from bbgrap.control.plans import IN_USE_S, Job, Plan, Variant
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.protocol.client_messages import Fault, PrepareModel, Progress
@@ -37,10 +37,9 @@ MAX_PLANS = 64
 """Plans that are remembered; the least recently asked one makes room."""
 EARNED = 3
 """Requests after which further shapes of a model are planned. Chosen: shapes that come once are answered by the standby."""
+NO_ROOM = f"nodes have {MAX_LOADED} variants loaded, of plans that were used in the last {IN_USE_S:.0f} s; it is loaded when some are not"
 SETTLE_S = 2.0
 """How long the agents stay as they are before a plan is made anew for nobody who waits: those that are away may come back at once."""
-IN_USE_S = 60.0
-"""How long after its last request a plan follows the agents."""
 
 
 class Planning:
@@ -179,12 +178,15 @@ class Planning:
         if wrong or not event.variants:
             reason = f"planner: expected programs for {len(job.names)} devices, got {wrong or 'none'}"
             return [ForgetPlan(event.job), *self.fail(plan, job, Fault.PLAN, reason, now)]
+        chosen = event.variants[:1] if job.spare_for else event.variants
+        parts = [[device.schedule.steps for device in planned.artifacts.devices] for planned in chosen]
+        coming = {name: sum(bool(steps[device]) for steps in parts) for device, name in enumerate(job.names)}
+        done = self.loading.make_room(coming, plan, now)
+        if done is None:
+            return [ForgetPlan(event.job), *self.fail(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
         if not job.spare_for:
             plan.latest = job.number
         nodes = list(zip(job.names, job.addresses, strict=True))
-        chosen = event.variants[:1] if job.spare_for else event.variants
-        parts = [[device.schedule.steps for device in planned.artifacts.devices] for planned in chosen]
-        done = self.loading.make_room({name: sum(bool(steps[device]) for steps in parts) for device, name in enumerate(job.names)})
         for place, planned in enumerate(chosen):
             self.loading.add(plan, planned, nodes, job.number, job.world, now, place)
         return done

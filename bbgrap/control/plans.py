@@ -35,6 +35,8 @@ SMOOTHING = 0.25
 FIRST_AGAIN_S = 2.0
 """How soon what could not be planned or loaded is tried again: a planner may have been ended, a machine short of memory for a while."""
 LAST_AGAIN_S = 600.0
+IN_USE_S = 60.0
+"""How long after its last request a plan follows the agents, and is not released for another one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -164,7 +166,7 @@ class Plan:
     refused: dict[str, str] = field(default_factory=dict)
     """Of a standby: the nodes that cannot load it, and why."""
     refusals: Counter[str] = field(default_factory=Counter)
-    """Of a standby: how often each node could not load it since `failed` was empty."""
+    """How often each node could not load it since `failed` was empty."""
     timed: int = 0
     """The newest job whose variants have been timed."""
     deaths: list[str] = field(default_factory=list)
@@ -220,6 +222,18 @@ class Plan:
         """What clients are told: another one than before means that another plan or variant serves them."""
         serving = self.serving
         return serving[0].epoch if serving and self.policy.serving is not None else self.latest
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether variants of its newest job are being loaded, or will be; those that wait for an agent that is away are not."""
+        newest = [variant for variant in self.variants if variant.job == self.latest]
+        return any(variant.tracker.state in {"waiting", "loading"} and not variant.away for variant in newest)
+
+    def fall_back(self) -> None:
+        """Go on with what was made before the newest job, if nothing serves and of that nothing is there or comes."""
+        ready = [variant.job for variant in self.variants if variant.takes_requests]
+        if ready and not self.serving and self.latest not in ready and not self.is_arriving:
+            self.latest = max(ready)
 
     def variant_of(self, epoch: int) -> Variant | None:
         """Return the variant of that epoch."""

@@ -47,7 +47,7 @@ class Spares:
                 done += self.uncovered(plan, name, "no other agent is there")
                 continue
             seen = self.members.cluster(rest)
-            if any(variant.world == world_of(seen) for variant in plan.variants):
+            if world_of(seen) in plan.failed or any(variant.world == world_of(seen) for variant in plan.variants):
                 continue
             names, addresses = tuple(m.name for m in rest), tuple(m.join.data_address for m in rest)
             cluster = self._beside(seen, rest)

@@ -78,7 +78,9 @@ class Standbys:
             if standby.refused and not standby.variants and standby.refused.keys() >= self.members.by_name.keys():
                 standby.fails("", Fault.EXECUTION, next(iter(standby.refused.values())), now)
             return []
-        done = self.loading.make_room({member.name: 1})
+        done = self.loading.make_room({member.name: 1}, standby, now)
+        if done is None:
+            return []
         nodes = ((member.name, member.join.data_address),)
         self.loading.add(standby, standby.planned[0], nodes, standby.latest, "", now)
         return [*done, *self.loading.advance(standby, now)]

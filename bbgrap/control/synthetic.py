@@ -99,6 +99,9 @@ class SyntheticRequests:
         if now < self._rest_until and (is_running or any(other.waiting for other in self._planning.plans.values())):
             # Those that wait begin before the next synthetic request, whichever plan is looked at first.
             return []
+        if any(timing.until < plan.timing.until for _, timing in self._timed()):
+            # One plan after the other: none is kept from serving by those that came after it.
+            return []
         if self.is_busy:
             # Whoever has the cluster now gives it back first.
             return []
@@ -111,10 +114,9 @@ class SyntheticRequests:
 
     def _begin(self, plan: Plan, now: float) -> list[Instruction]:
         """Begin to time the variants of a new job once they are loaded, if there is a choice."""
+        plan.fall_back()
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
-        if plan.is_standby or plan.timed == plan.latest or not any(variant.takes_requests for variant in newest):
-            return []
-        if any(variant.tracker.state in {"waiting", "loading"} for variant in newest):
+        if plan.is_standby or plan.timed == plan.latest or plan.is_arriving or not any(variant.takes_requests for variant in newest):
             return []
         plan.timed = plan.latest
         chooses = plan.options is not None and (plan.options.planner == AUTO or plan.is_stream)

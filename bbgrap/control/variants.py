@@ -70,12 +70,12 @@ class Timing:
         """Time these variants, best until that time."""
         self.probe: Probe | None = None
         self._samples: dict[int, list[float]] = {epoch: [] for epoch in epochs}
-        self._until = until
+        self.until = until
 
     def next(self, now: float) -> int | None:
         """Return the variant whose turn it is, or None if enough is known."""
         epoch = min(self._samples, key=lambda epoch: len(self._samples[epoch]), default=None)
-        enough = 2 if now > self._until else WARM_UP + ROUNDS
+        enough = 2 if now > self.until else WARM_UP + ROUNDS
         return None if epoch is None or len(self._samples[epoch]) >= enough else epoch
 
     def begin(self, number: int, epoch: int, now: float) -> None:

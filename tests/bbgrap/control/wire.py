@@ -151,6 +151,8 @@ class Wire:
     calls: int = 0
     joined: int = 0
     epochs: int = 1
+    fresh: bool = True
+    """Whether nothing has happened yet to the coordinator since it was started."""
 
     def __post_init__(self) -> None:
         self.models: dict[str, tuple[c.ModelFile, ...]] = {}
@@ -246,8 +248,10 @@ class Wire:
         self.coordinator = CoordinatorMachine(replace(self.settings, first_epoch=self.epochs), stored, self.now)
         self.started.clear()
         self.parts.clear()
+        self.fresh = True
 
     def to_coordinator(self, event: ce.Event) -> None:
+        self.fresh = False
         try:
             instructions = self.coordinator.handle(event, self.now)
         except RemoteProtocolError:

@@ -23,7 +23,7 @@ from tests.campaign.simulation.network import Frame, Line
 if TYPE_CHECKING:
     from tests.campaign.simulation.world import World
 
-DROPPED_S = 0.5
+EARLIER_S = 10.0
 LOAD_LIMIT_S = 60.0
 CONNECT_S = (0.3, 0.3, 0.5, 0.5, 1.0)
 """How long an agent asks its peers before it says `Deployed`."""
@@ -296,7 +296,7 @@ class Agent(Process):
         self.quit: str | None = None
         self.to_head = Line(world.clock, world.rng, world.control_latency(), partial(world.from_peer, self.identity))
         self.from_head = Line(world.clock, world.rng, world.control_latency(), self._received)
-        self._dropped: dict[Key, float] = {}
+        self._dropped: dict[Key, tuple[float, float]] = {}
         self._before = (0, 0.0)
         self._tick = 0
         self._start_worker()
@@ -345,8 +345,9 @@ class Agent(Process):
         worker = self.worker
         if worker is not None and worker.alive and not worker.paused:
             key = worker.executor.computing
-            dropped = None if key is None else self._before[1] if key[1] < self._before[0] else self._dropped.get(key)
-            if key is not None and dropped is not None and self.clock.now - max(dropped, worker.computing_since) > DROPPED_S:
+            earlier = key is not None and key[1] < self._before[0]
+            dropped = None if key is None else (self._before[1], EARLIER_S) if earlier else self._dropped.get(key)
+            if key is not None and dropped is not None and self.clock.now - max(dropped[0], worker.computing_since) > dropped[1]:
                 self.worker_dies(worker, f"a kernel of request {key[1]} did not end", guilty=True, only="kernel")
             elif worker.loading and self.clock.now - worker.load_began > LOAD_LIMIT_S:
                 self.worker_dies(worker, f"the load of epoch {worker.loading} did not end", guilty=True, only="load")
@@ -402,7 +403,7 @@ class Agent(Process):
                 self.from_head.reset()
             case _:
                 if isinstance(instruction, ae.Drop):
-                    self._dropped[instruction.epoch, instruction.request] = self.clock.now
+                    self._dropped.setdefault((instruction.epoch, instruction.request), (self.clock.now, instruction.patience_s))
                     while len(self._dropped) > 64:
                         self._dropped.pop(next(iter(self._dropped)))
                 if isinstance(instruction, ae.DropBefore):

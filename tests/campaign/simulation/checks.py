@@ -252,7 +252,7 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
             and any(not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving)
         ):
             first = requests.open[plan.waiting[0]]
-            if not first.lost and not first.blamed:
+            if not first.lost and not first.blamed and first.held is None:
                 stuck = [m.name for m in machine.members.alive() if m.beat.request and m.beat.seconds > 0.3]
                 if not stuck:
                     faults.append(f"request {first.number} waits for plan {plan.key[:8]}, which has room")

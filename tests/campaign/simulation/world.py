@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
-from tests.campaign.simulation.agents import Agent, Disk
+from tests.campaign.simulation.agents import EARLIER_S, Agent, Disk
 from tests.campaign.simulation.checks import Checks
 from tests.campaign.simulation.clients import Client, Outcome, Use
 from tests.campaign.simulation.clock import Clock
@@ -275,7 +275,12 @@ class World:
         for fault in story.faults:
             self.clock.after(fault.at, lambda fault=fault: self.begin(fault))
         ends = [wish.at + wish.deadline_s + 1.0 for wish in story.wishes if wish.trait == "hang"]
-        healed = max([story.until, *ends, *(fault.at + fault.seconds for fault in story.faults)])
+        # A kernel that hangs for a request of an earlier membership, that nobody remembers, is ended so much later.
+        forgotten = EARLIER_S if ends and story.faults else 0.0
+        # What a late planner has begun it ends later.
+        late = 12 * story.planner_s
+        faults = [fault.at + fault.seconds + max(forgotten, late if fault.kind == "planner late" else 0.0) for fault in story.faults]
+        healed = max([story.until, *ends, *faults])
         self.clock.run(healed)
         self.heal()
         limit = self.checks.healed_within()
