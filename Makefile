@@ -17,7 +17,7 @@ SIMULATE_ARGS ?= --seeds 0..5000
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-conformance test-network bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-streams bench-unequal soak fuzz fuzz-readers campaign check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-conformance test-network bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'

@@ -398,9 +398,10 @@ class Requests:
         """Tell an agent again that nobody wants what it computes for long: the first time it may not have heard it."""
         beat = member.beat
         variant = self.loading.find(beat.epoch)
-        if beat.seconds <= FORGOTTEN_S or now - member.reminded <= FORGOTTEN_S or variant is None or beat.request in variant.queue.running:
+        if not beat.request or beat.seconds <= FORGOTTEN_S or now - member.reminded <= FORGOTTEN_S:
             return []
-        if any(number == beat.request for _, number, _, _ in self.synthetic.running()):
+        synthetic = (number for _, number, _, _ in self.synthetic.running())
+        if beat.request in synthetic or (variant is not None and beat.request in variant.queue.running):
             return []
         member.reminded = now
         request = self.find(beat.request)

@@ -105,12 +105,12 @@ class HeldDeployments:
         return [StoreChunk(chunk)] if self._worker_ready else []
 
     def abandon(self, message: Abandon) -> list[Instruction]:
-        """Forget a request."""
-        return [Drop(message.epoch, message.request, message.patience_s)] if self._worker_ready and message.epoch in self.by_epoch else []
+        """Forget a request; its deployment may be gone already, and the worker still in a kernel of it."""
+        return [Drop(message.epoch, message.request, message.patience_s)] if self._worker_ready else []
 
     def abandon_before(self, request: int) -> list[Instruction]:
         """Forget the requests with lower numbers."""
-        return [DropBefore(request)] if self._worker_ready and self.by_epoch and request else []
+        return [DropBefore(request)] if self._worker_ready and request else []
 
     def release(self, epoch: int, event: str) -> list[Instruction]:
         """Let a deployment go, if it is here; `event` is the move that it makes."""

@@ -15,7 +15,7 @@ from bbgrap.control.coordinator_events import HostPings, Instruction, Log, Setti
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.messages import AnswerPings, LinksTried, Peer, TryLinks
 
-AGAIN_S = 5.0
+AGAIN_S = 2.0
 """When a pair that is apart is tried again."""
 TRIAL_S = 3.0
 """How long a trial may take: two pings to each peer, and an agent that is busy."""

@@ -319,7 +319,7 @@ class Loading:
         for name, count_coming in coming.items():
             mine = [v for v in self.of_member(name) if v.epoch not in going]
             while (excess := len(mine) + count_coming - MAX_LOADED) > 0:
-                idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not _is_needed(v)]
+                idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not _is_needed(v, going)]
                 if answered:
                     idle = [v for v in idle if not _is_in_use(v, newcomer, going, now)]
                     if len(idle) < excess:
@@ -347,11 +347,11 @@ class Loading:
         return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, plan.quarantine))]
 
 
-def _is_needed(variant: Variant) -> bool:
+def _is_needed(variant: Variant, going: Collection[int]) -> bool:
     """Whether somebody waits for a variant, or for what is the last copy of a standby."""
     plan = variant.plan
     if plan.is_standby:
-        return len(plan.variants) == 1
+        return not any(other is not variant and other.epoch not in going and not other.away for other in plan.variants)
     return plan.is_wanted and (variant.job == plan.latest or variant in plan.serving)
 
 

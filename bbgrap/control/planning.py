@@ -102,6 +102,9 @@ class Planning:
         for plan in self.plans.values():
             self.loading.touch(plan)
             plan.uncovered = {}
+            if plan.timing is not None:
+                # What is timed may be of the past: not for longer than it has to be.
+                plan.timing.until = min(plan.timing.until, now)
             if plan.job is not None and not alive.issuperset(plan.job.names):
                 done += self.cancel(plan)
         return done

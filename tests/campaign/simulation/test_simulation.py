@@ -10,7 +10,9 @@ from tests.campaign.simulation.shrink import play, shrink
 from tests.campaign.simulation.story import KINDS, draw
 from tests.campaign.simulation.world import World
 
-FIRST, COUNT = 0, 40
+FIRST, COUNT = 0, 30
+
+pytestmark = pytest.mark.simulation
 
 
 def test_the_first_seeds():

@@ -1,0 +1,181 @@
+"""Stories that `make simulate` has told, with the machines alone; each names its seed."""
+
+from dataclasses import replace
+
+from bbgrap.control import agent_events as ae
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control.agent import AgentMachine
+from bbgrap.control.loading import MAX_LOADED
+from bbgrap.control.plans import IN_USE_S
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
+from tests.bbgrap.control.wire import Wire, artifacts, introduction, joined_wire, prepare_message, ready_wire
+
+
+def say(wire, name, message):
+    wire.to_coordinator(ce.FromPeer(wire.coordinator.members.by_name[name].identity, message))
+
+
+def told(wire, name):
+    """What is on its way to an agent."""
+    seen = []
+    identity = wire.coordinator.members.by_name[name].identity
+    carry = wire.carry_coordinator
+
+    def watch(instruction):
+        if isinstance(instruction, ce.ToAgent) and instruction.identity == identity:
+            seen.append(instruction.message)
+        carry(instruction)
+
+    wire.carry_coordinator = watch
+    return seen
+
+
+def held_agent(epoch):
+    """An agent that was asked to load an epoch, and checks its weights."""
+    agent = AgentMachine(introduction("a"), 0.0)
+    agent.handle(ae.Received(m.Welcome(1, 0.1, 0.6)), 0.0)
+    part = artifacts(1).devices[0]
+    deploy = m.Deploy(epoch, (m.Peer(0, "a", "tcp://a:1"),), part.schedule, part.segments)
+    agent.handle(ae.Received(deploy), 0.0)
+    return agent, deploy
+
+
+def test_whoever_is_tried_is_told_again_whose_pings_to_answer():  # 300961: said while its control connection lost messages
+    wire = ready_wire("a", "b")
+    seen = told(wire, "b")
+    say(wire, "a", m.LinkBroken(wire.coordinator.members.by_name["b"].join.data_address, "reset"))
+    assert any(isinstance(message, m.AnswerPings) and "a" in {p.name for p in message.peers} for message in seen)
+
+
+def test_who_joins_again_hears_what_ends_something():  # 301032: a coordinator that had been stopped gave up a request first
+    agent, deploy = held_agent(7)
+    agent.handle(ae.Tick(m.Heartbeat()), 10.0)
+    assert agent.state == "joining"
+    assert ae.Drop(7, 8, 60.0) in agent.handle(ae.Received(m.Abandon(7, 8, 60.0)), 10.0)
+    assert ae.Unload(7) in agent.handle(ae.Received(m.Release(7)), 10.0)
+    assert agent.handle(ae.Received(deploy), 10.0) == []
+
+
+def test_a_kernel_of_a_deployment_that_is_gone_ends_too():  # 320102: it hung, and the next membership kept nothing
+    agent, _ = held_agent(7)
+    done = agent.handle(ae.Received(m.Welcome(2, 0.1, 0.6, (), 9)), 0.0)
+    assert ae.Unload(7) in done
+    assert ae.DropBefore(9) in done
+    assert ae.Drop(7, 10, 0.5) in agent.handle(ae.Received(m.Abandon(7, 10, 0.5)), 0.0)
+
+
+def test_answers_of_two_loads_of_an_epoch_are_not_confused():  # 310666: the first one's came last, and the epoch seemed to be loaded
+    agent, deploy = held_agent(7)
+    assert agent.handle(ae.WeightsChecked(7, ()), 0.0) == [ae.Load(deploy)]
+    agent.handle(ae.Received(m.Release(7)), 0.0)
+    assert agent.handle(ae.Received(deploy), 0.0) == []
+    unload, check = agent.handle(ae.Loaded(7, 0.1), 0.0)
+    assert unload == ae.Unload(7)
+    assert isinstance(check, ae.CheckWeights)
+    agent.handle(ae.WeightsChecked(7, ()), 0.0)
+    assert agent.handle(ae.Loaded(7, 0.1, "no memory"), 0.0) == [ae.Unload(7), ae.Say(m.DeploymentFailed(7, "no memory"))]
+
+
+def test_a_kernel_that_nobody_wants_is_told_of_until_it_ends():  # 311367: the only message was lost with a connection
+    wire = ready_wire("a", "b")
+    (epoch, *_) = wire.coordinator.loading.by_epoch
+    seen = told(wire, "a")
+    say(wire, "a", m.Heartbeat(epoch, 999, 0.5, 1, 0))
+    assert not any(isinstance(message, m.Abandon) for message in seen)
+    for gone in (epoch, 12345):
+        wire.now += 2.0
+        say(wire, "a", m.Heartbeat(gone, 999, 2.0, 1, 0))
+        assert isinstance(seen[-1], m.Abandon)
+        assert (seen[-1].epoch, seen[-1].request) == (gone, 999)
+
+
+def test_what_was_taken_back_goes_on_for_no_longer_than_its_deadline():  # 300329: a kernel that hangs held its agent for a minute
+    wire = ready_wire("a", "b")
+    wire.run(deadline_s=3.0)
+    wire.deliver_all()
+    (start,) = wire.started.values()
+    name = wire.nodes_of(start)[0]
+    seen = told(wire, name)
+    wire.to_coordinator(ce.HostLinkBroken(wire.coordinator.members.by_name[name].join.data_address))
+    (abandon,) = [message for message in seen if isinstance(message, m.Abandon)]
+    assert abandon.patience_s <= 3.5
+
+
+def test_one_failed_load_refuses_nothing_that_has_no_standby():  # 300101: a worker ran out of memory while it loaded
+    wire = joined_wire("a", "b")
+    wire.standby = lambda job: ce.PlanFailed(job.job, c.Fault.PLAN, "it fits no node")
+    wire.until_answered(wire.prepare())
+    (variant,) = wire.coordinator.loading.by_epoch.values()
+    call = wire.run()
+    wire.deliver_all()
+    say(wire, "a", m.DeploymentFailed(variant.epoch, "no memory"))
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.RunResult)
+
+
+def test_what_waits_for_an_agent_that_is_away_keeps_nothing_else_from_loading():  # found by test_stateful
+    wire = Wire(ce.Settings("0.1.0", "tcp://head:1"))
+    for name in "ab":
+        wire.add_agent(name)
+    wire.offer()
+    call = wire.prepare()
+    wire.crash(wire.agent("a"))
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+
+
+def test_who_waits_is_answered_by_what_serves_when_the_newest_waits_for_an_agent():  # found by test_stateful
+    wire = ready_wire("a", "b", options=PlanOptions(planner="auto"))
+    wire.crash(wire.agent("a"))
+    wire.wait(3.0)
+    wire.until_answered(wire.prepare())
+    wire.restart_coordinator()
+    wire.add_agent("a")
+    call = wire.prepare()
+    wire.crash(wire.agent("a"))
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+
+
+def test_a_plan_whose_newest_job_made_room_serves_with_what_was_made_before():  # 301029: it was never timed, and never served
+    wire = ready_wire("a", "b", options=PlanOptions(planner="auto"))
+    (plan,) = wire.coordinator.planning.plans.values()
+    plan.serves, plan.timed, plan.latest = False, 0, plan.latest + 1000
+    wire.coordinator.loading.touch(plan)
+    for _ in range(20):
+        wire.pass_time(0.1)
+        wire.settle()
+    assert plan.serving
+
+
+def use(wire, width):
+    """Ask for a plan of a shape, and wait until it or the standby answers."""
+    call = wire.call(lambda n: replace(prepare_message(n, wire.options), shapes={"x": (width, 2)}))
+    wire.until_answered(call)
+    return wire.answer(call)
+
+
+def test_plans_in_use_do_not_evict_each_other():
+    wire = joined_wire("a", "b")
+    answers = [use(wire, width) for width in range(2, MAX_LOADED + 4)]
+    assert all(isinstance(answer, c.ModelPrepared) for answer in answers)
+    plans = list(wire.coordinator.planning.plans.values())
+    served = [plan for plan in plans if plan.serving]
+    assert 0 < len(served) < len(plans)
+    assert plans[: len(served)] == served
+    assert "variants loaded" in answers[-1].report
+    epochs = set(wire.coordinator.loading.by_epoch)
+    assert len(epochs) <= 2 * MAX_LOADED
+    for _ in range(40):
+        for plan in plans:
+            plan.asked = wire.now
+        wire.pass_time(0.5)
+        wire.settle()
+    assert epochs <= set(wire.coordinator.loading.by_epoch)
+    # What nobody asks for any more goes.
+    for plan in plans[:-1]:
+        plan.asked = wire.now - IN_USE_S - 1.0
+    use(wire, MAX_LOADED + 3)
+    assert plans[-1].serving
