@@ -1,0 +1,147 @@
+"""What a user gets by default, with real processes: answers from the first request, and through the loss of whoever serves."""
+
+import threading
+import time
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import bbgrap
+from bbgrap.local import LocalCluster
+from bbgrap.zoo import materialize
+from benchmarks.tasks import killer_model
+
+pytestmark = pytest.mark.cluster
+
+
+def picture(seed=0, side=32):
+    return np.random.default_rng(seed).random((1, 3, side, side), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    with LocalCluster(3, pin=False, cache_dir=tmp_path_factory.mktemp("weights")) as cluster:
+        yield cluster
+
+
+def alone(model):
+    """Return what plain onnxruntime makes of an input on one thread."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model if isinstance(model, bytes) else str(model), options)
+    name = session.get_inputs()[0].name
+    return lambda x: session.run(None, {name: x})[0]
+
+
+def free_model():
+    """A convolution and a mean, for pictures of any size."""
+    weight = numpy_helper.from_array(np.random.default_rng(1).random((4, 3, 3, 3), dtype=np.float32), "w")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["input", "w"], ["maps"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+            helper.make_node("GlobalAveragePool", ["maps"], ["output"]),
+        ],
+        "free",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["n", 3, "h", "w"])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["n", 4, 1, 1])],
+        [weight],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+def wait_for_plan(session, x):
+    deadline = time.monotonic() + 60
+    while session.plan.report["serving"] in {"standby", "nobody yet"}:
+        assert time.monotonic() < deadline, session.plan.report
+        session.run(None, {"input": x})
+    return session.plan
+
+
+def test_the_first_requests_of_any_shape_are_answered_by_one_machine_to_the_bit(three):
+    session = bbgrap.InferenceSession(free_model(), cluster=three)
+    expected = alone(free_model())
+    for side in (32, 48, 40):
+        x = picture(side, side)
+        np.testing.assert_array_equal(session.run(None, {"input": x})[0], expected(x))
+    assert session.plan.report["serving"] == "standby"
+    assert len(session.plan.report["nodes_used"]) >= 1
+    assert sum(node.standby_bytes > 0 for node in three.connection.nodes()) >= 1
+    assert all(node.used_bytes > 0 for node in three.connection.nodes())
+
+
+def test_a_plan_takes_over_by_itself_and_prepare_waits_for_it(three):
+    x = picture()
+    session = bbgrap.InferenceSession(materialize("tiny"), cluster=three)
+    (expected,) = session.run(None, {"input": x})
+    assert wait_for_plan(session, x).report["planner"] != "standby"
+    np.testing.assert_allclose(session.run(None, {"input": x})[0], expected, atol=1e-5)
+    prepared = bbgrap.InferenceSession(free_model(), cluster=three).prepare({"input": (1, 3, 40, 40)})
+    assert prepared.report["planner"] != "standby"
+
+
+class Clients:
+    """Threads that send requests one after the other; what went wrong, and when answers came."""
+
+    def __init__(self, cluster, count=3):
+        self.times, self.faults, self.stop = [], [], threading.Event()
+        x = picture()
+        expected = alone(materialize("tiny"))(x)
+
+        def work():
+            session = bbgrap.InferenceSession(materialize("tiny"), cluster=cluster.address)
+            while not self.stop.is_set():
+                try:
+                    np.testing.assert_allclose(session.run(None, {"input": x})[0], expected, atol=1e-5)
+                    self.times.append(time.monotonic())
+                except Exception as error:  # whatever it is, it must not be
+                    self.faults.append(repr(error))
+
+        self.threads = [threading.Thread(target=work) for _ in range(count)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        while not self.times:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def test_no_request_fails_whoever_is_lost(three):
+    with Clients(three) as clients:
+        for name in ("agent0", "agent1", "agent2", "coordinator"):
+            answered = len(clients.times)
+            three.kill(name)
+            time.sleep(0.5)
+            if name == "coordinator":
+                three.start_coordinator()
+            else:
+                three.add_agent(name)
+            deadline = time.monotonic() + 30
+            while len(clients.times) < answered + 20 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert len(clients.times) >= answered + 20, f"nobody is answered any more after the loss of {name}"
+    assert clients.faults == []
+
+
+def test_a_model_that_ends_workers_ends_two_and_no_agent_and_no_request_of_others(three):
+    with Clients(three) as clients:
+        session = bbgrap.InferenceSession(killer_model("killer"), cluster=three.connection)
+        seven, two, least, minus = (np.full(4, number, np.int32) for number in (7, 2, -(2**31), -1))
+        assert session.run(None, {"x": seven, "d": two})[0].tolist() == [1, 1, 1, 1]
+        with pytest.raises(bbgrap.ExecutionError, match=r"has ended the workers of agents and is not run again: .*SIGFPE"):
+            session.run(None, {"x": least, "d": minus})
+        answered, deadline = len(clients.times), time.monotonic() + 30
+        while len(clients.times) < answered + 20 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(clients.times) >= answered + 20
+    assert clients.faults == []
+    assert {node.name for node in three.connection.nodes()} == {"agent0", "agent1", "agent2"}
+    with pytest.raises(bbgrap.ExecutionError, match="is not run again"):
+        session.run(None, {"x": seven, "d": two})
