@@ -87,7 +87,7 @@ class Requests:
 
     def prepare(self, caller: Caller, plan: Plan, now: float, *, wait: bool) -> list[Instruction]:
         """Queue a caller who asks for a plan, or tell one who does not wait who serves now."""
-        plan.asked = now
+        plan.is_asked(now)
         self.loading.touch(plan)
         if not wait:
             return [ToClient(caller[0], plan.prepared(caller[1]))]
@@ -107,7 +107,7 @@ class Requests:
         self._bytes += request.bytes
         plan.waiting.append(number)
         plan.requests += 1
-        plan.asked = now
+        plan.is_asked(now)
         if plan.standby is not None:
             plan.standby.asked = now
         self.loading.touch(plan)

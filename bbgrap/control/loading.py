@@ -312,14 +312,14 @@ class Loading:
 
         `coming` is how many variants of the newcomer each of them is to load. Without room nothing is released, and None returned: what
         somebody uses does not go for what others use, or they would take turns for ever. Only what nothing else answers for comes
-        anyway.
+        anyway, and what somebody waits for by name.
         """
-        answered = newcomer.serving or (newcomer.helper is not None and newcomer.helper.open_variants)
+        answered = not newcomer.callers and (newcomer.serving or (newcomer.helper is not None and newcomer.helper.open_variants))
         going: dict[int, Variant] = {}
         for name, count_coming in coming.items():
             mine = [v for v in self.of_member(name) if v.epoch not in going]
             while (excess := len(mine) + count_coming - MAX_LOADED) > 0:
-                idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not _is_needed(v, going)]
+                idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not _is_needed(v, going, now)]
                 if answered:
                     idle = [v for v in idle if not _is_in_use(v, newcomer, going, now)]
                     if len(idle) < excess:
@@ -347,11 +347,13 @@ class Loading:
         return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, plan.quarantine))]
 
 
-def _is_needed(variant: Variant, going: Collection[int]) -> bool:
-    """Whether somebody waits for a variant, or for what is the last copy of a standby."""
+def _is_needed(variant: Variant, going: Collection[int], now: float) -> bool:
+    """Whether somebody waits for a variant, or may for what is the last copy of a standby in use."""
     plan = variant.plan
     if plan.is_standby:
-        return not any(other is not variant and other.epoch not in going and not other.away for other in plan.variants)
+        return now - plan.asked <= IN_USE_S and not any(
+            other is not variant and other.epoch not in going and not other.away for other in plan.variants
+        )
     return plan.is_wanted and (variant.job == plan.latest or variant in plan.serving)
 
 

@@ -235,6 +235,12 @@ class Plan:
         if ready and not self.serving and self.latest not in ready and not self.is_arriving:
             self.latest = max(ready)
 
+    def is_asked(self, now: float) -> None:
+        """Note that it is asked for, and its model with it."""
+        self.asked = now
+        if self.standby is not None:
+            self.standby.asked = now
+
     def variant_of(self, epoch: int) -> Variant | None:
         """Return the variant of that epoch."""
         return next((variant for variant in self.variants if variant.epoch == epoch), None)

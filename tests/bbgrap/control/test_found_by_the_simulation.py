@@ -1,16 +1,15 @@
 """Stories that `make simulate` has told, with the machines alone; each names its seed."""
 
-from dataclasses import replace
-
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.loading import MAX_LOADED
+from bbgrap.control.planning import EARNED
 from bbgrap.control.plans import IN_USE_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import Wire, artifacts, introduction, joined_wire, prepare_message, ready_wire
+from tests.bbgrap.control.wire import MODEL, Wire, artifacts, introduction, joined_wire, ready_wire
 
 
 def say(wire, name, message):
@@ -151,10 +150,22 @@ def test_a_plan_whose_newest_job_made_room_serves_with_what_was_made_before():  
 
 
 def use(wire, width):
-    """Ask for a plan of a shape, and wait until it or the standby answers."""
-    call = wire.call(lambda n: replace(prepare_message(n, wire.options), shapes={"x": (width, 2)}))
-    wire.until_answered(call)
-    return wire.answer(call)
+    """Ask for other shapes without waiting for their plan, until it is earned; returns what is said of them then."""
+
+    def ask():
+        call = wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (width, 2)}, PlanOptions(), wait=False))
+        wire.settle()
+        return wire.answer(call)
+
+    key = ask().plan
+    for _ in range(EARNED):
+        call = wire.call(lambda n: c.RunModel(n, key, 30.0, (), ()))
+        wire.settle()
+        assert isinstance(wire.answer(call), c.RunResult)
+    for _ in range(10):
+        wire.pass_time(0.1)
+        wire.settle()
+    return ask()
 
 
 def test_plans_in_use_do_not_evict_each_other():
@@ -177,5 +188,8 @@ def test_plans_in_use_do_not_evict_each_other():
     # What nobody asks for any more goes.
     for plan in plans[:-1]:
         plan.asked = wire.now - IN_USE_S - 1.0
-    use(wire, MAX_LOADED + 3)
+    for _ in range(200):
+        plans[-1].asked = wire.now
+        wire.pass_time(0.5)
+        wire.settle()
     assert plans[-1].serving
