@@ -109,11 +109,14 @@ def decode_with_dictionary(content: bytes | memoryview | Array, shape: tuple[int
     expected = cut + (count if dictionaries else 4 * count)
     if len(raw) != expected:
         raise RemoteProtocolError(f"floats {list(shape)} with dictionaries: expected {expected} bytes, got {len(raw)}")
-    if not dictionaries:
-        return raw[cut:].view(np.float32).reshape(shape)
+    try:
+        if not dictionaries:
+            return raw[cut:].view(np.float32).reshape(shape)
+        codes = raw[cut:].reshape(shape)
+        decoded = np.empty(shape, np.float32)
+    except ValueError as error:  # without elements, but of extents that numpy cannot multiply
+        raise RemoteProtocolError(f"floats {list(shape)} with dictionaries: {error}") from error
     values = raw[_HEAD.size : cut].view(np.float32).reshape(dictionaries, MOST)
-    codes = raw[cut:].reshape(shape)
-    decoded = np.empty(shape, np.float32)
     for dictionary, places, target in zip(values, _channels(codes, axis), _channels(decoded, axis), strict=True):
         if target.flags.c_contiguous:
             np.take(dictionary, places, out=target, mode="wrap")  # a place is always in a dictionary; the check that it is costs a copy

@@ -79,13 +79,20 @@ def decode_floats(content: bytes | memoryview | Array, shape: tuple[int, ...], w
     raw = np.frombuffer(content, np.uint8) if len(content) else np.empty(0, np.uint8)
     if len(raw) != wire_bytes(count, wire):
         raise RemoteProtocolError(f"floats {list(shape)} as {wire}: expected {wire_bytes(count, wire)} bytes, got {len(raw)}")
+    try:
+        return _dense(raw, count, wire).reshape(shape)
+    except ValueError as error:  # without elements, but of extents that numpy cannot multiply
+        raise RemoteProtocolError(f"floats {list(shape)} as {wire}: {error}") from error
+
+
+def _dense(raw: Array, count: int, wire: TransferType) -> Array:
     match wire:
         case "exact":
-            return raw.view(np.float32).reshape(shape)
+            return raw.view(np.float32)
         case "float16":
-            return raw.view(np.float16).astype(np.float32).reshape(shape)
+            return raw.view(np.float16).astype(np.float32)
         case "int8":
-            return _from_int8(raw, count).reshape(shape)
+            return _from_int8(raw, count)
 
 
 def carried(array: Array, wire: WireType) -> Array:

@@ -59,7 +59,10 @@ def decode_array(dtype: DType, shape: tuple[int, ...], content: BytesLike) -> Ar
         raise RemoteProtocolError(str(error)) from error
     if count * kind.itemsize != len(content) or count > MAX_TENSOR_BYTES:
         raise RemoteProtocolError(f"tensor {dtype.name.lower()}{list(shape)}: expected {count * kind.itemsize} bytes, got {len(content)}")
-    return view_of(kind, shape, content, 0, len(content))
+    try:
+        return view_of(kind, shape, content, 0, len(content))
+    except ValueError as error:  # without elements, but of extents that numpy cannot multiply
+        raise RemoteProtocolError(f"tensor {dtype.name.lower()}{list(shape)}: {error}") from error
 
 
 def _decode_strings(shape: tuple[int, ...], content: BytesLike) -> Array:
@@ -75,7 +78,10 @@ def _decode_strings(shape: tuple[int, ...], content: BytesLike) -> Array:
         raise RemoteProtocolError(f"strings {list(shape)}: they are not in these {len(content)} bytes")
     array: Array = np.empty(len(texts), object)
     array[:] = texts
-    return array.reshape(shape)
+    try:
+        return array.reshape(shape)
+    except ValueError as error:
+        raise RemoteProtocolError(f"strings {list(shape)}: {error}") from error
 
 
 def view_of(dtype: np.dtype[Any], shape: tuple[int, ...], content: BytesLike, start: int, nbytes: int) -> Array:
