@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from tests import hostile_models as models
 from tests.fuzzing.readers.mutate import in_protobuf
 from tests.fuzzing.readers.reader import Reader
 
-_FOLDER = Path(tempfile.mkdtemp(prefix="bbgrap-readers-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))  # noqa: S108
+_FOLDER = Path(tempfile.mkdtemp(prefix="bbgrap-readers-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 
