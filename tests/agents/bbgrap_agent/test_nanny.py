@@ -202,3 +202,14 @@ def test_the_main_process_is_light(coordinator, agent):
     assert "onnxruntime" not in maps
     assert "onnxruntime" in "\n".join(m.path for m in coordinator.worker_of(agent).memory_maps())
     assert psutil.Process(agent.pid).memory_info().rss < 80 << 20
+
+
+def test_an_agent_whose_worker_can_never_start_says_so_and_ends(coordinator, tmp_path, monkeypatch):
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('broken on purpose')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    agent = coordinator.start("--name", "a")
+    assert agent.wait(60) == 1
+    assert "broken on purpose" in coordinator.log()
+    assert (
+        coordinator.log().splitlines()[-1].startswith("bbgrap-agent: the worker cannot be started: 3 of them ended before they were ready")
+    )
