@@ -44,8 +44,6 @@ NOT_RUN = {
     "make fuzz-readers": "it installs atheris and runs for minutes; tests/fuzzing/readers runs in small",
     "make fuzz-readers FUZZ_READERS_ARGS='--reader read_model --seconds 3600'": "an hour",
     "make fuzz": "it installs and runs for minutes; `python -m tests.fuzzing --help` runs",
-    "make fuzz-readers": "it runs for hours; `tests/fuzzing/test_readers.py` runs it in small",
-    "make fuzz-readers FUZZ_READERS_ARGS='--reader read_model --seconds 3600'": "an hour",
     "make fuzz FUZZ_ARGS='--models 5000 --seed 1 --minutes 60'": "an hour",
     "python tools/commands_page.py": "it writes into the tree; test_generated.py runs what it calls",
     "python tools/operators_page.py": "it writes into the tree; test_coverage.py runs what it calls",
