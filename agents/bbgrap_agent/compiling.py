@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -28,6 +28,7 @@ from bbgrap.runtime.blocked import BlockedSlicePlan, blocked
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, LocalRun, LocalStep, Schedule, box_shape
 from bbgrap_agent.executor import Segment
+from bbgrap_agent.shared import Known, SharedSegments, weights_key
 
 TOLERANCE = 1e-5
 """Of the largest magnitude in a tensor: a sum that is fused with a convolution is added in another order."""
@@ -43,6 +44,13 @@ class Loader:
     """Raises `ModelError` if one is gone."""
     portable: Callable[[SegmentModel], Segment]
     compiled: Callable[[SegmentCompiler, Boundary, SegmentModel], Segment]
+    shared: SharedSegments = field(default_factory=SharedSegments)
+    """What other deployments have, to be used instead of being made again."""
+
+    def share_portable(self, model: SegmentModel) -> Segment:
+        """Return a segment as it was shipped."""
+        key = ("portable", model.digest, model.whole, model.inputs, model.outputs, weights_key(model))
+        return self.shared.get(key, lambda: self.portable(model))
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class _Draft:
 
     model: SegmentModel
     compiler: SegmentCompiler
+    known: Known
     shipped: LocalRun
     step: LocalRun
     joins: tuple[LocalJoin, ...]
@@ -71,6 +80,11 @@ class _Draft:
     """Inputs that it wants blocked, and outputs that it can make so."""
     checked: tuple[Boundary, Segment] | None = None
     """The boundary it was built for last, and what was built."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What decides about what it is compiled to, but for its boundary."""
+        return compiled_key(self.compiler, self.model)
 
     def boundary(self, maps: frozenset[int]) -> Boundary:
         """Return what of it is blocked, if these buffers are."""
@@ -82,7 +96,7 @@ class _Draft:
 
 def load_portable(schedule: Schedule, models: Sequence[SegmentModel], loader: Loader) -> Loaded:
     """Load the segments of a deployment as they were shipped."""
-    return Loaded(schedule, SlicePlan(schedule), tuple(map(loader.portable, models)))
+    return Loaded(schedule, SlicePlan(schedule), tuple(map(loader.share_portable, models)))
 
 
 def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Loader) -> Loaded:
@@ -108,7 +122,7 @@ def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Lo
     segments = []
     for number, model in enumerate(models):
         checked = drafts[number].checked if number in drafts else None
-        segments.append(portable.get(number) or loader.portable(model) if checked is None else checked[1])
+        segments.append(portable.get(number) or loader.share_portable(model) if checked is None else checked[1])
     _log.info("%d of %d segments compiled for this machine", len(drafts), len(models))
     return Loaded(now, slices, tuple(segments))
 
@@ -117,34 +131,45 @@ def _begin(model: SegmentModel, step: LocalRun, buffers: list[BufferSpec], loade
     """Split a segment's front off and ask for everything blocked; adds buffers for what is joined; None if nothing can be."""
     if model.whole:
         return None  # onnxruntime itself optimises it for this machine
+    numbers = dict(zip((*model.inputs, *model.outputs), (*step.inputs, *step.outputs), strict=True))
+    shapes = {name: shape for name, number in numbers.items() if (shape := buffers[number].shape) is not None}
     try:
-        compiler = SegmentCompiler(model.name, model.skeleton, loader.weights(model), block)
+        compiler = SegmentCompiler(model.name, model.skeleton, loader.weights(model), block, shapes)
     except ModelError as error:
         _log.info("segment '%s' stays portable: %s", model.name, error)
         return None
-    offer = None if compiler.hopeless else _offer(compiler, compiler.candidates)
+    known = loader.shared.known(compiled_key(compiler, model))
+    offer = None if compiler.hopeless else _offer(compiler, known, compiler.candidates)
     if offer is None:
         return None
-    numbers = dict(zip((*model.inputs, *model.outputs), (*step.inputs, *step.outputs), strict=True))
     joins = []
     for name, patches in compiler.front.joined.items():
         joins.append(LocalJoin(len(buffers), tuple((LocalPart(numbers[p.source], _box(p.start, p)), _box(p.at, p)) for p in patches)))
         numbers[name] = len(buffers)
         buffers.append(BufferSpec(name, DType.FLOAT, compiler.front.maps[name]))
     run = LocalRun(step.segment, tuple(numbers[name] for name in compiler.front.inputs), step.outputs)
-    return _Draft(model, compiler, step, run, tuple(joins), numbers, offer)
+    return _Draft(model, compiler, known, step, run, tuple(joins), numbers, offer)
 
 
 def _box(start: Sequence[int], patch: Patch) -> Box:
     return tuple(((first, first + extent),) for first, extent in zip(start, patch.shape, strict=True))
 
 
-def _offer(compiler: SegmentCompiler, inputs: frozenset[str]) -> Boundary | None:
+def compiled_key(compiler: SegmentCompiler, model: SegmentModel) -> tuple[object, ...]:
+    """Return what decides about what a segment is compiled to, but for its boundary."""
+    return ("compiled", compiler.key, compiler.front.inputs, model.outputs, weights_key(model))
+
+
+def _offer(compiler: SegmentCompiler, known: Known, inputs: frozenset[str]) -> Boundary | None:
+    offer = known.offers.get(inputs)
+    if offer is not None:
+        return offer
     try:
-        return compiler.boundary(inputs)
+        offer = known.offers[inputs] = compiler.boundary(inputs)
     except ModelError as error:
         _log.info("segment '%s' stays portable: %s", compiler.name, error)
         return None
+    return offer
 
 
 def _settle(shipped: Schedule, drafts: dict[int, _Draft], block: int) -> tuple[Schedule, frozenset[int]]:
@@ -158,7 +183,7 @@ def _settle(shipped: Schedule, drafts: dict[int, _Draft], block: int) -> tuple[S
             if now.inputs == draft.offer.inputs and (now.inputs or now.outputs):
                 continue
             settled = False
-            offer = _offer(draft.compiler, now.inputs) if now.inputs or now.outputs else None
+            offer = _offer(draft.compiler, draft.known, now.inputs) if now.inputs or now.outputs else None
             if offer is None:
                 del drafts[number]
             else:
@@ -212,15 +237,25 @@ def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: Loader) -> Segment
     boundary = draft.boundary(slices.blocked)
     if draft.checked is not None and draft.checked[0] == boundary:
         return None
-    portable = loader.portable(draft.model)
+    key = (*draft.key, boundary)
+    if (found := loader.shared.find(key)) is not None:
+        draft.checked = boundary, found
+        return None
+    portable = loader.share_portable(draft.model)
+    if boundary in draft.known.refused:
+        return portable
     try:
-        draft.checked = boundary, loader.compiled(draft.compiler, boundary, draft.model)
-        fault = _difference(draft, draft.checked[1], portable, slices)
+        compiled = loader.compiled(draft.compiler, boundary, draft.model)
+        draft.checked = boundary, compiled
+        fault = _difference(draft, compiled, portable, slices)
+        if not fault:
+            loader.shared.get(key, lambda: compiled)
     except Exception as error:  # noqa: BLE001,RUF100 - whatever fails here, the portable form is as good as without compiling
         fault = " ".join(str(error).split())
     draft.compiler.forget()
     if not fault:
         return None
+    draft.known.refused.add(boundary)
     _log.info("segment '%s' stays portable: %s", draft.model.name, fault)
     return portable
 

@@ -20,6 +20,7 @@ from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.runtime.schedule import LocalRun
 from bbgrap_agent.compiling import Loaded, Loader, load_compiled, load_portable
 from bbgrap_agent.executor import Deployment, Segment
+from bbgrap_agent.shared import SharedSegments
 from bbgrap_agent.weights import WeightStore
 
 _SPIN_US = 1_000
@@ -28,10 +29,12 @@ _SPIN_US = 1_000
 _log = logging.getLogger("bbgrap.agent")
 
 
-def load(deploy: Deploy, store: WeightStore, threads: int, coordinator_host: str, *, compiling: bool = True) -> Deployment:
+def load(
+    deploy: Deploy, store: WeightStore, threads: int, coordinator_host: str, shared: SharedSegments | None = None, *, compiling: bool = True
+) -> Deployment:
     """Make and warm up the sessions of a deployment, compiled for this machine unless told otherwise.
 
-    `coordinator_host` is the host this agent joined by.
+    `coordinator_host` is the host this agent joined by; `shared` are the segments of other deployments.
 
     Raises:
         ModelError: if a segment cannot be loaded or a weight is gone; the message names the segment.
@@ -43,6 +46,7 @@ def load(deploy: Deploy, store: WeightStore, threads: int, coordinator_host: str
         lambda model: _weights_of(model, store),
         lambda model: _load_segment(model, store, threads),
         lambda compiler, boundary, model: _load_compiled(compiler, boundary, model, threads),
+        shared or SharedSegments(),
     )
     try:
         loaded = (load_compiled if compiling else load_portable)(deploy.schedule, deploy.segments, loader)

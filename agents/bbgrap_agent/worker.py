@@ -52,6 +52,7 @@ from bbgrap_agent.loading import load, reachable
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
 from bbgrap_agent.probe import measure_machine
 from bbgrap_agent.progress import Progress
+from bbgrap_agent.shared import SharedSegments
 from bbgrap_agent.weights import WeightStore
 from bbgrap_agent.worker_settings import Settings
 
@@ -85,6 +86,7 @@ class Worker:
         self._pipe = pipe
         self._join = join
         self._store = store
+        self._shared = SharedSegments()
         self._progress = progress
         self._settings = settings
         self._executor = Executor(
@@ -186,8 +188,9 @@ class Worker:
         began = time.monotonic()
         self._progress.begin_load(deploy.epoch)
         try:
+            settings = self._settings
             deployment = load(
-                deploy, self._store, self._join.threads, self._settings.coordinator_host, compiling=self._settings.compiling > 0
+                deploy, self._store, self._join.threads, settings.coordinator_host, self._shared, compiling=settings.compiling > 0
             )
         finally:
             self._progress.end_load()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.compiler.assembly import box_within
+from bbgrap.compiler.canonical import canonical
 from bbgrap.compiler.host_concat import places_of, shifted
 from bbgrap.compiler.segments import Segment, WeightCutter, buffer_names, build_segment, read_outside
 from bbgrap.errors import ProgramError
@@ -43,12 +44,12 @@ def export(program: Program) -> Artifacts:
 
 
 def _ship(segment: Segment, weights: dict[str, Array]) -> SegmentModel:
-    written = write_graph(segment.graph, weights="detached")
-    used = {name: segment.graph.weights[name] for name in written.detached}
+    graph = canonical(segment.graph)
+    written = write_graph(graph, weights="detached")
+    used = {name: graph.weights[name] for name in written.detached}
     weights.update({weight.digest: weight.array for weight in used.values()})
     references = {name: WeightRef(weight.digest, weight.type) for name, weight in used.items()}
-    graph = segment.graph
-    return SegmentModel(graph.name, hashlib.sha256(written.data).hexdigest(), written.data, graph.inputs, graph.outputs, references)
+    return SegmentModel(segment.graph.name, hashlib.sha256(written.data).hexdigest(), written.data, graph.inputs, graph.outputs, references)
 
 
 def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment, ...]) -> Schedule:

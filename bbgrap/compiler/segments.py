@@ -13,6 +13,7 @@ import numpy as np
 from bbgrap.compiler.assembly import Assembly, Concatenate, Crop, assembly_of, box_within
 from bbgrap.compiler.crops import Cut, without_idle_crops
 from bbgrap.graph import Array, Graph, Node, TensorType, Weight
+from bbgrap.graph.slices import from_nearer_end
 from bbgrap.graph.weights import make_weight
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Program, reads_of, writes_of
 from bbgrap.runtime.schedule import extract
@@ -121,6 +122,7 @@ def build_segment(
         source.opsets,
         source.ir_version,
         source.hides_sizes,
+        {names[b]: axes for b in (*inputs, *outputs) if (axes := source.moving.get(device.buffers[b].value))},
     )
     return Segment(graph, inputs, outputs)
 
@@ -214,7 +216,8 @@ class _Writer:
                 assert bounds is not None, "the case above"
                 shape = self.device.buffers[buffer].region.shape
                 cut = [axis for axis, (b, extent) in enumerate(zip(bounds, shape, strict=True)) if len(b) != extent]
-                parameters = ([bounds[a].start for a in cut], [bounds[a].stop for a in cut], cut)
+                ends = [from_nearer_end(bounds[axis].start, bounds[axis].stop, shape[axis]) for axis in cut]
+                parameters = ([start for start, _ in ends], [stop for _, stop in ends], cut)
                 literals = [self._literal(f"crop {name}.parameter{k}", np.array(p, np.int64)) for k, p in enumerate(parameters)]
                 self.nodes.append(Node(f"crop {name}", "Slice", (self.names[buffer], *literals), (name,)))
                 if not any(b.start for b in bounds):

@@ -8,8 +8,11 @@ from outside. What is made here is valid on this CPU and with this onnxruntime o
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
+from weakref import WeakValueDictionary
 
 import numpy as np
 import onnxruntime as ort
@@ -19,11 +22,15 @@ from bbgrap.engine.sessions import SEGMENTS_WITHOUT, make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import crops_to_pools
 from bbgrap.graph.onnx_io import ModelFile, write_graph
-from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, split_front, with_stand_ins
+from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, free_form, split_front, with_stand_ins
 from bbgrap.graph.types import Array, DType, Graph, Node, TensorType
+from bbgrap.graph.weights import digest_of
 from bbgrap.runtime.blocked import aligned_empty
 
 _DOMAIN = "com.microsoft.nchwc"
+_WEIGHTS: WeakValueDictionary[str, Array] = WeakValueDictionary()
+"""The weights of compiled sessions, by content; used by the thread that loads."""
+
 _PROBED_CHANNELS = 64
 """More than any block has."""
 
@@ -48,23 +55,33 @@ def block_size() -> int | None:
 class SegmentCompiler:
     """Compiles one segment, for any choice of blocked inputs.
 
-    Invariants: `candidates` are the inputs that have whole blocks of channels, `hopeless` is true if no output has them either.
+    Invariants: `candidates` are the inputs that have whole blocks of channels, `hopeless` is true if no output has them either. Segments of
+    equal `key` and weights compile to the same, whatever the sizes of their moving axes.
     """
 
-    def __init__(self, name: str, skeleton: bytes, weights: Mapping[str, Array], block: int) -> None:
-        """Take a segment as it was shipped, with its weights by name.
+    def __init__(
+        self,
+        name: str,
+        skeleton: bytes,
+        weights: Mapping[str, Array],
+        block: int,
+        shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    ) -> None:
+        """Take a segment as it was shipped, with its weights by name and the shapes of its inputs and outputs.
 
         Raises:
             ModelError: if the segment is not one that can be compiled.
         """
         self.name = name
         self.block = block
-        self.front: Front = split_front(skeleton)
+        self.front: Front = split_front(skeleton, shapes)
         whole = {n for n, shape in self.front.maps.items() if shape[1] % block == 0}
         self.hopeless = not whole
         self.candidates = frozenset(whole.intersection(self.front.inputs))
         self._data, self._crops = crops_to_pools(self.front.data)
         self._weights = {name: weights[name] for name in self.front.weights}
+        bounds = [(crop.result, crop.bounds) for crop in self._crops]
+        self.key = hashlib.sha256(free_form(self._data, self.front.moving) + repr(bounds).encode()).hexdigest()
         self._optimized: tuple[frozenset[str], ModelFile] | None = None
 
     def boundary(self, wanted: frozenset[str]) -> Boundary:
@@ -82,7 +99,7 @@ class SegmentCompiler:
             ModelError: if they cannot be, or onnxruntime cannot load what was made.
         """
         model = self._optimize(boundary.inputs)
-        data = cut_boundary(model, boundary, self.block, self._crops)
+        data = cut_boundary(model, boundary, self.block, self._crops, self.front.moving)
         weights = {name: _aligned(array) for name, array in model.weights.items()}
         return make_session(data, weights=weights, threads=threads, shared_pool=shared_pool, spinning=spinning, optimize=False)
 
@@ -101,9 +118,15 @@ class SegmentCompiler:
 
 
 def _aligned(array: Array) -> Array:
-    """Return a copy in memory that vector registers like: the file it is mapped from is gone, and its offsets are odd."""
+    """Return a copy in memory that vector registers like: the file it is mapped from is gone, and its offsets are odd.
+
+    Equal weights of sessions that are there are one array.
+    """
     if array.dtype != np.float32:
         return np.array(array)
-    made = aligned_empty(array.shape)
-    made[...] = array
+    digest = digest_of(array)
+    made = _WEIGHTS.get(digest)
+    if made is None:
+        made = _WEIGHTS[digest] = aligned_empty(array.shape)
+        made[...] = array
     return made

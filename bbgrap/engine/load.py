@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
 from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_free import moving_axes
 from bbgrap.graph.onnx_io import ModelFile, as_model_error, normalize_opset, parse_model, read_model, with_input_shapes
 from bbgrap.graph.types import Array, Graph
 
@@ -47,6 +49,11 @@ def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
 
 
 def _loaded(model: ModelFile, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    graph = _concrete(model, path, shapes)
+    return replace(graph, moving=moving_axes(model, graph))
+
+
+def _concrete(model: ModelFile, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     given = with_input_shapes(model, shapes)
     try:
         return typed_graph(_folded(given))

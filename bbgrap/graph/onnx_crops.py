@@ -20,6 +20,7 @@ import onnx.shape_inference
 from onnx import NodeProto, numpy_helper
 
 from bbgrap.errors import ModelError
+from bbgrap.graph.slices import from_nearer_end
 from bbgrap.graph.types import Array
 
 _BLOCKED = "_nchwc"
@@ -41,6 +42,11 @@ class Crop:
     def kernel(self) -> tuple[int, int]:
         """Rows and columns of a window of which as many fit as are left."""
         return self.shape[2] - self.rows[1] + self.rows[0] + 1, self.shape[3] - self.columns[1] + self.columns[0] + 1
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows and columns as `Slice` takes them."""
+        return from_nearer_end(*self.rows, self.shape[2]), from_nearer_end(*self.columns, self.shape[3])
 
 
 def crops_to_pools(data: bytes) -> tuple[bytes, tuple[Crop, ...]]:
@@ -125,13 +131,13 @@ def _cropping(graph: onnx.GraphProto, node: NodeProto, crop: Crop, block: int | 
         graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), f"{label}.{part}"))
         return f"{label}.{part}"
 
-    (low, high), (left, right) = crop.rows, crop.columns
+    (low, high), (left, right) = crop.bounds
     bounds = [constant("starts", low, left), constant("ends", high, right), constant("axes", *_SPATIAL)]
     if block is None:
         return [onnx.helper.make_node("Slice", [source, *bounds], [result], label)]
-    n, c, h, w = crop.shape
-    view = constant("view", n, c // block, h, w, block)
-    shape = constant("shape", n, c, high - low, right - left)
+    channels = crop.shape[1]
+    view = constant("view", 0, channels // block, 0, 0, block)  # 0 is for as many as there are: images, rows and columns
+    shape = constant("shape", 0, channels, 0, 0)
     return [
         onnx.helper.make_node("Reshape", [source, view], [f"{label}.blocks"], f"{label}.split"),
         onnx.helper.make_node("Slice", [f"{label}.blocks", *bounds], [f"{label}.piece"], label),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import onnx
 from onnx import NodeProto, numpy_helper
@@ -56,6 +57,8 @@ class Front:
     joined: Mapping[str, tuple[Patch, ...]]
     maps: Mapping[str, Extents]
     """Shapes of the inputs and outputs that have four axes and 32-bit floats."""
+    moving: Mapping[str, frozenset[int]]
+    """The axes of inputs and outputs that the model does not fix."""
     weights: frozenset[str]
     """Names of the weights outside that are still read."""
 
@@ -68,8 +71,10 @@ class Boundary:
     outputs: frozenset[str]
 
 
-def split_front(data: bytes) -> Front:
+def split_front(data: bytes, shapes: Mapping[str, Extents] = MappingProxyType({})) -> Front:
     """Take `Concat` and `Slice` of inputs out of a model, where they make feature maps.
+
+    `shapes` are those that its inputs and outputs have, as far as they are known; in `Front.data` they are fixed.
 
     Raises:
         ModelError: if the model has control flow, which could read inputs unseen, quantizes, or returns an input.
@@ -80,20 +85,21 @@ def split_front(data: bytes) -> Front:
         raise ModelError(f"model '{graph.name}': it quantizes, and a step of that may show what a kernel adds in another order")
     if sum(1 for _ in graphs_of(graph)) > 1:
         raise ModelError(f"model '{graph.name}': it has control flow")
+    moving = {value.name: axes for value in (*graph.input, *graph.output) if (axes := _fix(value, shapes.get(value.name)))}
     constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer if not is_external(t)}
     values: dict[str, tuple[Patch, ...]] = {
         v.name: (Patch(v.name, (0, 0, 0, 0), (0, 0, 0, 0), shape),) for v in graph.input if (shape := _map_shape(v)) is not None
     }
-    shapes = {name: patches[0].shape for name, patches in values.items()}
+    extents = {name: patches[0].shape for name, patches in values.items()}
     front: dict[str, NodeProto] = {}
     rest: list[NodeProto] = []
     for node in graph.node:
-        made = _assembled(node, values, shapes, constants)
+        made = _assembled(node, values, extents, constants)
         if made is None:
             rest.append(node)
         else:
             name = node.output[0]
-            shapes[name], values[name] = made
+            extents[name], values[name] = made
             front[name] = node
     outputs = {value.name for value in graph.output}
     if not outputs.isdisjoint(value.name for value in graph.input):
@@ -107,14 +113,41 @@ def split_front(data: bytes) -> Front:
     inputs = (*(name for name in declared if name in live), *joined)
     del graph.input[:], graph.node[:], graph.value_info[:]
     for name in inputs:
-        graph.input.append(declared.get(name) or onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shapes[name]))
+        graph.input.append(declared.get(name) or onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, extents[name]))
     graph.node.extend(rest)
     weights = [tensor for tensor in graph.initializer if tensor.name in live]
     del graph.initializer[:]
     graph.initializer.extend(weights)
     results = {value.name: shape for value in graph.output if (shape := _map_shape(value)) is not None}
-    maps = results | {name: shapes[name] for name in inputs if name in shapes}
-    return Front(_bytes_of(proto), inputs, joined, maps, frozenset(t.name for t in weights if is_external(t)))
+    maps = results | {name: extents[name] for name in inputs if name in extents}
+    moving |= {name: frozenset().union(*(moving.get(patch.source, ()) for patch in patches)) for name, patches in joined.items()}
+    return Front(_bytes_of(proto), inputs, joined, maps, moving, frozenset(t.name for t in weights if is_external(t)))
+
+
+def free_form(data: bytes, moving: Mapping[str, frozenset[int]]) -> bytes:
+    """Return a model with symbols for the sizes of moving axes: the same one for equal sizes of an axis, and another one for ones.
+
+    Two models with equal forms are optimised alike: what an optimiser may conclude from sizes, that two are equal or that one is 1 and so
+    spreads, it concludes in both.
+    """
+    proto = onnx.ModelProto.FromString(data)
+    symbols: dict[tuple[int, int], str] = {}
+    for value in (*proto.graph.input, *proto.graph.output):
+        for axis in sorted(moving.get(value.name, ())):
+            dim = value.type.tensor_type.shape.dim[axis]
+            dim.dim_param = "one" if dim.dim_value == 1 else symbols.setdefault((axis, dim.dim_value), f"size{len(symbols)}")
+    return _bytes_of(proto)
+
+
+def _fix(value: onnx.ValueInfoProto, shape: Extents | None) -> frozenset[int]:
+    """Write sizes where the declaration of a value has none, and return where that was."""
+    dims = value.type.tensor_type.shape.dim
+    if shape is None or len(shape) != len(dims):
+        return frozenset()
+    moving = frozenset(axis for axis, dim in enumerate(dims) if not dim.HasField("dim_value"))
+    for axis in moving:
+        dims[axis].dim_value = shape[axis]
+    return moving
 
 
 def with_stand_ins(data: bytes, inputs: Iterable[str]) -> bytes:
@@ -138,10 +171,16 @@ def boundary_of(model: ModelFile, inputs: Iterable[str], block: int) -> Boundary
     return Boundary(read, frozenset(_reordered_outputs(model.proto.graph, block, set(stand_ins.values()))))
 
 
-def cut_boundary(model: ModelFile, boundary: Boundary, block: int, crops: Sequence[Crop] = ()) -> bytes:
+def cut_boundary(
+    model: ModelFile,
+    boundary: Boundary,
+    block: int,
+    crops: Sequence[Crop] = (),
+    moving: Mapping[str, frozenset[int]] = MappingProxyType({}),
+) -> bytes:
     """Remove the stand-ins of the boundary's inputs, which are all that the model has, and the conversions of its outputs.
 
-    `crops` are those that became poolings; they become crops again.
+    `crops` are those that became poolings; they become crops again. The sizes of `moving` axes are left open.
 
     Raises:
         ModelError: if the model is not such that `boundary_of` offers them.
@@ -171,7 +210,7 @@ def cut_boundary(model: ModelFile, boundary: Boundary, block: int, crops: Sequen
     del graph.node[:], graph.value_info[:]
     graph.node.extend(kept)
     pools_to_crops(graph, crops, block)
-    return _bytes_of(proto)
+    return free_form(_bytes_of(proto), moving)
 
 
 def _map_shape(value: onnx.ValueInfoProto) -> Extents | None:

@@ -52,7 +52,7 @@ def write_graph(graph: Graph, *, weights: Literal["inline", "detached"], free_ba
     (`add_external_initializers`). Parameters that steer shapes, such as those of `Reshape`, `Slice` and `Pad`, are smaller and stay
     inside, where onnxruntime's optimiser needs them; so do strings and element types that numpy does not have.
 
-    With `free_batch`, dimension 0 of every graph input and output becomes the symbol N.
+    With `free_batch`, dimension 0 of every graph input and output becomes the symbol N. Sizes of the graph's moving axes are symbols, too.
 
     Raises:
         ModelError: if the model would be larger than a protobuf can be (2 GB).
@@ -101,8 +101,9 @@ def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free_batch: bool
             proto.opset_import.add(domain=domain, version=version)
     proto.graph.name = graph.name
     free_sizes = graph.hides_sizes and any(_has_body(node) for node in graph.nodes)
-    proto.graph.input.extend(_value(graph, name, free_batch, free_sizes) for name in graph.inputs)
-    proto.graph.output.extend(_value(graph, name, free_batch, free_sizes) for name in graph.outputs)
+    symbols: dict[tuple[int, int], str] = {}
+    proto.graph.input.extend(_value(graph, name, free_batch, free_sizes, symbols) for name in graph.inputs)
+    proto.graph.output.extend(_value(graph, name, free_batch, free_sizes, symbols) for name in graph.outputs)
     proto.graph.node.extend(_node(node, graph.opsets) for node in graph.nodes)
     proto.graph.initializer.extend(_tensor(weight, places.get(name)) for name, weight in sorted(graph.weights.items()))
     return proto
@@ -114,14 +115,18 @@ def _has_body(node: Node) -> bool:
     )
 
 
-def _value(graph: Graph, name: str, free_batch: bool, free_sizes: bool) -> ValueInfoProto:
+def _value(graph: Graph, name: str, free_batch: bool, free_sizes: bool, symbols: dict[tuple[int, int], str]) -> ValueInfoProto:
+    """Declare a value; sizes of moving axes become `symbols`, equal ones of an axis the same: what is equal may be relied on."""
     value = ValueInfoProto(name=name)
     declare(value, graph.types[name])
+    moving = graph.moving.get(name, frozenset())
     for axis, dim in enumerate(value.type.tensor_type.shape.dim if graph.types[name].shape else ()):
         if free_sizes:
             dim.Clear()
         elif axis == 0 and free_batch:
             dim.dim_param = "N"
+        elif axis in moving:
+            dim.dim_param = symbols.setdefault((axis, dim.dim_value), f"size{len(symbols)}")
     return value
 
 

@@ -204,6 +204,8 @@ class Graph:
     hides_sizes: bool = False
     """Whether onnxruntime refuses the bodies of its control flow when it is told the sizes of inputs: then models with bodies do not
     declare them."""
+    moving: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Of values, the axes whose size follows from a free dimension of the model's inputs: other shapes of these have others."""
 
     @cached_property
     def node_by_name(self) -> Mapping[str, Node]:

@@ -1,0 +1,51 @@
+"""Which axes of a model's values have sizes that follow from free dimensions of its inputs. One of the files that import onnx.
+
+Law: an axis that is not moving has the same size for all shapes of the inputs that the file allows; where onnx cannot tell, it moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+import onnx.shape_inference
+
+from bbgrap.graph.onnx_read import BROKEN, ModelFile
+from bbgrap.graph.onnx_tidy import graphs_of
+from bbgrap.graph.types import DType, Graph
+
+
+def moving_axes(model: ModelFile, graph: Graph) -> Mapping[str, frozenset[int]]:
+    """Return which axes of a graph's values move in the model as its file has it; values with none are left out."""
+    tensors = [item for item in model.inputs if item.dtype is not DType.OTHER]
+    if all(item.shape is not None and all(isinstance(size, int) for size in item.shape) for item in tensors):
+        return {}
+    known = _known_sizes(model)
+    found: dict[str, frozenset[int]] = {}
+    for name, kind in graph.types.items():
+        if name not in graph.weights and kind.shape:
+            sizes = known.get(name, ())
+            moving = frozenset(range(len(kind.shape)))
+            if len(sizes) == len(kind.shape):
+                moving = frozenset(axis for axis, size in enumerate(sizes) if size != kind.shape[axis])
+            if moving:
+                found[name] = moving
+    return found
+
+
+def _known_sizes(model: ModelFile) -> dict[str, tuple[int | None, ...]]:
+    """Return what follows for values from the free inputs; sizes that are told of values inside and of outputs are not believed."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for body in graphs_of(proto.graph):
+        del body.value_info[:]
+    for value in proto.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except BROKEN:
+        return {}
+    values = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
+    shapes = ((value.name, value.type.tensor_type.shape.dim) for value in values if value.type.tensor_type.HasField("shape"))
+    return {name: tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims) for name, dims in shapes}
