@@ -20,7 +20,7 @@ from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
 from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_free import moving_axes
+from bbgrap.graph.onnx_free import fixed_sizes, has_free_inputs, moving_axes
 from bbgrap.graph.onnx_io import ModelFile, as_model_error, normalize_opset, parse_model, read_model, with_input_shapes
 from bbgrap.graph.types import Array, Graph
 
@@ -50,7 +50,7 @@ def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
 
 def _loaded(model: ModelFile, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     graph = _concrete(model, path, shapes)
-    return replace(graph, moving=moving_axes(model, graph))
+    return replace(graph, moving=moving_axes(fixed_sizes(model), graph)) if has_free_inputs(model) else graph
 
 
 def _concrete(model: ModelFile, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:

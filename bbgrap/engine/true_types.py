@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 import onnxruntime as ort
@@ -23,7 +24,7 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.lower import unique_name
 from bbgrap.graph.onnx_io import ModelFile, to_graph, weights_of, write_graph
 from bbgrap.graph.onnx_types import UNKNOWN
-from bbgrap.graph.types import STORABLE, Attribute, DType, Graph, Node, TensorType
+from bbgrap.graph.types import STORABLE, Attribute, DType, Graph, Node, TensorType, Weight
 from bbgrap.graph.weights import make_weight
 
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool", "NhwcMaxPool"})
@@ -42,8 +43,8 @@ _Shapes = dict[tuple[object, ...], tuple[tuple[int, ...], ...] | None]
 """Shapes that a node made, by what decides about them; None where it could not be run alone."""
 
 
-def typed_graph(model: ModelFile, *, hides_sizes: bool = False) -> Graph:
-    """Return the graph of a model with concrete input shapes; arguments as those of `to_graph`.
+def typed_graph(model: ModelFile, *, hides_sizes: bool = False, known: Mapping[str, Weight] = MappingProxyType({})) -> Graph:
+    """Return the graph of a model with concrete input shapes; arguments as those of `to_graph` and `weights_of`.
 
     Raises:
         ModelError: if it cannot be represented.
@@ -52,7 +53,7 @@ def typed_graph(model: ModelFile, *, hides_sizes: bool = False) -> Graph:
     declared: dict[str, TensorType] = {}
     asked: set[str] = set()
     shapes: _Shapes = {}
-    stored = weights_of(model)
+    stored = weights_of(model, known)
     while True:
         graph = to_graph(model, declared | seen, hides_sizes=hides_sizes, stored=stored)
         if wrong := _first_wrong(graph, seen, shapes):

@@ -15,12 +15,18 @@ from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import DType, Graph
 
 
-def moving_axes(model: ModelFile, graph: Graph) -> Mapping[str, frozenset[int]]:
-    """Return which axes of a graph's values move in the model as its file has it; values with none are left out."""
+Sizes = Mapping[str, tuple[int | None, ...]]
+"""Of values, the sizes that are the same for all shapes of the inputs."""
+
+
+def has_free_inputs(model: ModelFile) -> bool:
+    """Whether inputs of a model may have several shapes."""
     tensors = [item for item in model.inputs if item.dtype is not DType.OTHER]
-    if all(item.shape is not None and all(isinstance(size, int) for size in item.shape) for item in tensors):
-        return {}
-    known = _known_sizes(model)
+    return not all(item.shape is not None and all(isinstance(size, int) for size in item.shape) for item in tensors)
+
+
+def moving_axes(known: Sizes, graph: Graph) -> Mapping[str, frozenset[int]]:
+    """Return which axes of a graph's values move, by what is `known` of the model with free inputs; values with none are left out."""
     found: dict[str, frozenset[int]] = {}
     for name, kind in graph.types.items():
         if name not in graph.weights and kind.shape:
@@ -33,7 +39,7 @@ def moving_axes(model: ModelFile, graph: Graph) -> Mapping[str, frozenset[int]]:
     return found
 
 
-def _known_sizes(model: ModelFile) -> dict[str, tuple[int | None, ...]]:
+def fixed_sizes(model: ModelFile) -> Sizes:
     """Return what follows for values from the free inputs; sizes that are told of values inside and of outputs are not believed."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)

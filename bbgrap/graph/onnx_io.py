@@ -12,6 +12,7 @@ Weights of such numbers are arrays of `ml_dtypes`; they are always written inlin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -63,9 +64,9 @@ MAX_VALUE_BYTES = 1 << 40
 the memory of the agent's worker is the limit."""
 
 
-def weights_of(model: ModelFile) -> dict[str, Weight]:
-    """Return the initializers of a model by name; their content is hashed, which takes most of the time of `to_graph`."""
-    return {tensor.name: make_weight(tensor.name, *_content(model, tensor)) for tensor in model.proto.graph.initializer}
+def weights_of(model: ModelFile, known: Mapping[str, Weight] = MappingProxyType({})) -> dict[str, Weight]:
+    """Return the initializers of a model by name; the content of those that are not `known` is hashed, most of the time of `to_graph`."""
+    return {t.name: known.get(t.name) or make_weight(t.name, *_content(model, t)) for t in model.proto.graph.initializer}
 
 
 def to_graph(

@@ -81,6 +81,34 @@ def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -
     return describe(model.name, proto, model.weights)
 
 
+def with_weights_as_inputs(model: ModelFile) -> bytes:
+    """Return a model with concrete input shapes that reads its large weights from further inputs: an optimiser leaves them as they are."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    del proto.graph.initializer[:]
+    for tensor in model.proto.graph.initializer:
+        if is_external(tensor):
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        else:
+            proto.graph.initializer.append(tensor)
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return data
+
+
+def with_inputs_as_weights(model: ModelFile, before: ModelFile) -> ModelFile:
+    """Return a model with the weights again that `with_weights_as_inputs` took from it, those of the model `before`."""
+    weights = {tensor.name: tensor for tensor in before.proto.graph.initializer if is_external(tensor)}
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    inputs = [value for value in proto.graph.input if value.name not in weights]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    read = {name for body in graphs_of(proto.graph) for node in body.node for name in node.input}
+    kept = [tensor for name, tensor in weights.items() if name in read or any(name == value.name for value in proto.graph.output)]
+    proto.graph.initializer.extend(kept)
+    return describe(model.name, proto, {**model.weights, **{tensor.name: before.weights[tensor.name] for tensor in kept}})
+
+
 def _overridden(model: ModelFile, names: Container[str]) -> ModelFile:
     """Make inputs of the weights of these names that may be overridden."""
     chosen = [item for item in model.overridable if item.name in names]
