@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bbgrap.control.agent_events import CheckWeights, Drop, DropBefore, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
+from bbgrap.engine.sessions import share_arena
 from bbgrap.errors import BbgrapError, ExecutionError
 from bbgrap.protocol.messages import (
     AnswerPings,
@@ -108,6 +109,7 @@ class Worker:
         Raises:
             RemoteProtocolError: if the nanny does not speak as it should: it is of another version.
         """
+        share_arena()
         thread = threading.Thread(target=self._execute, name="executor", daemon=True)
         thread.start()
         self._say(WorkerReady(self._join))

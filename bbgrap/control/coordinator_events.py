@@ -138,14 +138,26 @@ class WriteChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """A variant that another plan is scaled from: what job made it, and which one it is of that."""
+
+    job: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartPlanning:
-    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`. `job` names what is made."""
+    """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`. `job` names what is made.
+
+    With `base` it is to be a plan of the same kind for other shapes, of which nothing is searched.
+    """
 
     job: int
     files: tuple[ModelFile, ...]
     shapes: Mapping[str, tuple[int, ...]]
     cluster: Cluster
     options: PlanOptions
+    base: Base | None = None
 
 
 @dataclass(frozen=True, slots=True)

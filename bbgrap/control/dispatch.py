@@ -23,6 +23,7 @@ from bbgrap.control.coordinator_events import (
     ToAgent,
     ToClient,
 )
+from bbgrap.control.further import answers_more_at_once
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
@@ -109,7 +110,7 @@ class Requests:
         plan.requests += 1
         plan.is_asked(now)
         if plan.standby is not None:
-            plan.standby.asked = now
+            plan.standby.outstanding += 1
         self.loading.touch(plan)
         return []
 
@@ -138,9 +139,11 @@ class Requests:
     def _go_on_standby(self, standby: Plan, now: float) -> list[Instruction]:
         """Place copies, and let the model's plans look again whether one has room."""
         done = self.standbys.consider(standby, now)
-        for plan in self.planning.of_model(standby):
-            if plan.waiting or plan.callers or standby.failed:
-                self.loading.touch(plan)
+        concerned = [plan for plan in self.planning.of_model(standby) if plan.waiting or plan.callers or standby.failed]
+        # What is touched last is looked at first: the oldest request gets the place.
+        for plan in sorted(concerned, key=lambda plan: -min(plan.waiting, default=0)):
+            self.loading.touched.pop(plan, None)
+            self.loading.touch(plan)
         return done
 
     def _go_on(self, plan: Plan, now: float) -> list[Instruction]:
@@ -211,7 +214,8 @@ class Requests:
         """Return what a request runs on now: the plan, or the standby until there is one; None if it has to wait."""
         mine = [v for v in plan.open_variants if self._may_take(v, request)] if plan.serves else []
         has_copies = plan.standby is not None and bool(plan.standby.variants)
-        if mine and (len(request.lost) < MAX_DEATHS or not has_copies):
+        crowded = bool(mine) and not plan.is_stream and answers_more_at_once(plan.helper, mine[0])
+        if mine and not crowded and (len(request.lost) < MAX_DEATHS or not has_copies):
             queue = plan.policy.choose([variant.queue for variant in mine], now)
             return next((variant for variant in mine if variant.queue is queue), None)
         standby = () if plan.helper is None else plan.helper.open_variants
@@ -299,13 +303,32 @@ class Requests:
         for name in variant.parts:
             if (member := self.members.by_name.get(name)) is not None:
                 member.finished += 1
+        started = variant.queue.running[request.number]
         if now is not None:
-            started = variant.queue.running[request.number]
             variant.took(now - started)
             if plan.policy.done(variant.queue, started, now, alone=alone):
                 log.append(Log(plan.measured_text()))
         answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records)
-        return [ToClient(request.caller[0], answer), *log, *self._close(request, "finished")]
+        done = [ToClient(request.caller[0], answer), *log, *self._close(request, "finished")]
+        return [*done, *self._try(request.plan, variant, now - started)] if now is not None and alone else done
+
+    def _try(self, plan: Plan, variant: Variant, seconds: float) -> list[Instruction]:
+        """Learn from a request that ran alone whether a scaled variant is worth its place; one that is not goes."""
+        trial = plan.trial
+        if variant.plan.is_standby:
+            trial.standby.append(seconds)
+        elif variant.is_scaled:
+            trial.scaled.append(seconds)
+        scaled = [v for v in plan.variants if v.is_scaled and not v.queue.running]
+        if not scaled or not (why := trial.verdict()):
+            return []
+        trial.scaled.clear()
+        for slow in scaled:
+            plan.failed[slow.world] = Fault.PLAN, f"planner: {why}"
+        return [
+            Log(f"model {plan.model[:8]}: a plan made like another is given up: {why}"),
+            *(i for v in scaled for i in self.loading.release(v)),
+        ]
 
     def broke(self, event: RequestBroke) -> list[Instruction]:
         """Fail a request whose part on the host failed."""
@@ -453,6 +476,8 @@ class Requests:
         request.tracker.move(event)
         del self.open[request.number], self.by_caller[request.caller]
         self._bytes -= request.bytes
+        if request.plan.standby is not None:
+            request.plan.standby.outstanding -= 1
         self.traces.forget(request.number)
         self.loading.touch(request.plan)
         variant = self.loading.find(request.epoch)

@@ -33,7 +33,9 @@ from bbgrap.graph.types import TensorType
 from bbgrap.protocol.messages import Abandon, Deploy, Peer, Release
 
 MAX_LOADED = 12
-"""Variants and copies of standbys that an agent has loaded at once."""
+"""Variants and copies of standbys that an agent has loaded at once, besides those that were scaled."""
+MAX_SCALED = 256
+"""Scaled variants that an agent has loaded at once: they share nearly all with others."""
 IN_FLIGHT_PER_NODE = 2
 """Requests in flight for each node of a variant: one that it works on, and the next one's input."""
 RESEND_S = 5.0
@@ -307,7 +309,7 @@ class Loading:
         living = [member for name in parts if (member := self.members.by_name.get(name)) is not None]
         return [DropRequest(epoch, number), *(ToAgent(member.identity, Abandon(epoch, number, patience_s)) for member in living)]
 
-    def make_room(self, coming: Mapping[str, int], newcomer: Plan, now: float) -> list[Instruction] | None:
+    def make_room(self, coming: Mapping[str, int], newcomer: Plan, now: float, *, scaled: bool = False) -> list[Instruction] | None:
         """Release what is idle on agents that would have too much: what serves nobody first, then the least recently used.
 
         `coming` is how many variants of the newcomer each of them is to load. Without room nothing is released, and None returned: what
@@ -317,8 +319,8 @@ class Loading:
         answered = not newcomer.callers and (newcomer.serving or (newcomer.helper is not None and newcomer.helper.open_variants))
         going: dict[int, Variant] = {}
         for name, count_coming in coming.items():
-            mine = [v for v in self.of_member(name) if v.epoch not in going]
-            while (excess := len(mine) + count_coming - MAX_LOADED) > 0:
+            mine = [v for v in self.of_member(name) if v.epoch not in going and v.is_scaled == scaled]
+            while (excess := len(mine) + count_coming - (MAX_SCALED if scaled else MAX_LOADED)) > 0:
                 idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not _is_needed(v, going, now)]
                 if answered:
                     idle = [v for v in idle if not _is_in_use(v, newcomer, going, now)]
@@ -339,6 +341,8 @@ class Loading:
     def saved(self, plan: Plan, job: int) -> list[Instruction]:
         """Keep what a job came to over a restart; of a standby also that it is not to be run any more, when no copy is left."""
         group = [variant for variant in plan.variants if variant.job == job]
+        if any(variant.is_scaled for variant in group):
+            return []  # it is made again in no time
         if not group and not (plan.is_standby and plan.planned and plan.quarantine):
             return []
         medians = plan.policy.medians

@@ -8,6 +8,9 @@ from typing import Any
 
 from bbgrap.compiler.artifacts import Artifacts
 
+SCALED_FROM = "scaled_from"
+"""The key of a report that says for which input shapes the plan was made that this one is like; none was searched for then."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedVariant:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import (
+    Base,
     CancelPlanning,
     ForgetPlan,
     Instruction,
@@ -25,19 +26,21 @@ from bbgrap.control.coordinator_events import (
     StartPlanning,
     ToClient,
 )
+from bbgrap.control.further import Origin, origin_of
 from bbgrap.control.links import Links
-from bbgrap.control.loading import MAX_LOADED, Loading
+from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.plans import IN_USE_S, Job, Plan, Variant
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.protocol.client_messages import Fault, PrepareModel, Progress
 
-MAX_PLANS = 64
+MAX_PLANS = 512
 """Plans that are remembered; the least recently asked one makes room."""
 EARNED = 3
 """Requests after which further shapes of a model are planned. Chosen: shapes that come once are answered by the standby."""
-NO_ROOM = f"nodes have {MAX_LOADED} variants loaded, of plans that were used in the last {IN_USE_S:.0f} s; it is loaded when some are not"
+NO_ROOM = f"nodes have as many variants loaded as they may, of plans used in the last {IN_USE_S:.0f} s; it is loaded when some are not"
+ONE_NODE = "planner: one node is the fastest for inputs half as large, so no plan is looked for"
 SETTLE_S = 2.0
 """How long the agents stay as they are before a plan is made anew for nobody who waits: those that are away may come back at once."""
 
@@ -45,7 +48,7 @@ SETTLE_S = 2.0
 class Planning:
     """All plans, and the jobs that are under way.
 
-    Invariants: a plan has at most one job; `plans` are in the order in which they were asked for.
+    Invariants: a plan has at most one job.
     """
 
     def __init__(self, settings: Settings, members: Members, links: Links, loading: Loading) -> None:
@@ -68,23 +71,24 @@ class Planning:
             # Where inputs make no difference they shall make no second plan.
             message = replace(message, options=replace(message.options, input_values="any"))
         key = plan_key(message)
-        plan = self.plans.pop(key, None)
+        plan = self.plans.get(key)
         if plan is None:
-            plan = Plan(key, message.model, standby.files, message.shapes, message.options, standby)
+            plan = self.plans[key] = Plan(key, message.model, standby.files, message.shapes, message.options, standby)
             plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
             # Other shapes of a model that ends workers end them, too.
             plan.quarantine = standby.quarantine
-        self.plans[key] = plan
         return plan
 
     def forget_oldest(self) -> list[Instruction]:
         """Forget plans beyond `MAX_PLANS` that nobody uses."""
         done: list[Instruction] = []
-        for key, plan in list(self.plans.items()):
+        if len(self.plans) <= MAX_PLANS:
+            return done
+        for plan in sorted(self.plans.values(), key=lambda plan: plan.asked):
             if len(self.plans) <= MAX_PLANS:
                 break
             if not plan.is_wanted and not plan.running:
-                del self.plans[key]
+                del self.plans[plan.key]
                 done += [*self.cancel(plan), *(i for v in list(plan.variants) for i in self.loading.release(v))]
         return done
 
@@ -131,11 +135,26 @@ class Planning:
             return []
         if world in plan.failed or any(v.world == world for v in plan.variants):
             return []
+        origin = self._origin(plan, world)
+        if origin in {"wait", "nothing"}:
+            if origin == "nothing":
+                plan.failed[world] = Fault.PLAN, ONE_NODE
+            return []
+        base = origin if isinstance(origin, Base) else None
         plan.failed = {}
         cluster = self._cluster(able, plan)
         names, addresses = tuple(m.name for m in able), tuple(m.join.data_address for m in able)
-        plan.job = Job(next(self.loading.epochs), world, names, addresses, cluster, now)
-        return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options), *self.progress(plan)]
+        plan.job = Job(next(self.loading.epochs), world, names, addresses, cluster, now, base=base)
+        return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, base), *self.progress(plan)]
+
+    def _origin(self, plan: Plan, world: str) -> Origin:
+        """Return what a plan is made of. Who waits for one by name, or has nothing that answers meanwhile, gets one of his own."""
+        standby = plan.helper
+        if plan.callers or standby is None or not standby.open_variants or not self._is_further(plan):
+            return "search"
+        if standby.outstanding > len(standby.open_variants):
+            return "wait"
+        return origin_of(plan, self.of_model(standby), world)
 
     def _world(self) -> tuple[tuple[Member, ...], str]:
         """Return who can take part in plans, and the world that this is.
@@ -154,8 +173,13 @@ class Planning:
             return False
         if plan.helper is None or plan.helper.failed or plan.helper.quarantine:
             return True
-        first = plan.standby is None or all(other is plan or not other.variants for other in self.of_model(plan.standby))
-        return plan.requests >= EARNED or first or bool(plan.variants)
+        return plan.requests >= EARNED or not self._is_further(plan) or bool(plan.variants)
+
+    def _is_further(self, plan: Plan) -> bool:
+        """Whether the model has plans for other shapes."""
+        return plan.standby is not None and any(
+            other is not plan and (other.variants or other.job) for other in self.of_model(plan.standby)
+        )
 
     def _cluster(self, able: Sequence[Member], plan: Plan) -> Cluster:
         """Return the agents as a planner sees them: what the model's standby takes of their memory is not there for plans."""
@@ -184,7 +208,7 @@ class Planning:
         chosen = event.variants[:1] if job.spare_for else event.variants
         parts = [[device.schedule.steps for device in planned.artifacts.devices] for planned in chosen]
         coming = {name: sum(bool(steps[device]) for steps in parts) for device, name in enumerate(job.names)}
-        done = self.loading.make_room(coming, plan, now)
+        done = self.loading.make_room(coming, plan, now, scaled=job.base is not None)
         if done is None:
             return [ForgetPlan(event.job), *self.fail(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
         if not job.spare_for:
@@ -206,7 +230,11 @@ class Planning:
             self.loading.touch(plan)
             what = f"when '{job.spare_for}' is lost, requests wait until there is a plan without it"
             return [Log(f"model {plan.model[:8]} fits no node; {what}: {reason}")]
-        plan.fails(job.world, fault, reason, now)
+        if job.base is None or fault is not Fault.PLAN:
+            plan.fails(job.world, fault, reason, now)
+        else:
+            # It would come to the same over these agents.
+            plan.failed[job.world] = fault, reason
         self.loading.touch(plan)
         return [Log(f"no plan for model {plan.model[:8]}: {reason}")]
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.coordinator_events import Identity
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.coordinator_events import Base, Identity
+from bbgrap.control.further import Trial
+from bbgrap.control.planned import SCALED_FROM, PlannedVariant
 from bbgrap.control.states import Tracker
 from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timing
 from bbgrap.planners.options import PlanOptions
@@ -85,6 +86,11 @@ class Variant:
         return self.tracker.state == "ready"
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether it was made like one for other shapes."""
+        return SCALED_FROM in self.planned.report
+
+    @property
     def takes_requests(self) -> bool:
         """Whether a request may start on it."""
         return self.is_ready and not self.suspects
@@ -121,6 +127,8 @@ class Job:
     cluster: Cluster | None
     began: float
     spare_for: str = ""
+    base: Base | None = None
+    """The variant that it is scaled from."""
     """The agent for whose loss it is made; empty: it is to serve."""
 
 
@@ -174,6 +182,9 @@ class Plan:
     deadly: int = 0
     """The run that has ended the latest of them."""
     quarantine: str = ""
+    trial: Trial = field(default_factory=Trial)
+    outstanding: int = 0
+    """Of a standby: requests of its model that are not answered."""
     is_proven: bool = False
     """Of a standby: whether a request on it has ended without ending its worker."""
 

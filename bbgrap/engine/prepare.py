@@ -12,15 +12,20 @@ from bbgrap.auto.forecast import Forecast
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import Compiled, compile_plan
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.planned import SCALED_FROM, PlannedVariant
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.variants import beside, is_guarded, lacks_of, serves_streams, variant_of, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.planners.plan import Plan, Tile, verify_plan
 from bbgrap.planners.registry import AUTO, make_plan
+from bbgrap.planners.scale import scaled
 from bbgrap.program.dictionaries import dictionary_devices_of
+
+Made = tuple[PlannedVariant, Plan]
+"""A way to run a model, and how it is cut."""
 
 TIGHT = 0.85
 """Part of the declared memory that a second search may use: chosen."""
@@ -30,18 +35,50 @@ LEANER_SPLITS: tuple[Split, ...] = ("channels", "inputs")
 
 
 def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> tuple[PlannedVariant, ...]:
-    """Load a model for concrete input shapes and return the ways to run it on a cluster: of each the programs and the report.
+    """Load a model for concrete input shapes and return what `prepare_graph` does.
 
     Raises:
         ModelError: if the file is no valid model.
         InputError: if the shapes do not fit it.
         PlanError: if no plan exists, or none that fits the nodes' memory.
     """
-    graph = load_graph(model, shapes)
+    return tuple(planned for planned, _ in prepare_graph(load_graph(model, shapes), cluster, options))
+
+
+def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Made, ...]:
+    """Return the ways to run a loaded model on a cluster: of each the programs, the report, and how it is cut.
+
+    Raises:
+        PlanError: if no plan exists, or none that fits the nodes' memory.
+    """
     if serves_streams(options) and (variants := whole_on_each(graph, cluster, options)):
         return variants
     forecast, planned = fit(graph, cluster, options)
-    return (planned, *(beside(forecast, planned) if is_guarded(options) else ()))
+    return ((planned, forecast.compiled.plan), *(beside(forecast, planned) if is_guarded(options) else ()))
+
+
+def prepare_like(
+    graph: Graph, before: Graph, tiles: Mapping[str, tuple[Tile, ...]], cluster: Cluster, options: PlanOptions
+) -> PlannedVariant:
+    """Return a way to run a loaded model that is cut as it is with other input shapes, `before`, by `tiles`.
+
+    Raises:
+        PlanError: if it cannot be cut like that, does not fit the nodes' memory, or is not expected to be faster than one node.
+    """
+    start = time.perf_counter()
+    descriptions = all_descriptions(graph)
+    plan = scaled(Plan(options.planner, before, cluster, tiles), graph, descriptions)
+    verify_plan(plan, descriptions)
+    dictionary_devices = dictionary_devices_of(cluster, options.input_values)
+    forecast = Forecast(compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices), descriptions)
+    if forecast.timeline.total_s >= min(forecast.single_s):
+        raise PlanError(f"model '{graph.name}': with these shapes one node is expected to be as fast as the plan for others")
+    sizes = [list(before.types[name].shape or ()) for name in before.inputs]
+    made = variant_of(options.planner, forecast, time.perf_counter() - start)
+    planned = replace(made, report={**made.report, SCALED_FROM: sizes})
+    if faults := lacks_of((planned,), cluster):
+        raise PlanError(f"model '{graph.name}': it does not fit the memory of these nodes as it is cut for others: {', '.join(faults)}")
+    return planned
 
 
 def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, PlannedVariant]:

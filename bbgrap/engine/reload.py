@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 
 import onnxruntime as ort
@@ -21,38 +22,40 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import Sizes, fixed_sizes, has_free_inputs, moving_axes
 from bbgrap.graph.onnx_io import ModelFile, as_model_error, normalize_opset, read_model, weights_of, with_input_shapes
 from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_weights_as_inputs
-from bbgrap.graph.types import Graph, Weight
+from bbgrap.graph.types import Graph, Node, Weight
 
-_log = logging.getLogger("bbgrap.planner")
+_log = logging.getLogger("bbgrap.engine")
 
 
 class ReloadedModel:
     """A model that is loaded for one shape after the other.
 
-    Invariants: `_shapes` counts those that it was loaded for.
+    Invariants: `_order` is that of the first graph's nodes; others have theirs in the same one, as far as they have the same.
     """
 
     def __init__(self, path: Path) -> None:
-        """Take a file, which is read now and may be gone later."""
-        self._path = path
+        """Read a file, which may be elsewhere later."""
         self._model = read_model(path)
+        self._order: dict[str, int] = {}
 
-    def graph(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-        """Load the model for concrete input shapes; raises what `load_graph` raises."""
-        if not has_free_inputs(self._model):
-            return load_graph(self._path, shapes)
+    def graph(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+        """Load the model, whose file is there now, for concrete input shapes; raises what `load_graph` raises."""
+        if not self._order or not has_free_inputs(self._model):
+            graph = load_graph(path, shapes)
+            self._order = {node.name: place for place, node in enumerate(graph.nodes)}
+            return graph
         try:
-            with as_model_error(f"model '{self._path}'"):
+            with as_model_error(f"model '{path}'"):
                 return self._again(shapes)
         except ModelError as error:
             _log.info("loaded from its file again: %s", error)
-            return load_graph(self._path, shapes)
+            return load_graph(path, shapes)
 
     def _again(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         given = with_input_shapes(self._folded, shapes)
         small = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name)
         graph = typed_graph(with_inputs_as_weights(small, given), known=self._weights)
-        return replace(graph, moving=moving_axes(self._sizes, graph))
+        return replace(graph, nodes=_in_order(graph, self._order), moving=moving_axes(self._sizes, graph))
 
     @cached_property
     def _folded(self) -> ModelFile:
@@ -66,3 +69,24 @@ class ReloadedModel:
     @cached_property
     def _sizes(self) -> Sizes:
         return fixed_sizes(self._folded)
+
+
+def _in_order(graph: Graph, order: Mapping[str, int]) -> tuple[Node, ...]:
+    """Return the nodes of a graph in an order of names, as far as that is a topological one."""
+    waits = {node.name: {graph.producers[name].name for name in node.reads if name in graph.producers} for node in graph.nodes}
+    readers: dict[str, list[str]] = {}
+    for name, producers in waits.items():
+        for producer in producers:
+            readers.setdefault(producer, []).append(name)
+    places = {node.name: order.get(node.name, len(order) + place) for place, node in enumerate(graph.nodes)}
+    ready = [(places[name], name) for name, producers in waits.items() if not producers]
+    heapify(ready)
+    made = []
+    while ready:
+        _, name = heappop(ready)
+        made.append(graph.node_by_name[name])
+        for reader in readers.get(name, ()):
+            waits[reader].discard(name)
+            if not waits[reader]:
+                heappush(ready, (places[reader], reader))
+    return tuple(made)

@@ -43,6 +43,8 @@ the whole does not, and so choose other kernels."""
 _pool_threads = 0
 """Size of this process's shared pool; 0 while there is none."""
 
+_arena_is_shared = False
+
 
 def usable_cores() -> int:
     """Return the number of cores this process may run on."""
@@ -84,6 +86,8 @@ def session_options(*, threads: int | None, shared_pool: bool = False, spinning:
     count = usable_cores() if threads is None else threads
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL
+    if _arena_is_shared:
+        options.add_session_config_entry("session.use_env_allocators", "1")
     if (shared_pool and count > 1 and _share_pool(count)) or _pool_threads:
         options.use_per_session_threads = False
         return options
@@ -135,6 +139,15 @@ def declared_type(argument: ort.NodeArg) -> TensorType:
 def reason_of(error: Exception) -> str:
     """Return the message of an onnxruntime exception in one line, without its label."""
     return " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
+
+
+def share_arena() -> None:
+    """Let all sessions of this process take the memory of their values from one place: it is as large as the largest needs, not as all."""
+    global _arena_is_shared  # noqa: PLW0603,RUF100 - so is onnxruntime's
+    if not _arena_is_shared:
+        kind = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+        ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", kind, 0, ort.OrtMemType.DEFAULT), None)
+        _arena_is_shared = True
 
 
 def _share_pool(threads: int) -> bool:

@@ -37,14 +37,15 @@ def is_guarded(options: PlanOptions) -> bool:
     return options.objective == "latency" and options.planner == AUTO
 
 
-def beside(forecast: Forecast, planned: PlannedVariant) -> tuple[PlannedVariant, ...]:
+def beside(forecast: Forecast, planned: PlannedVariant) -> tuple[tuple[PlannedVariant, Plan], ...]:
     """Return other variants beside a plan: the best single node, then the next best plans, as far as the nodes have room for them."""
-    variants, program = [planned], forecast.compiled.optimized
+    variants, plans, program = [planned], [forecast.compiled.plan], forecast.compiled.optimized
     for name, plan in _others(forecast):
         variant = _planned(name, plan, program.transfers, program.dictionary_devices)
         if not lacks_of((*variants, variant), plan.cluster):
             variants.append(variant)
-    return tuple(variants[1:])
+            plans.append(plan)
+    return tuple(zip(variants[1:], plans[1:], strict=True))
 
 
 def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
@@ -62,7 +63,7 @@ def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
                 return
 
 
-def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[PlannedVariant, ...]:
+def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[tuple[PlannedVariant, Plan], ...]:
     """Return a variant per node that has room for the whole model, largest share first; for `auto` none if they are too few."""
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
     dictionary_devices = dictionary_devices_of(cluster, options.input_values)
@@ -75,7 +76,7 @@ def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
     able = [device for device in order if not lacks_of((variants[device],), cluster)]
     if options.planner == AUTO and sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
         return ()
-    return tuple(variants[device] for device in able)
+    return tuple((variants[device], plan_whole(graph, cluster, device)) for device in able)
 
 
 def lacks_of(variants: Sequence[PlannedVariant], cluster: Cluster) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from bbgrap.graph.onnx_read import BROKEN, ModelFile
 from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import DType, Graph
 
-
 Sizes = Mapping[str, tuple[int | None, ...]]
 """Of values, the sizes that are the same for all shapes of the inputs."""
 

@@ -50,7 +50,7 @@ _GRACE_S = 0.7
 _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 """Between two tries to submit a request to a coordinator whose queue is full: doubled each time, up to the longest."""
 
-_PLANS = 64
+_PLANS = 512
 """Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
 
 _log = logging.getLogger("bbgrap.session")

@@ -2,8 +2,10 @@
 
     STATE/plans/JOB/variants    names, reports, schedules and segments (the protocol's schema), and where each weight lies
     STATE/plans/JOB/weights     the weights, each once, aligned; mapped, never read as a whole
+    STATE/plans/JOB/inherited   the weights of the plan that it was scaled from: a second name of that file
+    STATE/plans/JOB/tiles       how the first variants are cut, for plans that are scaled from them
 
-Laws: both files are on the disk when `write_artifacts` returns; what `read_artifacts` returns keeps every law of a deployment, whatever
+Laws: all files are on the disk when `sync_artifacts` returns; what `read_artifacts` returns keeps every law of a deployment, whatever
 the files hold, for who wrote them has read a stranger's model.
 """
 
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
+from weakref import WeakValueDictionary
 
 import msgpack
 import numpy as np
@@ -27,6 +30,7 @@ from bbgrap.control.planned import PlannedVariant
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
+from bbgrap.planners.plan import Plan, Tile
 from bbgrap.protocol.checks import check_deploy
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, Length, Name
 from bbgrap.protocol.messages import Deploy, Peer
@@ -39,7 +43,11 @@ ALIGNMENT = 64
 MAX_VARIANTS_BYTES = 512 << 20
 """Of the file without weights. Chosen: above eight reports and as many schedules with their segments as large as a message may be."""
 
-_VARIANTS, _WEIGHTS = "variants", "weights"
+_VARIANTS, _WEIGHTS, _INHERITED, _TILES = "variants", "weights", "inherited", "tiles"
+
+
+_MAPPED: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
+"""Files that are mapped now, by device and inode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,20 @@ class _Variant:
 class _Made:
     variants: tuple[_Variant, ...]
     places: Mapping[Digest, _Place]
+    inherited: Mapping[Digest, _Place]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a variant is cut, for which shapes."""
+
+    shapes: Mapping[Name, tuple[int, ...]]
+    tiles: Mapping[str, tuple[Tile, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    variants: tuple[_Cut, ...]
 
 
 @dataclass(frozen=True)
@@ -99,23 +121,57 @@ class MappedWeights(Mapping[str, Array]):
         return (digest_of(array) != digest for digest, array in self._arrays.items())
 
 
-def write_artifacts(folder: Path, variants: Sequence[PlannedVariant]) -> None:
+def write_artifacts(folder: Path, variants: Sequence[PlannedVariant], base: Path | None = None) -> None:
     """Write what was made into a folder that is there and empty; `sync_artifacts` brings it to the disk.
+
+    Weights that the folder `base` has as well are not written again.
 
     Raises:
         OSError: if it cannot be written.
     """
     places: dict[str, _Place] = {}
+    there = {} if base is None else _places(base)
+    if base is not None and there:
+        os.link(base / _WEIGHTS, folder / _INHERITED)
     with (folder / _WEIGHTS).open("wb") as stream:
         for variant in variants:
             for digest, array in variant.artifacts.weights.items():
-                if digest not in places:
+                if digest not in places and digest not in there:
                     stream.write(bytes(-stream.tell() % ALIGNMENT))
                     places[digest] = _Place(TensorType(DType.of(array.dtype), array.shape), stream.tell())
                     stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     forms = tuple(_Variant(v.name, json.dumps(v.report), v.artifacts.devices, v.artifacts.host) for v in variants)
     with (folder / _VARIANTS).open("wb") as stream:
-        stream.write(msgpack.packb(_Made(forms, places), default=plain_form))
+        stream.write(msgpack.packb(_Made(forms, places, there), default=plain_form))
+
+
+def _places(base: Path) -> Mapping[str, _Place]:
+    """Return where the weights of a folder lie in its file; none if it cannot be read."""
+    try:
+        made = cast("_Made", build(_Made, msgpack.unpackb(_content(base / _VARIANTS), raw=False, use_list=False, strict_map_key=True)))
+    except (SchemaError, OSError, ValueError, TypeError):
+        return {}
+    return made.places
+
+
+def write_tiles(folder: Path, shapes: Mapping[str, tuple[int, ...]], plans: Sequence[Plan]) -> None:
+    """Write how the first variants of a folder are cut.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    cuts = _Cuts(tuple(_Cut(shapes, plan.tiles) for plan in plans))
+    (folder / _TILES).write_bytes(msgpack.packb(cuts, default=plain_form))
+
+
+def read_tiles(folder: Path, place: int) -> tuple[Mapping[str, tuple[int, ...]], Mapping[str, tuple[Tile, ...]]] | None:
+    """Return for which shapes and how a variant of a folder is cut; None if that is not there."""
+    try:
+        cuts = cast("_Cuts", build(_Cuts, msgpack.unpackb(_content(folder / _TILES), raw=False, use_list=False, strict_map_key=True)))
+        cut = cuts.variants[place]
+    except (SchemaError, OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return cut.shapes, cut.tiles
 
 
 def sync_artifacts(folder: Path) -> None:
@@ -124,8 +180,8 @@ def sync_artifacts(folder: Path) -> None:
     Raises:
         OSError: if it is not there, or the disk does not take it.
     """
-    for name in (_WEIGHTS, _VARIANTS):
-        with (folder / name).open("rb") as stream:
+    for path in folder.iterdir():
+        with path.open("rb") as stream:
             os.fsync(stream.fileno())
     sync_folder(folder)
     sync_folder(folder.parent)
@@ -145,7 +201,7 @@ def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] 
         made = cast("_Made", build(_Made, msgpack.unpackb(content, raw=False, use_list=False, strict_map_key=True)))
         if not made.variants:
             raise SchemaError("there are no variants")
-        arrays = _mapped(folder / _WEIGHTS, made.places)
+        arrays = _mapped(folder / _WEIGHTS, made.places) | (_mapped(folder / _INHERITED, made.inherited) if made.inherited else {})
         return Found(tuple(_variant(form, arrays, on_use) for form in made.variants), digest)
     except (SchemaError, BbgrapError, OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError, MemoryError) as error:
         raise PlanError(f"what planning made in '{folder}' cannot be used: {type(error).__name__}: {str(error)[:500]}") from None
@@ -168,9 +224,8 @@ def _content(path: Path) -> bytes:
 
 
 def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:
-    with path.open("rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        mapped: mmap.mmap | bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    mapped = _map(path)
+    size = len(mapped)
     arrays = {}
     for digest, place in places.items():
         kind = place.type
@@ -182,6 +237,19 @@ def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:
         array.flags.writeable = False
         arrays[digest] = array
     return arrays
+
+
+def _map(path: Path) -> mmap.mmap | bytes:
+    """Return the content of a file; one mapping for all its names: each takes a descriptor."""
+    with path.open("rb") as stream:
+        facts = os.fstat(stream.fileno())
+        if not facts.st_size:
+            return b""
+        key = facts.st_dev, facts.st_ino
+        mapped = _MAPPED.get(key)
+        if mapped is None:
+            mapped = _MAPPED[key] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        return mapped
 
 
 def _variant(form: _Variant, arrays: Mapping[str, Array], on_use: Callable[[], None]) -> PlannedVariant:
@@ -258,7 +326,7 @@ class ArtifactFolders:
 
     def nbytes(self, job: int) -> int:
         """Return the bytes that a job's files take; 0 if there are none."""
-        return sum(size for name in (_VARIANTS, _WEIGHTS) if (size := _size(self.path(job) / name)))
+        return sum(_size(self.path(job) / name) for name in (_VARIANTS, _WEIGHTS, _TILES))
 
     def keep_only(self, jobs: set[int]) -> None:
         """Remove whatever belongs to no job of these."""

@@ -33,12 +33,23 @@ MAX_WORDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class PlanTask:
+    """What a plan is to be for; `base` is the folder and the place of the variant that it is to be scaled from."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    cluster: Cluster
+    options: PlanOptions
+    base: tuple[Path, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
-    """What a planner is to do: the model's file, the empty folder to fill, and the rest of what `prepare` wants (None: a standby)."""
+    """What a planner is to do: the model's file and its digest, the empty folder to fill, and what plan is wanted (None: a standby)."""
 
     model: Path
+    digest: str
     folder: Path
-    plan: tuple[Mapping[str, tuple[int, ...]], Cluster, PlanOptions] | None
+    plan: PlanTask | None
 
 
 @dataclass(frozen=True, slots=True)

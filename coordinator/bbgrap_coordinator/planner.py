@@ -8,44 +8,90 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.planned import PlannedVariant
-from bbgrap.engine.prepare import prepare
+from bbgrap.engine.prepare import Made, prepare_graph, prepare_like
+from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import BbgrapError
+from bbgrap.graph.types import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.transport.exit_with_parent import exit_with_parent
-from bbgrap_coordinator.artifacts import write_artifacts
+from bbgrap_coordinator.artifacts import read_tiles, write_artifacts, write_tiles
 from bbgrap_coordinator.child import Reply, Task
 
-Prepare = Callable[[Path, Mapping[str, tuple[int, ...]], Cluster, PlanOptions], tuple[PlannedVariant, ...]]
+Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[Made, ...]]
 Standby = Callable[[Path], PlannedVariant]
 
 FIRST_TO_GO = "500"
 """Of 1,000, what Linux adds to this process when memory runs out and one must end: its end costs one plan, that of others every request."""
+NICE = 10
+"""How far plans give way to whoever computes requests on the same machine."""
+MODELS = 2
+"""That are kept in memory, for further shapes."""
 
 
-def main(prepare: Prepare = prepare, standby: Standby = standby_of) -> None:
+def main(prepare: Prepare = prepare_graph, standby: Standby = standby_of) -> None:
     """Plan until the coordinator ends."""
     exit_with_parent(lambda: os._exit(0))  # in the middle of a plan, too
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
+    maker = _Maker(prepare, standby)
     channel = Connection(int(sys.argv[2]))
     with suppress(EOFError, ConnectionError):  # the coordinator has ended
         while True:
             task: Task = channel.recv()
-            channel.send_bytes(_reply(task, prepare, standby).to_bytes())
+            channel.send_bytes(_reply(task, maker).to_bytes())
 
 
-def _reply(task: Task, prepare: Prepare, standby: Standby) -> Reply:
+class _Maker:
+    """Does tasks.
+
+    Invariants: `_models` are those of which plans were made last.
+    """
+
+    def __init__(self, prepare: Prepare, standby: Standby) -> None:
+        self._prepare = prepare
+        self._standby = standby
+        self._models: OrderedDict[str, ReloadedModel] = OrderedDict()
+
+    def make(self, task: Task) -> None:
+        """Fill a task's folder."""
+        if task.plan is None:
+            write_artifacts(task.folder, (self._standby(task.model),))
+            return
+        os.nice(max(0, NICE - os.nice(0)))
+        model, plan = self._model(task), task.plan
+        known = None if plan.base is None else read_tiles(*plan.base)
+        if known is None or plan.base is None:
+            graph = model.graph(task.model, plan.shapes)
+            made = self._prepare(graph, plan.cluster, plan.options)
+            write_artifacts(task.folder, [variant for variant, _ in made])
+            write_tiles(task.folder, plan.shapes, [cut for _, cut in made])
+        else:
+            shapes, tiles = known
+            before, graph = model.graph(task.model, shapes), model.graph(task.model, plan.shapes)
+            variant = prepare_like(graph, before, tiles, plan.cluster, plan.options)
+            write_artifacts(task.folder, (variant,), plan.base[0])
+
+    def _model(self, task: Task) -> ReloadedModel:
+        model = self._models.pop(task.digest, None) or ReloadedModel(task.model)
+        self._models[task.digest] = model
+        while len(self._models) > MODELS:
+            self._models.popitem(last=False)
+        return model
+
+
+def _reply(task: Task, maker: _Maker) -> Reply:
     try:
-        write_artifacts(task.folder, (standby(task.model),) if task.plan is None else prepare(task.model, *task.plan))
+        maker.make(task)
     except BbgrapError as error:
         return Reply(Fault.of(error).value, str(error))
     except OSError as error:

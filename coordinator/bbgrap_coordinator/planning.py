@@ -24,7 +24,7 @@ from bbgrap.control.coordinator_events import PlanFailed, Planned, StartPlanning
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.protocol.client_messages import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
-from bbgrap_coordinator.child import Child, Reply, Task
+from bbgrap_coordinator.child import Child, PlanTask, Reply, Task
 from bbgrap_coordinator.models import ModelGoneError, ModelStore
 
 PLANNER = ("-m", "bbgrap_coordinator.planner")
@@ -164,10 +164,13 @@ class Planner:
             return self._running
 
     def _done(self, job: Job, models: ModelStore, folders: ArtifactFolders) -> Planned | PlanFailed:
-        plan = (job.shapes, job.cluster, job.options) if isinstance(job, StartPlanning) else None
+        plan = None
+        if isinstance(job, StartPlanning):
+            base = None if job.base is None else (folders.path(job.base.job), job.base.place)
+            plan = PlanTask(job.shapes, job.cluster, job.options, base)
         with models.folder(job.files) as path:
             folder = folders.make(job.job)
-            reply = self._reply(job, Task(path, folder, plan))
+            reply = self._reply(job, Task(path, " ".join(file.digest for file in job.files), folder, plan))
         if reply.trace:
             _log.error("planning of job %d failed in its process:\n%s", job.job, reply.trace)
         if reply.fault:

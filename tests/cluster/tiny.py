@@ -9,8 +9,6 @@ import ctypes
 import hashlib
 import os
 import time
-from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,11 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.control.planned import PlannedVariant
+from bbgrap.engine.prepare import Made
 from bbgrap.engine.variants import serves_streams
 from bbgrap.errors import PlanError
-from bbgrap.graph.types import Array, DType, TensorType
+from bbgrap.graph.types import Array, DType, Graph, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan
 from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
 
 OPSET = 17
@@ -214,9 +214,13 @@ def _zeros_segment() -> SegmentModel:
     return SegmentModel("zeros", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("out",), {})
 
 
-def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> tuple[PlannedVariant, ...]:
-    """Stand in for `bbgrap.engine.prepare.prepare`: knows one model."""
-    rows = shapes["x"][0]
+def prepare(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Made, ...]:
+    """Stand in for `bbgrap.engine.prepare.prepare_graph`: knows one model."""
+    plan = Plan(options.planner, graph, cluster, {})
+    return tuple((planned, plan) for planned in planned_variants(graph.types["x"].known_shape[0], cluster, options))
+
+
+def planned_variants(rows: int, cluster: Cluster, options: PlanOptions) -> tuple[PlannedVariant, ...]:
     if rows < len(cluster.nodes):
         raise PlanError(f"tiny: {rows} rows cannot be split over {len(cluster.nodes)} nodes")
     if rows == 666:
@@ -225,7 +229,7 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
         for _ in range(3):  # as onnxruntime does when it prepares a large model: no other thread of this process runs meanwhile
             ctypes.PyDLL(None).usleep(2_500_000)
             time.sleep(0.6)
-    report = {"planner": options.planner, "agents": len(cluster.nodes), "model": model.name}
+    report = {"planner": options.planner, "agents": len(cluster.nodes), "model": "tiny"}
     whole_on_each = tuple(
         PlannedVariant(f"single on {node.name}", whole(len(cluster.nodes), rows, d), {**report, "planner": "single"})
         for d, node in enumerate(cluster.nodes)

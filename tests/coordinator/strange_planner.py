@@ -20,7 +20,7 @@ def main() -> None:
     while True:
         task: Task = channel.recv()
         assert task.plan is not None
-        act(task.plan[2].planner, task.folder, channel)
+        act(task.plan.options.planner, task.folder, channel)
 
 
 SAYINGS = {
@@ -45,7 +45,7 @@ def act(what: str, folder: Path, channel: Connection) -> None:
             channel.send_bytes(Reply().to_bytes())
         case "leaves no variants":
             (folder / "weights").write_bytes(b"")
-            (folder / "variants").write_bytes(msgpack.packb([[], {}]))
+            (folder / "variants").write_bytes(msgpack.packb([[], {}, {}]))
             channel.send_bytes(Reply().to_bytes())
         case "leaves a folder":
             (folder / "variants").mkdir()

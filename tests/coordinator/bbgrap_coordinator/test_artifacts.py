@@ -1,17 +1,30 @@
 """What planning has made comes back from the disk as it was, or not at all."""
 
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 
 import msgpack
 import numpy as np
 import pytest
-from bbgrap_coordinator.artifacts import ALIGNMENT, ArtifactFolders, digest_on_disk, read_artifacts, write_artifacts
+from bbgrap_coordinator.artifacts import (
+    ALIGNMENT,
+    ArtifactFolders,
+    digest_on_disk,
+    read_artifacts,
+    read_tiles,
+    write_artifacts,
+    write_tiles,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bbgrap.cluster import Cluster
 from bbgrap.errors import PlanError
 from bbgrap.graph.weights import digest_of
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import make_plan
+from bbgrap.zoo import build
 from tests.coordinator.made import ARRAYS, DEVICE, HOST, variant
 
 
@@ -128,14 +141,39 @@ def test_what_breaks_a_law_is_refused(folder, what):
         read_artifacts(folder)
 
 
+def test_weights_of_a_plan_that_it_was_scaled_from_are_not_written_again(folder):
+    base = folder.parent / "base"
+    base.mkdir()
+    write_artifacts(base, [variant(ARRAYS[:1])])
+    write_artifacts(folder, [variant(ARRAYS[:2])], base)
+    assert (folder / "weights").stat().st_size < sum(array.nbytes for array in ARRAYS[:2])
+    (first,), (found,) = read_artifacts(base).variants, read_artifacts(folder).variants
+    shutil.rmtree(base)  # what is mapped stays
+    for digest, array in variant(ARRAYS[:2]).artifacts.weights.items():
+        np.testing.assert_array_equal(found.artifacts.weights[digest], array)
+    shared = first.artifacts.weights.keys() & found.artifacts.weights.keys()
+    assert shared
+    assert all(np.shares_memory(first.artifacts.weights[d], found.artifacts.weights[d]) for d in shared)
+
+
+def test_how_a_plan_is_cut_is_read_as_it_was_written(folder):
+    graph = build("tiny")
+    plan = make_plan(graph, Cluster.even(2), PlanOptions())
+    write_tiles(folder, {"input": (1, 3, 32, 32)}, [plan])
+    assert read_tiles(folder, 0) == ({"input": (1, 3, 32, 32)}, plan.tiles)
+    assert read_tiles(folder, 1) is None
+    (folder / "tiles").write_bytes(msgpack.packb([[[{}, {"node": [[0, [[[[5, 3]]]], None]]}]]]))
+    assert read_tiles(folder, 0) is None
+
+
 @pytest.mark.parametrize(
     "place",
     [[[1, [3, 4], b""], 1 << 40], [[1, [3, 4], b""], 8], [[8, [3, 4], b""], 0], [[1, None, b""], 0], [[1, [1 << 60, 1 << 60], b""], 0]],
 )
 def test_weights_beyond_their_file_or_of_no_size_are_refused(folder, place):
     write_artifacts(folder, [variant(ARRAYS[:1])])
-    variants, places = msgpack.unpackb((folder / "variants").read_bytes())
-    (folder / "variants").write_bytes(msgpack.packb([variants, dict.fromkeys(places, place)]))
+    variants, places, inherited = msgpack.unpackb((folder / "variants").read_bytes())
+    (folder / "variants").write_bytes(msgpack.packb([variants, dict.fromkeys(places, place), inherited]))
     with pytest.raises(PlanError, match="SchemaError"):
         read_artifacts(folder)
 

@@ -137,7 +137,7 @@ def test_a_bug_comes_with_its_traceback_in_the_log(desk, caplog):
     desk.planners.submit(StartPlanning(1, (desk.file,), SHAPES, None, PlanOptions()))
     failed = desk.answer()
     assert (failed.fault, "AttributeError" in failed.reason) == (Fault.PLAN, True)
-    assert "in prepare\n" in caplog.text
+    assert "in prepare_graph\n" in caplog.text
 
 
 def test_one_that_dies_fails_its_job_and_the_next_one_works(desk):

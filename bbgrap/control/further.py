@@ -1,0 +1,78 @@
+"""Plans for further shapes of a model: scaled from one that serves other shapes, and judged by requests against the standby.
+
+    a shape came `EARNED` times -> a plan like the nearest one that was searched for -> serves -> stays unless the standby is faster
+
+Laws: nothing is searched for a further shape while a plan is there that it can be like, or one is on its way; a scaled plan that has been
+slower than the standby is not tried again over the same agents; where as many copies of the standby are there as a plan has nodes, these
+answer what comes together, and nothing is planned meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import log, prod
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from bbgrap.control.coordinator_events import Base
+from bbgrap.planners.registry import AUTO
+
+if TYPE_CHECKING:
+    from bbgrap.control.plans import Plan, Variant
+
+GROWTH = 2.0
+"""How much larger inputs must be, in elements, than those that one node answers fastest, for a plan to be searched for. Chosen."""
+TRIALS = 4
+"""Requests that have the cluster to themselves before a scaled plan is judged; the first one finds cold caches and is not counted."""
+KEPT = 7
+"""Times that are kept of either."""
+
+Origin = Base | Literal["search", "wait", "nothing"]
+"""Where a plan comes from: another one, a search, another one that is on its way; or there is none to be expected."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """Times of a plan's requests that had the cluster to themselves, in seconds: on the standby, and on a scaled variant."""
+
+    standby: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    scaled: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def verdict(self) -> str:
+        """Return why the scaled variant shall go; nothing if it may stay, or too little is known."""
+        if len(self.scaled) < TRIALS or not self.standby:
+            return ""
+        mine, other = median(list(self.scaled)[1:]), median(list(self.standby)[1:] or self.standby)
+        return "" if mine <= other else f"requests took {1e3 * mine:.1f} ms on it, and {1e3 * other:.1f} ms on one node"
+
+
+def origin_of(plan: Plan, others: Iterable[Plan], world: str) -> Origin:
+    """Return what a plan nobody waits for can be made of; `others` are those of its model."""
+    if plan.options is None or plan.options.planner != AUTO or plan.is_stream:
+        return "search"
+    alike = [other for other in others if other is not plan and other.options == plan.options]
+    serving = [(other, variant) for other in alike for variant in other.serving if variant.world == world]
+    bases = [(other, variant) for other, variant in serving if len(variant.parts) > 1 and not variant.is_scaled]
+    if bases:
+        _, base = min(bases, key=lambda pair: (abs(log(_elements(pair[0]) / _elements(plan))), pair[1].epoch))
+        return Base(base.job, base.place)
+    if any(other.job is not None or other.timing is not None or other.is_arriving for other in alike):
+        return "wait"
+    if any(_elements(plan) < GROWTH * _elements(other) for other, variant in serving if not variant.is_scaled):
+        return "nothing"
+    return "search"
+
+
+def _elements(plan: Plan) -> int:
+    """Return how many elements the inputs have, one at least."""
+    return max(1, sum(prod(shape) for shape in plan.shapes.values()))
+
+
+def answers_more_at_once(standby: Plan | None, variant: Variant) -> bool:
+    """Whether copies of the standby answer what comes together at least as fast as a variant of a plan, for it comes together."""
+    if standby is None:
+        return False
+    copies = len(standby.open_variants)
+    return standby.outstanding >= copies >= max(2, len(variant.parts))
