@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from bbgrap.cli.groups import contenders, takes
-from bbgrap.cli.options import Batch, Coordinator, InputShapes, Json, LocalAgents, Model, Seed
+from bbgrap.cli.given import GivenInputs
+from bbgrap.cli.groups import contenders, given_inputs, takes
+from bbgrap.cli.options import Coordinator, Json, LocalAgents, Model, Seed
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import PlanOptions
@@ -15,19 +16,18 @@ from bbgrap.planners.options import PlanOptions
 BUSY_TEXT = "this machine was busy with other work: do not trust these times"
 
 
-@takes(planned=contenders)
+@takes(planned=contenders, inputs=given_inputs)
 def bench(
     model: Model,
     planned: list[PlanOptions],
+    inputs: GivenInputs,
     runs: Annotated[int, typer.Option(min=1, help="Turns that are counted.")] = 30,
-    batch: Batch = None,
     stream: Annotated[
         int | None, typer.Option(min=5, help="Measure throughput instead: so many requests, several at once.", show_default=False)
     ] = None,
     in_flight: Annotated[
         int | None, typer.Option(min=1, help="With --stream: requests at once; default: 2 per agent.", show_default=False)
     ] = None,
-    shapes: InputShapes = None,
     seed: Seed = 0,
     pictures: Annotated[
         bool,
@@ -55,19 +55,20 @@ def bench(
 
         bbgrap bench model.onnx --planner bbgrap,single --runs 100 --json --coordinator tcp://head:7070
 
+        bbgrap bench zoo:resnet50 --agents 2 --input cat.jpg --input dog.jpg
+
         bbgrap bench zoo:resnet50 --agents 2 --stream 200 --planner single --objective throughput
     """
     from bbgrap.bench import bench as measure
     from bbgrap.cli.clusters import open_cluster
-    from bbgrap.cli.inputs import random_inputs
-    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.cli.inputs import read_inputs
+    from bbgrap.cli.models import find_model
     from bbgrap.stream import measure_stream
 
     if in_flight is not None and stream is None:
         raise UsageError("--in-flight: it belongs to --stream N; give both or neither")
     path = find_model(model)
-    declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed, pictures=pictures)
+    feeds = read_inputs(path, inputs).feeds(seed, pictures=pictures)
     with open_cluster(coordinator, agents, threads or 1) as cluster, step("measuring") as progress:
         if stream is None:
             report = measure(path, feeds, cluster, planned, runs=runs, threads=threads, name=model, report=progress.update)

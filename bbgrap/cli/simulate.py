@@ -43,6 +43,8 @@ def simulate(
 
         bbgrap simulate zoo:resnet50 --agents 4 --transfer-dtype float16
 
+        bbgrap simulate zoo:resnet50 --agents 2 --input cat.jpg
+
         bbgrap simulate zoo:resnet50 --agents 8 --planner auto --no-run --measured --timeline eight.html
 
         bbgrap simulate model.onnx --cluster deploy/clusters/three-unequal.yaml --json
@@ -79,15 +81,13 @@ def simulate(
 
 
 def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed: int) -> Comparison:
-    """Run the partitioned model and plain onnxruntime on the same random inputs."""
-    from bbgrap.cli.inputs import random_inputs
+    """Run the partitioned model and plain onnxruntime on the same inputs."""
     from bbgrap.compiler.simulate import simulate as walk
     from bbgrap.engine.calling import unpacked_results
     from bbgrap.engine.kernels import local_kernels
     from bbgrap.engine.spread import Witnesses
 
-    feeds = random_inputs(planned.inputs, planned.shapes, seed)
-    say(f"inputs: random, seed {seed}")
+    feeds = planned.inputs.feeds(seed)
     with step("running the partitioned model"):
         graph = planned.forecast.compiled.plan.graph
         found = walk(artifacts, list(feeds.values()), local_kernels(artifacts))
