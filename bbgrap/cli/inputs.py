@@ -5,18 +5,19 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import assert_never
 
 import numpy as np
 
 from bbgrap.cli.given import GivenInputs, Picture, Shape, Stored, values_by_name
-from bbgrap.cli.models import concrete_shapes, inputs_of, shape_text
+from bbgrap.cli.models import concrete_shapes, model_of, shape_text
 from bbgrap.cli.output import say
 from bbgrap.cli.pictures import read_pictures
 from bbgrap.errors import InputError, UsageError
 from bbgrap.graph import Array, DType
+from bbgrap.graph.onnx_indices import index_limits
 from bbgrap.graph.onnx_io import ModelInput
 
 _NO_ARRAY = (ValueError, EOFError, SyntaxError, MemoryError, zipfile.BadZipFile, zlib.error)
@@ -30,6 +31,8 @@ class Inputs:
     declared: tuple[ModelInput, ...]
     shapes: Mapping[str, Shape]
     tensors: Mapping[str, Array]
+    index_limits: Mapping[str, int] = field(default_factory=dict)
+    """Below what drawn indices must stay, by name."""
 
     def feeds(self, seed: int, *, pictures: bool = False) -> dict[str, Array]:
         """Return a tensor for every input, in the model's order; those without a file are drawn, which is said on stderr.
@@ -37,7 +40,8 @@ class Inputs:
         Raises:
             InputError: for element types that cannot be drawn.
         """
-        drawn = random_inputs([item for item in self.declared if item.name not in self.tensors], self.shapes, seed, pictures=pictures)
+        others = [item for item in self.declared if item.name not in self.tensors]
+        drawn = random_inputs(others, self.shapes, seed, pictures=pictures, index_limits=self.index_limits)
         if drawn:
             which = f" {', '.join(drawn)}" if self.tensors else ""
             say(f"inputs{which}: random, seed {seed}")
@@ -50,7 +54,8 @@ def read_inputs(path: Path, given: GivenInputs) -> Inputs:
     Raises:
         BbgrapError: as `inputs_from`, or if it is no valid model.
     """
-    return inputs_from(inputs_of(path), given)
+    model = model_of(path)
+    return replace(inputs_from(model.inputs, given), index_limits=index_limits(model))
 
 
 def inputs_from(declared: Sequence[ModelInput], given: GivenInputs) -> Inputs:
@@ -128,31 +133,41 @@ def check_tensor(item: ModelInput, array: Array) -> None:
         raise InputError(f"input '{item.name}': expected shape {shape_text(item.shape)}, got {shape_text(array.shape)}")
 
 
-def random_inputs(inputs: Sequence[ModelInput], shapes: Mapping[str, Shape], seed: int = 0, *, pictures: bool = False) -> dict[str, Array]:
+def random_inputs(
+    inputs: Sequence[ModelInput],
+    shapes: Mapping[str, Shape],
+    seed: int = 0,
+    *,
+    pictures: bool = False,
+    index_limits: Mapping[str, int] | None = None,
+) -> dict[str, Array]:
     """Draw a tensor for every input: normal floats, integers of 8 and 16 bits, and longer ones of 0 and 1, safe as indices and flags.
 
-    With `pictures` floats are bytes divided by 255, as of pictures of 8 bits a colour.
+    Indices are 0 or more, and below their limit. With `pictures` floats are bytes divided by 255, as of pictures of 8 bits a colour.
 
     Raises:
         InputError: for element types that cannot be drawn, and for sizes that no memory holds.
     """
     generator = np.random.default_rng(seed)
+    limits = index_limits or {}
     drawn: dict[str, Array] = {}
     for item in inputs:
         try:
-            drawn[item.name] = _drawn(item, shapes[item.name], generator, pictures=pictures)
+            drawn[item.name] = _drawn(item, shapes[item.name], generator, limits.get(item.name), pictures=pictures)
         except (MemoryError, ValueError) as error:
             raise InputError(f"input '{item.name}': a tensor of shape {shape_text(shapes[item.name])} cannot be made: {error}") from None
     return drawn
 
 
-def _drawn(item: ModelInput, shape: tuple[int, ...], generator: np.random.Generator, *, pictures: bool) -> Array:
+def _drawn(item: ModelInput, shape: tuple[int, ...], generator: np.random.Generator, limit: int | None, *, pictures: bool) -> Array:
     if item.dtype in (DType.STRING, DType.OTHER, DType.BFLOAT16):
         raise InputError(
             f"input '{item.name}': tensors of {item.dtype.name.lower()} cannot be drawn at random; give --input {item.name}=FILE"
         )
     dtype = item.dtype.numpy
     match dtype.kind:
+        case _ if limit is not None:
+            return np.asarray(generator.integers(0, limit, shape), dtype)
         case "f" if pictures:
             return np.asarray(generator.integers(0, 256, shape) / np.float32(255), dtype)
         case "f" | "c":

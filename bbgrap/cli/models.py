@@ -9,7 +9,7 @@ from bbgrap import zoo
 from bbgrap.cli.given import FreeDimensionsError, Shape
 from bbgrap.cli.output import step
 from bbgrap.errors import InputError, ModelError
-from bbgrap.graph.onnx_io import ModelInput, read_model
+from bbgrap.graph.onnx_io import ModelFile, ModelInput, read_model
 from bbgrap.graph.types import DType
 
 _ZOO = "zoo:"
@@ -33,14 +33,23 @@ def find_model(text: str) -> Path:
         return zoo.materialize(text.removeprefix(_ZOO))
 
 
+def model_of(path: Path) -> ModelFile:
+    """Read a model file.
+
+    Raises:
+        ModelError: if it is no valid model.
+    """
+    with step(f"reading {path.name}"):
+        return read_model(path)
+
+
 def inputs_of(path: Path) -> tuple[ModelInput, ...]:
     """Return the inputs that a model file declares.
 
     Raises:
         ModelError: if it is no valid model.
     """
-    with step(f"reading {path.name}"):
-        return read_model(path).inputs
+    return model_of(path).inputs
 
 
 def concrete_shapes(inputs: Sequence[ModelInput], given: Mapping[str, Shape] | None = None, batch: int | None = None) -> dict[str, Shape]:
