@@ -55,8 +55,6 @@ def bench(
 
         bbgrap bench model.onnx --planner bbgrap,single --runs 100 --json --coordinator tcp://head:7070
 
-        bbgrap bench zoo:resnet50 --agents 2 --input cat.jpg --input dog.jpg
-
         bbgrap bench zoo:resnet50 --agents 2 --stream 200 --planner single --objective throughput
     """
     from bbgrap.bench import bench as measure

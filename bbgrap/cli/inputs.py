@@ -38,10 +38,12 @@ class Inputs:
         """Return a tensor for every input, in the model's order; those without a file are drawn, which is said on stderr.
 
         Raises:
-            InputError: for element types that cannot be drawn.
+            InputError: for element types that cannot be drawn, and for shapes that the model does not run with.
         """
         others = [item for item in self.declared if item.name not in self.tensors]
         drawn = random_inputs(others, self.shapes, seed, pictures=pictures, index_limits=self.index_limits)
+        for item in others:
+            check_tensor(item, drawn[item.name])
         if drawn:
             which = f" {', '.join(drawn)}" if self.tensors else ""
             say(f"inputs{which}: random, seed {seed}")

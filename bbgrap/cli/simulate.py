@@ -43,8 +43,6 @@ def simulate(
 
         bbgrap simulate zoo:resnet50 --agents 4 --transfer-dtype float16
 
-        bbgrap simulate zoo:resnet50 --agents 2 --input cat.jpg
-
         bbgrap simulate zoo:resnet50 --agents 8 --planner auto --no-run --measured --timeline eight.html
 
         bbgrap simulate model.onnx --cluster deploy/clusters/three-unequal.yaml --json

@@ -41,7 +41,7 @@ def trace(
     Examples:
         bbgrap trace zoo:resnet50 --agents 2 -o trace.json --html report.html
 
-        bbgrap trace model.onnx --input x=x.npy --coordinator tcp://head:7070 --runs 20 --json
+        bbgrap trace model.onnx --coordinator tcp://head:7070 --runs 20 --json
     """
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import read_inputs

@@ -35,6 +35,12 @@ def test_inputs_without_a_file_are_drawn_in_the_shape_of_the_others(tmp_path, ca
     assert capsys.readouterr().err == "inputs: random, seed 0\n"
 
 
+@pytest.mark.parametrize(("texts", "batch"), [(["2x3x8x10"], None), ([], 2), (["1x3x8"], None)])
+def test_shapes_that_the_model_does_not_run_with(texts, batch):
+    with pytest.raises(InputError, match=r"input 'x': expected shape \[1, 3, 8, 10\], got"):
+        read([ModelInput("x", DType.FLOAT, (1, 3, 8, 10))], *texts, batch=batch)
+
+
 def test_arrays_of_an_archive(tmp_path):
     path = tmp_path / "several.npz"
     np.savez(path, tokens=np.zeros((1, 5), np.int64), other=np.ones((1, 5), np.int64))
