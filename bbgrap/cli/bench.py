@@ -68,28 +68,17 @@ def bench(
     path = find_model(model)
     feeds = read_inputs(path, inputs).feeds(seed, pictures=pictures)
     with open_cluster(coordinator, agents, threads or 1) as cluster, step("measuring") as progress:
+        common: dict[str, Any] = {"threads": threads, "name": model, "report": progress.update}
         if stream is None:
-            report = measure(path, feeds, cluster, planned, runs=runs, threads=threads, name=model, report=progress.update)
+            report = measure(path, feeds, cluster, planned, runs=runs, **common)
         else:
-            report = measure_stream(
-                path,
-                feeds,
-                cluster,
-                planned,
-                requests=stream,
-                in_flight=in_flight,
-                threads=threads,
-                name=model,
-                report=progress.update,
-            )
+            report = measure_stream(path, feeds, cluster, planned, requests=stream, in_flight=in_flight, **common)
     if report["machine"]["busy"] and as_json:
         say(BUSY_TEXT)
     if as_json:
         print_json(report)
-    elif stream is None:
-        print_comparison(report)
     else:
-        print_rates(report)
+        (print_comparison if stream is None else print_rates)(report)
     if not all(result["verified"] for result in report["results"]):
         say("bbgrap: an answer differs from plain onnxruntime by more than is allowed")
         raise typer.Exit(1)
@@ -121,11 +110,7 @@ def print_comparison(report: dict[str, Any]) -> None:
         rows,
         title=f"{report['model']}, {shapes}: {len(report['agents'])} agents (threads: {threads}), {report['runs']} runs{lossy}",
     )
-    if report["machine"]["busy"]:
-        print_result(BUSY_TEXT)
-    for result in report["results"]:
-        if result["fault"]:
-            print_result(f"{result['planner']}: {result['fault']}")
+    _print_doubts(report)
 
 
 def print_rates(report: dict[str, Any]) -> None:
@@ -140,6 +125,10 @@ def print_rates(report: dict[str, Any]) -> None:
     shapes = ", ".join(f"{name} {shape}" for name, shape in report["inputs"].items())
     title = f"{report['model']}, {shapes}: {report['requests']} requests, {report['in_flight']} at once, {len(report['agents'])} agents"
     print_table(("", "per second", "ratio", "max rel err", "same bits", "nodes"), rows, title=title)
+    _print_doubts(report)
+
+
+def _print_doubts(report: dict[str, Any]) -> None:
     if report["machine"]["busy"]:
         print_result(BUSY_TEXT)
     for result in report["results"]:
