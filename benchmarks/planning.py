@@ -166,7 +166,7 @@ def exhaustive(cases: int) -> dict[str, Any]:
 def load(model: str) -> Graph:
     """Return a zoo model for batch 1."""
     path = find_model(f"zoo:{model}")
-    return load_graph(path, concrete_shapes(inputs_of(path), (), None))
+    return load_graph(path, concrete_shapes(inputs_of(path)))
 
 
 def cell(graph: Graph, cluster: Cluster) -> dict[str, Any]:

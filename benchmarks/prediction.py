@@ -69,7 +69,7 @@ def measure(cluster: LocalCluster, model: str, split: str, runs: int) -> Cell:
     """Predict and measure one cell."""
     path = find_model(f"zoo:{model}")
     declared = inputs_of(path)
-    shapes = concrete_shapes(declared, (), BATCH if split == "batch" else None)
+    shapes = concrete_shapes(declared, None, BATCH if split == "batch" else None)
     feeds = random_inputs(declared, shapes, 0)
     options = PlanOptions("auto") if split == "auto" else PlanOptions(split=split)  # type: ignore[arg-type]
     session = InferenceSession(path, cluster=cluster, options=options)

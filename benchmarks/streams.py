@@ -37,7 +37,7 @@ def measure(connection: Connection, model: str, requests: int) -> dict[str, Any]
     """Measure a stream over a cluster, by planner `auto` for throughput."""
     path = find_model(f"zoo:{model}")
     declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, (), None), 0)
+    feeds = random_inputs(declared, concrete_shapes(declared), 0)
     options = PlanOptions("auto", objective="throughput")
     return measure_stream(path, feeds, connection, [options], requests=requests, threads=1, name=model, report=say)
 

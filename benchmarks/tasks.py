@@ -83,7 +83,7 @@ def asked(name: str, folder: Path) -> Asked:
     else:
         path = find_model(f"zoo:{name}")
     declared = inputs_of(path)
-    feeds = tuple(random_inputs(declared, concrete_shapes(declared, (), None), number) for number in range(INPUTS))
+    feeds = tuple(random_inputs(declared, concrete_shapes(declared), number) for number in range(INPUTS))
     return Asked(path, feeds, tuple(_plain(path, feeds)))
 
 

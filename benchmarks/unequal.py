@@ -56,7 +56,7 @@ def measure(model: str, part: float, runs: int) -> dict[str, Any]:
     """Return the medians of all contenders, and how much work the slow node got."""
     path = find_model(f"zoo:{model}")
     declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, (), None), 0)
+    feeds = random_inputs(declared, concrete_shapes(declared), 0)
     fast = Alone(path, 1, first_cores(1))
     expected = fast.turn(feeds, counted=False)
     with LocalCluster(agents=2) as cluster, limited(cluster.processes["agent1"].pid, part):

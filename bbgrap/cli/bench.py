@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from bbgrap.cli.groups import contenders, takes
-from bbgrap.cli.options import Batch, Coordinator, InputShapes, Json, LocalAgents, Model, Seed
+from bbgrap.cli.given import GivenInputs
+from bbgrap.cli.groups import contenders, given_inputs, takes
+from bbgrap.cli.options import Coordinator, Json, LocalAgents, Model, Seed
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import PlanOptions
@@ -15,19 +16,18 @@ from bbgrap.planners.options import PlanOptions
 BUSY_TEXT = "this machine was busy with other work: do not trust these times"
 
 
-@takes(planned=contenders)
+@takes(planned=contenders, inputs=given_inputs)
 def bench(
     model: Model,
     planned: list[PlanOptions],
+    inputs: GivenInputs,
     runs: Annotated[int, typer.Option(min=1, help="Turns that are counted.")] = 30,
-    batch: Batch = None,
     stream: Annotated[
         int | None, typer.Option(min=5, help="Measure throughput instead: so many requests, several at once.", show_default=False)
     ] = None,
     in_flight: Annotated[
         int | None, typer.Option(min=1, help="With --stream: requests at once; default: 2 per agent.", show_default=False)
     ] = None,
-    shapes: InputShapes = None,
     seed: Seed = 0,
     pictures: Annotated[
         bool,
@@ -59,38 +59,26 @@ def bench(
     """
     from bbgrap.bench import bench as measure
     from bbgrap.cli.clusters import open_cluster
-    from bbgrap.cli.inputs import random_inputs
-    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.cli.inputs import read_inputs
+    from bbgrap.cli.models import find_model
     from bbgrap.stream import measure_stream
 
     if in_flight is not None and stream is None:
         raise UsageError("--in-flight: it belongs to --stream N; give both or neither")
     path = find_model(model)
-    declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed, pictures=pictures)
+    feeds = read_inputs(path, inputs).feeds(seed, pictures=pictures)
     with open_cluster(coordinator, agents, threads or 1) as cluster, step("measuring") as progress:
+        common: dict[str, Any] = {"threads": threads, "name": model, "report": progress.update}
         if stream is None:
-            report = measure(path, feeds, cluster, planned, runs=runs, threads=threads, name=model, report=progress.update)
+            report = measure(path, feeds, cluster, planned, runs=runs, **common)
         else:
-            report = measure_stream(
-                path,
-                feeds,
-                cluster,
-                planned,
-                requests=stream,
-                in_flight=in_flight,
-                threads=threads,
-                name=model,
-                report=progress.update,
-            )
+            report = measure_stream(path, feeds, cluster, planned, requests=stream, in_flight=in_flight, **common)
     if report["machine"]["busy"] and as_json:
         say(BUSY_TEXT)
     if as_json:
         print_json(report)
-    elif stream is None:
-        print_comparison(report)
     else:
-        print_rates(report)
+        (print_comparison if stream is None else print_rates)(report)
     if not all(result["verified"] for result in report["results"]):
         say("bbgrap: an answer differs from plain onnxruntime by more than is allowed")
         raise typer.Exit(1)
@@ -122,11 +110,7 @@ def print_comparison(report: dict[str, Any]) -> None:
         rows,
         title=f"{report['model']}, {shapes}: {len(report['agents'])} agents (threads: {threads}), {report['runs']} runs{lossy}",
     )
-    if report["machine"]["busy"]:
-        print_result(BUSY_TEXT)
-    for result in report["results"]:
-        if result["fault"]:
-            print_result(f"{result['planner']}: {result['fault']}")
+    _print_doubts(report)
 
 
 def print_rates(report: dict[str, Any]) -> None:
@@ -141,6 +125,10 @@ def print_rates(report: dict[str, Any]) -> None:
     shapes = ", ".join(f"{name} {shape}" for name, shape in report["inputs"].items())
     title = f"{report['model']}, {shapes}: {report['requests']} requests, {report['in_flight']} at once, {len(report['agents'])} agents"
     print_table(("", "per second", "ratio", "max rel err", "same bits", "nodes"), rows, title=title)
+    _print_doubts(report)
+
+
+def _print_doubts(report: dict[str, Any]) -> None:
     if report["machine"]["busy"]:
         print_result(BUSY_TEXT)
     for result in report["results"]:

@@ -29,16 +29,16 @@ def demo(
     from bbgrap.bench import bench
     from bbgrap.cli.bench import print_comparison
     from bbgrap.cli.clusters import open_cluster
-    from bbgrap.cli.inputs import random_inputs
-    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.cli.given import GivenInputs
+    from bbgrap.cli.inputs import read_inputs
+    from bbgrap.cli.models import find_model
     from bbgrap.engine.spread import Witnesses
     from bbgrap.planners.options import PlanOptions
     from bbgrap.session import InferenceSession
 
     count = agents or 2
     path = find_model(model)
-    declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, None, None))
+    feeds = read_inputs(path, GivenInputs()).feeds(0)
     with open_cluster("", count, threads) as cluster:
         with step(f"submitting {model}: planning and deploying") as progress:
             session = InferenceSession(path, cluster=cluster, on_progress=progress.report)

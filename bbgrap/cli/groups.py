@@ -13,19 +13,25 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bbgrap.cli.given import GivenInputs, PictureOptions, parse_numbers, parse_size
 from bbgrap.cli.options import (
     Agents,
     Batch,
     ClusterFile,
     Contenders,
+    GivenInput,
     Grid,
-    InputShapes,
+    Mean,
     Model,
+    Normalizing,
     Objective,
+    PictureLayout,
     Planner,
     SearchSeconds,
     Shares,
+    Size,
     Split,
+    Std,
     TransferDtype,
 )
 from bbgrap.errors import UsageError
@@ -109,6 +115,24 @@ def contenders(
     return [plan_options(name.strip(), split, grid, objective, search_seconds, transfer_dtype) for name in planner.split(",")]
 
 
+def given_inputs(
+    texts: GivenInput = None,
+    batch: Batch = None,
+    size: Size = "",
+    normalize: Normalizing = None,
+    mean: Mean = "",
+    std: Std = "",
+    layout: PictureLayout = None,
+) -> GivenInputs:
+    """Return what is said of a model's inputs.
+
+    Raises:
+        UsageError: if a size or a number is none, or options contradict each other.
+    """
+    numbers = parse_numbers("--mean", mean, above_0=False), parse_numbers("--std", std, above_0=True)
+    return GivenInputs(tuple(texts or ()), batch, PictureOptions(parse_size(size), normalize, *numbers, layout))
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What is to be planned without a cluster, as a command line says it."""
@@ -118,19 +142,17 @@ class Request:
     cluster: Path | None
     shares: str
     options: PlanOptions
-    shapes: tuple[str, ...]
-    batch: int | None
+    inputs: GivenInputs
 
 
-@takes(options=plan_options)
+@takes(options=plan_options, inputs=given_inputs)
 def offline_request(
     model: Model,
     options: PlanOptions,
+    inputs: GivenInputs,
     agents: Agents = None,
     cluster: ClusterFile = None,
     shares: Shares = "",
-    shapes: InputShapes = None,
-    batch: Batch = None,
 ) -> Request:
     """Return what is asked to be planned."""
-    return Request(model, agents, cluster, shares, options, tuple(shapes or ()), batch)
+    return Request(model, agents, cluster, shares, options, inputs)

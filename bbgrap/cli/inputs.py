@@ -1,65 +1,119 @@
-"""Tensors for a model's inputs: from .npy files, from pictures, or drawn at random from a seed."""
+"""A model's inputs, as a command line gives them: shapes, arrays and pictures from files, and what is drawn at random from a seed."""
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import assert_never
 
 import numpy as np
 
-from bbgrap.cli.options import assignments
+from bbgrap.cli.given import GivenInputs, Picture, Shape, Stored, values_by_name
+from bbgrap.cli.models import concrete_shapes, model_of, shape_text
 from bbgrap.cli.output import say
-from bbgrap.errors import InputError
+from bbgrap.cli.pictures import read_pictures
+from bbgrap.errors import InputError, UsageError
 from bbgrap.graph import Array, DType
+from bbgrap.graph.onnx_indices import index_limits
 from bbgrap.graph.onnx_io import ModelInput
 
-_PICTURES = (".png", ".jpg", ".jpeg")
-
-_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
-_DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
-"""Of ImageNet's pictures, per colour; what networks trained on it expect (torchvision's documentation has these numbers)."""
+_NO_ARRAY = (ValueError, EOFError, SyntaxError, MemoryError, zipfile.BadZipFile, zlib.error)
+"""What numpy raises over broken files besides errors of the system."""
 
 
-def read_inputs(inputs: Sequence[ModelInput], given: Sequence[str]) -> dict[str, Array]:
-    """Read a file for every input of a model, in the model's order.
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A model's inputs: a shape for each, and the tensors of those that files were given for."""
 
-    Args:
-        inputs: As the model declares them.
-        given: `NAME=FILE` each; the name may be left out if there is one input.
+    declared: tuple[ModelInput, ...]
+    shapes: Mapping[str, Shape]
+    tensors: Mapping[str, Array]
+    index_limits: Mapping[str, int] = field(default_factory=dict)
+    """Below what drawn indices must stay, by name."""
+
+    def feeds(self, seed: int, *, pictures: bool = False) -> dict[str, Array]:
+        """Return a tensor for every input, in the model's order; those without a file are drawn, which is said on stderr.
+
+        Raises:
+            InputError: for element types that cannot be drawn, and for shapes that the model does not run with.
+        """
+        others = [item for item in self.declared if item.name not in self.tensors]
+        drawn = random_inputs(others, self.shapes, seed, pictures=pictures, index_limits=self.index_limits)
+        for item in others:
+            check_tensor(item, drawn[item.name])
+        if drawn:
+            which = f" {', '.join(drawn)}" if self.tensors else ""
+            say(f"inputs{which}: random, seed {seed}")
+        return {item.name: self.tensors[item.name] if item.name in self.tensors else drawn[item.name] for item in self.declared}
+
+
+def read_inputs(path: Path, given: GivenInputs) -> Inputs:
+    """Return the inputs of a model file as they are given.
 
     Raises:
-        UsageError: if a text is no such thing.
-        InputError: if an input is unknown or missing, a file cannot be read, or its element type or shape does not fit.
+        BbgrapError: as `inputs_from`, or if it is no valid model.
     """
-    files = assignments(given, [item.name for item in inputs])
-    names = [item.name for item in inputs]
-    for name in files:
-        if name not in names:
-            raise InputError(f"input '{name}': the model has no such input, it has {', '.join(names)}")
-    for name in names:
-        if name not in files:
-            raise InputError(f"input '{name}': it is missing; add --input {name}=FILE.npy")
-    return {item.name: read_tensor(item, Path(files[item.name])) for item in inputs}
+    model = model_of(path)
+    return replace(inputs_from(model.inputs, given), index_limits=index_limits(model))
 
 
-def read_tensor(item: ModelInput, path: Path) -> Array:
-    """Read the tensor for one input.
+def inputs_from(declared: Sequence[ModelInput], given: GivenInputs) -> Inputs:
+    """Return inputs as they are given.
+
+    Raises:
+        UsageError: if the options say nothing or contradict each other.
+        InputError: if an input is unknown, a size is free, a file cannot be read, or its type or shape does not fit.
+    """
+    items = {item.name: item for item in declared}
+    named = values_by_name(given.texts, list(items))
+    if given.pictures.given and not any(isinstance(value, Picture) for values in named.values() for value in values):
+        raise UsageError(f"{', '.join(given.pictures.given)}: for pictures only, and none is given; add --input PICTURE")
+    shapes: dict[str, Shape] = {}
+    tensors: dict[str, Array] = {}
+    for name, values in named.items():
+        match values[0]:
+            case Picture():
+                paths = [value.path for value in values if isinstance(value, Picture)]
+                tensors[name] = read_pictures(items[name], paths, given.pictures)
+            case Stored() as stored:
+                tensors[name] = read_tensor(items[name], stored)
+            case tuple() as shape:
+                shapes[name] = shape
+            case unknown:
+                assert_never(unknown)
+    shapes |= {name: tensor.shape for name, tensor in tensors.items()}
+    return Inputs(tuple(declared), concrete_shapes(declared, shapes, given.batch), tensors)
+
+
+def read_tensor(item: ModelInput, stored: Stored) -> Array:
+    """Read the array for one input.
 
     Raises:
         InputError: if the file cannot be read, or does not fit.
     """
-    if path.suffix.lower() in _PICTURES:
-        return _read_picture(item, path)
+    who = f"input '{item.name}': '{stored.path}'"
     try:
-        array: Array = np.load(path, allow_pickle=False)
+        with stored.path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            array: Array = loaded if isinstance(loaded, np.ndarray) else loaded[_key_of(item, stored, loaded.files)]
     except OSError as error:
-        raise InputError(f"input '{item.name}': '{path}' cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError):
-        raise InputError(f"input '{item.name}': '{path}' is not a .npy file of numbers, and no .png or .jpg picture") from None
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"input '{item.name}': '{path}' is an .npz archive; expected a .npy file")
+        raise InputError(f"{who} cannot be read: {error.strerror or error}") from None
+    except _NO_ARRAY:
+        raise InputError(f"{who} is not a .npy or .npz file of numbers, and its name is no picture's (.png, .jpg, ...)") from None
     check_tensor(item, array)
     return array
+
+
+def _key_of(item: ModelInput, stored: Stored, keys: Sequence[str]) -> str:
+    key = stored.key or (keys[0] if len(keys) == 1 else item.name)
+    if key not in keys:
+        raise InputError(
+            f"input '{item.name}': '{stored.path}' holds {', '.join(keys) or 'nothing'}; give --input {item.name}=FILE.npz:KEY"
+        )
+    return key
 
 
 def check_tensor(item: ModelInput, array: Array) -> None:
@@ -78,69 +132,49 @@ def check_tensor(item: ModelInput, array: Array) -> None:
         return
     pairs = zip(item.shape, array.shape, strict=False)
     if len(item.shape) != array.ndim or any(isinstance(size, int) and size != have for size, have in pairs):
-        raise InputError(f"input '{item.name}': expected shape {_shape_text(item.shape)}, got {_shape_text(array.shape)}")
+        raise InputError(f"input '{item.name}': expected shape {shape_text(item.shape)}, got {shape_text(array.shape)}")
 
 
 def random_inputs(
-    inputs: Sequence[ModelInput], shapes: Mapping[str, tuple[int, ...]], seed: int = 0, *, pictures: bool = False
+    inputs: Sequence[ModelInput],
+    shapes: Mapping[str, Shape],
+    seed: int = 0,
+    *,
+    pictures: bool = False,
+    index_limits: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """Draw a tensor for every input: normal floats, integers 0 or 1 (safe as indices and flags), bytes 0..255.
+    """Draw a tensor for every input: normal floats, integers of 8 and 16 bits, and longer ones of 0 and 1, safe as indices and flags.
 
-    With `pictures` floats are bytes divided by 255, as of pictures of 8 bits a colour.
+    Indices are 0 or more, and below their limit. With `pictures` floats are bytes divided by 255, as of pictures of 8 bits a colour.
 
     Raises:
-        InputError: for element types that cannot be drawn.
+        InputError: for element types that cannot be drawn, and for sizes that no memory holds.
     """
     generator = np.random.default_rng(seed)
-    return {item.name: _drawn(item, shapes[item.name], generator, pictures=pictures) for item in inputs}
+    limits = index_limits or {}
+    drawn: dict[str, Array] = {}
+    for item in inputs:
+        try:
+            drawn[item.name] = _drawn(item, shapes[item.name], generator, limits.get(item.name), pictures=pictures)
+        except (MemoryError, ValueError) as error:
+            raise InputError(f"input '{item.name}': a tensor of shape {shape_text(shapes[item.name])} cannot be made: {error}") from None
+    return drawn
 
 
-def _drawn(item: ModelInput, shape: tuple[int, ...], generator: np.random.Generator, *, pictures: bool) -> Array:
+def _drawn(item: ModelInput, shape: tuple[int, ...], generator: np.random.Generator, limit: int | None, *, pictures: bool) -> Array:
     if item.dtype in (DType.STRING, DType.OTHER, DType.BFLOAT16):
         raise InputError(
             f"input '{item.name}': tensors of {item.dtype.name.lower()} cannot be drawn at random; give --input {item.name}=FILE"
         )
     dtype = item.dtype.numpy
     match dtype.kind:
+        case _ if limit is not None:
+            return np.asarray(generator.integers(0, limit, shape), dtype)
         case "f" if pictures:
             return np.asarray(generator.integers(0, 256, shape) / np.float32(255), dtype)
         case "f" | "c":
             return np.asarray(generator.standard_normal(shape), dtype)
-        case "u" if dtype.itemsize == 1:
-            return generator.integers(0, 256, shape, dtype)
+        case "i" | "u" if dtype.itemsize <= 2:
+            return generator.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
         case _:
             return np.asarray(generator.integers(0, 2, shape), dtype)
-
-
-def _read_picture(item: ModelInput, path: Path) -> Array:
-    who = f"input '{item.name}': picture '{path}'"
-    shape = item.shape or ()
-    if item.dtype is not DType.FLOAT or len(shape) != 4 or shape[1] not in (1, 3):
-        expected = f"{item.dtype.name.lower()} {_shape_text(item.shape)}"
-        raise InputError(f"{who}: pictures fit inputs float [N, 3 or 1, H, W] only, this one is {expected}; give a .npy file")
-    if isinstance(shape[0], int) and shape[0] != 1:
-        raise InputError(f"{who}: it is one picture, but the model's batch is {shape[0]}; give a .npy file")
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise InputError(f"{who}: reading pictures needs Pillow: pip install 'bbgrap[images]'") from None
-    colours = 3 if shape[1] == 3 else 1
-    try:
-        with Image.open(path) as picture:
-            coloured = picture.convert("RGB" if colours == 3 else "L")
-            height, width = (size if isinstance(size, int) else own for size, own in zip(shape[2:], coloured.size[::-1], strict=True))
-            resized = coloured.resize((width, height), Image.Resampling.BILINEAR)
-    except UnidentifiedImageError:
-        raise InputError(f"{who}: it is no picture that Pillow can read") from None
-    except OSError as error:
-        raise InputError(f"{who}: cannot be read: {error.strerror or error}") from None
-    values = np.asarray(resized, np.float32).reshape(height, width, colours) / np.float32(255)
-    if colours == 3:
-        values = (values - _MEAN) / _DEVIATION
-    done = "ImageNet's mean and deviation" if colours == 3 else "values 0 to 1"
-    say(f"{path.name}: resized to {height} x {width}, {'RGB' if colours == 3 else 'grey'}, {done}")
-    return np.ascontiguousarray(values.transpose(2, 0, 1)[np.newaxis])
-
-
-def _shape_text(shape: Sequence[int | str | None] | None) -> str:
-    return "of any rank" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"

@@ -6,14 +6,16 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.options import Batch, InputShapes, Json, Model
+from bbgrap.cli.given import GivenInputs
+from bbgrap.cli.groups import given_inputs, takes
+from bbgrap.cli.options import Json, Model
 from bbgrap.cli.output import print_json, print_result, print_table
 
 
+@takes(inputs=given_inputs)
 def inspect(
     model: Model,
-    shapes: InputShapes = None,
-    batch: Batch = None,
+    inputs: GivenInputs,
     layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -24,13 +26,14 @@ def inspect(
 
         bbgrap inspect model.onnx --input tokens=1x128 --layers
     """
-    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.cli.inputs import read_inputs
+    from bbgrap.cli.models import find_model
     from bbgrap.engine.load import load_graph
     from bbgrap.graph.onnx_types import text_of
     from bbgrap.planners.inspection import inspect_graph
 
     path = find_model(model)
-    graph = load_graph(path, concrete_shapes(inputs_of(path), shapes, batch))
+    graph = load_graph(path, read_inputs(path, inputs).shapes)
     found = inspect_graph(graph)
     found["model"] = model
     for side, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):

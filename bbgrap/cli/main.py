@@ -6,12 +6,14 @@ unavailable. `--debug`, before or after the command, shows the traceback instead
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
 from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, trace, zoo
+from bbgrap.cli.given import FreeDimensionsError
 from bbgrap.cli.output import print_result, report_error
 from bbgrap.errors import BbgrapError
 
@@ -21,6 +23,7 @@ class _Group(TyperGroup):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's own name for the type
         """Move `--debug` to where it belongs, before the command."""
+        ctx.obj = list(args)  # for errors that say how the command would go on
         rest = [arg for arg in args if arg != "--debug"]
         return super().parse_args(ctx, args if rest == args else ["--debug", *rest])
 
@@ -33,7 +36,8 @@ class _Group(TyperGroup):
             if verdict is None:
                 raise
             text, exit_code = verdict
-            report_error(text)
+            again = f", for example: {shlex.join(['bbgrap', *ctx.obj, *error.options])}" if isinstance(error, FreeDimensionsError) else ""
+            report_error(text + again)
             raise typer.Exit(exit_code) from None
 
 

@@ -1,4 +1,4 @@
-"""Finding the model that a command names, and concrete shapes for its inputs."""
+"""The model that a command names, and concrete shapes for its inputs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,41 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bbgrap import zoo
-from bbgrap.cli.options import parse_shapes
+from bbgrap.cli.given import FreeDimensionsError, Shape
 from bbgrap.cli.output import step
-from bbgrap.errors import InputError
-from bbgrap.graph.onnx_io import ModelInput, read_model
+from bbgrap.errors import InputError, ModelError
+from bbgrap.graph.onnx_io import ModelFile, ModelInput, read_model
 from bbgrap.graph.types import DType
 
 _ZOO = "zoo:"
 
-Shape = tuple[int, ...]
+_PICTURE_RANK, _PIXELS, _SOME = 4, 224, 16
+"""What is suggested for sizes that nobody knows: so many pixels where the rank is that of pictures, else so many of anything. Chosen."""
 
 
 def find_model(text: str) -> Path:
     """Return the file of a model; one of the zoo is built if it is not there yet.
 
     Raises:
-        ModelError: if the zoo does not have it.
+        ModelError: if the zoo does not have it, or it is no file and the zoo does.
     """
+    path = Path(text)
     if not text.startswith(_ZOO):
-        return Path(text)
+        if path.stem in zoo.names() and not path.exists():
+            raise ModelError(f"model '{text}': there is no such file; is {_ZOO}{path.stem} meant, the network that is built here?")
+        return path
     with step(f"building {text}"):
         return zoo.materialize(text.removeprefix(_ZOO))
+
+
+def model_of(path: Path) -> ModelFile:
+    """Read a model file.
+
+    Raises:
+        ModelError: if it is no valid model.
+    """
+    with step(f"reading {path.name}"):
+        return read_model(path)
 
 
 def inputs_of(path: Path) -> tuple[ModelInput, ...]:
@@ -35,49 +49,113 @@ def inputs_of(path: Path) -> tuple[ModelInput, ...]:
     Raises:
         ModelError: if it is no valid model.
     """
-    with step(f"reading {path.name}"):
-        return read_model(path).inputs
+    return model_of(path).inputs
 
 
-def concrete_shapes(inputs: Sequence[ModelInput], given: Sequence[str] | None, batch: int | None) -> dict[str, Shape]:
-    """Return the shape of every input whose shape is known now; the file's word stands for the others.
+def concrete_shapes(inputs: Sequence[ModelInput], given: Mapping[str, Shape] | None = None, batch: int | None = None) -> dict[str, Shape]:
+    """Return the shape of every input, () for what is no tensor; the file's word stands where nothing is given.
 
     Args:
         inputs: As the file declares them.
-        given: `NAME=SHAPE` each; a symbol that they settle is settled for the other inputs too.
-        batch: The first dimension; None: what the file fixes, or 1 where it is free.
+        given: Shapes of some; a symbol that they settle is settled for the other inputs too.
+        batch: The first dimension where that is free, or of all inputs if every one of them is hard-coded; None: as the file says, or 1.
 
     Raises:
-        UsageError: if a shape cannot be read.
-        InputError: if it is for no input, or a free dimension that is not the first one is left.
+        InputError: if the batch contradicts the shapes, or no input has one.
+        FreeDimensionsError: if sizes are left that nobody knows; it names all of them.
     """
-    shapes = parse_shapes(given, [item.name for item in inputs])
-    by_name = {item.name: item for item in inputs}
-    for name in shapes:
-        if name not in by_name:
-            raise InputError(f"input '{name}': the model has no such input, it has {', '.join(by_name)}")
-    symbols: dict[str, int] = {}
-    for name, shape in shapes.items():
-        declared = by_name[name].shape or ()
-        if len(declared) == len(shape):
-            symbols |= {symbol: size for symbol, size in zip(declared, shape, strict=True) if isinstance(symbol, str)}
-    return {item.name: shapes[item.name] if item.name in shapes else _settled(item, symbols, batch) for item in inputs}
+    given = given or {}
+    leading = _batched(inputs)
+    symbols = _symbols(inputs, given)
+    if batch is not None:
+        if not leading:
+            raise InputError(f"--batch {batch}: no input of the model has a batch dimension")
+        for item in leading:
+            shape = given.get(item.name)
+            size = shape[0] if shape else symbols.get(_first(item), batch)
+            if size != batch:
+                said = f"got {shape_text(shape)}" if shape else f"but '{_first(item)}' is {size} for another input"
+                raise InputError(f"input '{item.name}': expected a batch of {batch} (--batch), {said}; give as many items, or no --batch")
+    symbols = {_first(item): batch or 1 for item in leading if _first(item)} | symbols
+    names = {item.name for item in leading}
+    sizes = {item.name: _sizes(item, symbols, batch if item.name in names else None) for item in inputs if item.name not in given}
+    if any(shape is None or None in shape for shape in sizes.values()):
+        raise _free(inputs, sizes)
+    known = {name: tuple(size for size in shape or () if size is not None) for name, shape in sizes.items()}
+    return {item.name: given[item.name] if item.name in given else known[item.name] for item in inputs}
 
 
-def _settled(item: ModelInput, symbols: Mapping[str, int], batch: int | None) -> Shape:
+def shape_text(shape: Sequence[int | str | None] | None) -> str:
+    """Return a shape as people read it."""
+    return "of any rank" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def _first(item: ModelInput) -> str:
+    """Return the symbol of the first dimension; empty if it has none."""
+    return item.shape[0] if item.shape and isinstance(item.shape[0], str) else ""
+
+
+def _batched(inputs: Sequence[ModelInput]) -> list[ModelInput]:
+    """Return the inputs whose first dimension is the batch: those where it is free, or all with two or more if it is free nowhere.
+
+    The only dimension of an input is none if another input has the same symbol further back: then it is a length.
+    """
+    lengths = {size for item in inputs for size in (item.shape or ())[1:]}
+    tensors = [item for item in inputs if item.dtype is not DType.OTHER and item.shape != ()]
+    free = [
+        item
+        for item in tensors
+        if item.shape is None or not (isinstance(item.shape[0], int) or (len(item.shape) == 1 and _first(item) in lengths))
+    ]
+    return free or [item for item in tensors if item.shape and len(item.shape) > 1]
+
+
+def _symbols(inputs: Sequence[ModelInput], given: Mapping[str, Shape]) -> dict[str, int]:
+    pairs = [
+        pair
+        for item in inputs
+        if item.name in given and len(item.shape or ()) == len(given[item.name])
+        for pair in zip(item.shape or (), given[item.name], strict=True)
+    ]
+    return {symbol: size for symbol, size in pairs if isinstance(symbol, str)}
+
+
+def _sizes(item: ModelInput, symbols: Mapping[str, int], batch: int | None) -> tuple[int | None, ...] | None:
+    """Return the sizes of an input, None where nobody knows; None of unknown rank."""
     if item.dtype is DType.OTHER:
         return ()  # no tensor, so nobody asks for its shape
     if item.shape is None:
-        raise InputError(f"input '{item.name}': the model does not say its rank; give --input {item.name}=SHAPE")
-    sizes: list[int] = []
-    for axis, size in enumerate(item.shape):
-        if isinstance(size, str) and size in symbols:
-            sizes.append(symbols[size])
-        elif axis == 0 and (not isinstance(size, int) or (batch and len(item.shape) > 1)):
-            sizes.append(batch or 1)
-        elif isinstance(size, int):
-            sizes.append(size)
-        else:
-            example = "x".join(str(s) if isinstance(s, int) else "1" if a == 0 else "?" for a, s in enumerate(item.shape))
-            raise InputError(f"input '{item.name}': dimension {axis} ('{size}') is free; give --input {item.name}={example}")
+        return None
+    sizes = [symbols.get(size) if isinstance(size, str) else size for size in item.shape]
+    if sizes and (batch or sizes[0] is None):
+        sizes[0] = batch or 1
     return tuple(sizes)
+
+
+def _free(inputs: Sequence[ModelInput], sizes: Mapping[str, tuple[int | None, ...] | None]) -> FreeDimensionsError:
+    """Return the error that names all free dimensions, with sizes that could be: those of pictures, or small ones."""
+    said, options = [], []
+    examples: dict[str, int] = {}
+    for item in inputs:
+        shape, declared = sizes.get(item.name, ()), item.shape or ()
+        free = [axis for axis, size in enumerate(shape or ()) if size is None]
+        symbols = [declared[axis] for axis in free]
+        if shape is None:
+            said.append(f"input '{item.name}' {shape_text(None)}")
+            options += ["--input", f"{item.name}=SHAPE"]
+        elif free:
+            said.append(f"input '{item.name}' {shape_text(declared)}: dimension{'s' * (len(free) > 1)} {' and '.join(map(str, free))}")
+            if not all(symbol in examples for symbol in symbols):
+                likely = dict(enumerate(shape)) | {axis: _likely(shape, axis) for axis in free}
+                likely |= {
+                    axis: examples.setdefault(symbol, likely[axis] or 1) for axis in free if isinstance(symbol := declared[axis], str)
+                }
+                options += ["--input", f"{item.name}={'x'.join(map(str, likely.values()))}"]
+    return FreeDimensionsError(f"sizes are free: {'; '.join(said)}; give --input NAME=SHAPE", options)
+
+
+def _likely(shape: Sequence[int | None], axis: int) -> int:
+    """Return a size to suggest for a free dimension."""
+    if len(shape) != _PICTURE_RANK:
+        return _SOME
+    return 3 if axis == 1 and shape[3] not in (1, 3) and shape[1] is None else _PIXELS

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bbgrap.cli.given import Layout, Normalize, parse_numbers
 from bbgrap.errors import UsageError
 
 if TYPE_CHECKING:  # numpy and the rest, which `--help` can do without
@@ -42,9 +42,37 @@ Split = Annotated[
 ]
 Grid = Annotated[str, typer.Option(metavar="RxC", help="Rows and columns of the grid, 2x3; implies --split grid.", show_default=False)]
 Batch = Annotated[int | None, typer.Option(min=1, help="Batch size; default: what the model fixes, or 1.", show_default=False)]
-InputShapes = Annotated[
+GivenInput = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="NAME=SHAPE", help="Shape of an input with free dimensions: x=1x3x224x224.", show_default=False),
+    typer.Option(
+        "--input",
+        metavar="[NAME=]VALUE",
+        help="An input: a shape (x=1x3x224x224, drawn at random), an array (x=x.npy, x=all.npz:KEY), or a picture (x=cat.jpg; given"
+        " again, a batch). NAME= may be left out for the only input. Default: random, in the shape that the model declares.",
+        show_default=False,
+    ),
+]
+Size = Annotated[
+    str,
+    typer.Option(metavar="WxH", help="Resize pictures to width x height; default: the model's size, else their own.", show_default=False),
+]
+Normalizing = Annotated[
+    Normalize | None,
+    typer.Option(
+        help="Pictures as floats: 0..1, 0..255, or imagenet, which is 0..1 less ImageNet's mean, over its deviation; default: imagenet"
+        " for 3 colours, 0..1 for one, or with --mean or --std. Inputs of integers get 0..255.",
+        show_default=False,
+    ),
+]
+Mean = Annotated[
+    str,
+    typer.Option(
+        metavar="R,G,B", help="Subtract this from what --normalize 0..1 or 0..255 makes; one number is for all colours.", show_default=False
+    ),
+]
+Std = Annotated[str, typer.Option(metavar="R,G,B", help="Divide by this after --mean.", show_default=False)]
+PictureLayout = Annotated[
+    Layout | None, typer.Option(help="Where an input has its colours, if its shape does not say so.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, alone on stdout.")]
 Coordinator = Annotated[
@@ -64,7 +92,7 @@ def offline_cluster(agents: int | None, file: Path | None, shares: str, options:
     from bbgrap.cluster import Cluster
     from bbgrap.cluster.files import read_cluster
 
-    parts = parse_shares(shares)
+    parts = parse_numbers("--shares", shares, above_0=True)
     if agents is not None and file is not None:
         raise UsageError("expected --agents or --cluster, got both")
     if agents is None and file is None and not parts:
@@ -77,52 +105,3 @@ def offline_cluster(agents: int | None, file: Path | None, shares: str, options:
     if options.grid and options.grid[0] * options.grid[1] != len(cluster.nodes):
         raise UsageError(f"grid: {options.grid[0]}x{options.grid[1]} is not {len(cluster.nodes)} nodes")
     return cluster
-
-
-def parse_shares(text: str) -> list[float]:
-    """Return the numbers of `2,1,1`; none of an empty text.
-
-    Raises:
-        UsageError: if one of them is no number above 0.
-    """
-    try:
-        shares = [float(part) for part in text.split(",")] if text else []
-    except ValueError:
-        shares = [0.0]
-    if not all(0 < share < float("inf") for share in shares):
-        raise UsageError(f"shares: expected numbers above 0, like 2,1,1, got '{text}'")
-    return shares
-
-
-def parse_shapes(texts: Sequence[str] | None, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return shapes by input name from `NAME=1x3x224x224`; the name may be left out if the model has one input.
-
-    Raises:
-        UsageError: if a text is no such thing.
-    """
-    shapes = {}
-    for name, text in assignments(texts, names).items():
-        parts = text.lower().replace(",", "x").split("x") if text not in ("", "scalar") else []
-        if not all(part.strip().isdecimal() for part in parts):
-            raise UsageError(f"input '{name}': expected a shape like 1x3x224x224, got '{text}'")
-        shapes[name] = tuple(int(part) for part in parts)
-    return shapes
-
-
-def assignments(texts: Sequence[str] | None, names: Sequence[str]) -> dict[str, str]:
-    """Return what `NAME=VALUE` says by name; the name may be left out if there is only one.
-
-    Raises:
-        UsageError: if a name is missing, or there twice.
-    """
-    found: dict[str, str] = {}
-    for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not equals:
-            if len(names) != 1:
-                raise UsageError(f"input '{text}': expected NAME=..., the inputs are {', '.join(names)}")
-            name, value = names[0], text
-        if name in found:
-            raise UsageError(f"input '{name}': it is given twice")
-        found[name] = value
-    return found

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bbgrap.auto.forecast import Forecast
 from bbgrap.cli.groups import Request
-from bbgrap.cli.models import Shape, concrete_shapes, find_model, inputs_of
+from bbgrap.cli.inputs import Inputs, read_inputs
+from bbgrap.cli.models import find_model
 from bbgrap.cli.options import offline_cluster
 from bbgrap.cli.output import say, step
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
-from bbgrap.graph.onnx_io import ModelInput
+from bbgrap.program.dictionaries import have_few_values
 
 _NAMED = 8
 """So many nodes are named in a remark."""
@@ -24,8 +25,7 @@ class Planned:
     """A model, planned in this process; `report` is the object of `plan --json`."""
 
     path: Path
-    inputs: tuple[ModelInput, ...]
-    shapes: dict[str, Shape]
+    inputs: Inputs
     forecast: Forecast
     report: dict[str, Any]
 
@@ -52,16 +52,16 @@ def plan_offline(request: Request) -> Planned:
     """
     cluster = offline_cluster(request.agents, request.cluster, request.shares, request.options)
     path = find_model(request.model)
-    inputs = inputs_of(path)
-    shapes = concrete_shapes(inputs, request.shapes, request.batch)
+    inputs = read_inputs(path, request.inputs)
     with step("loading for these shapes"):
-        graph = load_graph(path, shapes)
+        graph = load_graph(path, inputs.shapes)
     with step(f"planning over {len(cluster.nodes)} nodes"):
-        forecast, variant = fit(graph, cluster, request.options)
+        few = len(inputs.tensors) == len(inputs.shapes) and have_few_values(list(inputs.tensors.values()))
+        forecast, variant = fit(graph, cluster, replace(request.options, input_values="few") if few else request.options)
     for refusal in variant.report["changed"]:
         say(f"does not fit, planned otherwise: {refusal}")
-    report = {**variant.report, "model": request.model, "inputs": {name: list(shape) for name, shape in shapes.items()}}
-    planned = Planned(path, inputs, shapes, forecast, report)
+    report = {**variant.report, "model": request.model, "inputs": {name: list(shape) for name, shape in inputs.shapes.items()}}
+    planned = Planned(path, inputs, forecast, report)
     if len(forecast.compiled.plan.devices_used) < len(cluster.nodes):
         idle = [name for number, name in enumerate(planned.names) if number not in forecast.compiled.plan.devices_used]
         more = f" and {len(idle) - _NAMED} more" if len(idle) > _NAMED else ""

@@ -79,15 +79,13 @@ def simulate(
 
 
 def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed: int) -> Comparison:
-    """Run the partitioned model and plain onnxruntime on the same random inputs."""
-    from bbgrap.cli.inputs import random_inputs
+    """Run the partitioned model and plain onnxruntime on the same inputs."""
     from bbgrap.compiler.simulate import simulate as walk
     from bbgrap.engine.calling import unpacked_results
     from bbgrap.engine.kernels import local_kernels
     from bbgrap.engine.spread import Witnesses
 
-    feeds = random_inputs(planned.inputs, planned.shapes, seed)
-    say(f"inputs: random, seed {seed}")
+    feeds = planned.inputs.feeds(seed)
     with step("running the partitioned model"):
         graph = planned.forecast.compiled.plan.graph
         found = walk(artifacts, list(feeds.values()), local_kernels(artifacts))

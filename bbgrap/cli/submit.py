@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bbgrap.cli.groups import plan_options, takes
-from bbgrap.cli.options import Batch, Coordinator, Json, LocalAgents, Model, Seed, Threads
+from bbgrap.cli.given import GivenInputs
+from bbgrap.cli.groups import given_inputs, plan_options, takes
+from bbgrap.cli.options import Coordinator, Json, LocalAgents, Model, Seed, Threads
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.planners.options import PlanOptions
 
@@ -18,16 +19,12 @@ if TYPE_CHECKING:
     from bbgrap.graph import Array
 
 
-@takes(options=plan_options)
+@takes(options=plan_options, inputs=given_inputs)
 def submit(
     model: Model,
     options: PlanOptions,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="NAME=FILE", help="A .npy file, or a picture; default: random.", show_default=False),
-    ] = None,
+    inputs: GivenInputs,
     output: Annotated[Path | None, typer.Option(help="Write the outputs to this folder, as .npy files.", show_default=False)] = None,
-    batch: Batch = None,
     seed: Seed = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with plain onnxruntime here; exit code 1 if it differs.")] = False,
     agents: LocalAgents = None,
@@ -43,21 +40,18 @@ def submit(
         bbgrap submit model.onnx --input x=x.npy --output answers --coordinator tcp://head:7070
 
         bbgrap submit zoo:resnet50 --input cat.jpg --agents 2
+
+        bbgrap submit yolo.onnx --input images=street.jpg --size 640x640 --normalize 0..1 --agents 2
     """
     import time
 
     from bbgrap.cli.clusters import open_cluster
-    from bbgrap.cli.inputs import random_inputs, read_inputs
-    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.cli.inputs import read_inputs
+    from bbgrap.cli.models import find_model
     from bbgrap.session import InferenceSession
 
     path = find_model(model)
-    declared = inputs_of(path)
-    if inputs:
-        feeds = read_inputs(declared, inputs)
-    else:
-        feeds = random_inputs(declared, concrete_shapes(declared, None, batch), seed)
-        say(f"inputs: random, seed {seed}")
+    feeds = read_inputs(path, inputs).feeds(seed)
     with open_cluster(coordinator, agents, threads) as cluster:
         with step("planning and deploying") as progress:
             session = InferenceSession(path, cluster=cluster, options=options, on_progress=progress.report)

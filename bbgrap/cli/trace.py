@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bbgrap.cli.groups import plan_options, takes
-from bbgrap.cli.options import Batch, Coordinator, InputShapes, Json, LocalAgents, Model, Seed, Threads
+from bbgrap.cli.given import GivenInputs
+from bbgrap.cli.groups import given_inputs, plan_options, takes
+from bbgrap.cli.options import Coordinator, Json, LocalAgents, Model, Seed, Threads
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.planners.options import PlanOptions
 
@@ -16,17 +17,16 @@ if TYPE_CHECKING:
     from bbgrap.report.trace import Trace
 
 
-@takes(options=plan_options)
+@takes(options=plan_options, inputs=given_inputs)
 def trace(
     model: Model,
     options: PlanOptions,
+    inputs: GivenInputs,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the trace: .json (Chrome, ui.perfetto.dev), .svg or .html.")
     ] = Path("trace.json"),
     html: Annotated[Path | None, typer.Option("--html", help="Also write a report to this file.", show_default=False)] = None,
     runs: Annotated[int, typer.Option(min=1, help="Requests that are recorded; the files show the one of median length.")] = 5,
-    shapes: InputShapes = None,
-    batch: Batch = None,
     seed: Seed = 0,
     agents: LocalAgents = None,
     threads: Threads = 1,
@@ -44,8 +44,8 @@ def trace(
         bbgrap trace model.onnx --coordinator tcp://head:7070 --runs 20 --json
     """
     from bbgrap.cli.clusters import open_cluster
-    from bbgrap.cli.inputs import random_inputs
-    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.cli.inputs import read_inputs
+    from bbgrap.cli.models import find_model
     from bbgrap.cli.timelines import check_suffix, write_text, write_timeline
     from bbgrap.costmodel.timeline import read_timeline
     from bbgrap.report.html import report_html
@@ -55,8 +55,7 @@ def trace(
     check_suffix(output)
     check_suffix(html, ".html")
     path = find_model(model)
-    declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, shapes, batch), seed)
+    feeds = read_inputs(path, inputs).feeds(seed)
     with open_cluster(coordinator, agents, threads) as cluster:
         with step("planning and deploying") as progress:
             session = InferenceSession(path, cluster=cluster, options=options, on_progress=progress.report)

@@ -12,6 +12,7 @@ messages beyond `MAX_PAYLOAD_FRAMES` or `MAX_MESSAGE_BYTES` are forgotten here, 
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,7 @@ from typing import Self
 import zmq
 
 from bbgrap.errors import ClusterUnavailableError, RemoteProtocolError, UsageError
+from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.limits import MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.channel import Channel, open_channel
@@ -224,7 +226,13 @@ def check_address(address: str) -> str:
 
 
 def unavailable(address: str, within_s: float) -> ClusterUnavailableError:
-    """Return the error for a coordinator that does not answer."""
+    """Return the error for a coordinator that does not answer, or whose host has no address."""
+    host, port = split_address(address)
+    try:
+        socket.getaddrinfo(host.strip("[]"), port)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "no such name"
+        return ClusterUnavailableError(f"no coordinator answers at {address}: host '{host}' cannot be found ({reason}); is its name right?")
     return ClusterUnavailableError(
         f"no coordinator answers at {address} within {within_s:g} s; start one with: bbgrap-coordinator --bind {address}"
     )

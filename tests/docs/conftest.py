@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from PIL import Image
 
 from bbgrap.session import connect
 from bbgrap.zoo import materialize
@@ -36,6 +37,10 @@ def folder(tmp_path_factory) -> Path:
     sizes = ["N", 128]
     node = helper.make_node("Relu", ["tokens"], ["y"], "relu")
     write_model(made / "text.onnx", [node], [("tokens", TensorProto.FLOAT, sizes)], [("y", TensorProto.FLOAT, sizes)], [])
+    free = [("images", TensorProto.FLOAT, ["N", 3, "H", "W"])], [("boxes", TensorProto.FLOAT, ["N", 3, "H", "W"])]
+    write_model(made / "yolo.onnx", [helper.make_node("Relu", ["images"], ["boxes"], "relu")], *free)
+    for name in ("cat.jpg", "dog.jpg", "street.jpg"):
+        Image.new("RGB", (64, 48), (200, 100, 50)).save(made / name)
     for name in ("x.npy", "image.npy"):
         np.save(made / name, picture())
     for name in ("left", "right"):  # with speeds nobody needs to measure them

@@ -6,7 +6,10 @@ import signal
 import subprocess
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
+from PIL import Image
 
 from bbgrap import zoo
 from bbgrap.cluster.files import read_profile
@@ -14,6 +17,7 @@ from bbgrap.cluster.speeds import TYPICAL
 from bbgrap.engine.reference import Reference
 from bbgrap.local import LocalCluster
 from bbgrap.tdl.work import KINDS
+from tests.bbgrap.cli.given_inputs import FORMS, write_files
 
 pytestmark = pytest.mark.cluster
 
@@ -91,6 +95,53 @@ def test_submit_random_inputs_says_so(run, here):
     assert result.exit_code == 0
     assert "inputs: random, seed 0" in result.stderr
     assert "[2, 10]" in result.stdout
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_submit_takes_inputs_in_every_form(run_json, here, image_model, tmp_path, monkeypatch, form):
+    """test_input_forms.py has the commands that need no cluster."""
+    monkeypatch.chdir(tmp_path)
+    values = write_files(tmp_path).get(form)
+    options, shape = FORMS[form]
+    report = run_json("submit", image_model, "--planner", "bbgrap", *options, "--output", "out")
+    assert report["inputs"] == {"x": list(shape)}
+    if values is not None:
+        (expected,) = Reference(image_model).run({"x": values})
+        np.testing.assert_allclose(np.load(report["outputs"][0]["file"]), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [form if form == "pictures" else pytest.param(form, marks=pytest.mark.slow) for form in FORMS])
+@pytest.mark.parametrize("command", ["bench", "trace"])
+def test_measurements_take_inputs_in_every_form(run, here, image_model, tmp_path, monkeypatch, command, form):
+    monkeypatch.chdir(tmp_path)
+    values = write_files(tmp_path).get(form)
+    options, shape = FORMS[form]
+    result = run(command, image_model, "--planner", "bbgrap", "--runs", 1, *options, "--json")
+    assert json.loads(result.stdout)["inputs"] == {"x": list(shape)}
+    assert ("inputs: random" in result.stderr) == (values is None)
+
+
+@pytest.mark.slow
+def test_a_detector_takes_a_picture_of_another_size(run_json, here, tmp_path):
+    """The zoo's YOLO with free height and width, as exporters leave them."""
+    model = onnx.load(zoo.materialize("yolo"))
+    for axis, symbol in ((2, "H"), (3, "W")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = symbol
+    for node in model.graph.node:
+        for tensor in model.graph.initializer:
+            if node.op_type == "Reshape" and tensor.name == node.input[1]:  # anchors and boxes, and how many there are
+                sizes = [-1 if size > 255 else size for size in numpy_helper.to_array(tensor)]
+                tensor.CopyFrom(numpy_helper.from_array(np.array(sizes), tensor.name))
+    model.graph.output[0].ClearField("type")
+    del model.graph.value_info[:]
+    onnx.save(model, tmp_path / "yolo.onnx")
+    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "street.png")
+    given = ("--input", f"input={tmp_path / 'street.png'}", "--size", "320x320", "--normalize", "0..1")
+    report = run_json("submit", tmp_path / "yolo.onnx", "--planner", "bbgrap", *given, "--verify")
+    assert report["verified"]
+    assert report["inputs"] == {"input": [1, 3, 320, 320]}
+    assert report["outputs"][0]["shape"] == [1, 6300, 85]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
-import sys
-
 import numpy as np
 import pytest
-from PIL import Image
 
-from bbgrap.cli.inputs import random_inputs, read_inputs, read_tensor
-from bbgrap.errors import InputError, UsageError
+from bbgrap.cli.given import GivenInputs, Stored
+from bbgrap.cli.inputs import inputs_from, random_inputs, read_tensor
+from bbgrap.errors import InputError
 from bbgrap.graph import DType
 from bbgrap.graph.onnx_io import ModelInput
 
@@ -13,33 +11,45 @@ X = ModelInput("x", DType.FLOAT, ("N", 3, 8, 10))
 TOKENS = ModelInput("tokens", DType.INT64, ("N", 5))
 
 
-def test_files_by_name_in_the_order_of_the_model(tmp_path):
+def read(declared, *texts, batch=None, seed=0):
+    return inputs_from(declared, GivenInputs(texts, batch)).feeds(seed)
+
+
+def test_files_by_name_in_the_order_of_the_model(tmp_path, capsys):
     x, tokens = np.ones((2, 3, 8, 10), np.float32), np.arange(10).reshape(2, 5)
     np.save(tmp_path / "x.npy", x)
-    np.save(tmp_path / "t.npy", tokens)
-    feeds = read_inputs((X, TOKENS), [f"tokens={tmp_path / 't.npy'}", f"x={tmp_path / 'x.npy'}"])
+    np.savez(tmp_path / "all.npz", t=tokens, u=x)
+    feeds = read((X, TOKENS), f"tokens={tmp_path / 'all.npz'}:t", f"x={tmp_path / 'x.npy'}")
     assert list(feeds) == ["x", "tokens"]
     np.testing.assert_array_equal(feeds["tokens"], tokens)
+    np.testing.assert_array_equal(feeds["x"], x)
+    assert capsys.readouterr().err == ""
 
 
-def test_a_single_input_needs_no_name(tmp_path):
-    np.save(tmp_path / "t.npy", np.zeros((1, 5), np.int64))
-    assert read_inputs((TOKENS,), [str(tmp_path / "t.npy")])["tokens"].shape == (1, 5)
+def test_inputs_without_a_file_are_drawn_in_the_shape_of_the_others(tmp_path, capsys):
+    np.save(tmp_path / "t.npy", np.zeros((2, 5), np.int64))
+    feeds = read((X, TOKENS), f"tokens={tmp_path / 't.npy'}", seed=3)
+    assert feeds["x"].shape == (2, 3, 8, 10)
+    assert capsys.readouterr().err == "inputs x: random, seed 3\n"
+    read((X, TOKENS))
+    assert capsys.readouterr().err == "inputs: random, seed 0\n"
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "said"),
-    [
-        (["y=a.npy"], InputError, "input 'y': the model has no such input, it has x, tokens"),
-        (["x=there.npy"], InputError, "input 'tokens': it is missing; add --input tokens=FILE.npy"),
-        (["a.npy"], UsageError, "input 'a.npy': expected NAME=..., the inputs are x, tokens"),
-        (["x=a.npy", "x=b.npy"], UsageError, "input 'x': it is given twice"),
-    ],
-)
-def test_names(given, error, said):
-    with pytest.raises(error) as caught:
-        read_inputs((X, TOKENS), given)
-    assert str(caught.value) == said
+@pytest.mark.parametrize(("texts", "batch"), [(["2x3x8x10"], None), ([], 2), (["1x3x8"], None)])
+def test_shapes_that_the_model_does_not_run_with(texts, batch):
+    with pytest.raises(InputError, match=r"input 'x': expected shape \[1, 3, 8, 10\], got"):
+        read([ModelInput("x", DType.FLOAT, (1, 3, 8, 10))], *texts, batch=batch)
+
+
+def test_arrays_of_an_archive(tmp_path):
+    path = tmp_path / "several.npz"
+    np.savez(path, tokens=np.zeros((1, 5), np.int64), other=np.ones((1, 5), np.int64))
+    np.savez(tmp_path / "one.npz", other=np.ones((1, 5), np.int64))
+    assert read([TOKENS], str(path))["tokens"].sum() == 0
+    assert read([TOKENS], f"{path}:other")["tokens"].sum() == 5
+    assert read([TOKENS], str(tmp_path / "one.npz"))["tokens"].sum() == 5
+    with pytest.raises(InputError, match=r"holds tokens, other; give --input tokens=FILE.npz:KEY"):
+        read([TOKENS], f"{path}:third")
 
 
 @pytest.mark.parametrize(
@@ -53,65 +63,34 @@ def test_names(given, error, said):
 def test_tensors_that_do_not_fit(tmp_path, array, said):
     np.save(tmp_path / "t.npy", array)
     with pytest.raises(InputError) as caught:
-        read_tensor(TOKENS, tmp_path / "t.npy")
+        read_tensor(TOKENS, Stored(tmp_path / "t.npy"))
     assert str(caught.value) == f"input 'tokens': {said}"
+
+
+def test_a_batch_that_contradicts_a_file(tmp_path):
+    np.save(tmp_path / "t.npy", np.zeros((5, 5), np.int64))
+    assert read([TOKENS], str(tmp_path / "t.npy"), batch=5)["tokens"].shape == (5, 5)
+    with pytest.raises(InputError) as caught:
+        read([TOKENS], str(tmp_path / "t.npy"), batch=3)
+    said = "input 'tokens': expected a batch of 3 (--batch), got [5, 5]; give as many items, or no --batch"
+    assert str(caught.value) == said
 
 
 def test_files_that_hold_no_tensor(tmp_path):
     (tmp_path / "text.npy").write_text("1 2 3")
     (tmp_path / "empty.npy").write_bytes(b"")
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
-    np.savez(tmp_path / "several.npz", a=np.zeros(1))
-    for name, said in (("text", "is not a .npy file"), ("empty", "is not a .npy file"), ("objects", "is not a .npy file")):
-        with pytest.raises(InputError, match=said):
-            read_tensor(TOKENS, tmp_path / f"{name}.npy")
-    with pytest.raises(InputError, match=r"is an \.npz archive"):
-        read_tensor(TOKENS, tmp_path / "several.npz")
+    np.savez(tmp_path / "cut.npz", tokens=np.zeros((1, 5), np.int64))
+    whole = (tmp_path / "cut.npz").read_bytes()
+    for end in (20, 100, len(whole) - 1):
+        (tmp_path / "cut.npz").write_bytes(whole[:end])
+        with pytest.raises(InputError, match=r"is not a \.npy or \.npz file"):
+            read_tensor(TOKENS, Stored(tmp_path / "cut.npz"))
+    for name in ("text", "empty", "objects"):
+        with pytest.raises(InputError, match=r"is not a \.npy or \.npz file"):
+            read_tensor(TOKENS, Stored(tmp_path / f"{name}.npy"))
     with pytest.raises(InputError, match="cannot be read: No such file"):
-        read_tensor(TOKENS, tmp_path / "nothing.npy")
-
-
-def test_pictures_are_resized_and_normalised(tmp_path, capsys):
-    Image.new("RGB", (20, 16), (255, 0, 128)).save(tmp_path / "p.png")
-    array = read_tensor(X, tmp_path / "p.png")
-    assert array.shape == (1, 3, 8, 10)
-    assert array.dtype == np.float32
-    np.testing.assert_allclose(array[0, :, 0, 0], [(1 - 0.485) / 0.229, -0.456 / 0.224, (128 / 255 - 0.406) / 0.225], rtol=1e-6)
-    assert "p.png: resized to 8 x 10, RGB, ImageNet's mean and deviation" in capsys.readouterr().err
-
-
-def test_pictures_keep_their_size_where_the_model_is_free(tmp_path):
-    Image.new("L", (20, 16), 51).save(tmp_path / "p.jpg")
-    array = read_tensor(ModelInput("x", DType.FLOAT, (1, 1, "H", None)), tmp_path / "p.jpg")
-    assert array.shape == (1, 1, 16, 20)
-    np.testing.assert_allclose(array, 0.2, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("item", "said"),
-    [
-        (TOKENS, "pictures fit inputs float [N, 3 or 1, H, W] only, this one is int64 [N, 5]; give a .npy file"),
-        (ModelInput("x", DType.FLOAT, (2, 3, 8, 10)), "it is one picture, but the model's batch is 2"),
-    ],
-)
-def test_pictures_for_other_inputs(tmp_path, item, said):
-    with pytest.raises(InputError) as caught:
-        read_tensor(item, tmp_path / "p.png")
-    assert said in str(caught.value)
-
-
-def test_pictures_that_are_none(tmp_path):
-    (tmp_path / "p.png").write_text("hello")
-    with pytest.raises(InputError, match="it is no picture that Pillow can read"):
-        read_tensor(X, tmp_path / "p.png")
-    with pytest.raises(InputError, match="cannot be read: No such file"):
-        read_tensor(X, tmp_path / "q.png")
-
-
-def test_pictures_without_pillow(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)  # Python's way of saying that a package is not there
-    with pytest.raises(InputError, match=r"reading pictures needs Pillow: pip install 'bbgrap\[images\]'"):
-        read_tensor(X, tmp_path / "p.png")
+        read_tensor(TOKENS, Stored(tmp_path / "nothing.npy"))
 
 
 @pytest.mark.parametrize("dtype", [d for d in DType if d not in (DType.STRING, DType.OTHER, DType.BFLOAT16)])
@@ -127,3 +106,8 @@ def test_random_inputs_of_every_type(dtype):
 def test_strings_cannot_be_drawn():
     with pytest.raises(InputError, match="tensors of string cannot be drawn at random; give --input x=FILE"):
         random_inputs([ModelInput("x", DType.STRING, (1,))], {"x": (1,)})
+
+
+def test_tensors_that_no_memory_holds():
+    with pytest.raises(InputError, match=r"input 'x': a tensor of shape .* cannot be made"):
+        random_inputs([X], {"x": (10**12, 10**12)})

@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import pytest
 
@@ -92,9 +93,12 @@ def test_along_what_it_is_cut(run_json, options, part):
 
 
 def test_shapes_of_free_inputs(run, run_json, two_inputs):
-    result = run("plan", two_inputs, "--agents", 2)
+    result = run("plan", "--agents", 2, two_inputs)
     assert result.exit_code == 1
-    assert "input 'a': dimension 1 ('length') is free; give --input a=1x?" in result.stderr
+    free = "input 'a' [batch, length]: dimension 1; input 'b' [batch, length]: dimension 1"
+    command = f"bbgrap plan --agents 2 {two_inputs} --input a=1x16"
+    assert result.stderr.endswith(f"\nbbgrap: sizes are free: {free}; give --input NAME=SHAPE, for example: {command}\n")
+    assert run(*shlex.split(command)[1:]).exit_code == 0
     report = run_json("plan", two_inputs, "--agents", 2, "--input", "a=4x6")
     assert report["inputs"] == {"a": [4, 6], "b": [4, 6]}
     wrong = run("plan", two_inputs, "--agents", 2, "--input", "c=4x6")

@@ -7,7 +7,7 @@ from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.codec import TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
 from bbgrap.transport import control
-from bbgrap.transport.control import ControlClient, ControlServer, check_address
+from bbgrap.transport.control import ControlClient, ControlServer, check_address, unavailable
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
 
@@ -83,6 +83,19 @@ def test_addresses(given, meant):
 def test_bad_addresses(given):
     with pytest.raises(UsageError, match="expected tcp://HOST:PORT"):
         check_address(given)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("tcp://127.0.0.1:5", "within 3 s; start one with: bbgrap-coordinator --bind tcp://127.0.0.1:5"),
+        ("tcp://[::1]:5", "within 3 s; start one with: bbgrap-coordinator"),
+        ("tcp://256.1.1.1:5", "host '256.1.1.1' cannot be found"),
+        ("tcp://no..name:5", "host 'no..name' cannot be found"),
+    ],
+)
+def test_why_no_coordinator_answers(address, said):
+    assert said in str(unavailable(address, 3))
 
 
 def test_a_wakeup_queue_keeps_the_order_and_wakes():
