@@ -58,6 +58,8 @@ class Surface:
             raise TypeError(f"InferenceSession: unknown arguments {', '.join(sorted(unknown))}")
         if not isinstance(model, str | os.PathLike | bytes):
             raise TypeError(f"Unable to load from type '{type(model)}': expected a file name or bytes")
+        if (model[4:8] == b"ORTM") if isinstance(model, bytes) else os.fspath(model).endswith(".ort"):
+            raise UnsupportedError("model: a file in ORT format was fitted to one machine; give the .onnx file that it was made of")
         if not isinstance(sess_options, ort.SessionOptions | None):
             raise TypeError(f"sess_options: expected onnxruntime.SessionOptions, got '{type(sess_options)}'")
         self._model_path = None if isinstance(model, bytes) else os.fspath(model)

@@ -191,6 +191,9 @@ def test_what_a_cluster_cannot_do_is_refused_with_a_reason(both):
     with pytest.raises(bbgrap.errors.UnsupportedError, match=r"enable_profiling .* take a trace") as caught:
         both[1](models.add(), options)
     assert isinstance(caught.value, ort_state.NotImplemented)
+    for model in ("model.ort", b"\0\0\0\0ORTM\0"):
+        with pytest.raises(bbgrap.errors.UnsupportedError, match=r"give the \.onnx file"):
+            both[1](model)
     with pytest.raises(TypeError, match="unknown arguments planer"):
         both[1](models.add(), planer="single")
 
