@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control.further import answers_more_at_once
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -146,6 +147,8 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         running = [number for variant in variants for number in variant.queue.running]
         assert sorted(waiting + running) == sorted(machine.requests.open)
         assert len(machine.requests.by_caller) == len(machine.requests.open)
+        for standby in machine.planning.standbys.values():
+            assert standby.outstanding == sum(request.plan.standby is standby for request in machine.requests.open.values())
         for variant in variants:
             assert variant in variant.plan.variants
             assert len(variant.queue.running) <= variant.queue.limit
@@ -155,7 +158,9 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         for plan in machine.planning.plans.values():
             if plan.waiting and not machine.requests.synthetic.has_turn:
                 standby = plan.standby.open_variants
-                assert not any(v.queue.has_room for v in plan.serving) or machine.requests.open[plan.waiting[0]].lost
+                crowded = [v for v in plan.serving if answers_more_at_once(plan.helper, v)]
+                idle = standby if crowded else plan.serving
+                assert not any(v.queue.has_room for v in idle) or machine.requests.open[plan.waiting[0]].lost
                 assert plan.serving or not any(variant.queue.has_room for variant in standby)
         recorded = {number for number in running if machine.requests.open[number].message.record}
         assert set(machine.requests.traces._awaited) == recorded
