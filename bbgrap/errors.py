@@ -1,7 +1,8 @@
 """Every error this package raises on purpose.
 
 Law: a message says who, what was expected, what was got and what to do; the class says whose fault it is, and with it the exit code
-of the command line (see `docs/reference/commands.md`).
+of the command line (see `docs/reference/commands.md`). What a session raises is of onnxruntime's class for the fault, too
+(`bbgrap.session.ort_errors`).
 """
 
 
@@ -35,6 +36,10 @@ class UsageError(BbgrapError):
     """Options that contradict each other or the model."""
 
     exit_code = 2
+
+
+class UnsupportedError(UsageError):
+    """Something of onnxruntime that a cluster does not have; the message says why, and what there is instead."""
 
 
 class ClusterUnavailableError(BbgrapError):

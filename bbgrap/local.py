@@ -1,7 +1,7 @@
 """A whole cluster on this machine: a coordinator and agents as child processes.
 
     with LocalCluster(agents=2) as cluster:
-        session = InferenceSession("model.onnx", cluster=cluster)
+        session = InferenceSession("model.onnx")    # or, outside of the block, with cluster=cluster
 
 Laws: the children do not outlive this process, however it ends; what goes wrong in a child is in the error, with the end of its log.
 """
@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
+from bbgrap.session import which_cluster
 from bbgrap.session.connection import Connection, connect
 
 _START_S = 30.0
@@ -106,6 +107,7 @@ class LocalCluster:
     def close(self) -> None:
         """Stop all children."""
         if self._connection is not None:
+            which_cluster.leave(self._connection)
             self._connection.close()
             self._connection = None
         for name, process in self.processes.items():
@@ -126,6 +128,7 @@ class LocalCluster:
         self._home.cleanup()
 
     def __enter__(self) -> Self:
+        which_cluster.enter(self.connection)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

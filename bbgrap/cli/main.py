@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, trace, zoo
+from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.output import print_result, report_error
 from bbgrap.errors import BbgrapError
 
@@ -21,8 +22,10 @@ class _Group(TyperGroup):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's own name for the type
         """Move `--debug` to where it belongs, before the command."""
-        rest = [arg for arg in args if arg != "--debug"]
-        return super().parse_args(ctx, args if rest == args else ["--debug", *rest])
+        # What follows `exec` may be another program's.
+        ours = args.index("exec") if next((arg for arg in args if not arg.startswith("-")), "") == "exec" else len(args)
+        rest = [arg for arg in args[:ours] if arg != "--debug"]
+        return super().parse_args(ctx, args if len(rest) == ours else ["--debug", *rest, *args[ours:]])
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # typer's own name for the type
         """Run the command; an error becomes a line and an exit code."""
@@ -94,6 +97,7 @@ for command in (
     zoo.zoo,
 ):
     app.command()(command)
+app.command("exec", context_settings=SETTINGS)(exec_program)
 app.add_typer(profile.app, name="profile")
 
 

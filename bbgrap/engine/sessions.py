@@ -20,6 +20,9 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_types import type_named
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 
+_InferenceSession = ort.InferenceSession
+"""onnxruntime's own, whatever `bbgrap exec` puts into its place afterwards."""
+
 _FATAL = 4
 """onnxruntime's log level: every error also arrives as an exception, and warnings are not for the user's terminal."""
 
@@ -107,7 +110,7 @@ def open_session(
     if values:
         options.add_external_initializers(list(values), list(values.values()))
     try:
-        session = ort.InferenceSession(
+        session = _InferenceSession(
             model if isinstance(model, bytes) else str(model),
             options,
             providers=["CPUExecutionProvider"],

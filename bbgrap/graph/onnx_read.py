@@ -218,6 +218,11 @@ def _with_inferred(proto: onnx.ModelProto, outputs: tuple[ModelInput, ...]) -> t
         inferred = onnx.shape_inference.infer_shapes(proto)
     except (onnx.shape_inference.InferenceError, RuntimeError):
         return outputs
+    given = {dim.dim_param for value in (*proto.graph.input, *proto.graph.output) for dim in value.type.tensor_type.shape.dim}
+    for value in inferred.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param not in given:
+                dim.ClearField("dim_param")  # invented: onnxruntime says that it is unknown
     found = {value.name: _declared(value) for value in inferred.graph.output}
     return tuple(found[item.name] if item.name in bare else item for item in outputs)
 

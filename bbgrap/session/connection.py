@@ -10,7 +10,8 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -43,6 +44,26 @@ A = TypeVar("A")
 OnProgress = Callable[[Progress], None]
 
 _TICK_S = 0.25
+_STOP_TICK_S = 0.01
+"""How often a thread that may be told to stop looks whether it was."""
+
+
+class StoppedError(Exception):
+    """A call was given up because its caller was told to stop."""
+
+
+class _Stops(threading.local):
+    """Whether this thread's calls shall end; None: they go on until they are answered."""
+
+    asked: Callable[[], bool] | None = None
+
+    @property
+    def tick_s(self) -> float:
+        return _TICK_S if self.asked is None else _STOP_TICK_S
+
+    def check(self) -> None:
+        if self.asked is not None and self.asked():
+            raise StoppedError
 
 
 class CallFailedError(Exception):
@@ -84,6 +105,7 @@ class Connection:
         self._wakeups: WakeupQueue[None] = WakeupQueue()
         self._poller = zmq.Poller()
         self._polled: tuple[zmq.Socket[bytes] | int, ...] = ()
+        self._stops = _Stops()
         self._closed = False
         try:
             greeting = self._call(Hello(self.number(), PROTOCOL_VERSION, VERSION), Greeting, timeout_s=timeout_s)
@@ -149,9 +171,19 @@ class Connection:
         """
         return self._call(message, expected, on_progress, timeout_s)
 
+    @contextmanager
+    def stopping_when(self, asked: Callable[[], bool]) -> Iterator[None]:
+        """Give up this thread's calls with `StoppedError` as soon as `asked()` is true; the coordinator drops what they wait for."""
+        before, self._stops.asked = self._stops.asked, asked
+        try:
+            yield
+        finally:
+            self._stops.asked = before
+
     def _call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
         if self._closed:
             raise unavailable(self.address, 0)
+        self._stops.check()
         number = message.call
         with self._lock:
             if on_progress is not None:
@@ -162,8 +194,7 @@ class Connection:
         try:
             answer = self._wait(number, None if timeout_s is None else time.monotonic() + timeout_s)
         except BaseException:
-            with self._lock:
-                self._carry_out(self._machine.cancel(number))
+            self._forget(number)
             raise
         finally:
             self._listeners.pop(number, None)
@@ -173,11 +204,28 @@ class Connection:
             raise RemoteProtocolError(f"coordinator: expected {expected.__name__}, got {type(answer).__name__}")
         return answer
 
+    def _forget(self, number: int) -> None:
+        """Tell the coordinator, now or by whoever leads, that an answer is not wanted any more."""
+        with self._lock:
+            self._carry_out(self._machine.cancel(number))
+            self._done.pop(number, None)
+            if self._leading:
+                self._wakeups.put(None)
+                return
+            self._leading = True
+        try:
+            self._flush()
+        finally:
+            with self._lock:
+                self._leading = False
+                self._lock.notify_all()
+
     def _wait(self, number: int, deadline: float | None) -> FinalAnswer:
         while True:
             with self._lock:
                 while number not in self._done and self._leading:
-                    if not self._lock.wait(_TICK_S) and deadline is not None and time.monotonic() > deadline:
+                    self._stops.check()
+                    if not self._lock.wait(self._stops.tick_s) and deadline is not None and time.monotonic() > deadline:
                         raise TimeoutError
                 if number in self._done:
                     return self._done.pop(number)
@@ -192,6 +240,7 @@ class Connection:
     def _lead(self, number: int, deadline: float | None) -> None:
         """Look after the socket until the answer to a call is there."""
         while number not in self._done:
+            self._stops.check()
             self._flush()
             ready = self._poll()
             now = time.monotonic()
@@ -216,7 +265,7 @@ class Connection:
             self._polled, self._poller = self._control.files, zmq.Poller()
             for file in (*self._polled, self._wakeups.fileno()):
                 self._poller.register(file, zmq.POLLIN)
-        return {file for file, _ in self._poller.poll(round(_TICK_S * 1000))}
+        return {file for file, _ in self._poller.poll(round(self._stops.tick_s * 1000))}
 
     def _flush(self) -> None:
         while self._outbox:

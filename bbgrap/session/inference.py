@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -18,11 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from bbgrap.engine.load import confirm_runs
+from bbgrap.engine.sessions import open_session
 from bbgrap.errors import ExecutionError, InputError, UsageError
-from bbgrap.graph.onnx_read import read_model
+from bbgrap.graph.onnx_metadata import ModelMetadata, metadata_of
+from bbgrap.graph.onnx_read import ModelFile, read_model
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import AUTO
@@ -36,14 +39,17 @@ from bbgrap.protocol.client_messages import (
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.report.trace import HOST_NAME, Trace, clock_error_s, timeline_of
-from bbgrap.session.connection import CallFailedError, Connection, OnProgress, connect
+from bbgrap.session.connection import CallFailedError, Connection, OnProgress
 from bbgrap.session.first_inputs import FirstInputs, Shapes
 from bbgrap.session.model_files import ModelFiles
-from bbgrap.session.prepared import ModelMetadata, PreparedPlan
-from bbgrap.session.signature import NodeArg, Signature
+from bbgrap.session.ort_errors import speaking_onnxruntime
+from bbgrap.session.ort_values import values_of
+from bbgrap.session.prepared import PreparedPlan
+from bbgrap.session.signature import Signature
+from bbgrap.session.surface import Surface, has_foreign_operators, path_of
 from bbgrap.session.values import unpacked_output
+from bbgrap.session.which_cluster import HasConnection, connection_to
 
-PROVIDER = "BBGrapExecutionProvider"
 _GRACE_S = 0.7
 """How much longer than the coordinator a client waits for the answer to a request."""
 
@@ -58,15 +64,7 @@ _log = logging.getLogger("bbgrap.session")
 R = TypeVar("R")
 
 
-class HasConnection(Protocol):
-    """Something with a connection of its own: a `LocalCluster`."""
-
-    @property
-    def connection(self) -> Connection:
-        """The connection; whoever has it closes it."""
-
-
-class InferenceSession:
+class InferenceSession(Surface):
     """A model on a cluster.
 
     Invariants: `_plans` holds one plan per combination of input shapes that was run or prepared.
@@ -74,60 +72,69 @@ class InferenceSession:
 
     def __init__(
         self,
-        path_or_bytes: str | Path | bytes,
+        path_or_bytes: str | os.PathLike[str] | bytes,
         sess_options: object = None,
         providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[Any, Any]] | None = None,
         *,
-        cluster: Connection | HasConnection | str,
+        cluster: Connection | HasConnection | str | None = None,
         options: PlanOptions | None = None,
         planner: str | None = None,
         split: str | None = None,
         wait: bool | None = None,
         deadline_s: float = 300.0,
         on_progress: OnProgress | None = None,
+        **kwargs: Any,  # noqa: ANN401 - onnxruntime's undocumented ones
     ) -> None:
         """Read the model; nothing is planned before the first run.
 
         Args:
             path_or_bytes: A file, `zoo:NAME`, or the bytes of a model.
-            sess_options: Accepted for compatibility; agents choose threads and optimisations for themselves.
-            providers: None, or a list with `BBGrapExecutionProvider` or `CPUExecutionProvider`.
-            cluster: A connection, a `LocalCluster`, or a coordinator's address.
+            sess_options: onnxruntime's; agents choose threads and optimisations for themselves.
+            providers: Looked at as onnxruntime does; the cluster computes.
+            provider_options: The same.
+            cluster: A connection, a `LocalCluster`, or a coordinator's address; None: the `LocalCluster` in whose `with` block this is, or
+                the coordinator of BBGRAP_COORDINATOR.
             options: Everything about planning; overrides `planner` and `split`.
             planner: Who plans; None: `auto`, which looks for the fastest plan, or `bbgrap` if there is a `split`.
             split: Along what tensors are cut; None: rows.
             wait: Whether the first request of some shapes waits for their plan; None: unless the planner is `auto`.
             deadline_s: A request without an answer after this long fails, bringing the model and planning included.
             on_progress: Called while a model is planned and deployed.
+            kwargs: onnxruntime's `enable_fallback`, `disabled_optimizers` and `read_config_from_model`.
 
         Raises:
             ModelError: if the model cannot be read.
-            UsageError: if an option does not exist.
+            UsageError: if an option does not exist, or there is no cluster.
             ClusterUnavailableError: if there is no coordinator.
         """
-        if split is not None and split not in get_args(Split):
-            raise UsageError(f"split: expected one of {', '.join(get_args(Split))}, got '{split}'")
-        known = {PROVIDER, "CPUExecutionProvider"}
-        unknown = [str(p) for p in providers or () if (p[0] if isinstance(p, tuple) else p) not in known]
-        if unknown:
-            raise UsageError(f"providers: expected {PROVIDER}, got {', '.join(unknown)}")
-        chosen = planner or ("auto" if split is None else "bbgrap")
-        self.options = options or PlanOptions(chosen, split or "rows")  # type: ignore[arg-type]  # looked at above
-        self._waits = self.options.planner != AUTO if wait is None else wait
-        self._path = self._locate(path_or_bytes)
-        model = read_model(self._path)
-        if model.fault:
-            confirm_runs(model, self._path)
-        self._name = model.name
-        self._files = ModelFiles(self._path, model.files)
-        self._signature = Signature.of(model)
-        self._connection = _connection(cluster)
-        if isinstance(cluster, str):
+        with speaking_onnxruntime():
+            self._take(path_or_bytes, sess_options, providers, provider_options, kwargs)
+            if split is not None and split not in get_args(Split):
+                raise UsageError(f"split: expected one of {', '.join(get_args(Split))}, got '{split}'")
+            chosen = planner or ("auto" if split is None else "bbgrap")
+            self.options = options or PlanOptions(chosen, split or "rows")  # type: ignore[arg-type]  # looked at above
+            self._waits = self.options.planner != AUTO if wait is None else wait
+            self._path = self._written(path_or_bytes) if isinstance(path_or_bytes, bytes) else path_of(path_or_bytes)
+            self._read(read_model(self._path))
+            self._connection, is_mine = connection_to(cluster)
+        if is_mine:
             weakref.finalize(self, self._connection.close)
         self._deadline_s = deadline_s
         self._on_progress = on_progress
         self._pool: ThreadPoolExecutor | None = None
         self._forget_plans()
+
+    def _read(self, model: ModelFile) -> None:
+        """Keep what is to be known of a model here; what onnxruntime may refuse is refused now, not by the first run."""
+        if model.fault or has_foreign_operators(model):
+            confirm_runs(model, self._path)
+        if self._sess_options.optimized_model_filepath:
+            open_session(self._path, self._sess_options, {})  # writes it
+        self._name = model.name
+        self._metadata = metadata_of(model)
+        self._files = ModelFiles(self._path, model.files)
+        self._signature = Signature.of(model)
 
     def _forget_plans(self) -> None:
         """Begin without any plan."""
@@ -139,39 +146,25 @@ class InferenceSession:
         self._waited: frozenset[Shapes] = frozenset()
         self._overriding: dict[tuple[str, ...], InferenceSession] = {}
 
-    # --- onnxruntime's surface ------------------------------------------------------------------------------------------------------
-
-    def get_inputs(self) -> list[NodeArg]:
-        """Return the inputs as the model declares them."""
-        return list(self._signature.inputs)
-
-    def get_overridable_initializers(self) -> list[NodeArg]:
-        """Return the weights instead of which a feed may have others."""
-        return list(self._signature.overridable)
-
-    def get_outputs(self) -> list[NodeArg]:
-        """Return the outputs as the model declares them."""
-        return list(self._signature.outputs)
-
-    def get_providers(self) -> list[str]:
-        """Return who computes."""
-        return [PROVIDER]
+    # --- running --------------------------------------------------------------------------------------------------------------------
 
     def get_modelmeta(self) -> ModelMetadata:
-        """Return the model's name, and nothing about the rest."""
-        return ModelMetadata(self._name)
+        """Return what the model says of itself."""
+        return self._metadata
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None) -> list[Any]:
         """Run the model once and return the outputs, all of them or those named.
+
+        Of `run_options` only `terminate` matters, which another thread may set; the rest steers onnxruntime's own threads and logs.
 
         Raises:
             InputError: if a name, dtype or shape does not fit the model.
             ExecutionError: if the request failed; running it again is harmless.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
-        del run_options  # onnxruntime's run options steer its own threads and logs
-        fitting = self._fitting(input_feed)
-        return fitting._run_once(output_names, input_feed)
+        with speaking_onnxruntime(), self._until_terminated(run_options):
+            feed = values_of(input_feed)
+            return self._fitting(feed)._run_once(output_names, feed)
 
     def _fitting(self, feed: Mapping[str, Any]) -> InferenceSession:
         """Return itself; or, if the feed overrides weights, a session of the model that takes them as inputs."""
@@ -386,26 +379,15 @@ class InferenceSession:
         except ExecutionError as error:  # some have gone, or cannot: neither keeps the others from working
             _log.warning("planning without some measurements: %s", error)
 
-    def _locate(self, model: str | Path | bytes) -> Path:
-        if isinstance(model, bytes):
-            path = Path(tempfile.mkdtemp(prefix="bbgrap-model-")) / "model.onnx"
-            weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
-            path.write_bytes(model)
-            return path
-        if str(model).startswith("zoo:"):
-            from bbgrap.zoo import materialize
-
-            return materialize(str(model).removeprefix("zoo:"))
-        return Path(model)
+    def _written(self, model: bytes) -> Path:
+        """Return a file with these bytes, which ends with the session."""
+        path = Path(tempfile.mkdtemp(prefix="bbgrap-model-")) / "model.onnx"
+        weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
+        path.write_bytes(model)
+        return path
 
 
 def _time_left(seconds: float) -> Callable[[], float]:
     """Return what tells how much is left of so many seconds."""
     deadline = time.monotonic() + seconds
     return lambda: deadline - time.monotonic()
-
-
-def _connection(cluster: Connection | HasConnection | str) -> Connection:
-    if isinstance(cluster, str):
-        return connect(cluster)
-    return cluster if isinstance(cluster, Connection) else cluster.connection

@@ -1,4 +1,4 @@
-"""What a session tells of a model and its plan."""
+"""What a session tells of a plan."""
 
 from __future__ import annotations
 
@@ -35,14 +35,3 @@ class PreparedPlan:
             if isinstance(counts, Mapping):
                 lines.append(f"{stage}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items() if isinstance(count, int)))
         return "\n".join(lines)
-
-
-class ModelMetadata:
-    """The part of onnxruntime's model metadata that is known here."""
-
-    def __init__(self, graph_name: str) -> None:
-        """Fill in what onnxruntime has and a cluster does not."""
-        self.graph_name = graph_name
-        self.producer_name = self.description = self.domain = self.graph_description = ""
-        self.version = 0
-        self.custom_metadata_map: dict[str, str] = {}

@@ -13,6 +13,7 @@ from bbgrap.graph.onnx_read import ModelFile, ModelInput
 from bbgrap.graph.onnx_types import text_of
 from bbgrap.graph.types import Array, DType
 from bbgrap.session.first_inputs import Shapes
+from bbgrap.session.ort_errors import as_also
 from bbgrap.session.values import packed_input
 
 
@@ -45,6 +46,11 @@ class NodeArg:
         return cls(declared.name, declared.dtype, list(declared.shape or ()), declared.shape is not None, declared.onnx)
 
     def __str__(self) -> str:
+        return f"NodeArg(name='{self.name}', type='{self.type}', shape={self.shape})"
+
+    @property
+    def declared(self) -> str:
+        """The type and shape as our messages write them: `float[N, 3]`."""
         if self.is_packed:
             return self.type
         dims = ", ".join("?" if dim is None else str(dim) for dim in self.shape) if self.has_rank else "..."
@@ -81,6 +87,8 @@ class Signature:
         Raises:
             InputError: if the model has no such output.
         """
+        if isinstance(names, str):
+            raise TypeError(f"output_names: expected a list of names or None, got '{names}'")
         if not names:
             return list(range(len(self.outputs)))
         places = {arg.name: place for place, arg in enumerate(self.outputs)}
@@ -96,14 +104,15 @@ class Signature:
             InputError: if a name is unknown or missing, or a dtype or shape does not fit.
         """
         known = {arg.name for arg in self.inputs}
-        unknown, missing = [name for name in feed if name not in known], [arg.name for arg in self.inputs if arg.name not in feed]
-        if unknown or missing:
-            expected = ", ".join(f"'{arg.name}' {arg}" for arg in self.inputs)
+        missing = [arg.name for arg in self.inputs if arg.name not in feed and not arg.type.startswith("optional")]
+        if missing or not feed.keys() <= known:
+            expected = ", ".join(f"'{arg.name}' {arg.declared}" for arg in self.inputs)
             got = ", ".join(f"'{name}'" for name in feed) or "none"
-            raise InputError(f"inputs: expected {expected}, got {got}")
+            fault = InputError(f"inputs: expected {expected}, got {got}")
+            raise as_also(fault, ValueError) if missing else fault
         sizes: dict[str, int] = {}
         return [
-            packed_input(arg.name, arg.onnx, feed[arg.name]) if arg.is_packed else _checked(arg, feed[arg.name], sizes)
+            packed_input(arg.name, arg.onnx, feed.get(arg.name)) if arg.is_packed else _checked(arg, feed[arg.name], sizes)
             for arg in self.inputs
         ]
 
@@ -116,7 +125,9 @@ class Signature:
         shapes = {arg.name: tuple(dim for dim in arg.shape if isinstance(dim, int)) for arg in self.inputs}
         for arg in self.inputs:
             if not arg.is_packed and (not arg.has_rank or len(shapes[arg.name]) != len(arg.shape)):
-                raise InputError(f"input '{arg.name}': its declared shape {arg} is not concrete; run the model once or give the shapes")
+                raise InputError(
+                    f"input '{arg.name}': its declared shape {arg.declared} is not concrete; run the model once or give the shapes"
+                )
         return shapes
 
 
@@ -128,7 +139,7 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
         array = array.astype(expected)
     if array.dtype != expected and not (arg.dtype is DType.STRING and array.dtype.kind in "OUST"):
         raise InputError(
-            f"input '{arg.name}': expected {arg}, got {array.dtype}{list(array.shape)}; convert it with .astype(np.{expected})"
+            f"input '{arg.name}': expected {arg.declared}, got {array.dtype}{list(array.shape)}; convert it with .astype(np.{expected})"
         )
     if not arg.has_rank:
         return array
@@ -139,7 +150,7 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
             sizes.setdefault(dim, size)
     if not fits:
         also = "".join(f" with {name} = {size}" for name, size in sizes.items() if name in arg.shape)
-        raise InputError(f"input '{arg.name}': expected {arg}{also}, got {array.dtype}{list(array.shape)}")
+        raise InputError(f"input '{arg.name}': expected {arg.declared}{also}, got {array.dtype}{list(array.shape)}")
     return array
 
 
@@ -147,4 +158,5 @@ def _of_list(arg: NodeArg, value: Any) -> Array:  # noqa: ANN401 - whatever nump
     try:
         return np.asarray(value) if arg.dtype is DType.STRING else np.asarray(value, arg.dtype.numpy)
     except (TypeError, ValueError) as error:
-        raise InputError(f"input '{arg.name}': expected {arg}, got a {type(value).__name__}: {error}") from None
+        fault = InputError(f"input '{arg.name}': expected {arg.declared}, got a {type(value).__name__}: {error}")
+        raise as_also(fault, RuntimeError) from None

@@ -1,0 +1,46 @@
+"""Runs a Python program as `python SCRIPT ARGS` or `python -m MODULE ARGS` would, except that its sessions are on the cluster.
+
+The program's own traceback is shown, exit codes and `sys.argv` are its own. Threads and forked processes of it are served as well; a new
+interpreter that it starts is not.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import zipfile
+from pathlib import Path
+from types import TracebackType
+
+from bbgrap.onnxruntime import serve_imports
+
+
+def run(arguments: list[str]) -> None:
+    """Run `[-m] PROGRAM ARGS`."""
+    is_module, rest = arguments[:1] == ["-m"], arguments[arguments[:1] == ["-m"] :]
+    if not rest:
+        sys.exit("usage: python -m bbgrap.onnxruntime [-m] SCRIPT [ARGS...]")
+    program, sys.argv = rest[0], list(rest)
+    sys.excepthook = _show
+    serve_imports()
+    if is_module:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return
+    if Path(program).is_dir() or zipfile.is_zipfile(program):
+        del sys.path[0]  # `run_path` puts the program there
+    else:
+        sys.path[0] = str(Path(program).resolve().parent)
+    runpy.run_path(program, run_name="__main__")
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show a traceback that begins in the program."""
+    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    inner = trace
+    while inner is not None and inner.tb_frame.f_code.co_filename in ours:
+        inner = inner.tb_next
+    sys.__excepthook__(kind, error.with_traceback(inner or trace), inner or trace)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])
