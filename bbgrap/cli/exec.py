@@ -28,7 +28,8 @@ def exec_program(
     The exit code is the program's. Options of this command stand before the program.
 
     Example:
-        bbgrap exec --agents 2 detect.py --image cat.jpg
+        bbgrap exec --agents 2 program.py
+        bbgrap exec -m program
     """
     import os
     import sys

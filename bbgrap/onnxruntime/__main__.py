@@ -6,11 +6,12 @@ interpreter that it starts is not.
 
 from __future__ import annotations
 
+import io
 import runpy
 import sys
 import zipfile
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 from bbgrap.onnxruntime import serve_imports
 
@@ -28,9 +29,16 @@ def run(arguments: list[str]) -> None:
         return
     if Path(program).is_dir() or zipfile.is_zipfile(program):
         del sys.path[0]  # `run_path` puts the program there
-    else:
-        sys.path[0] = str(Path(program).resolve().parent)
-    runpy.run_path(program, run_name="__main__")
+        runpy.run_path(program, run_name="__main__")
+        return
+    sys.path[0] = str(Path(program).resolve().parent)
+    # Not by `run_path`, which would change the program's name in `sys.argv`, and take its module away while its threads go on.
+    file = str(Path(program).absolute())
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__file__"] = file
+    with io.open_code(file) as source:
+        code = compile(source.read(), file, "exec")
+    exec(code, main.__dict__)  # noqa: S102 - the user's own program
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -25,7 +25,7 @@ def test_two_agents_answer_like_one_machine(shared):
     (y,) = session.run(None, {"x": x})
     np.testing.assert_array_equal(y, tiny.expected(x))
     assert session.plan.agents == ("agent0", "agent1")
-    assert session.get_providers() == ["BBGrapExecutionProvider"]
+    assert session.get_providers()[0] == "BBGrapExecutionProvider"
     (arg,) = session.get_inputs()
     assert (arg.name, arg.type, arg.shape) == ("x", "tensor(float)", ["rows", 4])
 
@@ -99,8 +99,6 @@ def test_unknown_output_and_options_are_refused(shared):
         session.run(["q"], {"x": rows(8)})
     with pytest.raises(bbgrap.UsageError, match="split: expected one of"):
         bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, split="diagonal")
-    with pytest.raises(bbgrap.UsageError, match="CUDA"):
-        bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, providers=["CUDAExecutionProvider"])
 
 
 def test_deadline_fails_the_request(shared):

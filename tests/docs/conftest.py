@@ -42,6 +42,7 @@ def folder(tmp_path_factory) -> Path:
         (made / f"{name}.profile.yaml").write_text(
             f"name: {name}\nwork: {{conv3x3: 100 GFLOP/s, conv1x1: 90 GFLOP/s, matmul: 80 GFLOP/s}}\n"
         )
+    (made / "program.py").write_text("import onnxruntime\n\nonnxruntime.InferenceSession('model.onnx').get_inputs()\n")
     (made / "deploy").symlink_to(ROOT / "deploy")
     clusters = ROOT / "deploy" / "clusters"
     (made / "cluster.yaml").write_bytes((clusters / "two-equal.yaml").read_bytes())

@@ -29,6 +29,7 @@ LIGHTER = (
     (r"inspect model.onnx", "inspect text.onnx"),
     (r"^bbgrap profile(?! add).*", "bbgrap profile --node left --output left.yaml"),  # a node takes 7 seconds
     (r"^(bbgrap .*--planner auto.*)", r"\1 --search-seconds 1"),
+    (r"^bbgrap exec .*", "bbgrap exec --agents 1 program.py"),
     (r" --input cat.jpg", " --input x.npy"),  # no picture is in the tree
 )
 """What is replaced, in this order; equal commands run once."""

@@ -26,5 +26,6 @@ def test_a_snippet_runs(document, snippet, address, folder, monkeypatch, request
     if document != "README.md":  # that one starts a cluster of its own, the others use the one that is there
         monkeypatch.setattr(bbgrap, "LocalCluster", there, raising=False)
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("BBGRAP_COORDINATOR", address)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     exec(compile(snippet, document, "exec"), {"x": picture(), "images": [picture()] * 3})  # noqa: S102 - that is what is tested
