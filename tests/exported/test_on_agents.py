@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-import bbgrap  # noqa: E402 - after the check
-from bbgrap.engine.reference import Reference  # noqa: E402
-from bbgrap.planners.options import PlanOptions  # noqa: E402
-from tests.exported.exporting import exported  # noqa: E402
-from tests.exported.modules import MODULES  # noqa: E402
-from tests.partition import assert_close  # noqa: E402
+import bbgrap
+from bbgrap.engine.reference import Reference
+from bbgrap.planners.options import PlanOptions
+from tests.exported.exporting import exported
+from tests.exported.modules import MODULES
+from tests.partition import assert_close
 
 pytestmark = pytest.mark.packages
 

@@ -12,17 +12,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bbgrap.cluster import Cluster  # noqa: E402 - after the check
-from bbgrap.compiler.export import export  # noqa: E402
-from bbgrap.compiler.simulate import simulate  # noqa: E402
-from bbgrap.engine.kernels import local_kernels  # noqa: E402
-from bbgrap.engine.load import load_graph  # noqa: E402
-from bbgrap.engine.prepare import compile_graph  # noqa: E402
-from bbgrap.engine.reference import Reference  # noqa: E402
-from bbgrap.planners.options import PlanOptions  # noqa: E402
-from tests.exported.exporting import exported  # noqa: E402
-from tests.exported.modules import MODULES  # noqa: E402
-from tests.partition import assert_close  # noqa: E402
+from bbgrap.cluster import Cluster
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.reference import Reference
+from bbgrap.planners.options import PlanOptions
+from tests.exported.exporting import exported
+from tests.exported.modules import MODULES
+from tests.partition import assert_close
 
 PLANS = [
     (2, PlanOptions(split="rows")),

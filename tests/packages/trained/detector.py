@@ -24,7 +24,7 @@ STRIDE = 8
 
 
 class Detector(nn.Module):
-    """For every cell of `STRIDE` pixels: how surely a shape of each kind is there, and how far its box reaches (without anchors, as FCOS)."""
+    """For every cell of `STRIDE` pixels: how surely a shape of each kind is there, and how far its box reaches (no anchors, as FCOS)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Trains a small language model for some seconds until it knows a verse by heart, and writes it as torch exports it.
 
-`python language.py FILE` writes a decoder with a cache: as many texts as there are, of any length, after a past of any length, none included.
+`python language.py FILE` writes a decoder with a cache: any number of texts, of any length, after a past of any length or none.
 """
 
 from __future__ import annotations
