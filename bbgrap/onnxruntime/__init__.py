@@ -33,10 +33,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def serve_imports() -> None:
-    """Let everything in this process that uses `onnxruntime.InferenceSession` from now on use ours; bbgrap itself keeps onnxruntime's."""
-    for home in (_theirs, import_module("onnxruntime.capi.onnxruntime_inference_collection")):
-        for name, ours in OURS.items():
-            setattr(home, name, ours)

@@ -1,7 +1,7 @@
 """Runs a Python program as `python SCRIPT ARGS` or `python -m MODULE ARGS` would, except that its sessions are on the cluster.
 
-The program's own traceback is shown, exit codes and `sys.argv` are its own. Threads and forked processes of it are served as well; a new
-interpreter that it starts is not.
+The program's own traceback is shown, exit codes and `sys.argv` are its own. Its threads and the processes of `multiprocessing` are
+served as well; another interpreter that it starts is not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from bbgrap.onnxruntime import serve_imports
+import bbgrap.onnxruntime.served  # noqa: F401 - it puts our sessions into their place
 
 
 def run(arguments: list[str]) -> None:
@@ -23,7 +23,6 @@ def run(arguments: list[str]) -> None:
         sys.exit("usage: python -m bbgrap.onnxruntime [-m] SCRIPT [ARGS...]")
     program, sys.argv = rest[0], list(rest)
     sys.excepthook = _show
-    serve_imports()
     if is_module:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return

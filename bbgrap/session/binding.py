@@ -13,7 +13,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from bbgrap.errors import InputError, UnsupportedError
 from bbgrap.graph.types import Array
 from bbgrap.session.ort_errors import speaking_onnxruntime
-from bbgrap.session.ort_values import array_at, ortvalue_of, values_of, write_into
+from bbgrap.session.ort_values import array_at, inner_value_of, ortvalue_of, values_of, write_into
 from bbgrap.session.signature import NodeArg
 
 
@@ -127,8 +127,8 @@ class IOBinding(ort.IOBinding):  # type: ignore[misc]  # onnxruntime ships no ty
     def get_outputs_as_ortvaluevector(self) -> Any:  # noqa: ANN401 - onnxruntime ships no types
         """Return the outputs of the latest run as onnxruntime's own list of them."""
         vector = ort_state.OrtValueVector()
-        for value in self.get_outputs():
-            vector.push_back(value._ortvalue)
+        for (name, place), result in zip(self._outputs.items(), self._results, strict=False):
+            vector.push_back(inner_value_of(name, result) if place.ortvalue is None else place.ortvalue._ortvalue)
         return vector
 
     def copy_outputs_to_cpu(self) -> list[Any]:

@@ -39,8 +39,8 @@ def _value_of(name: str, value: Any) -> Any:  # noqa: ANN401 - whatever a sessio
         raise UnsupportedError(
             f"'{name}': expected an OrtValue with a tensor of numbers, got {inner.data_type()}; give it as a Python value"
         )
-    # What is seen keeps the OrtValue, to which the memory belongs.
-    return array_at(inner.data_ptr(), inner.element_type(), inner.shape(), f"'{name}'", owner=inner)
+    # What is seen keeps the OrtValue, which keeps its memory, or the array to which that belongs.
+    return array_at(inner.data_ptr(), inner.element_type(), inner.shape(), f"'{name}'", owner=value)
 
 
 def ortvalue_of(name: str, value: Any) -> ort.OrtValue:  # noqa: ANN401 - whatever a session gives
@@ -49,12 +49,31 @@ def ortvalue_of(name: str, value: Any) -> ort.OrtValue:  # noqa: ANN401 - whatev
     Raises:
         UnsupportedError: if it is no tensor of numbers: onnxruntime has no way to make an `OrtValue` of it.
     """
-    if isinstance(value, np.ndarray) and value.dtype.name == "bfloat16":
+    if _code_of(name, value) == _BFLOAT16:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), _BFLOAT16)
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        what = f"{value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise UnsupportedError(f"output '{name}': only numbers can be given as an OrtValue, not {what}; `run` gives it as a Python value")
     return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
+
+
+def inner_value_of(name: str, value: Any) -> Any:  # noqa: ANN401 - onnxruntime ships no types
+    """Return a copy of an output as what is in an `OrtValue`; it has memory of its own, since it could not keep an array alive.
+
+    Raises:
+        UnsupportedError: if it is no tensor of numbers.
+    """
+    code = _code_of(name, value)
+    inner = ort_state.OrtValue.ortvalue_from_shape_and_onnx_type(value.shape, code, ort.OrtDevice.make("cpu", 0)._get_c_device())
+    array_at(inner.data_ptr(), code, value.shape, f"output '{name}'")[...] = value
+    return inner
+
+
+def _code_of(name: str, value: Any) -> int:  # noqa: ANN401 - whatever a session gives
+    """Return ONNX's code of an output's elements."""
+    if isinstance(value, np.ndarray) and value.dtype.name == "bfloat16":
+        return _BFLOAT16
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return DType.of(value.dtype).value
+    what = f"{value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+    raise UnsupportedError(f"output '{name}': only numbers can be given as an OrtValue, not {what}; `run` gives it as a Python value")
 
 
 def array_at(pointer: int, element_type: object, shape: Sequence[int], who: str, owner: object = None) -> Array:

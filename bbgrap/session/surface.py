@@ -22,7 +22,7 @@ from bbgrap.graph.onnx_read import ModelFile
 from bbgrap.session.binding import IOBinding, only_cpu
 from bbgrap.session.connection import Connection, StoppedError
 from bbgrap.session.ort_errors import as_also, speaking_onnxruntime
-from bbgrap.session.ort_values import array_at, ortvalue_of, write_into
+from bbgrap.session.ort_values import array_at, inner_value_of, ortvalue_of, write_into
 from bbgrap.session.signature import NodeArg, Signature
 
 PROVIDER = "BBGrapExecutionProvider"
@@ -58,6 +58,8 @@ class Surface:
             raise TypeError(f"InferenceSession: unknown arguments {', '.join(sorted(unknown))}")
         if not isinstance(model, str | os.PathLike | bytes):
             raise TypeError(f"Unable to load from type '{type(model)}': expected a file name or bytes")
+        if (model[4:8] == b"ORTM") if isinstance(model, bytes) else os.fspath(model).endswith(".ort"):
+            raise UnsupportedError("model: a file in ORT format was fitted to one machine; give the .onnx file that it was made of")
         if not isinstance(sess_options, ort.SessionOptions | None):
             raise TypeError(f"sess_options: expected onnxruntime.SessionOptions, got '{type(sess_options)}'")
         self._model_path = None if isinstance(model, bytes) else os.fspath(model)
@@ -226,7 +228,7 @@ class Surface:
                     place = fetches[index]
                     write_into(array_at(place.data_ptr(), place.element_type(), place.shape(), f"output '{name}'"), result, name)
                 else:
-                    fetches.push_back(ortvalue_of(name, result)._ortvalue)
+                    fetches.push_back(inner_value_of(name, result))
 
     def create_ortvalue_from_shape_and_type(
         self, shape: Sequence[int], element_type: object, device_type: str, device_id: int = 0, vendor_id: int = -1

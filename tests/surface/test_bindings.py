@@ -1,5 +1,7 @@
 """IOBinding and OrtValue: programs that bind memory do the same to both, and find the same in it."""
 
+import weakref
+
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
@@ -78,6 +80,17 @@ def test_values_are_bound_and_written_into(session):
     np.testing.assert_array_equal(binding.get_outputs()[0].numpy(), B + B)
 
 
+def test_what_is_bound_is_kept(session):
+    given = A.copy()
+    kept, binding = weakref.ref(given), bound(session)
+    binding.bind_ortvalue_input("a", ort.OrtValue.ortvalue_from_numpy(given))
+    del given
+    assert kept() is not None
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], WANTED)
+
+
 def test_what_is_cleared_is_not_bound(session):
     binding = bound(session)
     with pytest.raises(RuntimeError, match="output"):
@@ -129,12 +142,15 @@ def test_values_in_feeds(session):
 
 def test_vectors_of_values(session):
     feeds, fetches = ort_state.OrtValueVector(), ort_state.OrtValueVector()
-    for each in (A, B):
+    first, second = (np.repeat(each, 100_000, axis=0) for each in (A, B))
+    for each in (first, second):
         feeds.push_back(ort.OrtValue.ortvalue_from_numpy(each)._ortvalue)
     device = [ort.OrtDevice.make("cpu", 0)._get_c_device()]
     session.run_with_ortvaluevector(ort.RunOptions(), ["a", "b"], feeds, ["y"], fetches, device)
     assert len(fetches) == 1
-    np.testing.assert_array_equal(fetches[0].numpy(), WANTED)
+    others = [np.full_like(first, 7) for _ in range(8)]  # take the memory that is not held
+    np.testing.assert_array_equal(fetches[0].numpy(), first + second)
+    assert len(others) == 8
 
 
 def test_a_value_is_made_by_a_session(session):

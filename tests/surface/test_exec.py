@@ -25,17 +25,19 @@ import beside
 
 x = np.ones((2, 3), np.float32)
 
-def serves(make):
-    session = make(sys.argv[1], providers=onnxruntime.get_available_providers())
+def serves():
+    session = InferenceSession(sys.argv[1], providers=onnxruntime.get_available_providers())
     return [session.run(None, {"a": x, "b": x})[0].tolist(), session.get_providers()[0]]
 
 def work():
     from bbgrap.engine.sessions import make_session
     assert InferenceSession is onnxruntime.InferenceSession is third
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        forked = pool.apply(serves, (InferenceSession,))
+    others = []
+    for method in sys.argv[4:]:
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            others.append(pool.apply(serves))
     inside = type(make_session(Path(sys.argv[1]))).__module__
-    print(json.dumps([__name__, sys.argv[1:], sys.path[0], beside.NAME, serves(InferenceSession), forked, inside]))
+    print(json.dumps([__name__, sys.argv[1:], sys.path[0], beside.NAME, serves(), *others, inside]))
     sys.exit(7)
 
 if __name__ == "__main__":
@@ -60,14 +62,14 @@ def start(cluster, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("program", [["program.py"], ["-m", "program"]], ids=["a script", "a module"])
-def test_a_program_runs_unmodified(start, program, tmp_path):
-    arguments = ["add.onnx", "--debug", "--agents", "x"]
+@pytest.mark.parametrize(("program", "others"), [(["program.py"], ["fork", "spawn", "forkserver"]), (["-m", "program"], [])])
+def test_a_program_runs_unmodified(start, program, others, tmp_path):
+    arguments = ["add.onnx", "--debug", "--agents", *others]
     process = start("bbgrap", "exec", *program, *arguments)
     said, errors = process.communicate(timeout=60)
-    name, argv, path, beside, served, forked, inside = json.loads(said)
+    name, argv, path, beside, *served, inside = json.loads(said)
     assert (name, argv, path, beside) == ("__main__", arguments, str(tmp_path.resolve()), "beside")
-    assert served == forked == [[[2, 2, 2]] * 2, "BBGrapExecutionProvider"]
+    assert served == [[[[2, 2, 2]] * 2, "BBGrapExecutionProvider"]] * (1 + len(others))  # by itself, and by a process of each kind
     assert inside == "onnxruntime.capi.onnxruntime_inference_collection"
     assert (process.returncode, errors) == (7, "")
 

@@ -26,9 +26,9 @@ def parameters(function):
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-def test_onnxruntime_has_the_names_that_the_issue_counts():
-    assert len(NAMES) >= 27
-    assert "InferenceSession" in MODULE
+def test_there_are_names_to_compare():
+    assert {"run", "io_binding"} <= set(NAMES)
+    assert {"InferenceSession", "RunOptions"} <= set(MODULE)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,7 +102,7 @@ def plain(value):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", sorted(CALLS.keys() & set(NAMES)))
 def test_what_asks_nothing_of_the_cluster_answers_as_onnxruntime(name, cluster):
     answers = []
     for session in (THEIRS(models.described()), ort.InferenceSession(models.described(), cluster=cluster)):

@@ -85,11 +85,11 @@ def test_without_a_cluster_said_it_is_that_of_the_surroundings(cluster, monkeypa
     with pytest.raises(bbgrap.UsageError, match=r"which cluster\? give cluster=, or set BBGRAP_COORDINATOR"):
         bbgrap.InferenceSession(models.add())
     monkeypatch.setenv("BBGRAP_COORDINATOR", "http://x:1")
-    which_cluster.enter(cluster.connection)  # as `with LocalCluster()` does
+    cluster.__enter__()
     try:
         assert bbgrap.InferenceSession(models.add()).run(None, {"a": X, "b": X})[0].tolist() == (X + X).tolist()
     finally:
-        which_cluster.leave(cluster.connection)
+        which_cluster.leave(cluster.connection)  # as the end of the block does
     with pytest.raises(bbgrap.UsageError, match="http://x:1"):
         bbgrap.InferenceSession(models.add())
 
@@ -191,6 +191,9 @@ def test_what_a_cluster_cannot_do_is_refused_with_a_reason(both):
     with pytest.raises(bbgrap.errors.UnsupportedError, match=r"enable_profiling .* take a trace") as caught:
         both[1](models.add(), options)
     assert isinstance(caught.value, ort_state.NotImplemented)
+    for model in ("model.ort", b"\0\0\0\0ORTM\0"):
+        with pytest.raises(bbgrap.errors.UnsupportedError, match=r"give the \.onnx file"):
+            both[1](model)
     with pytest.raises(TypeError, match="unknown arguments planer"):
         both[1](models.add(), planer="single")
 

@@ -1,0 +1,87 @@
+"""Calls that are given up: the coordinator, played by the test over a real socket, hears of it at once."""
+
+import threading
+
+import pytest
+import zmq
+
+from bbgrap.protocol.client_messages import Ask, Cancel, Greeting, Hello, ListNodes, Nodes, StillWorking
+from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
+from bbgrap.session.connection import Connection, StoppedError
+from bbgrap.transport.control import ControlServer
+
+
+class Coordinator(threading.Thread):
+    """Greets, keeps every question until `answering` is set, and notes what it hears."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.server = ControlServer(zmq.Context.instance(), "tcp://127.0.0.1:0")
+        self.address = self.server.address
+        self.cancelled, self.answering, self.ended = {}, threading.Event(), threading.Event()
+        self.asked = threading.Semaphore(0)
+        self.start()
+
+    def run(self):
+        kept = []
+        while not self.ended.is_set():
+            if self.answering.is_set():
+                for who, call in kept:
+                    self.server.send(who, TO_CLIENT.encode(Nodes(call, ())))
+                kept.clear()
+            if not self.server.socket.poll(10) or (came := self.server.receive()) is None:
+                continue
+            match TO_COORDINATOR.decode(came[1]):
+                case Hello(call=call):
+                    self.server.send(came[0], TO_CLIENT.encode(Greeting(call, "0", 1)))
+                case ListNodes(call=call):
+                    kept.append((came[0], call))
+                    self.asked.release()
+                case Cancel(call=call):
+                    self.cancelled.setdefault(call, threading.Event()).set()
+                    self.asked.release()
+                case Ask(calls=calls):
+                    self.server.send(came[0], TO_CLIENT.encode(StillWorking(calls, calls)))
+        self.server.close()
+
+
+@pytest.fixture
+def coordinator():
+    played = Coordinator()
+    yield played
+    played.ended.set()
+    played.join()
+
+
+def test_a_call_ends_when_its_thread_is_told_to_stop_and_the_coordinator_hears_it(coordinator):
+    told = threading.Event()
+    with Connection(coordinator.address) as connection:
+        threading.Timer(0.05, told.set).start()
+        with pytest.raises(StoppedError), connection.stopping_when(told.is_set):
+            connection.nodes()
+        assert coordinator.asked.acquire(timeout=5)  # the question
+        assert coordinator.asked.acquire(timeout=5)  # without any further call of the client
+        assert set(coordinator.cancelled) == {2}
+        with pytest.raises(StoppedError), connection.stopping_when(told.is_set):
+            connection.nodes()
+        assert not coordinator.asked.acquire(timeout=0.05), "what is stopped already says nothing"
+        coordinator.answering.set()
+        assert connection.nodes() == ()
+
+
+def test_only_the_thread_that_is_told_stops(coordinator):
+    """The other one leads: it looks after the socket for both, and goes on until it is answered."""
+    told, answers = threading.Event(), []
+    with Connection(coordinator.address) as connection:
+        leader = threading.Thread(target=lambda: answers.append(connection.nodes()))
+        leader.start()
+        assert coordinator.asked.acquire(timeout=5)
+        threading.Timer(0.05, told.set).start()
+        with pytest.raises(StoppedError), connection.stopping_when(told.is_set):
+            connection.nodes()
+        assert coordinator.asked.acquire(timeout=5)
+        assert coordinator.asked.acquire(timeout=5)
+        assert (set(coordinator.cancelled), answers) == ({3}, [])
+        coordinator.answering.set()
+        leader.join(5)
+    assert answers == [()]
