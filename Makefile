@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PACKAGES := .venv-packages
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e
 CODE := $(wildcard bbgrap agents coordinator tests benchmarks tools)
 MAX_LINES := 500
@@ -14,10 +15,12 @@ BENCH_ARGS ?= zoo:resnet50 --agents 2
 CAMPAIGN_ARGS ?= --minutes 10
 FUZZ_READERS_ARGS ?= --inputs 1000000 --seconds 600
 SIMULATE_ARGS ?= --seeds 0..5000
+# A build of torch for CPUs only: others are gigabytes of what no CPU needs. make TORCH=... chooses another
+TORCH ?= torch==2.13.0+cpu
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-conformance test-network bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-conformance test-network test-packages bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -37,6 +40,9 @@ test-conformance: $(VENV)/test.stamp ## the ONNX backend tests through every pla
 test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root)
 	@[ "$$(id -u)" = 0 ] || { echo "test-network makes network namespaces and must run as root" >&2; exit 1; }
 	@$(BIN)/python -m pytest -m network $(PYTEST_ARGS)
+
+test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and models of torch's exporters on two agents
+	@$(PACKAGES)/bin/python -m pytest -m '' -rs tests/packages tests/exported $(PYTEST_ARGS)
 
 bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
@@ -113,7 +119,7 @@ pins: ## renew constraints.txt from what is newest now
 	@mv build/pins/new.txt constraints.txt
 
 clean: ## delete .venv, caches and build results
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PACKAGES) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # --- .venv: one stamp per set of packages, renewed when the project file or the pins change ---
@@ -139,6 +145,17 @@ $(VENV)/test.stamp: $(VENV)/created.stamp pyproject.toml constraints.txt
 $(VENV)/fuzz.stamp: $(VENV)/test.stamp
 	@echo "installing generators of models for fuzzing (minutes on a fresh machine)"
 	@$(INSTALL) '.[test,fuzz]' || echo "some generators of models are missing: their sources are skipped" >&2
+	@touch $@
+
+# Of others' programs, in an environment of their own. Silero VAD asks for any torch, so it is installed without what it asks for;
+# where there is no such torch, its program and what torch exports are skipped.
+$(PACKAGES)/packages.stamp: pyproject.toml constraints.txt
+	@echo "installing other people's programs into $(PACKAGES) (minutes on a fresh machine)"
+	@$(PYTHON) -m venv $(PACKAGES)
+	@$(subst $(BIN),$(PACKAGES)/bin,$(INSTALL)) '.[test,packages]'
+	@$(PACKAGES)/bin/python -m pip --disable-pip-version-check -qq install --no-deps 'silero-vad~=6.2'
+	@$(PACKAGES)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt '$(TORCH)' \
+	  || echo "pip finds no $(TORCH): Silero VAD and exported models are skipped (make test-packages TORCH=...)" >&2
 	@touch $@
 
 # where there is no wheel of atheris, inputs are random

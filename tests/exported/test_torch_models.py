@@ -5,24 +5,24 @@ Optional: runs where torch (and onnxscript, for its newer exporter) are installe
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from bbgrap.cluster import Cluster  # noqa: E402 - after the check
-from bbgrap.compiler.export import export  # noqa: E402
-from bbgrap.compiler.simulate import simulate  # noqa: E402
-from bbgrap.engine.kernels import local_kernels  # noqa: E402
-from bbgrap.engine.load import load_graph  # noqa: E402
-from bbgrap.engine.prepare import compile_graph  # noqa: E402
-from bbgrap.engine.reference import Reference  # noqa: E402
-from bbgrap.planners.options import PlanOptions  # noqa: E402
-from tests.exported.modules import MODULES  # noqa: E402
-from tests.partition import assert_close  # noqa: E402
+from bbgrap.cluster import Cluster
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.reference import Reference
+from bbgrap.planners.options import PlanOptions
+from tests.exported.exporting import exported
+from tests.exported.modules import MODULES
+from tests.partition import assert_close
 
 PLANS = [
     (2, PlanOptions(split="rows")),
@@ -40,20 +40,9 @@ PLANS = [
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_exported_model_agrees(name: str, dynamo: bool, tmp_path: Path) -> None:
-    make, example = MODULES[name]
-    torch.manual_seed(3)
-    module = make().eval()
-    for layer in module.modules():
-        if isinstance(layer, torch.nn.BatchNorm2d):
-            torch.nn.init.uniform_(layer.running_var, 0.5, 1.5)
-            torch.nn.init.normal_(layer.running_mean, 0, 0.1)
     path = tmp_path / f"{name}.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        options = {"dynamo": True, "external_data": False} if dynamo else {"dynamo": False, "opset_version": 17}
-        torch.onnx.export(module, (example,), str(path), input_names=["x"], **options)
+    feed = exported(name, path, dynamo=dynamo)
     reference = Reference(path)
-    feed = example.numpy()
     want = reference.run({reference.inputs[0].name: feed})
     assert np.std(want[0]) > 1e-2
     graph = load_graph(path, {reference.inputs[0].name: feed.shape})
