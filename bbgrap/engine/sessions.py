@@ -68,7 +68,7 @@ def make_session(
 
     Args:
         model: The bytes of a model, or its file; a file may refer to weights beside it.
-        weights: Arrays for the initializers whose bytes are not in the model, by name; shared, not copied, and kept alive.
+        weights: Arrays for the initializers whose bytes are not in the model, by name; kept alive, and shared unless optimised.
         threads: How many threads compute one operator, the calling one included; None for all cores of this process.
         shared_pool: Use one pool for all sessions of this process. Its size is what the first such session asks for.
         spinning: Whether idle helpers wait busily for the next operator (faster, burns a core); a number is for how many microseconds.
@@ -81,7 +81,7 @@ def make_session(
     options = session_options(threads=threads, shared_pool=shared_pool, spinning=spinning)
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    return open_session(model, options, weights or {}, SEGMENTS_WITHOUT if segment else ())
+    return open_session(model, options, weights or {}, SEGMENTS_WITHOUT if segment else (), share=not optimize)
 
 
 def session_options(*, threads: int | None, shared_pool: bool = False, spinning: bool | int = True) -> ort.SessionOptions:
@@ -103,9 +103,12 @@ def session_options(*, threads: int | None, shared_pool: bool = False, spinning:
 
 
 def open_session(
-    model: bytes | Path, options: ort.SessionOptions, weights: Mapping[str, Array], without: Sequence[str] = ()
+    model: bytes | Path, options: ort.SessionOptions, weights: Mapping[str, Array], without: Sequence[str] = (), *, share: bool = False
 ) -> ort.InferenceSession:
     """Load a model with the given options on the CPU, without the optimisations of these names.
+
+    With `share` the session computes with these very arrays, otherwise with copies. Not for what is optimised: onnxruntime would believe
+    that a weight of this name has this content, and some optimisations write another one under the same name.
 
     Raises:
         ModelError: if onnxruntime cannot load the model; its reason in one line.
@@ -113,6 +116,8 @@ def open_session(
     values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()}
     if values:
         options.add_external_initializers(list(values), list(values.values()))
+        for name, value in values.items() if share else ():
+            options.add_initializer(name, value)
     try:
         session = _InferenceSession(
             model if isinstance(model, bytes) else str(model),
