@@ -60,7 +60,7 @@ def freed(name: str, folder: Path) -> Path:
 
 
 def shapes_of(kind: str, count: int, seed: int = 0) -> list[Shape]:
-    """Return different shapes: images of 96 to 640 pixels in batches of 1 to 8, lines of text 48 pixels high, or images of whole strides."""
+    """Return different shapes: images of 96 to 640 pixels in batches of 1 to 8, lines of text, or images of whole strides."""
     random = np.random.default_rng(seed)
     found: dict[Shape, None] = {}
     while len(found) < count:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,24 +58,30 @@ def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
 
 
 def prepare_like(
-    graph: Graph, before: Graph, tiles: Mapping[str, tuple[Tile, ...]], cluster: Cluster, options: PlanOptions
+    graph: Graph, before: Graph, tiles: Sequence[Mapping[str, tuple[Tile, ...]]], cluster: Cluster, options: PlanOptions
 ) -> PlannedVariant:
-    """Return a way to run a loaded model that is cut as it is with other input shapes, `before`, by `tiles`.
+    """Return a way to run a loaded model that is cut as it is with other input shapes, `before`.
+
+    Of several ways to cut it that, the first one is taken that is expected to be faster than one node.
 
     Raises:
-        PlanError: if it cannot be cut like that, does not fit the nodes' memory, or is not expected to be faster than one node.
+        PlanError: if it cannot be cut like that, does not fit the nodes' memory, or one node is expected to be as fast.
     """
     start = time.perf_counter()
-    descriptions = all_descriptions(graph)
-    plan = scaled(Plan(options.planner, before, cluster, tiles), graph, descriptions)
-    verify_plan(plan, descriptions)
-    dictionary_devices = dictionary_devices_of(cluster, options.input_values)
-    forecast = Forecast(compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices), descriptions)
-    if forecast.timeline.total_s >= min(forecast.single_s):
-        raise PlanError(f"model '{graph.name}': with these shapes one node is expected to be as fast as the plan for others")
-    sizes = [list(before.types[name].shape or ()) for name in before.inputs]
+    descriptions, dictionary_devices = all_descriptions(graph), dictionary_devices_of(cluster, options.input_values)
+    for cut in tiles:
+        like = Plan(options.planner, before, cluster, cut)
+        if len(like.devices_used) == 1:
+            continue
+        plan = scaled(like, graph, descriptions)
+        verify_plan(plan, descriptions)
+        forecast = Forecast(compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices), descriptions)
+        if forecast.timeline.total_s < min(forecast.single_s):
+            break
+    else:
+        raise PlanError(f"model '{graph.name}': with these shapes one node is expected to be as fast as what serves others")
     made = variant_of(options.planner, forecast, time.perf_counter() - start)
-    planned = replace(made, report={**made.report, SCALED_FROM: sizes})
+    planned = replace(made, report={**made.report, SCALED_FROM: [list(before.types[name].shape or ()) for name in before.inputs]})
     if faults := lacks_of((planned,), cluster):
         raise PlanError(f"model '{graph.name}': it does not fit the memory of these nodes as it is cut for others: {', '.join(faults)}")
     return planned

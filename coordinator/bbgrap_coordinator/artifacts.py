@@ -74,7 +74,7 @@ class _Made:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """How a variant is cut, for which shapes."""
 
     shapes: Mapping[Name, tuple[int, ...]]
@@ -83,7 +83,7 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    variants: tuple[_Cut, ...]
+    variants: tuple[Cut, ...]
 
 
 @dataclass(frozen=True)
@@ -160,18 +160,17 @@ def write_tiles(folder: Path, shapes: Mapping[str, tuple[int, ...]], plans: Sequ
     Raises:
         OSError: if it cannot be written.
     """
-    cuts = _Cuts(tuple(_Cut(shapes, plan.tiles) for plan in plans))
+    cuts = _Cuts(tuple(Cut(shapes, plan.tiles) for plan in plans))
     (folder / _TILES).write_bytes(msgpack.packb(cuts, default=plain_form))
 
 
-def read_tiles(folder: Path, place: int) -> tuple[Mapping[str, tuple[int, ...]], Mapping[str, tuple[Tile, ...]]] | None:
-    """Return for which shapes and how a variant of a folder is cut; None if that is not there."""
+def read_tiles(folder: Path) -> tuple[Cut, ...]:
+    """Return how the first variants of a folder are cut, in their order; none if that is not there."""
     try:
         cuts = cast("_Cuts", build(_Cuts, msgpack.unpackb(_content(folder / _TILES), raw=False, use_list=False, strict_map_key=True)))
-        cut = cuts.variants[place]
     except (SchemaError, OSError, ValueError, TypeError, LookupError, RecursionError):
-        return None
-    return cut.shapes, cut.tiles
+        return ()
+    return cuts.variants
 
 
 def sync_artifacts(folder: Path) -> None:

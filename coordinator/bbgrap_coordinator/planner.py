@@ -69,17 +69,18 @@ class _Maker:
             return
         os.nice(max(0, NICE - os.nice(0)))
         model, plan = self._model(task), task.plan
-        known = None if plan.base is None else read_tiles(*plan.base)
-        if known is None or plan.base is None:
+        base = plan.base
+        cuts = () if base is None else read_tiles(base[0])
+        if base is None or not cuts:
             graph = model.graph(task.model, plan.shapes)
             made = self._prepare(graph, plan.cluster, plan.options)
             write_artifacts(task.folder, [variant for variant, _ in made])
             write_tiles(task.folder, plan.shapes, [cut for _, cut in made])
         else:
-            shapes, tiles = known
-            before, graph = model.graph(task.model, shapes), model.graph(task.model, plan.shapes)
-            variant = prepare_like(graph, before, tiles, plan.cluster, plan.options)
-            write_artifacts(task.folder, (variant,), plan.base[0])
+            before, graph = model.graph(task.model, cuts[0].shapes), model.graph(task.model, plan.shapes)
+            # What serves there is tried first.
+            tiles = [cut.tiles for cut in (*cuts[base[1] : base[1] + 1], *cuts)]
+            write_artifacts(task.folder, (prepare_like(graph, before, tiles, plan.cluster, plan.options),), base[0])
 
     def _model(self, task: Task) -> ReloadedModel:
         model = self._models.pop(task.digest, None) or ReloadedModel(task.model)

@@ -160,10 +160,10 @@ def test_how_a_plan_is_cut_is_read_as_it_was_written(folder):
     graph = build("tiny")
     plan = make_plan(graph, Cluster.even(2), PlanOptions())
     write_tiles(folder, {"input": (1, 3, 32, 32)}, [plan])
-    assert read_tiles(folder, 0) == ({"input": (1, 3, 32, 32)}, plan.tiles)
-    assert read_tiles(folder, 1) is None
+    (cut,) = read_tiles(folder)
+    assert (cut.shapes, cut.tiles) == ({"input": (1, 3, 32, 32)}, plan.tiles)
     (folder / "tiles").write_bytes(msgpack.packb([[[{}, {"node": [[0, [[[[5, 3]]]], None]]}]]]))
-    assert read_tiles(folder, 0) is None
+    assert read_tiles(folder) == ()
 
 
 @pytest.mark.parametrize(
