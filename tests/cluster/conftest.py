@@ -1,10 +1,8 @@
 """Real processes: one cluster of two agents for the tests that leave it as it was, fresh ones for those that break it."""
 
-import contextlib
-
 import pytest
 
-from bbgrap.local import LocalCluster
+from tests.known_agents import known_cluster
 
 COORDINATOR = ("-m", "tests.cluster.coordinator_process")
 
@@ -14,15 +12,8 @@ def caches(tmp_path_factory):
     return tmp_path_factory.mktemp("weights")
 
 
-@contextlib.contextmanager
 def local_cluster(agents, cache_dir):
-    with LocalCluster(agents, cache_dir=cache_dir, coordinator_command=COORDINATOR) as cluster:
-        try:
-            yield cluster
-        except BaseException:
-            for name in ("coordinator", *(f"agent{i}" for i in range(4))):
-                print(f"--- {name}\n{cluster.log(name)}")  # noqa: T201 - pytest shows it with the failure
-            raise
+    return known_cluster(agents, cache_dir, COORDINATOR)
 
 
 @pytest.fixture(scope="session")

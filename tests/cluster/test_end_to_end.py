@@ -14,6 +14,9 @@ from tests.cluster import tiny
 
 pytestmark = pytest.mark.cluster
 
+IMPATIENT = "from bbgrap.control import agent; agent.REFUSED_S = 0; from bbgrap_agent.main import run; run()"
+"""An agent that asks for a name that is taken for no longer than it must."""
+
 
 def rows(count, seed=0):
     return np.random.default_rng(seed).random((count, 4), dtype=np.float32)
@@ -131,7 +134,7 @@ def test_port_in_use_is_one_line(shared):
 
 
 def test_duplicate_name_is_refused(shared):
-    command = [sys.executable, "-m", "bbgrap_agent.main", "--join", shared.address, "--name", "agent0"]
+    command = [sys.executable, "-c", IMPATIENT, "--join", shared.address, "--name", "agent0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == ("bbgrap-agent: the name 'agent0' is taken by a live agent; choose another with --name")
