@@ -35,7 +35,9 @@ def planners_of(cluster: LocalCluster) -> tuple[psutil.Process, psutil.Process]:
 
 
 @contextmanager
-def known_cluster(agents: int, cache_dir: Path | None = None, coordinator: Sequence[str] = PLAIN, *, pin: bool = True) -> Iterator[LocalCluster]:
+def known_cluster(
+    agents: int, cache_dir: Path | None = None, coordinator: Sequence[str] = PLAIN, *, pin: bool = True
+) -> Iterator[LocalCluster]:
     """Start a cluster of known agents; what its processes said is shown if its user fails."""
     with LocalCluster(agents, cache_dir=cache_dir, coordinator_command=coordinator, pin=pin) as cluster:
         tell_speeds(cluster)

@@ -66,8 +66,10 @@ def test_the_batch_of_a_model_that_fixes_it_can_be_changed(cache):
         np.testing.assert_allclose(got[k : k + 1], alone, rtol=1e-4, atol=1e-5 * np.abs(alone).max())
 
 
-@pytest.mark.parametrize("weights", ["inline", "detached"])
-@pytest.mark.parametrize("name", ["tiny", "mobilenet_v2", "unet", "yolo", "resnet50"])
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [("tiny", "inline"), ("mobilenet_v2", "detached"), ("unet", "inline"), ("yolo", "detached"), ("resnet50", "detached")],
+)
 def test_zoo_models_come_through_unchanged(name, weights, cache):
     path = zoo.materialize(name, cache)
     reference = Reference(path)
