@@ -1,4 +1,4 @@
-"""Real processes: one cluster of two agents for the tests that leave it as it was, fresh ones for those that break it."""
+"""Real processes: one cluster of two agents for the tests that leave it as it was, and one per file for those that break it."""
 
 import pytest
 
@@ -22,7 +22,27 @@ def shared(caches):
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def breakable(caches):
+    with local_cluster(2, caches) as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def fresh(caches):
+def fresh(breakable):
+    """Two agents and a coordinator, whatever the test before has done to them."""
+    ended = [name for name, process in breakable.processes.items() if process.poll() is not None]
+    for name in ended:
+        breakable.kill(name)
+    if "coordinator" not in breakable.processes:
+        breakable.start_coordinator()
+    for name in {"agent0", "agent1"} - breakable.processes.keys():
+        breakable.add_agent(name)
+    return breakable
+
+
+@pytest.fixture
+def own(caches):
+    """A cluster without a history: what it plans, nobody has asked for before."""
     with local_cluster(2, caches) as cluster:
         yield cluster
