@@ -29,6 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and tests alone from now on: every full collection would walk through them all, which takes half the suite's time."""
+    """Have full collections of garbage pass over modules and tests, which stay: half the processor time of tests with many examples."""
     gc.collect()
     gc.freeze()
