@@ -1,10 +1,8 @@
-"""Real processes: one cluster of two agents for the tests that leave it as it was, fresh ones for those that break it."""
-
-import contextlib
+"""Real processes: one cluster of two agents for the tests that leave it as it was, and one per file for those that break it."""
 
 import pytest
 
-from bbgrap.local import LocalCluster
+from tests.known_agents import known_cluster
 
 COORDINATOR = ("-m", "tests.cluster.coordinator_process")
 
@@ -14,15 +12,8 @@ def caches(tmp_path_factory):
     return tmp_path_factory.mktemp("weights")
 
 
-@contextlib.contextmanager
 def local_cluster(agents, cache_dir):
-    with LocalCluster(agents, cache_dir=cache_dir, coordinator_command=COORDINATOR) as cluster:
-        try:
-            yield cluster
-        except BaseException:
-            for name in ("coordinator", *(f"agent{i}" for i in range(4))):
-                print(f"--- {name}\n{cluster.log(name)}")  # noqa: T201 - pytest shows it with the failure
-            raise
+    return known_cluster(agents, cache_dir, COORDINATOR)
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +22,27 @@ def shared(caches):
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def breakable(caches):
+    with local_cluster(2, caches) as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def fresh(caches):
+def fresh(breakable):
+    """Two agents and a coordinator, whatever the test before has done to them."""
+    ended = [name for name, process in breakable.processes.items() if process.poll() is not None]
+    for name in ended:
+        breakable.kill(name)
+    if "coordinator" not in breakable.processes:
+        breakable.start_coordinator()
+    for name in {"agent0", "agent1"} - breakable.processes.keys():
+        breakable.add_agent(name)
+    return breakable
+
+
+@pytest.fixture
+def own(caches):
+    """A cluster without a history: what it plans, nobody has asked for before."""
     with local_cluster(2, caches) as cluster:
         yield cluster

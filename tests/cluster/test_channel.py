@@ -55,10 +55,10 @@ def x_and_answer(seed=0):
     return x, tiny.expected(x)
 
 
-def test_large_tensors_take_it_and_are_exact(fresh):
-    memory = fresh.connection._control.channel
-    wait(lambda: mappings(fresh), 1)
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, planner="bbgrap")
+def test_large_tensors_take_it_and_are_exact(shared):
+    memory = shared.connection._control.channel
+    wait(lambda: mappings(shared), 1)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     kept = []
     for seed in range(6):
         x, expected = x_and_answer(seed)
@@ -71,24 +71,24 @@ def test_large_tensors_take_it_and_are_exact(fresh):
         y[:] = 0
 
 
-def test_a_client_killed_while_its_requests_run_leaves_nothing(fresh):
-    wait(lambda: mappings(fresh), 1)
-    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, planner="bbgrap")
+def test_a_client_killed_while_its_requests_run_leaves_nothing(shared):
+    wait(lambda: mappings(shared), 1)
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     x, expected = x_and_answer()
     session.run(None, {"x": x})
-    client = subprocess.Popen([sys.executable, "-c", CLIENT, fresh.address], stdout=subprocess.PIPE, text=True)
+    client = subprocess.Popen([sys.executable, "-c", CLIENT, shared.address], stdout=subprocess.PIPE, text=True)
     with client:
         assert client.stdout.readline() == "running\n"
-        wait(lambda: mappings(fresh), 2)
+        wait(lambda: mappings(shared), 2)
         os.kill(client.pid, signal.SIGKILL)
     for _ in range(5):
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
-    wait(lambda: mappings(fresh), 1)
-    assert all(process.poll() is None for process in fresh.processes.values())
+    wait(lambda: mappings(shared), 1)
+    assert all(process.poll() is None for process in shared.processes.values())
 
 
-def test_without_it_everything_works_as_well(fresh):
-    with bbgrap.connect(fresh.address) as connection:
+def test_without_it_everything_works_as_well(shared):
+    with bbgrap.connect(shared.address) as connection:
         session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=connection, planner="bbgrap")
         x, expected = x_and_answer()
         session.run(None, {"x": x})

@@ -1,6 +1,9 @@
-"""Real agents are measured at once."""
+"""Real agents are measured at once (a single one of two is measured in `tests/bbgrap/cli/test_cluster_commands.py`)."""
+
+import pytest
 
 
+@pytest.mark.slow
 def test_nodes_are_measured_at_once_and_links_in_turns(fresh):
     stages = []
     profiles = fresh.connection.profile(on_progress=lambda now: stages.append((now.stage, now.done, now.total)))

@@ -6,9 +6,9 @@ import pytest
 import bbgrap
 from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.graph.onnx_write import write_graph
-from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo.builder import Builder
+from tests.known_agents import SPEED, known_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -22,8 +22,8 @@ def test_pictures_travel_in_fewer_bytes_and_whatever_follows_is_answered_the_sam
     pictures = [{"input": generator.integers(0, 256, SHAPE) / np.float32(255) - np.float32(0.45)} for _ in range(3)]
     pictures = [{"input": x["input"].astype(np.float32)} for x in pictures]
     floats = {"input": generator.standard_normal(SHAPE).astype(np.float32)}
-    with LocalCluster(2) as cluster:
-        cluster.connection.add_profile(NodeProfile("agent1", links=(LinkProfile("coordinator", 12.5e6, 1e-3),)))
+    with known_cluster(2) as cluster:
+        cluster.connection.add_profile(NodeProfile("agent1", work=(SPEED,), links=(LinkProfile("coordinator", 12.5e6, 1e-3),)))
         options = [PlanOptions(input_values=values) for values in ("any", "auto")]
         plain, seeing = (bbgrap.InferenceSession(model, cluster=cluster, options=each) for each in options)
         for feed in (*pictures, floats, *pictures):

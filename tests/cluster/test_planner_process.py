@@ -8,25 +8,17 @@ import psutil
 import pytest
 
 import bbgrap
-from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo import materialize
+from tests.known_agents import known_cluster, planners_of
 
 pytestmark = pytest.mark.cluster
-
-
-def planners_of(cluster):
-    """Return the processes of a coordinator that make plans, and standbys."""
-    children = psutil.Process(cluster.processes["coordinator"].pid).children()
-    by_kind = {child.cmdline()[-2]: child for child in children if "bbgrap_coordinator.planner" in child.cmdline()}
-    assert len(children) == 2
-    return by_kind["plans"], by_kind["standbys"]
 
 
 def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_path):
     model = str(materialize("tiny"))
     x = np.random.default_rng(0).random((1, 3, 32, 32), dtype=np.float32)
-    with LocalCluster(2, cache_dir=tmp_path) as cluster:
+    with known_cluster(2, tmp_path) as cluster:
         session = bbgrap.InferenceSession(model, cluster=cluster.connection, planner="bbgrap")
         (expected,) = session.run(None, {"input": x})
         (planner, _), faults = planners_of(cluster), []
@@ -59,7 +51,7 @@ def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_pat
 
 
 def test_they_end_with_their_coordinator(tmp_path):
-    with LocalCluster(1, cache_dir=tmp_path) as cluster:
+    with known_cluster(1, tmp_path) as cluster:
         killed = planners_of(cluster)
         cluster.kill("coordinator")
         assert psutil.wait_procs(killed, timeout=5)[1] == []

@@ -11,6 +11,7 @@ import bbgrap
 from bbgrap.engine.spread import Witnesses
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
+from tests.known_agents import known_cluster
 from tests.quantized_models import DYNAMIC, INTEGER, converted, networks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -20,7 +21,7 @@ OPTIONS = [PlanOptions(), PlanOptions(split="channels"), PlanOptions(planner="to
 
 @pytest.fixture(scope="module")
 def agents() -> Iterator[LocalCluster]:
-    with LocalCluster(agents=2) as cluster:
+    with known_cluster(2) as cluster:
         yield cluster
 
 

@@ -23,7 +23,6 @@ from tests.partition import assert_close, plain_outputs
 from tests.random_models import networks, plan_options, random_feeds
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
-EXAMPLES = 9
 RTOL = {"exact": 1e-5, "float16": 1e-2, "int8": 0.2}
 """Agents and `simulate` agree to the bit; how far plain onnxruntime may be away."""
 
@@ -40,14 +39,16 @@ def slow_links(name: str, names: Sequence[str]) -> tuple[LinkProfile, ...]:
     return tuple(LinkProfile(peer, 1e4, 1e-6) for peer in (*names, COORDINATOR) if peer != name)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_agents_agree(size: int, growing: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    ("size", "examples"), [(1, 2), (2, 6), (3, 6), (5, 6), *(pytest.param(n, 60, marks=pytest.mark.slow) for n in range(1, 6))]
+)
+def test_agents_agree(size: int, examples: int, growing: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
     while len(growing.connection.nodes()) < size:
         growing.add_agent()
     names = [node.name for node in growing.connection.nodes()]
     folder = tmp_path_factory.mktemp("random")
 
-    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
         graph = data.draw(networks())

@@ -3,8 +3,8 @@
 import pytest
 
 from bbgrap.errors import ExecutionError
-from bbgrap.local import LocalCluster
 from benchmarks.soak import SMOOTH, Soak, soak
+from tests.known_agents import known_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -23,7 +23,7 @@ class Answering:
 
 
 def test_three_hundred_requests_32_at_once(caches):
-    with LocalCluster(2, cache_dir=caches) as cluster:
+    with known_cluster(2, caches) as cluster:
         found = soak(cluster, requests=300, in_flight=32, warm_up=100)
     assert (found["answered"], found["lost"], found["faults"]) == (300, 0, [])
     assert found["resident_bytes"].keys() == {"client", "coordinator", "agent0", "agent1"}

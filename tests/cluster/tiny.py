@@ -226,7 +226,7 @@ def planned_variants(rows: int, cluster: Cluster, options: PlanOptions) -> tuple
     if rows == 666:
         time.sleep(3)
     if rows == 777:
-        for _ in range(3):  # as onnxruntime does when it prepares a large model: no other thread of this process runs meanwhile
+        for _ in range(2):  # as onnxruntime does when it prepares a large model: no other thread of this process runs meanwhile
             ctypes.PyDLL(None).usleep(2_500_000)
             time.sleep(0.6)
     report = {"planner": options.planner, "agents": len(cluster.nodes), "model": "tiny"}

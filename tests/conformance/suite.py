@@ -101,8 +101,8 @@ class ConstantRep(BackendRep):
         return outputs
 
 
-def outcomes(backend: type[Backend], *, constants: bool, one_of: int = 1) -> dict[str, Outcome]:
-    """Run the suite by a backend, or one of so many of its tests; return what became of every test, by name."""
+def outcomes(backend: type[Backend], *, constants: bool, one_of: int = 1, place: int = 0) -> dict[str, Outcome]:
+    """Run the suite by a backend, or one of so many of its tests, by their place among them; return what became of every test, by name."""
     last: list[Any] = [None]
 
     class Recorder(Backend):
@@ -126,7 +126,7 @@ def outcomes(backend: type[Backend], *, constants: bool, one_of: int = 1) -> dic
             for case in suite.BackendTest(Recorder, __name__).test_cases.values():
                 for test in unittest.defaultTestLoader.loadTestsFromTestCase(case):
                     name = str(test.id()).rsplit(".", 1)[-1]
-                    if not name.endswith("_cuda") and crc32(name.encode()) % one_of == 0:
+                    if not name.endswith("_cuda") and crc32(name.encode()) % one_of == place:
                         last[0] = None
                         found[name] = _outcome(test, last)
         finally:
@@ -146,6 +146,6 @@ def _outcome(test: unittest.TestCase, last: list[Any]) -> Outcome:
 
 
 @cache
-def plain_outcomes(*, constants: bool) -> dict[str, Outcome]:
-    """Return what becomes of every test by plain onnxruntime; asked once, whatever it is compared with."""
-    return outcomes(Plain, constants=constants)
+def plain_outcomes(*, constants: bool, one_of: int = 1, place: int = 0) -> dict[str, Outcome]:
+    """Return what becomes of tests by plain onnxruntime; asked once, whatever it is compared with."""
+    return outcomes(Plain, constants=constants, one_of=one_of, place=place)

@@ -18,11 +18,13 @@ LIGHT = re.compile("test_(bvlc_alexnet|densenet121|inception_v[12]|resnet50|shuf
 """Whole networks all of whose weights are 0.02: their logits are equal and so large that a last bit moves the softmax. With other weights
 they are in `test_light_models`."""
 
-ONE_OF = 10
-"""So many tests share a place in the default suite."""
+ONE_OF, PLACE = 10, 5
+"""So many tests share a place in the default suite, and at which; `test_onnx_backend` runs those at another one."""
 
 TURNS = 3
 """Configurations that a test of the default suite runs in."""
+
+pytestmark = pytest.mark.usefixtures("backend_tests")
 
 AS_GIVEN_SPLIT, CONSTANT_SPLIT = 0.35, 0.40
 """Parts of all runs in which at least one node must really be split."""
@@ -30,9 +32,9 @@ AS_GIVEN_SPLIT, CONSTANT_SPLIT = 0.35, 0.40
 FORMS = pytest.mark.parametrize(("constants", "least"), [(False, AS_GIVEN_SPLIT), (True, CONSTANT_SPLIT)], ids=["as-given", "constants"])
 
 
-def passing(*, constants: bool) -> dict[str, Run]:
+def passing(*, constants: bool, one_of: int = 1, place: int = 0) -> dict[str, Run]:
     """Return what plain onnxruntime ran in the tests that it passes, by test and number of the run."""
-    found = {name: o for name, o in plain_outcomes(constants=constants).items() if not LIGHT.fullmatch(name)}
+    found = {name: o for name, o in plain_outcomes(constants=constants, one_of=one_of, place=place).items() if not LIGHT.fullmatch(name)}
     return {f"{name} {number}": run for name, o in found.items() if o.verdict == "passes" for number, run in enumerate(o.runs)}
 
 
@@ -50,7 +52,7 @@ def check(tallies: dict[Configuration, Tally], least: float) -> None:
 
 def turns(name: str) -> list[Configuration]:
     """Return the configurations of a test in the default suite: neighbours in a row that begins somewhere else for every test."""
-    return [CONFIGURATIONS[(crc32(name.encode()) + 16 * turn) % len(CONFIGURATIONS)] for turn in range(TURNS)]
+    return [CONFIGURATIONS[(crc32(name.encode()) // ONE_OF + 16 * turn) % len(CONFIGURATIONS)] for turn in range(TURNS)]
 
 
 @pytest.mark.timeout(400)
@@ -58,10 +60,9 @@ def turns(name: str) -> list[Configuration]:
 @FORMS
 def test_some_tests_in_some_configurations(constants: bool, least: float) -> None:
     tallies = {configuration: Tally() for configuration in CONFIGURATIONS}
-    for name, run in passing(constants=constants).items():
-        if crc32(name.encode()) // len(CONFIGURATIONS) % ONE_OF == 0:
-            for configuration, tally in examined({name: run}, turns(name)).items():
-                tallies[configuration].add(tally)
+    for name, run in passing(constants=constants, one_of=ONE_OF, place=PLACE).items():
+        for configuration, tally in examined({name: run}, turns(name)).items():
+            tallies[configuration].add(tally)
     assert all(tally.counts for tally in tallies.values()), "a configuration had no test"
     check(tallies, least)
 

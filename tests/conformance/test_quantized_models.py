@@ -22,7 +22,7 @@ from bbgrap.planners.options import PlanOptions
 from tests.quantized_models import DYNAMIC, FORMATS, INTEGER, converted, networks, of_four_bits
 
 BRIEF = [PlanOptions(), PlanOptions(split="channels"), PlanOptions(planner="tofu")]
-"""What the default suite runs; `make test-conformance` runs all of `OPTIONS`."""
+"""What the default suite runs, over unequal nodes; `make test-conformance` runs all of `OPTIONS`."""
 
 OPTIONS = [
     *(PlanOptions(split=split) for split in ("rows", "columns", "channels", "inputs", "batch")),
@@ -41,7 +41,7 @@ def answers(path: Path, x: Array, options: PlanOptions, cluster: Cluster) -> lis
 
 def assert_same(path: Path, x: Array, ways: Sequence[PlanOptions], *, to_the_bit: bool) -> None:
     witnesses = Witnesses(path, {"input": x})
-    for cluster in CLUSTERS:
+    for cluster in CLUSTERS[1:] if ways is BRIEF else CLUSTERS:
         for options in ways:
             found = witnesses.judge(answers(path, x, options, cluster))
             label = f"{len(cluster.nodes)} nodes, {options.planner} {options.split}: {found.text}"

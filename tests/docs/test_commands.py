@@ -25,9 +25,8 @@ LIGHTER = (
     (r" --runs \d+", ""),
     (r"^(bbgrap (?:bench|trace) (?!.*--stream).*)", r"\1 --runs 2"),
     (r" --stream 200", " --stream 8"),
-    (r"^bbgrap demo .*", r"bbgrap demo --agents 2 --model zoo:tiny --runs 2"),
     (r"inspect model.onnx", "inspect text.onnx"),
-    (r"^bbgrap profile(?! add).*", "bbgrap profile --node left --output left.yaml"),  # a node takes 7 seconds
+    (r"^(bbgrap (?:demo|profile(?! add)).*)", r"\1 --help"),  # they measure nodes, 7 seconds each; tests/bbgrap/cli runs both
     (r"^(bbgrap .*--planner auto.*)", r"\1 --search-seconds 1"),
     (r"^bbgrap exec .*", "bbgrap exec --agents 1 program.py"),
 )
@@ -88,10 +87,13 @@ def test_a_server_runs_until_it_is_interrupted(command, folder, environment):
         shlex.split(command), cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert process.stdout is not None
-    lines = iter(process.stdout.readline, "")
-    said = next(line for line in lines if "tcp://" in line)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    try:
+        said = next(line for line in iter(process.stdout.readline, "") if "tcp://" in line)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 0, said
 
 

@@ -12,7 +12,7 @@ from tests.fuzzing.readers.__main__ import READERS
 from tests.fuzzing.readers.mutate import damaged, in_msgpack, in_protobuf
 from tests.fuzzing.readers.reader import WEIGHED_EVERY, Reader, Tally, judge
 
-INPUTS, SECONDS = 2_000, 10.0
+INPUTS, SECONDS = 1_000, 10.0
 """Of each reader: at most."""
 
 

@@ -180,7 +180,11 @@ def test_models_that_cannot_be_loaded(both, model):
     assert isinstance(error, bbgrap.ModelError | TypeError)
 
 
-@pytest.mark.parametrize("argument", [{"sess_options": 3}, {"sess_options": ort.SessionOptions()}, {"disabled_optimizers": ["x"]}], ids=str)
+@pytest.mark.parametrize(
+    "argument",
+    [{"sess_options": 3}, {"sess_options": ort.SessionOptions()}, {"disabled_optimizers": ["x"]}],
+    ids=["no options", "options", "optimizers"],
+)
 def test_options(both, argument):
     same(lambda make: make(models.add(), **argument).run(None, {"a": X, "b": X}), both)
 

@@ -11,7 +11,7 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import write_graph
 from tests.light_models import NAMES, light_model
 
-LARGE = ("vgg19", "zfnet512", "bvlc_alexnet")
+LARGE = ("vgg19", "zfnet512", "bvlc_alexnet", "densenet121", "inception_v2")
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,10 @@ def test_the_batch_of_a_model_that_fixes_it_can_be_changed(cache):
         np.testing.assert_allclose(got[k : k + 1], alone, rtol=1e-4, atol=1e-5 * np.abs(alone).max())
 
 
-@pytest.mark.parametrize("weights", ["inline", "detached"])
-@pytest.mark.parametrize("name", ["tiny", "mobilenet_v2", "unet", "yolo", "resnet50"])
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [("tiny", "inline"), ("mobilenet_v2", "detached"), ("unet", "inline"), ("yolo", "detached"), ("resnet50", "detached")],
+)
 def test_zoo_models_come_through_unchanged(name, weights, cache):
     path = zoo.materialize(name, cache)
     reference = Reference(path)

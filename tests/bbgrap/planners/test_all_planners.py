@@ -24,6 +24,9 @@ from tests.random_models import clusters, networks
 
 FROM_PAPERS = [name for name in PLANNERS if name not in ("bbgrap", "single", "widest", "auto")]  # those have tests of their own
 
+BRIEF = ("fused-tiles", "pipeline", "tofu")
+"""What divides a deep model in the default suite: along rows, between layers, and along every axis. The others are slow tests."""
+
 ROUNDING = 1e-4
 """Of the largest output: sums over parts round otherwise than one sum, and outputs that cancel to a hundredth of their terms show it."""
 
@@ -65,9 +68,13 @@ def test_plans_of_known_models_are_legal(planner: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("planner", FROM_PAPERS)
-def test_answers_of_known_models(planner: str) -> None:
+def test_answers_of_a_known_model(planner: str) -> None:
     for cluster in map(unequal, (2, 5)):
         assert_partition_agrees(known("tiny")[0], cluster, PlanOptions(planner=planner), ROUNDING)
+
+
+@pytest.mark.parametrize("planner", [pytest.param(name, marks=() if name in BRIEF else pytest.mark.slow) for name in FROM_PAPERS])
+def test_answers_of_a_deep_model(planner: str) -> None:
     assert_partition_agrees(known("mobilenet_v2")[0], unequal(3), PlanOptions(planner=planner), DEEP)
 
 

@@ -3,6 +3,7 @@
 import gc
 import struct
 import tracemalloc
+from bisect import bisect_left
 
 import msgpack
 import numpy as np
@@ -17,7 +18,7 @@ from bbgrap.protocol.growth import SLACK_BYTES, check_growth
 from bbgrap.protocol.messages import PROTOCOL_VERSION, LinksTried, WeightsMissing
 from bbgrap.protocol.tensors import decode_array
 
-SIZE = 1 << 18
+SIZE = 1 << 17
 TOKENS = {
     "empty maps": b"\x80",
     "empty lists": b"\x90",
@@ -105,7 +106,7 @@ VALUES = st.recursive(
 def test_the_count_is_never_below_the_truth(values):
     """Whatever it is: what passes for a factor takes no more than that."""
     content = msgpack.packb(values)
-    factor = next(factor for factor in range(1000) if _passes(content, factor))
+    factor = bisect_left(range(1000), True, key=lambda factor: _passes(content, factor))
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 import bbgrap
-from bbgrap.local import LocalCluster
 from bbgrap.zoo import materialize
+from tests.known_agents import known_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -114,7 +114,7 @@ def test_it_starts_after_it_was_killed_at_any_time_of_its_start(tmp_path):
 
 def test_a_session_goes_on_after_a_restart_and_folders_of_nobody_go(tmp_path):
     x = np.random.default_rng(0).random((1, 3, 32, 32), dtype=np.float32)
-    with LocalCluster(2, cache_dir=tmp_path) as cluster:
+    with known_cluster(2, tmp_path) as cluster:
         session = bbgrap.InferenceSession(str(materialize("tiny")), cluster=cluster.connection)
         session.prepare({"input": x.shape})
         (expected,) = session.run(None, {"input": x})
