@@ -122,7 +122,7 @@ class Bench:
         return rows
 
     def plans(self, shapes: Sequence[Shape]) -> list[dict[str, Any]]:
-        """Let shapes come back, one request after the other, until a plan serves; seconds from the third request on, and what it is worth."""
+        """Let shapes come back, request after request, until a plan serves: seconds from the third one on, and what it is worth."""
         rows = []
         for shape in shapes:
             feed = self.feed(shape)
