@@ -23,7 +23,6 @@ from bbgrap.planners.plan import Plan, Tile, verify_plan, whole_output
 from bbgrap.planners.registry import make_plan
 from bbgrap.planners.scale import scaled
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
-from bbgrap.tdl import Part
 from bbgrap.zoo import build
 from bbgrap.zoo.vit import vit
 from tests.free_models import other_shapes, save_free
