@@ -94,7 +94,7 @@ def test_the_nearest_plan_that_was_searched_for_is_the_base():
     searched = [job.job for job in story.wire.jobs]
     story.served((18, 20), EARNED)
     story.served((2, 3), EARNED)
-    story.served((19, 20), EARNED)  # the nearest one is scaled itself
+    story.served((17, 20), EARNED)  # the nearest one is scaled itself
     assert [base.job for base in story.bases[2:]] == [searched[1], searched[0], searched[1]]
 
 
@@ -186,6 +186,19 @@ def test_what_comes_together_goes_to_the_copies_oldest_first_and_plans_nothing()
     assert story.wire.coordinator.standbys.by_model[MODEL].outstanding == 0
 
 
+def test_a_crowd_of_one_shape_goes_to_the_copies_too():
+    """While the plan's nodes are at one request together, each takes others alone, as many as it may have in flight."""
+    story = Story()
+    story.prepare(FIRST)
+    calls = [story.begin(FIRST) for _ in range(6)]
+    story.wire.deliver_all()
+    running = sorted(story.wire.nodes_of(start) for start in story.wire.started.values())
+    assert running == [A, A, BOTH, B, B]
+    story.wire.settle()
+    assert all(isinstance(story.wire.answer(call), c.RunResult) for call in calls)
+    assert story.served(FIRST, 2) == [BOTH] * 2
+
+
 def test_no_scaled_plan_is_kept_on_disk():
     story = Story()
     story.prepare(FIRST)
@@ -202,29 +215,36 @@ def test_no_scaled_plan_is_kept_on_disk():
     assert story.served(SECOND) == [BOTH]
 
 
-def test_scaled_plans_are_bounded_and_the_least_recently_used_goes(monkeypatch):
+@pytest.fixture
+def full(monkeypatch):
+    """A story in which two further shapes have taken all the room that there is for such; the first one was used last."""
     monkeypatch.setattr(loading, "MAX_SCALED", 2)
     story = Story()
     story.prepare(FIRST)
-    shapes = [(2, width) for width in (3, 5, 6, 7)]
-
-    def loaded():
-        return [shape for shape in shapes if any(variant.is_scaled for variant in story.plan(shape).variants)]
-
-    for shape in shapes[:3]:
+    for shape in ((2, 3), (2, 5)):
         story.served(shape, EARNED + 1)
-    story.prepare(shapes[3], wait=False)
-    assert loaded() == shapes[:2], "what was used a minute ago does not go for another one"
-    assert "as many variants loaded as they may" in story.prepare(shapes[2], wait=False)["why_not"]
-    assert story.served(shapes[2]) in ([A], [B])
-    story.wire.wait(IN_USE_S + 1)
-    story.wire.settle()
-    story.served(shapes[0])
-    story.served(shapes[3], EARNED + 1)
-    assert loaded() == [shapes[0], shapes[3]]
-    assert story.served(FIRST) == [BOTH], "scaled ones take no place of others"
-    counts = {name: sum(v.is_scaled for v in story.wire.coordinator.loading.of_member(name)) for name in BOTH}
-    assert counts == dict.fromkeys(BOTH, 2)
+    assert story.served((2, 3)) == [BOTH]
+    return story
+
+
+def scaled(story):
+    plans = story.wire.coordinator.planning.plans.values()
+    return {plan.shapes["x"] for plan in plans if any(variant.is_scaled for variant in plan.variants)}
+
+
+def test_a_scaled_plan_in_use_does_not_go_for_another(full):
+    assert all(nodes in (A, B) for nodes in full.served((2, 7), EARNED + 1))
+    assert scaled(full) == {(2, 3), (2, 5)}
+    assert "as many variants loaded as they may" in full.prepare((2, 7), wait=False)["why_not"]
+
+
+def test_the_least_recently_used_of_too_many_scaled_plans_goes(full):
+    full.wire.wait(IN_USE_S + 1)
+    full.wire.settle()
+    full.served((2, 7), EARNED)
+    assert scaled(full) == {(2, 3), (2, 7)}
+    assert full.served((2, 7)) == full.served(FIRST) == [BOTH], "scaled ones take no place of others"
+    assert all(sum(v.is_scaled for v in full.wire.coordinator.loading.of_member(name)) == 2 for name in BOTH)
 
 
 @pytest.mark.parametrize("fault", [c.Fault.PLAN, c.Fault.EXECUTION])
