@@ -9,43 +9,18 @@ answer what comes together, and nothing is planned meanwhile.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from math import log, prod
-from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from bbgrap.control.coordinator_events import Base
+from bbgrap.control.plans import Plan, Variant
 from bbgrap.planners.registry import AUTO
-
-if TYPE_CHECKING:
-    from bbgrap.control.plans import Plan, Variant
 
 GROWTH = 2.0
 """How much larger inputs must be, in elements, than those that one node answers fastest, for a plan to be searched for. Chosen."""
-TRIALS = 4
-"""Requests that have the cluster to themselves before a scaled plan is judged; the first one finds cold caches and is not counted."""
-KEPT = 7
-"""Times that are kept of either."""
-
 Origin = Base | Literal["search", "wait", "nothing"]
 """Where a plan comes from: another one, a search, another one that is on its way; or there is none to be expected."""
-
-
-@dataclass(slots=True)
-class Trial:
-    """Times of a plan's requests that had the cluster to themselves, in seconds: on the standby, and on a scaled variant."""
-
-    standby: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    scaled: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-
-    def verdict(self) -> str:
-        """Return why the scaled variant shall go; nothing if it may stay, or too little is known."""
-        if len(self.scaled) < TRIALS or not self.standby:
-            return ""
-        mine, other = median(list(self.scaled)[1:]), median(list(self.standby)[1:] or self.standby)
-        return "" if mine <= other else f"requests took {1e3 * mine:.1f} ms on it, and {1e3 * other:.1f} ms on one node"
 
 
 def origin_of(plan: Plan, others: Iterable[Plan], world: str) -> Origin:

@@ -17,9 +17,9 @@ from typing import Any
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import Base, Identity
-from bbgrap.control.further import Trial
 from bbgrap.control.planned import SCALED_FROM, PlannedVariant
 from bbgrap.control.states import Tracker
+from bbgrap.control.trial import Trial
 from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timing
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault, ModelFile, ModelPrepared, RunModel

@@ -7,10 +7,10 @@ import pytest
 
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import loading
-from bbgrap.control.further import TRIALS
 from bbgrap.control.planned import SCALED_FROM, PlannedVariant
 from bbgrap.control.planning import EARNED, ONE_NODE, plan_key
 from bbgrap.control.plans import IN_USE_S
+from bbgrap.control.trial import TRIALS
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.wire import MODEL, artifacts, joined_wire, plan_of
