@@ -193,6 +193,7 @@ def test_what_is_known_of_segments_is_bounded():
         if number % 1000 == 0:
             assert shared.known((0,)) is first, "what was asked for lately stays"
     assert len(shared._known) == MAX_KNOWN
+    assert shared.known((0,)) is first
 
 
 def test_other_weights_are_other_segments():
