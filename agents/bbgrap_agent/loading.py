@@ -42,16 +42,19 @@ def load(
     for model in deploy.segments:
         if hashlib.sha256(model.skeleton).hexdigest() != model.digest:
             raise ModelError(f"segment '{model.name}': its content has another digest; it was damaged on the way")
+    shared = shared or SharedSegments()
+    before = shared.made
     loader = Loader(
         lambda model: _weights_of(model, store),
         lambda model: _load_segment(model, store, threads),
         lambda compiler, boundary, model: _load_compiled(compiler, boundary, model, threads),
-        shared or SharedSegments(),
+        shared,
     )
     try:
         loaded = (load_compiled if compiling else load_portable)(deploy.schedule, deploy.segments, loader)
     finally:
         store.loaded(ref.digest for model in deploy.segments for ref in model.weights.values())
+    _log.info("epoch %d: %d segments, %d sessions made for them", deploy.epoch, len(deploy.segments), shared.made - before)
     names = tuple(s.name for s in deploy.segments)
     _warm_up(loaded, names)
     addresses = tuple(peer.address for peer in reachable(deploy.peers, coordinator_host))

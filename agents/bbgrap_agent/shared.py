@@ -33,6 +33,8 @@ class SharedSegments:
         """Start with none."""
         self._segments: WeakValueDictionary[tuple[object, ...], Segment] = WeakValueDictionary()
         self._known: OrderedDict[tuple[object, ...], Known] = OrderedDict()
+        self.made = 0
+        """How many segments were made so far."""
 
     def find(self, key: tuple[object, ...]) -> Segment | None:
         """Return a segment that a deployment has."""
@@ -43,6 +45,7 @@ class SharedSegments:
         found = self._segments.get(key)
         if found is None:
             found = self._segments[key] = make()
+            self.made += 1
         return found
 
     def known(self, key: tuple[object, ...]) -> Known:

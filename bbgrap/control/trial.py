@@ -1,4 +1,4 @@
-"""Whether a scaled plan is worth its place: requests that had the cluster to themselves say so."""
+"""Whether a plan that was made like another one is worth its place: its requests' times beside those of the standby."""
 
 from __future__ import annotations
 

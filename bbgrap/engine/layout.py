@@ -21,8 +21,9 @@ from bbgrap.engine.load import optimized
 from bbgrap.engine.sessions import SEGMENTS_WITHOUT, make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import crops_to_pools
+from bbgrap.graph.onnx_forms import common_form
 from bbgrap.graph.onnx_io import ModelFile, write_graph
-from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, free_form, split_front, with_stand_ins
+from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, split_front, with_stand_ins
 from bbgrap.graph.types import Array, DType, Graph, Node, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.runtime.blocked import aligned_empty
@@ -81,7 +82,7 @@ class SegmentCompiler:
         self._data, self._crops = crops_to_pools(self.front.data)
         self._weights = {name: weights[name] for name in self.front.weights}
         bounds = [(crop.result, crop.bounds) for crop in self._crops]
-        self.key = hashlib.sha256(free_form(self._data, self.front.moving) + repr(bounds).encode()).hexdigest()
+        self.key = hashlib.sha256(common_form(self._data, self.front.moving) + repr(bounds).encode()).hexdigest()
         self._optimized: tuple[frozenset[str], ModelFile] | None = None
 
     def boundary(self, wanted: frozenset[str]) -> Boundary:

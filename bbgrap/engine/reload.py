@@ -68,7 +68,7 @@ class ReloadedModel:
 
     @cached_property
     def _sizes(self) -> Sizes:
-        return fixed_sizes(self._folded)
+        return fixed_sizes(self._model)  # as `load_graph` asks it: equal segments of the first shape and of others are to be found equal
 
 
 def _in_order(graph: Graph, order: Mapping[str, int]) -> tuple[Node, ...]:

@@ -135,12 +135,13 @@ def open_session(
 def declared_type(argument: ort.NodeArg) -> TensorType:
     """Return the type that a session declares for an input or output; `shape=None` unless it is concrete.
 
-    An unknown rank is declared like that of a scalar, with no dimensions: such a shape is not believed.
+    An unknown rank is declared like that of a scalar, with no dimensions: such a shape is not believed, nor are sizes below zero, which
+    are inferred of windows larger than what they read.
     """
     dtype = _DTYPES.get(argument.type, DType.OTHER)
     if dtype not in STORABLE:
         return type_named(argument.type)
-    concrete = isinstance(argument.shape, list) and argument.shape and all(isinstance(size, int) for size in argument.shape)
+    concrete = isinstance(argument.shape, list) and argument.shape and all(isinstance(s, int) and s >= 0 for s in argument.shape)
     return TensorType(dtype, tuple(argument.shape) if concrete else None)
 
 

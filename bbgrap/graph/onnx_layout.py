@@ -23,6 +23,7 @@ from onnx import NodeProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import Crop, pools_to_crops
+from bbgrap.graph.onnx_forms import free_form
 from bbgrap.graph.onnx_read import ModelFile, is_external
 from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import Array
@@ -122,21 +123,6 @@ def split_front(data: bytes, shapes: Mapping[str, Extents] = MappingProxyType({}
     maps = results | {name: extents[name] for name in inputs if name in extents}
     moving |= {name: frozenset().union(*(moving.get(patch.source, ()) for patch in patches)) for name, patches in joined.items()}
     return Front(_bytes_of(proto), inputs, joined, maps, moving, frozenset(t.name for t in weights if is_external(t)))
-
-
-def free_form(data: bytes, moving: Mapping[str, frozenset[int]]) -> bytes:
-    """Return a model with symbols for the sizes of moving axes: the same one for equal sizes of an axis, and another one for ones.
-
-    Two models with equal forms are optimised alike: what an optimiser may conclude from sizes, that two are equal or that one is 1 and so
-    spreads, it concludes in both.
-    """
-    proto = onnx.ModelProto.FromString(data)
-    symbols: dict[tuple[int, int], str] = {}
-    for value in (*proto.graph.input, *proto.graph.output):
-        for axis in sorted(moving.get(value.name, ())):
-            dim = value.type.tensor_type.shape.dim[axis]
-            dim.dim_param = "one" if dim.dim_value == 1 else symbols.setdefault((axis, dim.dim_value), f"size{len(symbols)}")
-    return _bytes_of(proto)
 
 
 def _fix(value: onnx.ValueInfoProto, shape: Extents | None) -> frozenset[int]:

@@ -12,4 +12,5 @@ def from_nearer_end(start: int, stop: int, extent: int) -> tuple[int, int]:
         stop = TO_THE_END
     elif stop > extent - stop:
         stop -= extent
-    return (start if start <= extent - start else start - extent), stop
+    # 0, counted from the end, would be the beginning
+    return (start - extent if extent - start < start < extent else start), stop

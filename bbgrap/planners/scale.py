@@ -83,13 +83,13 @@ def _moved(pieces: Sequence[IntervalSet], old: int, new: int, fractions: _Fracti
 
 
 def _spans(pieces: Sequence[IntervalSet]) -> list[Interval]:
-    """Return the different ranges of an axis from its beginning to its end.
+    """Return the different ranges of an axis from its beginning to its end; wide overlaps may begin or end together, at a border.
 
     Raises:
         PlanError: if a piece has gaps, or one lies inside another.
     """
     spans = sorted({piece.hull for piece in pieces})
-    if any(len(piece.ranges) != 1 for piece in pieces) or any(a.start == b.start or a.stop >= b.stop for a, b in pairwise(spans)):
+    if any(len(piece.ranges) != 1 for piece in pieces) or any(a.stop > b.stop for a, b in pairwise(spans)):
         raise PlanError(f"pieces {', '.join(map(str, spans))}: they do not follow one another, so other sizes cannot be cut alike")
     return spans
 

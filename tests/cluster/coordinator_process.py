@@ -1,14 +1,17 @@
-"""A real coordinator process that plans with `tests.cluster.tiny`."""
+"""A real coordinator process that plans with `tests.cluster.tiny`, unless told otherwise."""
 
 import argparse
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from bbgrap_coordinator.planning import Planners
 from bbgrap_coordinator.service import serve
 
+PLANNER = ("-m", "tests.cluster.planner_process")
 
-def main() -> None:
+
+def main(planner: Sequence[str] = PLANNER) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bind")
     parser.add_argument("--state-dir", type=Path)
@@ -16,7 +19,7 @@ def main() -> None:
     parser.add_argument("--until-eof", action="store_true")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
-    with Planners(("-m", "tests.cluster.planner_process")) as planners:
+    with Planners(planner) as planners:
         serve(given.bind, planners=planners, state_dir=given.state_dir, ready_file=given.ready_file, until_eof=given.until_eof)
 
 

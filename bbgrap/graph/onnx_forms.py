@@ -1,0 +1,68 @@
+"""What a model is for all sizes of the axes that move. One of the files that import onnx (see `onnx_io`).
+
+free_form     the model with symbols for these sizes
+common_form   besides, what an optimiser may conclude from the sizes: models of equal forms are optimised alike
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx
+import onnx.shape_inference
+
+from bbgrap.graph.onnx_read import BROKEN
+
+_ELEMENTWISE = (
+    *("Abs", "Add", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Max", "Min"),
+    *("Mish", "Mul", "Neg", "PRelu", "Pow", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tanh"),
+)
+_OF_FLOATS = (
+    *("AveragePool", "BatchNormalization", "Concat", "Conv", "ConvTranspose", "Flatten", "Gemm", "GlobalAveragePool", "GlobalMaxPool"),
+    *("InstanceNormalization", "LayerNormalization", "MatMul", "MaxPool", "Pad", "ReduceMean", "ReduceSum", "Softmax"),
+)
+_SIZELESS = frozenset((*_ELEMENTWISE, *_OF_FLOATS))
+"""Operators of which onnxruntime looks at no sizes but whether operands have equal ones, and which are 1. Of others it may: it computes the
+scales of a `Resize` from them, and folds a `Shape`."""
+
+
+def free_form(data: bytes, moving: Mapping[str, frozenset[int]]) -> bytes:
+    """Return a model with symbols for the sizes of moving axes: the same one for equal sizes of an axis, and another one for ones."""
+    proto = onnx.ModelProto.FromString(data)
+    symbols: dict[tuple[int, int], str] = {}
+    for value in (*proto.graph.input, *proto.graph.output):
+        for axis in sorted(moving.get(value.name, ())):
+            dim = value.type.tensor_type.shape.dim[axis]
+            dim.dim_param = "one" if dim.dim_value == 1 else symbols.setdefault((axis, dim.dim_value), f"size{len(symbols)}")
+    written: bytes = proto.SerializeToString(deterministic=True)
+    return written
+
+
+def common_form(data: bytes, moving: Mapping[str, frozenset[int]]) -> bytes:
+    """Return what models with concrete sizes have in common that are optimised alike; the model itself, if it may be like no other."""
+    if not any(moving.values()):
+        return data
+    proto = onnx.ModelProto.FromString(data)
+    if not all(_is_sizeless(node) for node in proto.graph.node):
+        return data
+    try:
+        relations = list(_relations(onnx.shape_inference.infer_shapes(proto).graph))
+    except (*BROKEN, KeyError):
+        return data
+    return free_form(data, moving) + repr(relations).encode()
+
+
+def _is_sizeless(node: onnx.NodeProto) -> bool:
+    by_scales = node.op_type == "Resize" and not any(node.input[3:4])
+    sliced = node.op_type == "Slice"  # it means the same of all sizes: bounds are constants
+    return not node.domain and (node.op_type in _SIZELESS or by_scales or sliced)
+
+
+def _relations(graph: onnx.GraphProto) -> Iterator[tuple[tuple[object, ...], ...]]:
+    """Yield of every node, per operand, whether it is shaped like the first one, and which of its sizes are 1; `KeyError` if unknown."""
+    values = (*graph.input, *graph.value_info, *graph.output)
+    shapes = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in values}
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for node in graph.node:
+        operands = [shapes[name] for name in node.input if name]
+        yield tuple((shape == operands[0], *(size == 1 for size in shape)) for shape in operands)

@@ -1,0 +1,191 @@
+"""A plan for other shapes: cut alike, as legal, and its answers are right; or it is refused."""
+
+import tempfile
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import prepare_graph, prepare_like
+from bbgrap.engine.reload import ReloadedModel
+from bbgrap.errors import BbgrapError, PlanError
+from bbgrap.graph import Graph, Node, TensorType
+from bbgrap.graph.types import DType
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan, Tile, verify_plan, whole_output
+from bbgrap.planners.registry import make_plan
+from bbgrap.planners.scale import scaled
+from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
+from bbgrap.zoo import build
+from bbgrap.zoo.vit import vit
+from tests.free_models import other_shapes, save_free
+from tests.partition import all_values, run_checked
+from tests.random_models import clusters, networks, plan_options, plans, random_feeds
+
+
+def loaded(graph, *shapes):
+    """The graphs of a network for its own shapes and for these; None where it has none for these."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_free(graph, Path(folder) / "m.onnx")
+        model = ReloadedModel(path)
+        found = [model.graph(path, {name: graph.types[name].known_shape for name in graph.inputs})]
+        for one in shapes:
+            try:
+                found.append(model.graph(path, one))
+            except BbgrapError:  # too small for a window
+                found.append(None)
+            else:
+                if any(kind.shape is None for kind in found[-1].types.values()):
+                    found[-1] = None
+        return found
+
+
+def assert_right(plan):
+    descriptions = all_descriptions(plan.graph)
+    verify_plan(plan, descriptions)
+    feeds = random_feeds(plan.graph)
+    run_checked(compile_plan(plan, descriptions, verify=True).optimized, feeds, all_values(plan.graph, feeds))
+
+
+def scaled_to(plan, graph):
+    return scaled(plan, graph, all_descriptions(graph))
+
+
+@settings(max_examples=40)
+@given(networks(), st.data())
+def test_any_plan_scales_to_one_that_answers_right_or_not_at_all(network, data):
+    (graph, other) = loaded(network, data.draw(other_shapes(network)))
+    plan = data.draw(plans(graph))
+    assert scaled_to(plan, graph) == plan
+    assume(other is not None)
+    try:
+        made = scaled_to(plan, other)
+        verify_plan(made, all_descriptions(other))
+    except PlanError:
+        return
+    assert_right(made)
+
+
+@settings(max_examples=40)
+@given(networks(), clusters(), plan_options(), st.data())
+def test_planned_ones_scale_and_answer_right(network, cluster, options, data):
+    (graph, other) = loaded(network, data.draw(other_shapes(network)))
+    plan = make_plan(graph, cluster, options)
+    assert scaled_to(plan, graph) == plan
+    assume(other is not None)
+    assert_right(scaled_to(plan, other))
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 96, 80), (1, 3, 40, 64), (2, 3, 64, 64)])
+@pytest.mark.parametrize("options", [PlanOptions(), PlanOptions(split="columns"), PlanOptions(planner="fewer-exchanges")], ids=str)
+def test_overlaps_and_shares_stay(options, shape):
+    """What neighbours both compute is as wide, and everyone has the same part of every map, to the row."""
+    cluster = Cluster(tuple(NodeProfile(f"node{n}", share=share) for n, share in enumerate((1, 3, 2))))
+    graph, other = loaded(build("tiny"), {"input": shape})
+    plan = make_plan(graph, cluster, options)
+    made = scaled_to(plan, other)
+    assert_right(made)
+    for node in graph.nodes:
+        axes = zip(whole_output(graph, node).shape, whole_output(other, node).shape, strict=True)
+        for axis, (old, new) in enumerate(axes):
+            before, after = _spans(plan, node, axis), _spans(made, node, axis)
+            if len(after) == len(before) and all(0 < a < b for a, b in before[1:-1]):
+                for ((_, a), (b, _)), ((_, c), (d, _)) in zip(pairwise(before), pairwise(after), strict=True):
+                    assert a - b == c - d or c == new or d == 0, (node.name, axis, before, after)
+                    assert abs((a + b) / 2 / old - (c + d) / 2 / new) <= 1.5 / min(old, new)
+
+
+def _spans(plan, node, axis):
+    return sorted({(tile.region.axes[axis].hull.start, tile.region.axes[axis].hull.stop) for tile in plan.tiles[node.name]})
+
+
+def test_partial_sums_scale_with_what_is_summed():
+    """A mean over rows that two devices add up: the ranges of rows move with the cuts."""
+    graph, other = loaded(build("tiny"), {"input": (1, 3, 96, 64)})
+    plan = make_plan(graph, Cluster.even(2), PlanOptions())
+    parts = {node: [tile.part.interval for tile in tiles if tile.part is not None] for node, tiles in plan.tiles.items()}
+    assert any(parts.values())
+    made = scaled_to(plan, other)
+    moved = {node: [tile.part.interval for tile in tiles if tile.part is not None] for node, tiles in made.tiles.items()}
+    assert {node: len(found) for node, found in moved.items()} == {node: len(found) for node, found in parts.items()}
+    assert moved != parts
+    assert_right(made)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 100])
+def test_few_rows_leave_some_without_any(size):
+    """Four nodes on fewer rows: whoever has none is not there, and nothing is lost."""
+
+    def graph_of(rows):
+        kind = TensorType(DType.FLOAT, (rows, 3))
+        return Graph("g", (Node("n", "Relu", ("x",), ("y",)),), ("x",), ("y",), {}, {"x": kind, "y": kind}, {"": 17})
+
+    before, after = graph_of(8), graph_of(size)
+    tiles = tuple(Tile(d, ShapeMap.of((2 * d, 2 * d + 2), (0, 3))) for d in range(4))
+    made = scaled_to(Plan("p", before, Cluster.even(4), {"n": tiles}), after)
+    if size:
+        assert all(not tile.region.is_empty for tile in made.tiles["n"])
+        assert_right(made)
+    else:
+        with pytest.raises(PlanError, match="it needs one tile"):
+            verify_plan(made)
+
+
+def test_tiles_with_gaps_or_inside_others_are_refused():
+    def graph_of(rows):
+        kind = TensorType(DType.FLOAT, (rows, 3))
+        return Graph("g", (Node("n", "Relu", ("x",), ("y",)),), ("x",), ("y",), {}, {"x": kind, "y": kind}, {"": 17})
+
+    before, after = graph_of(8), graph_of(12)
+    whole, columns = ShapeMap.of((0, 8), (0, 3)), IntervalSet.of((0, 3))
+    gaps = ShapeMap((IntervalSet((Interval(0, 2), Interval(6, 8))), columns))
+    middle = ShapeMap.of((2, 6), (0, 3))
+    for tiles in ((gaps, middle), (whole, middle)):
+        plan = Plan("p", before, Cluster.even(2), {"n": tuple(Tile(d, region) for d, region in enumerate(tiles))})
+        verify_plan(plan, all_descriptions(before))
+        with pytest.raises(PlanError, match="cannot be cut alike"):
+            scaled_to(plan, after)
+
+
+def test_a_model_with_other_nodes_is_refused():
+    graph, other = build("tiny"), build("mobilenet_v2")
+    with pytest.raises(PlanError, match="it has other nodes"):
+        scaled_to(make_plan(graph, Cluster.even(2), PlanOptions()), other)
+
+
+def test_a_transformer_that_is_other_nodes_with_another_batch_is_refused():
+    graph, other = loaded_batch(vit("small", depth=1, width=16, heads=2, size=16, patch=8, classes=3), 2)
+    plan = make_plan(graph, Cluster.even(2), PlanOptions())
+    with pytest.raises(PlanError, match=r"it has other nodes|cannot be split there"):
+        verify_plan(scaled_to(plan, other), all_descriptions(other))
+
+
+def loaded_batch(graph, batch):
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_free(graph, Path(folder) / "m.onnx", (0,))
+        shapes = [(size, *graph.types["input"].known_shape[1:]) for size in (1, batch)]
+        return [load_graph(path, {"input": shape}) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny_int8"])
+def test_prepared_like_another(name):
+    """What a planner's process makes of a plan for other shapes says from which it is, and is refused where one node is as fast."""
+    cluster, options = Cluster.even(2), PlanOptions()
+    graph, other, small = loaded(build(name), {"input": (1, 3, 1024, 1024)}, {"input": (1, 3, 8, 8)})
+    fast = replace(cluster, network=replace(cluster.network, between=replace(cluster.network.between, latency_s=0.0)))
+    (_, plan), *_ = prepare_graph(graph, fast, options)
+    made = prepare_like(other, graph, plan.tiles, fast, options)
+    assert made.report["scaled_from"] == [[1, 3, 32, 32]]
+    slow = replace(cluster, network=replace(cluster.network, between=replace(cluster.network.between, latency_s=1.0)))
+    with pytest.raises(PlanError, match="one node is expected to be as fast"):
+        prepare_like(small, graph, plan.tiles, slow, options)
+    tight = replace(fast, nodes=tuple(replace(node, memory_bytes=1000) for node in fast.nodes))
+    with pytest.raises(PlanError, match="does not fit the memory"):
+        prepare_like(other, graph, plan.tiles, tight, options)
