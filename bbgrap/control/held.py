@@ -32,8 +32,8 @@ from bbgrap.control.states import Role, Tracker
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Abandon, Deploy, Deployed, DeploymentFailed, WeightChunk, WeightsMissing, WeightStored
 
-MAX_DEPLOYMENTS = 16
-"""Loaded deployments an agent keeps: twice what a coordinator keeps, so that only a broken coordinator reaches it."""
+MAX_DEPLOYMENTS = 512
+"""Deployments an agent keeps: more than a coordinator has loaded on it, scaled ones among them, so that only a broken one reaches it."""
 ASK_AGAIN_S = 10.0
 """Weights that do not come are asked for again after this long without any chunk."""
 

@@ -127,9 +127,9 @@ class Job:
     cluster: Cluster | None
     began: float
     spare_for: str = ""
+    """The agent for whose loss it is made; empty: it is to serve."""
     base: Base | None = None
     """The variant that it is scaled from."""
-    """The agent for whose loss it is made; empty: it is to serve."""
 
 
 @dataclass(eq=False, slots=True)

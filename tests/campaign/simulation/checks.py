@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from bbgrap.control.further import GROWTH, answer_more_at_once
+from bbgrap.control.planning import ONE_NODE
 from bbgrap.control.plans import Plan
 from bbgrap.protocol import client_messages as c
 from tests.campaign.simulation.clients import Outcome, Use
@@ -122,38 +124,57 @@ class Checks:
                 return plan
         return None
 
-    def unhealed(self) -> list[str]:
-        """Return what is not yet as it should be."""
-        world, faults = self.world, list[str]()
+    def unhealed(self) -> dict[Use | None, str]:
+        """Return what is not yet as it should be, by use; None: whatever is used."""
+        world, faults = self.world, dict[Use | None, str]()
         assert world.head is not None
         machine = world.head.machine
         names = {name for name, _ in world.story.agents}
         if set(machine.members.by_name) != names:
-            faults.append(f"agents {sorted(names - set(machine.members.by_name))} are away")
+            faults[None] = f"agents {sorted(names - set(machine.members.by_name))} are away"
         for use in world.story.uses:
             if world.models[use.model].trait.startswith("kills"):
                 continue
             plan = self.plan_of(use)
             if plan is None:
-                faults.append(f"{use}: the coordinator does not know the plan")
+                faults[use] = "the coordinator does not know the plan"
                 continue
             standby = plan.standby
             if plan.quarantine or (standby is not None and standby.quarantine):
                 continue
             if world.models[use.model].trait == "large" and len(names) < 2:
                 continue
+            last = [o for o in world.outcomes if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult)][-3:]
+            if self._goes_without(plan):
+                if not last or last[-1].ended < world.clock.now - 2.0:
+                    faults[use] = "it needs no plan, and nobody answers"
+                continue
             # Timed against what was there before, a plan over all nodes need not be the fastest.
             newest = [v for v in plan.variants if v.is_ready and {n for n, _ in v.nodes} == names]
             if not newest or not plan.serving or plan.timing is not None:
                 state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
                 failed = [reason for _, reason in plan.failed.values()]
-                faults.append(f"{use}: no plan over all nodes serves; job {plan.job is not None}, failed {failed}, {state}")
+                faults[use] = f"no plan over all nodes serves; job {plan.job is not None}, failed {failed}, {state}"
                 continue
-            last = [o for o in world.outcomes if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult)][-3:]
             epochs = {plan.latest, *(v.epoch for v in plan.variants)}
             if not any(isinstance(o.answers[0], c.RunResult) and o.answers[0].epoch in epochs for o in last):
-                faults.append(f"{use}: the plan is ready, but the last answers are of others")
+                faults[use] = "the plan is ready, but the last answers are of others"
         return faults
+
+    def _goes_without(self, plan: Plan) -> bool:
+        """Whether a further shape needs no plan: one node is faster, as was measured, or is for inputs that are hardly smaller."""
+        assert self.world.head is not None
+        planning = self.world.head.machine.planning
+        _, now = planning._world()
+        why = plan.failed.get(now, (None, ""))[1]
+        if "on it, and" in why:
+            return plan.job is None and not any(v.world == now for v in plan.variants)
+        others = [] if plan.standby is None else [p for p in planning.of_model(plan.standby) if p is not plan and p.options == plan.options]
+        return why == ONE_NODE[1] and any(
+            v.world == now and len(v.parts) == 1 and not v.is_scaled and plan.shapes["x"][0] < GROWTH * p.shapes["x"][0]
+            for p in others
+            for v in p.serving
+        )
 
     def healed_within(self) -> float:
         """Return how soon after the last fault all is well, in seconds: 10 for one plan; others are loaded and timed after it."""
@@ -162,8 +183,8 @@ class Checks:
     def healed(self, seconds: float) -> None:
         """After healing for so long, all is as it should be."""
         if not self.world.surprises:
-            for fault in self.unhealed():
-                self.world.surprise(f"{seconds:g} s after the last fault: {fault}")
+            for use, fault in self.unhealed().items():
+                self.world.surprise(f"{seconds:g} s after the last fault: {use}: {fault}")
 
     def at_end(self) -> None:
         """Nothing is left over."""
@@ -212,6 +233,12 @@ class Checks:
         return faults
 
 
+def _is_crowded(plan: Plan) -> bool:
+    """Whether what waits waits for copies of the standby that are busy: together they answer more than the plan."""
+    copies = [] if plan.helper is None else plan.helper.open_variants
+    return answer_more_at_once(len(copies), plan) and not any(v.queue.has_room for v in copies)
+
+
 def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
     """List what is wrong with a coordinator's state between two events."""
     machine, faults = head.machine, list[str]()
@@ -249,6 +276,7 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
         if (
             plan.waiting
             and not requests.synthetic.has_turn
+            and not _is_crowded(plan)
             and any(not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving)
         ):
             first = requests.open[plan.waiting[0]]

@@ -17,7 +17,7 @@ from bbgrap.protocol import client_messages as c
 from tests.campaign.simulation.agents import record_of
 from tests.campaign.simulation.clock import Process
 from tests.campaign.simulation.executor import Deployment, Executor, Key
-from tests.campaign.simulation.models import standby_of, variants_of
+from tests.campaign.simulation.models import scaled, standby_of, variants_of
 from tests.campaign.simulation.network import Frame
 
 if TYPE_CHECKING:
@@ -174,8 +174,18 @@ class Head(Process):
 
     def _plan(self, job: ce.StartPlanning) -> None:
         model = self.world.models[job.files[0].name.removesuffix(".onnx")]
-        cluster, options = job.cluster, job.options
-        self._make(job.job, lambda: variants_of(model, cluster, options.planner, options.objective), self.world.story.planner_s)
+        cluster, options, base, (width, _) = job.cluster, job.options, job.base, job.shapes["x"]
+        if base is not None and base.job not in self.disk.made:
+            self.world.surprise(f"coordinator: job {job.job} is to be like job {base.job}, of which nothing is kept")
+
+        def make() -> tuple[PlannedVariant, ...]:
+            made = () if base is None else self.disk.made.get(base.job, ())
+            if base is not None and made:
+                return () if self.world.scaling_fails > self.clock.now else scaled(model, cluster, made[base.place], width)
+            # What it was to be like may be gone since: then it is searched for.
+            return variants_of(model, cluster, options.planner, options.objective)
+
+        self._make(job.job, make, self.world.story.planner_s)
 
     def _make(self, job: int, make: Callable[[], tuple[PlannedVariant, ...]], seconds: float) -> None:
         world, now = self.world, self.clock.now
