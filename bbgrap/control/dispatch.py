@@ -240,7 +240,7 @@ class Requests:
         standby = plan.helper
         if not self.members.by_name:
             return [] if self.members.saw_agents else self._refuse_waiting(plan, Fault.UNAVAILABLE, NO_AGENT)
-        will_be_planned = plan.job is not None or plan.variants or not plan.failed
+        will_be_planned = plan.job is not None or plan.variants or not self.planning.has_failed(plan)
         if (will_be_planned and not plan.quarantine) or (standby is not None and self._can_answer(standby)):
             return []
         if why := plan.quarantine or ("" if standby is None else standby.quarantine):

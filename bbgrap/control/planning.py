@@ -157,6 +157,10 @@ class Planning:
         plan.job = Job(next(self.loading.epochs), world, names, addresses, cluster, now, base=base)
         return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, base), *self.progress(plan)]
 
+    def has_failed(self, plan: Plan) -> bool:
+        """Whether there is no plan over the agents that are there now; what failed over others says nothing."""
+        return self._world()[1] in plan.failed
+
     def _origin(self, plan: Plan, world: str) -> Origin:
         """Return what a plan is made of. Who waits for one, or has nothing that answers meanwhile, gets one of his own."""
         standby = plan.helper
@@ -181,7 +185,8 @@ class Planning:
             return True
         if now - plan.asked > IN_USE_S or not plan.requests:
             return False
-        if plan.helper is None or plan.helper.failed or plan.helper.quarantine:
+        standby = plan.helper
+        if standby is None or standby.failed or standby.quarantine or (standby.planned and not standby.variants):
             return True
         return plan.requests >= EARNED or not self._is_further(plan) or bool(plan.variants)
 

@@ -11,9 +11,9 @@ from bbgrap.control.planning import ONE_NODE
 from bbgrap.control.plans import Plan
 from bbgrap.protocol import client_messages as c
 from tests.campaign.simulation.clients import Outcome, Use
+from tests.campaign.simulation.head import NO_PLAN, Head
 
 if TYPE_CHECKING:
-    from tests.campaign.simulation.head import Head
     from tests.campaign.simulation.world import World
 
 EVERY = 16
@@ -167,7 +167,7 @@ class Checks:
         planning = self.world.head.machine.planning
         _, now = planning._world()
         why = plan.failed.get(now, (None, ""))[1]
-        if "on it, and" in why:
+        if "on it, and" in why or (why == NO_PLAN and self.world.faults["scaling fails"]):
             return plan.job is None and not any(v.world == now for v in plan.variants)
         others = [] if plan.standby is None else [p for p in planning.of_model(plan.standby) if p is not plan and p.options == plan.options]
         return why == ONE_NODE[1] and any(

@@ -28,6 +28,7 @@ TICK_S = 0.1
 SYNC_S = 0.02
 """How long at most until what is saved is on disk."""
 PLANNER_DEADLINE_S = 5.0
+NO_PLAN = "the cut of the plan for others does not fit, or no node has the memory"
 
 
 class HeadDisk:
@@ -191,22 +192,25 @@ class Head(Process):
         world, now = self.world, self.clock.now
         self.planning.add(job)
         if world.planner_never > now:
-            self.later(PLANNER_DEADLINE_S, partial(self._made, job, (), "planner: it did not end within its deadline"))
+            self.later(PLANNER_DEADLINE_S, partial(self._failed, job, c.Fault.EXECUTION, "planner: it did not end within its deadline"))
         elif world.planner_fails > now:
-            self.later(seconds / 2, partial(self._made, job, (), "planner: it ended by SIGKILL"))
+            self.later(seconds / 2, partial(self._failed, job, c.Fault.EXECUTION, "planner: it ended by SIGKILL"))
         else:
             slow = 8.0 if world.planner_late > now else 1.0
-            self.later(seconds * slow * (0.5 + world.rng.random()), lambda: self._made(job, make(), "it fits the memory of no node"))
+            self.later(seconds * slow * (0.5 + world.rng.random()), lambda: self._made(job, make()))
 
-    def _made(self, job: int, variants: tuple[PlannedVariant, ...], reason: str) -> None:
-        if job not in self.planning:
-            return
-        self.planning.discard(job)
-        if variants:
+    def _made(self, job: int, variants: tuple[PlannedVariant, ...]) -> None:
+        if not variants:
+            self._failed(job, c.Fault.PLAN, NO_PLAN)
+        elif job in self.planning:
+            self.planning.discard(job)
             self.disk.made[job] = variants
             self.handle(ce.Planned(job, variants))
-        else:
-            self.handle(ce.PlanFailed(job, c.Fault.PLAN, reason))
+
+    def _failed(self, job: int, fault: c.Fault, reason: str) -> None:
+        if job in self.planning:
+            self.planning.discard(job)
+            self.handle(ce.PlanFailed(job, fault, reason))
 
 
 def token_of(payload: Any) -> str:  # noqa: ANN401

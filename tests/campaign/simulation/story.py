@@ -109,8 +109,9 @@ def draw(seed: int) -> Story:
 
 
 def _with_shapes(story: Story, rng: random.Random) -> Story:
-    """Return a story in which the first model is asked for in further shapes, several times each, and together at times."""
-    further = [Use(story.models[0].name, width) for width in rng.sample(range(3, 12), rng.choice((1, 2, 3, 5)))]
+    """Return a story in which a model is asked for in further shapes, several times each, and together at times."""
+    model = rng.choice(story.models).name
+    further = [Use(model, width) for width in rng.sample(range(3, 12), rng.choice((1, 2, 3, 5)))]
     uses = tuple(dict.fromkeys((*story.uses, *further)))
     wishes = []
     for use in further:

@@ -301,11 +301,14 @@ class World:
 
         Those of a model are asked for one after the other: what comes together its standby answers.
         """
-        uses = [use for use in self.story.uses if use in self.checks.unhealed() and not self.models[use.model].trait.startswith("kills")]
-        while uses:
+        unhealed = self.checks.unhealed()
+        uses = [use for use in self.story.uses if use in unhealed]
+        while unhealed:
             together = {use.model: use for use in reversed(uses)}
             for use in together.values():
                 self.ask(self.clients[0], use, "", 30.0)
                 uses.remove(use)
             self.clock.run(self.clock.now + PROBE_S)
+            if not uses:
+                break
         return not self.checks.unhealed()
