@@ -286,7 +286,7 @@ class World:
         self.heal()
         limit = self.checks.healed_within()
         while self.clock.now < healed + limit and not self.surprises:
-            if self.probe():
+            if self.probe(healed + limit):
                 break
         else:
             self.checks.healed(limit)
@@ -296,7 +296,7 @@ class World:
         self.checks.at_end()
         return self.surprises
 
-    def probe(self) -> bool:
+    def probe(self, until: float) -> bool:
         """Ask for answers of the plans that do not serve as they should; returns whether all do.
 
         Those of a model are asked for one after the other: what comes together its standby answers.
@@ -304,11 +304,11 @@ class World:
         unhealed = self.checks.unhealed()
         uses = [use for use in self.story.uses if use in unhealed]
         while unhealed:
-            together = {use.model: use for use in reversed(uses)}
-            for use in together.values():
+            busy = {outcome.use.model for outcome in self.outcomes if not outcome.answers and not outcome.gone}
+            for use in {use.model: use for use in reversed(uses) if use.model not in busy}.values():
                 self.ask(self.clients[0], use, "", 30.0)
                 uses.remove(use)
             self.clock.run(self.clock.now + PROBE_S)
-            if not uses:
+            if not uses or self.clock.now > until:
                 break
         return not self.checks.unhealed()
