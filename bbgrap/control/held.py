@@ -34,8 +34,8 @@ from bbgrap.protocol.messages import Abandon, Deploy, Deployed, DeploymentFailed
 
 MAX_DEPLOYMENTS = 512
 """Deployments an agent keeps: more than a coordinator has loaded on it, scaled ones among them, so that only a broken one reaches it."""
-ASK_AGAIN_S = 10.0
-"""Weights that do not come are asked for again after this long without any chunk."""
+ASK_AGAIN_S = 5.0
+"""Weights that do not come are asked for again after this long without any chunk. Chosen: the slowest link carries one in four."""
 
 
 @dataclass(slots=True)

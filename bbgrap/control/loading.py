@@ -196,6 +196,13 @@ class Loading:
         self.touch(variant.plan)
         return self.advance(variant.plan, now)
 
+    def say_again(self, member: Member, now: float) -> list[Instruction]:
+        """Say again what an agent is to load and has not loaded."""
+        mine = [variant for variant in self._loading() if member.name in variant.pending]
+        for variant in mine:
+            variant.pending[member.name] = now
+        return [instruction for variant in mine for instruction in self._tell(variant, member.name)]
+
     def _loading(self) -> Iterator[Variant]:
         for variant in list(self.by_epoch.values()):
             if variant.pending:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from bbgrap.control.further import GROWTH, answer_more_at_once
+from bbgrap.control.loading import RESEND_S
 from bbgrap.control.planning import ONE_NODE
 from bbgrap.control.plans import Plan
 from bbgrap.protocol import client_messages as c
@@ -194,7 +195,8 @@ class Checks:
                 world.surprise(f"{outcome.token} of {outcome.use}, asked at {outcome.asked:.2f}, is not answered")
         if world.head is None or world.surprises:
             return
-        for _ in range(10):
+        # What was lost with a connection is said again, and loaded then.
+        for _ in range(round(4 * RESEND_S)):
             if not self._leftovers(world.head):
                 break
             world.clock.run(world.clock.now + 0.5)
