@@ -143,7 +143,7 @@ class Planning:
             del plan.failed[world]
         if world in plan.failed or any(v.world == world for v in plan.variants):
             return []
-        origin = self._origin(plan, world)
+        origin = self._origin(plan, world, len(able))
         if origin == "nothing":
             plan.failed[world] = ONE_NODE
             return []
@@ -161,12 +161,13 @@ class Planning:
         """Whether there is no plan over the agents that are there now; what failed over others says nothing."""
         return self._world()[1] in plan.failed
 
-    def _origin(self, plan: Plan, world: str) -> Origin:
+    def _origin(self, plan: Plan, world: str, nodes: int) -> Origin:
         """Return what a plan is made of. Who waits for one, or has nothing that answers meanwhile, gets one of his own."""
         standby = plan.helper
         if plan.callers or standby is None or not standby.open_variants or not self._is_further(plan):
             return "search"
-        if standby.outstanding > len(standby.open_variants):
+        if standby.outstanding > len(standby.open_variants) >= nodes:
+            # Its copies answer what comes together at least as fast.
             return "wait"
         return origin_of(plan, self.of_model(standby), world)
 

@@ -3,7 +3,7 @@
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
-from bbgrap.control.loading import MAX_LOADED
+from bbgrap.control.loading import MAX_LOADED, RESEND_S
 from bbgrap.control.planning import EARNED
 from bbgrap.control.plans import IN_USE_S
 from bbgrap.planners.options import PlanOptions
@@ -147,6 +147,26 @@ def test_a_plan_whose_newest_job_made_room_serves_with_what_was_made_before():  
         wire.pass_time(0.1)
         wire.settle()
     assert plan.serving
+
+
+def test_who_joins_again_hears_what_it_is_to_load():  # 330477: said while its connection was opened anew
+    wire = joined_wire("a", "b")
+    wire.prepare()
+    while not wire.coordinator.loading.loading_agents:
+        wire.deliver(wire.pending()[0])
+    identity = wire.coordinator.members.by_name["a"].identity
+    seen = told(wire, "a")
+    wire.to_coordinator(ce.FromPeer(identity, introduction("a")))
+    (deploy,) = [message for message in seen if isinstance(message, m.Deploy)]
+    assert deploy.epoch in wire.coordinator.loading.by_epoch
+
+
+def test_weights_that_were_lost_are_asked_for_when_their_deployment_is_said_again():  # 330146: 10 s, and others waited behind them
+    agent, deploy = held_agent(7)
+    digest = deploy.segments[0].weights["w"].digest
+    agent.handle(ae.WeightsChecked(7, (digest,)), 0.0)
+    assert agent.handle(ae.Received(deploy), 4.0) == []
+    assert agent.handle(ae.Received(deploy), RESEND_S + 0.1) == [ae.Say(m.WeightsMissing(7, (digest,)))]
 
 
 def use(wire, width):
