@@ -6,13 +6,14 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from bbgrap.control.further import GROWTH, answer_more_at_once
+from bbgrap.control.further import GROWTH
 from bbgrap.control.loading import RESEND_S
 from bbgrap.control.planning import ONE_NODE
 from bbgrap.control.plans import Plan
 from bbgrap.protocol import client_messages as c
 from tests.campaign.simulation.clients import Outcome, Use
 from tests.campaign.simulation.head import NO_PLAN, Head
+from tests.campaign.simulation.laws import state_faults
 
 if TYPE_CHECKING:
     from tests.campaign.simulation.world import World
@@ -134,33 +135,31 @@ class Checks:
         if set(machine.members.by_name) != names:
             faults[None] = f"agents {sorted(names - set(machine.members.by_name))} are away"
         for use in world.story.uses:
-            if world.models[use.model].trait.startswith("kills"):
-                continue
-            plan = self.plan_of(use)
-            if plan is None:
-                faults[use] = "the coordinator does not know the plan"
-                continue
-            standby = plan.standby
-            if plan.quarantine or (standby is not None and standby.quarantine):
-                continue
-            if world.models[use.model].trait == "large" and len(names) < 2:
-                continue
-            last = [o for o in world.outcomes if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult)][-3:]
-            if self._goes_without(plan):
-                if not last or last[-1].ended < world.clock.now - 2.0:
-                    faults[use] = "it needs no plan, and nobody answers"
-                continue
-            # Timed against what was there before, a plan over all nodes need not be the fastest.
-            newest = [v for v in plan.variants if v.is_ready and {n for n, _ in v.nodes} == names]
-            if not newest or not plan.serving or plan.timing is not None:
-                state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
-                failed = [reason for _, reason in plan.failed.values()]
-                faults[use] = f"no plan over all nodes serves; job {plan.job is not None}, failed {failed}, {state}"
-                continue
-            epochs = {plan.latest, *(v.epoch for v in plan.variants)}
-            if not any(isinstance(o.answers[0], c.RunResult) and o.answers[0].epoch in epochs for o in last):
-                faults[use] = "the plan is ready, but the last answers are of others"
+            if not world.models[use.model].trait.startswith("kills") and (fault := self._unhealed_use(use, names)):
+                faults[use] = fault
         return faults
+
+    def _unhealed_use(self, use: Use, names: set[str]) -> str:
+        """Return why a use is not answered as it should be; nothing if it is."""
+        world, plan = self.world, self.plan_of(use)
+        if plan is None:
+            return "the coordinator does not know the plan"
+        if plan.quarantine or (plan.standby is not None and plan.standby.quarantine):
+            return ""
+        if world.models[use.model].trait == "large" and len(names) < 2:
+            return ""
+        last = [o for o in world.outcomes if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult)][-3:]
+        if self._goes_without(plan):
+            return "" if last and last[-1].ended >= world.clock.now - 2.0 else "it needs no plan, and nobody answers"
+        # Timed against what was there before, a plan over all nodes need not be the fastest.
+        newest = [v for v in plan.variants if v.is_ready and {n for n, _ in v.nodes} == names]
+        if not newest or not plan.serving or plan.timing is not None:
+            state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
+            failed = [reason for _, reason in plan.failed.values()]
+            return f"no plan over all nodes serves; job {plan.job is not None}, failed {failed}, {state}"
+        epochs = {plan.latest, *(v.epoch for v in plan.variants)}
+        answers = [answer for o in last if isinstance(answer := o.answers[0], c.RunResult)]
+        return "" if any(answer.epoch in epochs for answer in answers) else "the plan is ready, but the last answers are of others"
 
     def _goes_without(self, plan: Plan) -> bool:
         """Whether a further shape needs no plan: one node is faster, as was measured, or is for inputs that are hardly smaller."""
@@ -233,62 +232,3 @@ class Checks:
         if extra := set(head.disk.plans) - known:
             faults.append(f"jobs {sorted(extra)} are kept on disk for nobody")
         return faults
-
-
-def _is_crowded(plan: Plan) -> bool:
-    """Whether what waits waits for copies of the standby that are busy: together they answer more than the plan."""
-    copies = [] if plan.helper is None else plan.helper.open_variants
-    return answer_more_at_once(len(copies), plan) and not any(v.queue.has_room for v in copies)
-
-
-def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
-    """List what is wrong with a coordinator's state between two events."""
-    machine, faults = head.machine, list[str]()
-    requests, loading = machine.requests, machine.loading
-    variants = list(loading.by_epoch.values())
-    plans = list(machine.planning.plans.values())
-    running = [number for variant in variants for number in variant.queue.running]
-    waiting = [number for plan in plans for number in plan.waiting]
-    if sorted(running + waiting) != sorted(requests.open):
-        faults.append(f"open {sorted(requests.open)}, but running {running} and waiting {waiting}")
-    if len(requests.by_caller) != len(requests.open):
-        faults.append("by_caller and open differ")
-    if requests._bytes != sum(request.bytes for request in requests.open.values()):
-        faults.append("bytes of open requests are wrong")
-    if loading.touched:
-        faults.append("something is still touched")
-    known = {id(plan) for plan in (*plans, *machine.standbys.by_model.values())}
-    for variant in variants:
-        if variant not in variant.plan.variants or id(variant.plan) not in known:
-            faults.append(f"epoch {variant.epoch} is of no plan")
-        if variant.queue.running and not variant.is_ready:
-            faults.append(f"requests run on epoch {variant.epoch}, which is {variant.tracker.state}")
-        if variant.is_ready != (variant.tracker.state == "ready" and not variant.away and not variant.pending):
-            faults.append(f"epoch {variant.epoch} is ready, but {variant.away} are away and {variant.pending} pending")
-        if not variant.queue.has_room and len(variant.queue.running) > variant.queue.limit:
-            faults.append(f"too many requests run on epoch {variant.epoch}")
-        if away := set(variant.away) & set(machine.members.by_name):
-            faults.append(f"epoch {variant.epoch}: {sorted(away)} are there, but noted as away")
-        here = set(variant.parts) - set(variant.away) - set(machine.members.by_name)
-        if here and variant.tracker.state != "waiting":
-            faults.append(f"epoch {variant.epoch}: {sorted(here)} are not there, but not noted as away")
-    for plan in plans:
-        if plan.job is not None and plan.job.number not in head.planning:
-            faults.append(f"plan {plan.key[:8]} waits for job {plan.job.number}, which nobody does")
-        if (
-            plan.waiting
-            and not requests.synthetic.has_turn
-            and not _is_crowded(plan)
-            and any(not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving)
-        ):
-            first = requests.open[plan.waiting[0]]
-            if not first.lost and not first.blamed and first.held is None:
-                stuck = [m.name for m in machine.members.alive() if m.beat.request and m.beat.seconds > 0.3]
-                if not stuck:
-                    faults.append(f"request {first.number} waits for plan {plan.key[:8]}, which has room")
-    if requests.synthetic.has_turn and not any(plan.timing is not None for plan in plans):
-        faults.append("synthetic requests have the turn, but nothing is timed")
-    recorded = {number for number in running if number in requests.open and requests.open[number].message.record}
-    if set(requests.traces._awaited) != recorded:
-        faults.append(f"records are awaited of {sorted(requests.traces._awaited)}, but {sorted(recorded)} are recorded")
-    return faults
