@@ -266,7 +266,8 @@ class Planning:
                 if variant.job == job:
                     variant.world = world
         others = sorted((number for number in nodes if number != job and nodes[number] != nodes.get(job)), reverse=True)
-        kept = {job, *others[:1]}
+        # The newest one, too, where another is faster (a spare): it would only be planned anew.
+        kept = {job, plan.latest, *others[:1]}
         return [i for v in list(plan.variants) if v.job not in kept and not v.queue.running for i in self.loading.release(v)]
 
     def progress(self, plan: Plan) -> list[Instruction]:
