@@ -245,7 +245,9 @@ class Loading:
         concerned = [v for v in self.of_member(member.name) if v.tracker.state not in {"waiting", "ended"} and member.name not in v.away]
         for variant in concerned:
             variant.tracker.move("load again")
-            variant.pending[member.name] = variant.used = now
+            variant.used = now
+            # What it has not said to have loaded it may never have been told of: that is said again when it is due.
+            variant.pending.setdefault(member.name, now)
             self.touch(variant.plan)
         return concerned
 

@@ -169,6 +169,28 @@ def test_weights_that_were_lost_are_asked_for_when_their_deployment_is_said_agai
     assert agent.handle(ae.Received(deploy), RESEND_S + 0.1) == [ae.Say(m.WeightsMissing(7, (digest,)))]
 
 
+def test_what_an_agent_was_never_told_to_load_is_said_again_although_its_worker_ends():  # 30492: each time it was put off
+    wire = joined_wire("a", "b")
+    wire.prepare()
+    while not wire.coordinator.loading.loading_agents:
+        wire.deliver(wire.pending()[0])
+    seen, began = told(wire, "a"), wire.now
+    for seconds in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, RESEND_S + 0.1):
+        wire.now = began + seconds
+        for name in "ab":
+            say(wire, name, m.Heartbeat())
+        say(wire, "a", m.WorkerLost("it ended", 0, 0, False, 0))
+        wire.to_coordinator(ce.Tick())
+    assert any(isinstance(message, m.Deploy) for message in seen)
+
+
+def test_the_next_worker_knows_what_was_abandoned():  # 30499: what was on its way to the last one it ran for ever
+    agent, _ = held_agent(7)
+    agent.handle(ae.Received(m.Abandon(7, 8, 60.0)), 0.0)
+    agent.handle(ae.WorkerDied("out of memory", 0, 0, 0, guilty=True), 0.0)
+    assert ae.Drop(7, 8, 60.0) in agent.handle(ae.WorkerReady(introduction("a")), 0.0)
+
+
 def use(wire, width):
     """Ask for other shapes without waiting for their plan, until it is earned; returns what is said of them then."""
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bbgrap.cluster.types import COORDINATOR
+from bbgrap.cluster.types import COORDINATOR, NodeProfile
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.loading import MAX_LOADED
 from bbgrap.control.planned import SCALED_FROM
@@ -19,6 +19,11 @@ def like(job):
     """What a planner makes: only the plan over all nodes, scaled where it is to be like another."""
     (planned, *_) = plan_of(job).variants
     return ce.Planned(job.job, (planned if job.base is None else replace(planned, report={SCALED_FROM: [[2, 2]]}),))
+
+
+def large(job):
+    """The standby of a model that fits no node."""
+    return ce.Planned(job.job, tuple(replace(v, report={"memory_bytes": 2 << 30}) for v in standby_of(job).variants))
 
 
 def key_of(wire, width):
@@ -105,7 +110,7 @@ def test_that_one_node_is_the_fastest_refuses_nothing():  # 316: its agent did n
 
 def test_a_further_shape_of_a_model_that_fits_no_node_is_planned_at_once():
     wire = joined_wire("a", "b", options=AUTO)
-    wire.standby = lambda job: ce.Planned(job.job, tuple(replace(v, report={"memory_bytes": 2 << 30}) for v in standby_of(job).variants))
+    wire.standby = large
     wire.until_answered(wire.prepare())
     call = run(wire, key_of(wire, 5))
     wire.until_answered(call)
@@ -155,3 +160,18 @@ def test_fewer_copies_than_agents_are_no_reason_to_plan_nothing_while_requests_c
         run(wire, key)
     wire.wait(0.2)
     assert [job.base is not None for job in wire.jobs] == [False, True]
+
+
+def test_the_newest_plan_stays_where_one_for_the_loss_of_an_agent_is_faster():  # 20943: it was planned anew every other second
+    pairs = dict.fromkeys((("a", "b"), ("a", "c"), ("b", "c")), 0.01)
+    wire = joined_wire("a", "b", "c", options=AUTO, seconds={("a", "b", "c"): 0.04, **pairs})
+    wire.standby, wire.plan = large, like
+    earn(wire, 2)
+    let_go_on(wire, 2.0)
+    wire.call(lambda n: c.SetProfile(n, NodeProfile("a", memory_bytes=1 << 29)))
+    let_go_on(wire, 5.0)
+    (plan,) = wire.coordinator.planning.plans.values()
+    assert len(plan.serving[0].parts) == 2
+    before = len(wire.jobs)
+    let_go_on(wire, 5.0)
+    assert len(wire.jobs) == before

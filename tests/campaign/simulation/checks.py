@@ -10,10 +10,12 @@ from bbgrap.control.further import GROWTH
 from bbgrap.control.loading import RESEND_S
 from bbgrap.control.planning import ONE_NODE
 from bbgrap.control.plans import Plan
+from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.protocol import client_messages as c
 from tests.campaign.simulation.clients import Outcome, Use
 from tests.campaign.simulation.head import NO_PLAN, Head
 from tests.campaign.simulation.laws import state_faults
+from tests.campaign.simulation.models import BADLY
 
 if TYPE_CHECKING:
     from tests.campaign.simulation.world import World
@@ -177,8 +179,20 @@ class Checks:
         )
 
     def healed_within(self) -> float:
-        """Return how soon after the last fault all is well, in seconds: 10 for one plan; others are loaded and timed after it."""
-        return 6.0 + sum(4.0 + 4.0 * self.world.models[use.model].load_s for use in self.world.story.uses)
+        """Return how soon after the last fault all is well, in seconds.
+
+        What waits is answered; plans are loaded and timed one after the other, over those that are there and over those that come back.
+        """
+        world, slowest = self.world, min(speed for _, speed in self.world.story.agents)
+        waiting = sum(world.models[o.use.model].seconds for o in world.outcomes if not o.answers and not o.gone) / slowest
+        return 5.0 + waiting + 2 * sum(self._arrives_within(use, slowest) for use in world.story.uses)
+
+    def _arrives_within(self, use: Use, slowest: float) -> float:
+        model = self.world.models[use.model]
+        run = model.seconds / slowest * (BADLY if use.width % 3 == 0 else 1.0)
+        contenders = 4
+        timed = min(TIMING_S + 3 * run, 2 * contenders * (WARM_UP + ROUNDS) * run)
+        return self.world.story.planner_s + 2 * model.load_s + timed
 
     def healed(self, seconds: float) -> None:
         """After healing for so long, all is as it should be."""

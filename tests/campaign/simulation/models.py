@@ -22,6 +22,8 @@ from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalRecei
 
 MIXED = "mixed"
 SKELETON_DIGEST = "ab" * 32
+BADLY = 8.0
+"""How much slower a scaled plan is where the width does not suit it."""
 MEMORY = 1 << 30
 """Of every agent, in bytes."""
 
@@ -149,7 +151,7 @@ def variants_of(model: Model, cluster: Cluster, planner: str, objective: str) ->
 
 def scaled(model: Model, cluster: Cluster, base: PlannedVariant, width: int) -> tuple[PlannedVariant, ...]:
     """Return a plan like that of another shape; it suits every third width badly, and is slower than one node there."""
-    artifacts = rows(model, len(cluster.nodes), 8.0 if width % 3 == 0 else 1.0)
+    artifacts = rows(model, len(cluster.nodes), BADLY if width % 3 == 0 else 1.0)
     return (PlannedVariant(base.name, artifacts, {"planner": "rows", SCALED_FROM: {"x": [2, 2]}}),)
 
 

@@ -110,8 +110,10 @@ def draw(seed: int) -> Story:
 
 def _with_shapes(story: Story, rng: random.Random) -> Story:
     """Return a story in which a model is asked for in further shapes, several times each, and together at times."""
-    model = rng.choice(story.models).name
-    further = [Use(model, width) for width in rng.sample(range(3, 12), rng.choice((1, 2, 3, 5)))]
+    model = rng.choice(story.models)
+    # Every shape of a model that fits no node has a plan of its own, and others for the loss of agents: there is room for few.
+    count = 1 if model.trait == "large" else rng.choice((1, 2, 3, 5))
+    further = [Use(model.name, width) for width in rng.sample(range(3, 12), count)]
     uses = tuple(dict.fromkeys((*story.uses, *further)))
     wishes = []
     for use in further:
