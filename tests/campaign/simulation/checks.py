@@ -12,6 +12,7 @@ from bbgrap.control.planning import ONE_NODE
 from bbgrap.control.plans import Plan
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
 from tests.campaign.simulation.clients import Outcome, Use
 from tests.campaign.simulation.head import NO_PLAN, Head
 from tests.campaign.simulation.laws import state_faults
@@ -223,18 +224,19 @@ class Checks:
         timings = [plan.timing for plan in machine.planning.plans.values() if plan.timing is not None]
         wanted = {*machine.requests.open, *synthetic._proofs, *(t.probe.number for t in timings if t.probe is not None)}
         for name, agent in self.world.agents.items():
-            lossy = any("control" in fault.kind for fault in self.world.story.faults)
+            # What ends something is not said again when it is lost: the next membership ends what it should have ended.
+            released = {message.epoch for message in agent.from_head.lost if isinstance(message, m.Release)}
+            abandoned = {(message.epoch, message.request) for message in agent.from_head.lost if isinstance(message, m.Abandon)}
             told = {v.epoch for v in machine.loading.by_epoch.values() if name in v.parts and v.tracker.state != "waiting"}
             held = set() if agent.machine is None else set(agent.machine._held.by_epoch)
-            # A lost `Release` is not said again: the next membership ends what it should have ended.
-            if told - held or (held - told and not lossy):
+            if told - held or held - told - released:
                 faults.append(f"agent {name} holds {sorted(held)}, the coordinator thinks {sorted(told)}")
             if agent.machine is not None and agent.worker is not None and not agent.worker.loading:
                 ready = {e for e, d in agent.machine._held.by_epoch.items() if d.tracker.state == "ready"}
                 if agent.loaded() != ready:
                     faults.append(f"the worker of {name} has {sorted(agent.loaded())}, its nanny thinks {sorted(ready)}")
             running = [] if agent.worker is None else [key for key in agent.worker.executor.running if key[1] not in wanted]
-            if running and not lossy:
+            if any(key not in abandoned and key[0] not in released for key in running):
                 faults.append(f"requests {running} still run on {name}")
         if machine.requests.open and not gone:
             faults.append(f"requests {sorted(machine.requests.open)} are open")
