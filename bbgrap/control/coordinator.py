@@ -210,8 +210,10 @@ class CoordinatorMachine:
             case Join():
                 return []
             case Heartbeat():
+                # What is unusually long may have become so since the last heartbeat, when others ended sooner.
+                was_stuck = member.seen_stuck or is_stuck(member, self.loading)
                 member.take(message, now)
-                was_stuck, member.seen_stuck = member.seen_stuck, is_stuck(member, self.loading)
+                member.seen_stuck = is_stuck(member, self.loading)
                 if was_stuck and not member.seen_stuck:
                     self._touch_waiting()
                 return [ToAgent(member.identity, HeartbeatSeen()), *self._relieve(member), *self.requests.forgotten(member, now)]

@@ -191,6 +191,32 @@ def test_the_next_worker_knows_what_was_abandoned():  # 30499: what was on its w
     assert ae.Drop(7, 8, 60.0) in agent.handle(ae.WorkerReady(introduction("a")), 0.0)
 
 
+def test_a_worker_that_ended_once_is_not_counted_twice():  # 50194: its control connection repeated what it said
+    wire = ready_wire("a", "b")
+    (plan,) = wire.coordinator.planning.plans.values()
+    lost = m.WorkerLost("out of memory", 0, 0, True, plan.variants[0].epoch)
+    say(wire, "a", lost)
+    say(wire, "a", lost)
+    assert len(plan.deaths) == 1
+    assert not plan.quarantine
+
+
+def test_what_waits_goes_on_when_nothing_takes_unusually_long_any_more():  # 40018: others had ended sooner between two heartbeats
+    wire = ready_wire("a", "b")
+    variants = list(wire.coordinator.loading.by_epoch.values())
+    for seconds, beat in ((1.0, m.Heartbeat(variants[-1].epoch, 999, 0.5, 1, 0)), (0.01, None)):
+        for variant in variants:
+            variant.usual_s = seconds
+        for name in "ab" if beat is not None else ():
+            say(wire, name, beat)
+    wire.run()
+    wire.deliver_all()
+    assert not wire.started
+    for name in "ab":
+        say(wire, name, m.Heartbeat(0, 0, 0.0, 2, 0))
+    assert wire.started
+
+
 def use(wire, width):
     """Ask for other shapes without waiting for their plan, until it is earned; returns what is said of them then."""
 

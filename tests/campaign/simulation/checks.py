@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bbgrap.control.further import GROWTH
 from bbgrap.control.loading import RESEND_S
-from bbgrap.control.planning import ONE_NODE
+from bbgrap.control.planning import NO_ROOM, ONE_NODE
 from bbgrap.control.plans import Plan
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.protocol import client_messages as c
@@ -149,7 +149,9 @@ class Checks:
             return "the coordinator does not know the plan"
         if plan.quarantine or (plan.standby is not None and plan.standby.quarantine):
             return ""
-        if world.models[use.model].trait == "large" and len(names) < 2:
+        reasons = [reason for _, reason in plan.failed.values()]
+        if world.models[use.model].trait == "large" and (len(names) < 2 or any(NO_ROOM in reason for reason in reasons)):
+            # Every shape of it has plans of its own, also for the loss of agents: there may be no place for the last one.
             return ""
         last = [o for o in world.outcomes if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult)][-3:]
         if self._goes_without(plan):
@@ -158,8 +160,7 @@ class Checks:
         newest = [v for v in plan.variants if v.is_ready and {n for n, _ in v.nodes} == names]
         if not newest or not plan.serving or plan.timing is not None:
             state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
-            failed = [reason for _, reason in plan.failed.values()]
-            return f"no plan over all nodes serves; job {plan.job is not None}, failed {failed}, {state}"
+            return f"no plan over all nodes serves; job {plan.job is not None}, failed {reasons}, {state}"
         epochs = {plan.latest, *(v.epoch for v in plan.variants)}
         answers = [answer for o in last if isinstance(answer := o.answers[0], c.RunResult)]
         return "" if any(answer.epoch in epochs for answer in answers) else "the plan is ready, but the last answers are of others"
