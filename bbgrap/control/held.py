@@ -34,8 +34,10 @@ from bbgrap.protocol.messages import Abandon, Deploy, Deployed, DeploymentFailed
 
 MAX_DEPLOYMENTS = 512
 """Deployments an agent keeps: more than a coordinator has loaded on it, scaled ones among them, so that only a broken one reaches it."""
-ASK_AGAIN_S = 5.0
-"""Weights that do not come are asked for again after this long without any chunk. Chosen: the slowest link carries one in four."""
+ASK_AGAIN_S = 10.0
+"""Weights that do not come are asked for again after this long without any chunk."""
+SAID_AGAIN_S = 5.0
+"""The same when their deployment is said again: the coordinator has heard of none, either."""
 MAX_ABANDONED = 64
 """Abandoned requests of which the next worker is told."""
 
@@ -82,7 +84,7 @@ class HeldDeployments:
             if known.tracker.state == "ready":
                 return [Say(Deployed(deploy.epoch, 0.0))]
             # What is on its way is not asked for again: the coordinator would begin anew.
-            stalled = known.missing and now - known.heard > ASK_AGAIN_S
+            stalled = known.missing and now - known.heard > SAID_AGAIN_S
             return [Say(WeightsMissing(deploy.epoch, tuple(sorted(known.missing))))] if stalled else []
         evicted = self._evict()
         tracker = Tracker(Role.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
