@@ -39,12 +39,17 @@ class Blame:
         self.planning = planning
         self.requests = requests
         self._doubts: dict[str, _Doubt] = {}
+        self._ended: dict[str, tuple[int, WorkerLost]] = {}
+        """What each agent said last, and its membership: what comes twice has happened once."""
 
     def worker_ended(self, member: Member, message: WorkerLost) -> list[Instruction]:
         """Find out what has ended a worker.
 
         One that computed and loaded at once says nothing of either: it loads that again first, alone, and then it is known.
         """
+        if self._ended.get(member.name) == (member.number, message):
+            return []
+        self._ended[member.name] = member.number, message
         doubt = self._doubts.pop(member.name, None)
         if doubt is not None and doubt.request is not None and message.loading == doubt.loading and not message.epoch:
             doubt.request.blamed = ""

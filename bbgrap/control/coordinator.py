@@ -185,9 +185,9 @@ class CoordinatorMachine:
             known.tracker.move("Join")
             known.heard = now
             kept = self._kept_by(known)
-            # It asks again because what was said to it was lost: releases, perhaps.
+            # It asks again because what was said to it was lost: releases and deployments, perhaps.
             gone = [ToAgent(identity, Release(epoch)) for epoch in join.holds if epoch not in kept]
-            return [self.members.welcome(known, kept), *gone]
+            return [self.members.welcome(known, kept), *gone, *self.loading.say_again(known, now)]
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
             return [ToAgent(identity, member), Log(f"refused '{join.name}': {member.reason}")]
@@ -210,8 +210,10 @@ class CoordinatorMachine:
             case Join():
                 return []
             case Heartbeat():
+                # What is unusually long may have become so since the last heartbeat, when others ended sooner.
+                was_stuck = member.seen_stuck or is_stuck(member, self.loading)
                 member.take(message, now)
-                was_stuck, member.seen_stuck = member.seen_stuck, is_stuck(member, self.loading)
+                member.seen_stuck = is_stuck(member, self.loading)
                 if was_stuck and not member.seen_stuck:
                     self._touch_waiting()
                 return [ToAgent(member.identity, HeartbeatSeen()), *self._relieve(member), *self.requests.forgotten(member, now)]

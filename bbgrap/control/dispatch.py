@@ -23,7 +23,7 @@ from bbgrap.control.coordinator_events import (
     ToAgent,
     ToClient,
 )
-from bbgrap.control.further import answers_more_at_once
+from bbgrap.control.further import answer_more_at_once
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
@@ -214,16 +214,16 @@ class Requests:
         """Return what a request runs on now: the plan, or the standby until there is one; None if it has to wait."""
         mine = [v for v in plan.open_variants if self._may_take(v, request)] if plan.serves else []
         has_copies = plan.standby is not None and bool(plan.standby.variants)
-        crowded = bool(mine) and not plan.is_stream and answers_more_at_once(plan.helper, mine[0])
-        if mine and not crowded and (len(request.lost) < MAX_DEATHS or not has_copies):
-            queue = plan.policy.choose([variant.queue for variant in mine], now)
-            return next((variant for variant in mine if variant.queue is queue), None)
         standby = () if plan.helper is None else plan.helper.open_variants
-        copies = [v for v in standby if v.queue.has_room and self._may_take(v, request)]
+        copies = [v for v in standby if self._may_take(v, request)]
         if plan.standby is not None and any(request.blamed in v.parts for v in plan.standby.variants):
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
             copies = [v for v in copies if request.blamed in v.parts or request.blamed not in self.members.by_name]
-        return min(copies, key=lambda v: (len(v.queue.running), v.usual_s, v.epoch), default=None)
+        crowded = bool(mine) and answer_more_at_once(len(copies), plan)
+        if mine and not crowded and (len(request.lost) < MAX_DEATHS or not has_copies):
+            queue = plan.policy.choose([variant.queue for variant in mine], now)
+            return next((variant for variant in mine if variant.queue is queue), None)
+        return min((v for v in copies if v.queue.has_room), key=lambda v: (len(v.queue.running), v.usual_s, v.epoch), default=None)
 
     def _may_take(self, variant: Variant, request: Request) -> bool:
         """Whether no agent of a variant is busy with a segment of another request for unusually long."""
@@ -240,7 +240,7 @@ class Requests:
         standby = plan.helper
         if not self.members.by_name:
             return [] if self.members.saw_agents else self._refuse_waiting(plan, Fault.UNAVAILABLE, NO_AGENT)
-        will_be_planned = plan.job is not None or plan.variants or not plan.failed
+        will_be_planned = plan.job is not None or plan.variants or not self.planning.has_failed(plan)
         if (will_be_planned and not plan.quarantine) or (standby is not None and self._can_answer(standby)):
             return []
         if why := plan.quarantine or ("" if standby is None else standby.quarantine):

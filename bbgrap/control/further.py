@@ -14,7 +14,7 @@ from math import log, prod
 from typing import Literal
 
 from bbgrap.control.coordinator_events import Base
-from bbgrap.control.plans import Plan, Variant
+from bbgrap.control.plans import Plan
 from bbgrap.planners.registry import AUTO
 
 GROWTH = 2.0
@@ -45,9 +45,12 @@ def _elements(plan: Plan) -> int:
     return max(1, sum(prod(shape) for shape in plan.shapes.values()))
 
 
-def answers_more_at_once(standby: Plan | None, variant: Variant) -> bool:
-    """Whether copies of the standby answer what comes together at least as fast as a variant of a plan, for it comes together."""
-    if standby is None:
+def answer_more_at_once(copies: int, plan: Plan) -> bool:
+    """Whether so many copies of the standby answer what comes together at least as fast as a plan that serves, for it comes together.
+
+    A plan that was asked for by name answers all of its requests.
+    """
+    if plan.options is None or plan.options.planner != AUTO or plan.is_stream or plan.standby is None:
         return False
-    copies = len(standby.open_variants)
-    return standby.outstanding >= copies >= max(2, len(variant.parts))
+    nodes = max((len(variant.parts) for variant in plan.serving), default=0)
+    return plan.standby.outstanding >= copies >= max(2, nodes)

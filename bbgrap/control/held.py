@@ -10,7 +10,7 @@ it was loaded is not loaded again.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -32,10 +32,14 @@ from bbgrap.control.states import Role, Tracker
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Abandon, Deploy, Deployed, DeploymentFailed, WeightChunk, WeightsMissing, WeightStored
 
-MAX_DEPLOYMENTS = 16
-"""Loaded deployments an agent keeps: twice what a coordinator keeps, so that only a broken coordinator reaches it."""
+MAX_DEPLOYMENTS = 512
+"""Deployments an agent keeps: more than a coordinator has loaded on it, scaled ones among them, so that only a broken one reaches it."""
 ASK_AGAIN_S = 10.0
 """Weights that do not come are asked for again after this long without any chunk."""
+SAID_AGAIN_S = 5.0
+"""The same when their deployment is said again: the coordinator has heard of none, either."""
+MAX_ABANDONED = 64
+"""Abandoned requests of which the next worker is told."""
 
 
 @dataclass(slots=True)
@@ -57,6 +61,7 @@ class HeldDeployments:
         self.by_epoch: dict[int, _Deployment] = {}
         self._worker_ready = True
         self._doubtful = 0
+        self._abandoned: deque[Abandon] = deque(maxlen=MAX_ABANDONED)
         self._late_checks: Counter[int] = Counter()
         self._late_loads: Counter[int] = Counter()
 
@@ -79,7 +84,7 @@ class HeldDeployments:
             if known.tracker.state == "ready":
                 return [Say(Deployed(deploy.epoch, 0.0))]
             # What is on its way is not asked for again: the coordinator would begin anew.
-            stalled = known.missing and now - known.heard > ASK_AGAIN_S
+            stalled = known.missing and now - known.heard > SAID_AGAIN_S
             return [Say(WeightsMissing(deploy.epoch, tuple(sorted(known.missing))))] if stalled else []
         evicted = self._evict()
         tracker = Tracker(Role.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
@@ -106,6 +111,7 @@ class HeldDeployments:
 
     def abandon(self, message: Abandon) -> list[Instruction]:
         """Forget a request; its deployment may be gone already, and the worker still in a kernel of it."""
+        self._abandoned.append(message)
         return [Drop(message.epoch, message.request, message.patience_s)] if self._worker_ready else []
 
     def abandon_before(self, request: int) -> list[Instruction]:
@@ -193,7 +199,9 @@ class HeldDeployments:
         for deployment in self.by_epoch.values():
             deployment.heard = now
         ordered = sorted(self.by_epoch.values(), key=lambda deployment: deployment.deploy.epoch != self._doubtful)
-        return [_check(deployment.deploy) for deployment in ordered]
+        # What was on its way to the last worker may come to this one.
+        late = [Drop(a.epoch, a.request, a.patience_s) for a in self._abandoned if a.epoch in self.by_epoch]
+        return [*late, *(_check(deployment.deploy) for deployment in ordered)]
 
     def worker_died(self, event: WorkerDied) -> list[Instruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""

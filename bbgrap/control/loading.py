@@ -196,6 +196,13 @@ class Loading:
         self.touch(variant.plan)
         return self.advance(variant.plan, now)
 
+    def say_again(self, member: Member, now: float) -> list[Instruction]:
+        """Say again what an agent is to load and has not loaded."""
+        mine = [variant for variant in self._loading() if member.name in variant.pending]
+        for variant in mine:
+            variant.pending[member.name] = now
+        return [instruction for variant in mine for instruction in self._tell(variant, member.name)]
+
     def _loading(self) -> Iterator[Variant]:
         for variant in list(self.by_epoch.values()):
             if variant.pending:
@@ -238,7 +245,9 @@ class Loading:
         concerned = [v for v in self.of_member(member.name) if v.tracker.state not in {"waiting", "ended"} and member.name not in v.away]
         for variant in concerned:
             variant.tracker.move("load again")
-            variant.pending[member.name] = variant.used = now
+            variant.used = now
+            # What it has not said to have loaded it may never have been told of: that is said again when it is due.
+            variant.pending.setdefault(member.name, now)
             self.touch(variant.plan)
         return concerned
 

@@ -30,6 +30,7 @@ from bbgrap.control.further import Origin, origin_of
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
+from bbgrap.control.planned import SCALED_FROM
 from bbgrap.control.plans import IN_USE_S, Job, Plan, Variant
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.program.dictionaries import dictionary_devices_of
@@ -40,7 +41,7 @@ MAX_PLANS = 512
 EARNED = 3
 """Requests after which further shapes of a model are planned. Chosen: shapes that come once are answered by the standby."""
 NO_ROOM = f"nodes have as many variants loaded as they may, of plans used in the last {IN_USE_S:.0f} s; it is loaded when some are not"
-ONE_NODE = "planner: one node is the fastest for inputs half as large, so no plan is looked for"
+ONE_NODE = Fault.PLAN, "planner: one node is the fastest for inputs half as large, so no plan is looked for"
 SETTLE_S = 2.0
 """How long the agents stay as they are before a plan is made anew for nobody who waits: those that are away may come back at once."""
 
@@ -59,6 +60,8 @@ class Planning:
         self.loading = loading
         self.plans: dict[str, Plan] = {}
         self.standbys: dict[str, Plan] = {}
+        self._behind: dict[Plan, None] = {}
+        """Those that wait for others, or for the requests of others."""
         self._changed = float("-inf")
         self._is_settled = True
         self._now: tuple[tuple[Member, ...], str] | None = None
@@ -119,8 +122,9 @@ class Planning:
         return [] if job is None else [CancelPlanning(job.number)]
 
     def waits_for_time(self, now: float) -> Iterator[Plan]:
-        """Yield the plans that may be made once the agents have settled."""
-        yield from [plan for plan in self.plans.values() if plan.again_at <= now]
+        """Yield the plans that may be made once the agents have settled, and those that come after what other requests do."""
+        behind, self._behind = self._behind, {}
+        yield from [plan for plan in self.plans.values() if plan.again_at <= now or plan in behind]
         if not self._is_settled and self._changed + SETTLE_S <= now:
             self._is_settled = True
             yield from self.plans.values()
@@ -128,17 +132,23 @@ class Planning:
     def consider(self, plan: Plan, now: float) -> list[Instruction]:
         """Begin to plan if it is time to."""
         plan.try_again(now)
+        self._behind.pop(plan, None)
         if plan.job is not None or plan.timing is not None or plan.quarantine or plan.options is None or not self._is_earned(plan, now):
             return []
         able, world = self._world()
         if not able or (not plan.callers and plan.variants and now < self._changed + SETTLE_S):
             return []
+        if plan.failed.get(world) == ONE_NODE:
+            # What that depends on, the standby or a plan for other shapes, may be gone or another one now.
+            del plan.failed[world]
         if world in plan.failed or any(v.world == world for v in plan.variants):
             return []
-        origin = self._origin(plan, world)
-        if origin in {"wait", "nothing"}:
-            if origin == "nothing":
-                plan.failed[world] = Fault.PLAN, ONE_NODE
+        origin = self._origin(plan, world, len(able))
+        if origin == "nothing":
+            plan.failed[world] = ONE_NODE
+            return []
+        if origin == "wait":
+            self._behind[plan] = None
             return []
         base = origin if isinstance(origin, Base) else None
         plan.failed = {}
@@ -147,12 +157,17 @@ class Planning:
         plan.job = Job(next(self.loading.epochs), world, names, addresses, cluster, now, base=base)
         return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, base), *self.progress(plan)]
 
-    def _origin(self, plan: Plan, world: str) -> Origin:
-        """Return what a plan is made of. Who waits for one by name, or has nothing that answers meanwhile, gets one of his own."""
+    def has_failed(self, plan: Plan) -> bool:
+        """Whether there is no plan over the agents that are there now; what failed over others says nothing."""
+        return self._world()[1] in plan.failed
+
+    def _origin(self, plan: Plan, world: str, nodes: int) -> Origin:
+        """Return what a plan is made of. Who waits for one, or has nothing that answers meanwhile, gets one of his own."""
         standby = plan.helper
         if plan.callers or standby is None or not standby.open_variants or not self._is_further(plan):
             return "search"
-        if standby.outstanding > len(standby.open_variants):
+        if standby.outstanding > len(standby.open_variants) >= nodes:
+            # Its copies answer what comes together at least as fast.
             return "wait"
         return origin_of(plan, self.of_model(standby), world)
 
@@ -171,7 +186,8 @@ class Planning:
             return True
         if now - plan.asked > IN_USE_S or not plan.requests:
             return False
-        if plan.helper is None or plan.helper.failed or plan.helper.quarantine:
+        standby = plan.helper
+        if standby is None or standby.failed or standby.quarantine or (standby.planned and not standby.variants):
             return True
         return plan.requests >= EARNED or not self._is_further(plan) or bool(plan.variants)
 
@@ -208,7 +224,9 @@ class Planning:
         chosen = event.variants[:1] if job.spare_for else event.variants
         parts = [[device.schedule.steps for device in planned.artifacts.devices] for planned in chosen]
         coming = {name: sum(bool(steps[device]) for steps in parts) for device, name in enumerate(job.names)}
-        done = self.loading.make_room(coming, plan, now, scaled=job.base is not None)
+        # Where what it was to be like is gone, it was searched for.
+        scaled = all(SCALED_FROM in planned.report for planned in chosen)
+        done = self.loading.make_room(coming, plan, now, scaled=scaled)
         if done is None:
             return [ForgetPlan(event.job), *self.fail(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
         if not job.spare_for:
@@ -248,7 +266,8 @@ class Planning:
                 if variant.job == job:
                     variant.world = world
         others = sorted((number for number in nodes if number != job and nodes[number] != nodes.get(job)), reverse=True)
-        kept = {job, *others[:1]}
+        # The newest one, too, where another is faster (a spare): it would only be planned anew.
+        kept = {job, plan.latest, *others[:1]}
         return [i for v in list(plan.variants) if v.job not in kept and not v.queue.running for i in self.loading.release(v)]
 
     def progress(self, plan: Plan) -> list[Instruction]:

@@ -121,8 +121,8 @@ class Child:
             self.process.kill()  # where it only said what cannot be understood
             self.process.wait()
             if late.is_set():
-                return Reply(Fault.PLAN.value, f"planner: '{name}' was not planned within {limit_s:g} s; give it less to search")
-            return Reply(Fault.PLAN.value, f"planner: its process ended while it planned '{name}': {why}")
+                return Reply(Fault.EXECUTION.value, f"planner: '{name}' was not planned within {limit_s:g} s; give it less to search")
+            return Reply(Fault.EXECUTION.value, f"planner: its process ended while it planned '{name}': {why}")
         finally:
             timer.cancel()
 

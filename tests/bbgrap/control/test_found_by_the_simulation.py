@@ -3,7 +3,7 @@
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
-from bbgrap.control.loading import MAX_LOADED
+from bbgrap.control.loading import MAX_LOADED, RESEND_S
 from bbgrap.control.planning import EARNED
 from bbgrap.control.plans import IN_USE_S
 from bbgrap.planners.options import PlanOptions
@@ -147,6 +147,74 @@ def test_a_plan_whose_newest_job_made_room_serves_with_what_was_made_before():  
         wire.pass_time(0.1)
         wire.settle()
     assert plan.serving
+
+
+def test_who_joins_again_hears_what_it_is_to_load():  # 330477: said while its connection was opened anew
+    wire = joined_wire("a", "b")
+    wire.prepare()
+    while not wire.coordinator.loading.loading_agents:
+        wire.deliver(wire.pending()[0])
+    identity = wire.coordinator.members.by_name["a"].identity
+    seen = told(wire, "a")
+    wire.to_coordinator(ce.FromPeer(identity, introduction("a")))
+    (deploy,) = [message for message in seen if isinstance(message, m.Deploy)]
+    assert deploy.epoch in wire.coordinator.loading.by_epoch
+
+
+def test_weights_that_were_lost_are_asked_for_when_their_deployment_is_said_again():  # 330146: 10 s, and others waited behind them
+    agent, deploy = held_agent(7)
+    digest = deploy.segments[0].weights["w"].digest
+    agent.handle(ae.WeightsChecked(7, (digest,)), 0.0)
+    assert agent.handle(ae.Received(deploy), 4.0) == []
+    assert agent.handle(ae.Received(deploy), RESEND_S + 0.1) == [ae.Say(m.WeightsMissing(7, (digest,)))]
+
+
+def test_what_an_agent_was_never_told_to_load_is_said_again_although_its_worker_ends():  # 30492: each time it was put off
+    wire = joined_wire("a", "b")
+    wire.prepare()
+    while not wire.coordinator.loading.loading_agents:
+        wire.deliver(wire.pending()[0])
+    seen, began = told(wire, "a"), wire.now
+    for seconds in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, RESEND_S + 0.1):
+        wire.now = began + seconds
+        for name in "ab":
+            say(wire, name, m.Heartbeat())
+        say(wire, "a", m.WorkerLost("it ended", 0, 0, False, 0))
+        wire.to_coordinator(ce.Tick())
+    assert any(isinstance(message, m.Deploy) for message in seen)
+
+
+def test_the_next_worker_knows_what_was_abandoned():  # 30499: what was on its way to the last one it ran for ever
+    agent, _ = held_agent(7)
+    agent.handle(ae.Received(m.Abandon(7, 8, 60.0)), 0.0)
+    agent.handle(ae.WorkerDied("out of memory", 0, 0, 0, guilty=True), 0.0)
+    assert ae.Drop(7, 8, 60.0) in agent.handle(ae.WorkerReady(introduction("a")), 0.0)
+
+
+def test_a_worker_that_ended_once_is_not_counted_twice():  # 50194: its control connection repeated what it said
+    wire = ready_wire("a", "b")
+    (plan,) = wire.coordinator.planning.plans.values()
+    lost = m.WorkerLost("out of memory", 0, 0, True, plan.variants[0].epoch)
+    say(wire, "a", lost)
+    say(wire, "a", lost)
+    assert len(plan.deaths) == 1
+    assert not plan.quarantine
+
+
+def test_what_waits_goes_on_when_nothing_takes_unusually_long_any_more():  # 40018: others had ended sooner between two heartbeats
+    wire = ready_wire("a", "b")
+    variants = list(wire.coordinator.loading.by_epoch.values())
+    for seconds, beat in ((1.0, m.Heartbeat(variants[-1].epoch, 999, 0.5, 1, 0)), (0.01, None)):
+        for variant in variants:
+            variant.usual_s = seconds
+        for name in "ab" if beat is not None else ():
+            say(wire, name, beat)
+    wire.run()
+    wire.deliver_all()
+    assert not wire.started
+    for name in "ab":
+        say(wire, name, m.Heartbeat(0, 0, 0.0, 2, 0))
+    assert wire.started
 
 
 def use(wire, width):

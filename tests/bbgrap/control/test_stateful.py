@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control.further import answers_more_at_once
+from bbgrap.control.further import answer_more_at_once
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -158,7 +158,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         for plan in machine.planning.plans.values():
             if plan.waiting and not machine.requests.synthetic.has_turn:
                 standby = plan.standby.open_variants
-                crowded = [v for v in plan.serving if answers_more_at_once(plan.helper, v)]
+                crowded = answer_more_at_once(len(standby), plan)
                 idle = standby if crowded else plan.serving
                 assert not any(v.queue.has_room for v in idle) or machine.requests.open[plan.waiting[0]].lost
                 assert plan.serving or not any(variant.queue.has_room for variant in standby)

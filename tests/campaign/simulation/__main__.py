@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import subprocess
 import sys
 import time
@@ -13,6 +14,9 @@ from collections import Counter
 from tests.campaign.simulation.shrink import kind_of, play, shrink
 from tests.campaign.simulation.story import Story, draw
 from tests.campaign.simulation.world import World
+
+COLLECT_EVERY = 50
+"""Stories between two collections of garbage."""
 
 
 def main(arguments: list[str]) -> int:
@@ -55,7 +59,11 @@ def told(story: Story) -> str:
 def _many(seeds: range, stop_after: int, *, shrinks: bool) -> int:
     faults, outcomes, failed = Counter[str](), Counter[str](), dict[int, str]()
     began, simulated, played = time.monotonic(), 0.0, 0
+    # What a story leaves is collected after many of them: that takes a tenth of the time less.
+    gc.disable()
     for seed in seeds:
+        if played % COLLECT_EVERY == 0:
+            gc.collect()
         world = World(draw(seed))
         try:
             surprises = world.play()

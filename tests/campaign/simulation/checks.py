@@ -6,12 +6,19 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from bbgrap.control.further import GROWTH
+from bbgrap.control.loading import RESEND_S
+from bbgrap.control.planning import NO_ROOM, ONE_NODE
 from bbgrap.control.plans import Plan
+from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
 from tests.campaign.simulation.clients import Outcome, Use
+from tests.campaign.simulation.head import NO_PLAN, Head
+from tests.campaign.simulation.laws import state_faults
+from tests.campaign.simulation.models import BADLY
 
 if TYPE_CHECKING:
-    from tests.campaign.simulation.head import Head
     from tests.campaign.simulation.world import World
 
 EVERY = 16
@@ -122,48 +129,78 @@ class Checks:
                 return plan
         return None
 
-    def unhealed(self) -> list[str]:
-        """Return what is not yet as it should be."""
-        world, faults = self.world, list[str]()
+    def unhealed(self) -> dict[Use | None, str]:
+        """Return what is not yet as it should be, by use; None: whatever is used."""
+        world, faults = self.world, dict[Use | None, str]()
         assert world.head is not None
         machine = world.head.machine
         names = {name for name, _ in world.story.agents}
         if set(machine.members.by_name) != names:
-            faults.append(f"agents {sorted(names - set(machine.members.by_name))} are away")
+            faults[None] = f"agents {sorted(names - set(machine.members.by_name))} are away"
         for use in world.story.uses:
-            if world.models[use.model].trait.startswith("kills"):
-                continue
-            plan = self.plan_of(use)
-            if plan is None:
-                faults.append(f"{use}: the coordinator does not know the plan")
-                continue
-            standby = plan.standby
-            if plan.quarantine or (standby is not None and standby.quarantine):
-                continue
-            if world.models[use.model].trait == "large" and len(names) < 2:
-                continue
-            # Timed against what was there before, a plan over all nodes need not be the fastest.
-            newest = [v for v in plan.variants if v.is_ready and {n for n, _ in v.nodes} == names]
-            if not newest or not plan.serving or plan.timing is not None:
-                state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
-                failed = [reason for _, reason in plan.failed.values()]
-                faults.append(f"{use}: no plan over all nodes serves; job {plan.job is not None}, failed {failed}, {state}")
-                continue
-            last = [o for o in world.outcomes if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult)][-3:]
-            epochs = {plan.latest, *(v.epoch for v in plan.variants)}
-            if not any(isinstance(o.answers[0], c.RunResult) and o.answers[0].epoch in epochs for o in last):
-                faults.append(f"{use}: the plan is ready, but the last answers are of others")
+            if not world.models[use.model].trait.startswith("kills") and (fault := self._unhealed_use(use, names)):
+                faults[use] = fault
         return faults
 
+    def _unhealed_use(self, use: Use, names: set[str]) -> str:
+        """Return why a use is not answered as it should be; nothing if it is."""
+        world, plan = self.world, self.plan_of(use)
+        if plan is None:
+            return "the coordinator does not know the plan"
+        if plan.quarantine or (plan.standby is not None and plan.standby.quarantine):
+            return ""
+        reasons = [reason for _, reason in plan.failed.values()]
+        if world.models[use.model].trait == "large" and (len(names) < 2 or any(NO_ROOM in reason for reason in reasons)):
+            # Every shape of it has plans of its own, also for the loss of agents: there may be no place for the last one.
+            return ""
+        last = [o for o in world.outcomes if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult)][-3:]
+        if self._goes_without(plan):
+            return "" if last and last[-1].ended >= world.clock.now - 2.0 else "it needs no plan, and nobody answers"
+        # Timed against what was there before, a plan over all nodes need not be the fastest.
+        newest = [v for v in plan.variants if v.is_ready and {n for n, _ in v.nodes} == names]
+        if not newest or not plan.serving or plan.timing is not None:
+            state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
+            return f"no plan over all nodes serves; job {plan.job is not None}, failed {reasons}, {state}"
+        epochs = {plan.latest, *(v.epoch for v in plan.variants)}
+        answers = [answer for o in last if isinstance(answer := o.answers[0], c.RunResult)]
+        return "" if any(answer.epoch in epochs for answer in answers) else "the plan is ready, but the last answers are of others"
+
+    def _goes_without(self, plan: Plan) -> bool:
+        """Whether a further shape needs no plan: one node is faster, as was measured, or is for inputs that are hardly smaller."""
+        assert self.world.head is not None
+        planning = self.world.head.machine.planning
+        _, now = planning._world()
+        why = plan.failed.get(now, (None, ""))[1]
+        if "on it, and" in why or (why == NO_PLAN and self.world.faults["scaling fails"]):
+            return plan.job is None and not any(v.world == now for v in plan.variants)
+        others = [] if plan.standby is None else [p for p in planning.of_model(plan.standby) if p is not plan and p.options == plan.options]
+        return why == ONE_NODE[1] and any(
+            v.world == now and len(v.parts) == 1 and not v.is_scaled and plan.shapes["x"][0] < GROWTH * p.shapes["x"][0]
+            for p in others
+            for v in p.serving
+        )
+
     def healed_within(self) -> float:
-        """Return how soon after the last fault all is well, in seconds: 10 for one plan; others are loaded and timed after it."""
-        return 6.0 + sum(4.0 + 4.0 * self.world.models[use.model].load_s for use in self.world.story.uses)
+        """Return how soon after the last fault all is well, in seconds.
+
+        What waits is answered; plans are loaded and timed one after the other, over those that are there and over those that come back.
+        """
+        world, slowest = self.world, min(speed for _, speed in self.world.story.agents)
+        waiting = sum(world.models[o.use.model].seconds for o in world.outcomes if not o.answers and not o.gone) / slowest
+        return 5.0 + waiting + 2 * sum(self._arrives_within(use, slowest) for use in world.story.uses)
+
+    def _arrives_within(self, use: Use, slowest: float) -> float:
+        model = self.world.models[use.model]
+        run = model.seconds / slowest * (BADLY if use.width % 3 == 0 else 1.0)
+        contenders = 4
+        timed = min(TIMING_S + 3 * run, 2 * contenders * (WARM_UP + ROUNDS) * run)
+        return self.world.story.planner_s + 2 * model.load_s + timed
 
     def healed(self, seconds: float) -> None:
         """After healing for so long, all is as it should be."""
         if not self.world.surprises:
-            for fault in self.unhealed():
-                self.world.surprise(f"{seconds:g} s after the last fault: {fault}")
+            for use, fault in self.unhealed().items():
+                self.world.surprise(f"{seconds:g} s after the last fault: {use}: {fault}")
 
     def at_end(self) -> None:
         """Nothing is left over."""
@@ -173,7 +210,8 @@ class Checks:
                 world.surprise(f"{outcome.token} of {outcome.use}, asked at {outcome.asked:.2f}, is not answered")
         if world.head is None or world.surprises:
             return
-        for _ in range(10):
+        # What was lost with a connection is said again, and loaded then.
+        for _ in range(round(4 * RESEND_S)):
             if not self._leftovers(world.head):
                 break
             world.clock.run(world.clock.now + 0.5)
@@ -187,18 +225,19 @@ class Checks:
         timings = [plan.timing for plan in machine.planning.plans.values() if plan.timing is not None]
         wanted = {*machine.requests.open, *synthetic._proofs, *(t.probe.number for t in timings if t.probe is not None)}
         for name, agent in self.world.agents.items():
-            lossy = any("control" in fault.kind for fault in self.world.story.faults)
+            # What ends something is not said again when it is lost: the next membership ends what it should have ended.
+            released = {message.epoch for message in agent.from_head.lost if isinstance(message, m.Release)}
+            abandoned = {(message.epoch, message.request) for message in agent.from_head.lost if isinstance(message, m.Abandon)}
             told = {v.epoch for v in machine.loading.by_epoch.values() if name in v.parts and v.tracker.state != "waiting"}
             held = set() if agent.machine is None else set(agent.machine._held.by_epoch)
-            # A lost `Release` is not said again: the next membership ends what it should have ended.
-            if told - held or (held - told and not lossy):
+            if told - held or held - told - released:
                 faults.append(f"agent {name} holds {sorted(held)}, the coordinator thinks {sorted(told)}")
             if agent.machine is not None and agent.worker is not None and not agent.worker.loading:
                 ready = {e for e, d in agent.machine._held.by_epoch.items() if d.tracker.state == "ready"}
                 if agent.loaded() != ready:
                     faults.append(f"the worker of {name} has {sorted(agent.loaded())}, its nanny thinks {sorted(ready)}")
             running = [] if agent.worker is None else [key for key in agent.worker.executor.running if key[1] not in wanted]
-            if running and not lossy:
+            if any(key not in abandoned and key[0] not in released for key in running):
                 faults.append(f"requests {running} still run on {name}")
         if machine.requests.open and not gone:
             faults.append(f"requests {sorted(machine.requests.open)} are open")
@@ -210,55 +249,3 @@ class Checks:
         if extra := set(head.disk.plans) - known:
             faults.append(f"jobs {sorted(extra)} are kept on disk for nobody")
         return faults
-
-
-def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
-    """List what is wrong with a coordinator's state between two events."""
-    machine, faults = head.machine, list[str]()
-    requests, loading = machine.requests, machine.loading
-    variants = list(loading.by_epoch.values())
-    plans = list(machine.planning.plans.values())
-    running = [number for variant in variants for number in variant.queue.running]
-    waiting = [number for plan in plans for number in plan.waiting]
-    if sorted(running + waiting) != sorted(requests.open):
-        faults.append(f"open {sorted(requests.open)}, but running {running} and waiting {waiting}")
-    if len(requests.by_caller) != len(requests.open):
-        faults.append("by_caller and open differ")
-    if requests._bytes != sum(request.bytes for request in requests.open.values()):
-        faults.append("bytes of open requests are wrong")
-    if loading.touched:
-        faults.append("something is still touched")
-    known = {id(plan) for plan in (*plans, *machine.standbys.by_model.values())}
-    for variant in variants:
-        if variant not in variant.plan.variants or id(variant.plan) not in known:
-            faults.append(f"epoch {variant.epoch} is of no plan")
-        if variant.queue.running and not variant.is_ready:
-            faults.append(f"requests run on epoch {variant.epoch}, which is {variant.tracker.state}")
-        if variant.is_ready != (variant.tracker.state == "ready" and not variant.away and not variant.pending):
-            faults.append(f"epoch {variant.epoch} is ready, but {variant.away} are away and {variant.pending} pending")
-        if not variant.queue.has_room and len(variant.queue.running) > variant.queue.limit:
-            faults.append(f"too many requests run on epoch {variant.epoch}")
-        if away := set(variant.away) & set(machine.members.by_name):
-            faults.append(f"epoch {variant.epoch}: {sorted(away)} are there, but noted as away")
-        here = set(variant.parts) - set(variant.away) - set(machine.members.by_name)
-        if here and variant.tracker.state != "waiting":
-            faults.append(f"epoch {variant.epoch}: {sorted(here)} are not there, but not noted as away")
-    for plan in plans:
-        if plan.job is not None and plan.job.number not in head.planning:
-            faults.append(f"plan {plan.key[:8]} waits for job {plan.job.number}, which nobody does")
-        if (
-            plan.waiting
-            and not requests.synthetic.has_turn
-            and any(not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving)
-        ):
-            first = requests.open[plan.waiting[0]]
-            if not first.lost and not first.blamed and first.held is None:
-                stuck = [m.name for m in machine.members.alive() if m.beat.request and m.beat.seconds > 0.3]
-                if not stuck:
-                    faults.append(f"request {first.number} waits for plan {plan.key[:8]}, which has room")
-    if requests.synthetic.has_turn and not any(plan.timing is not None for plan in plans):
-        faults.append("synthetic requests have the turn, but nothing is timed")
-    recorded = {number for number in running if number in requests.open and requests.open[number].message.record}
-    if set(requests.traces._awaited) != recorded:
-        faults.append(f"records are awaited of {sorted(requests.traces._awaited)}, but {sorted(recorded)} are recorded")
-    return faults

@@ -17,7 +17,7 @@ from bbgrap.protocol import client_messages as c
 from tests.campaign.simulation.agents import record_of
 from tests.campaign.simulation.clock import Process
 from tests.campaign.simulation.executor import Deployment, Executor, Key
-from tests.campaign.simulation.models import standby_of, variants_of
+from tests.campaign.simulation.models import scaled, standby_of, variants_of
 from tests.campaign.simulation.network import Frame
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ TICK_S = 0.1
 SYNC_S = 0.02
 """How long at most until what is saved is on disk."""
 PLANNER_DEADLINE_S = 5.0
+NO_PLAN = "the cut of the plan for others does not fit, or no node has the memory"
 
 
 class HeadDisk:
@@ -174,29 +175,42 @@ class Head(Process):
 
     def _plan(self, job: ce.StartPlanning) -> None:
         model = self.world.models[job.files[0].name.removesuffix(".onnx")]
-        cluster, options = job.cluster, job.options
-        self._make(job.job, lambda: variants_of(model, cluster, options.planner, options.objective), self.world.story.planner_s)
+        cluster, options, base, (width, _) = job.cluster, job.options, job.base, job.shapes["x"]
+        if base is not None and base.job not in self.disk.made:
+            self.world.surprise(f"coordinator: job {job.job} is to be like job {base.job}, of which nothing is kept")
+
+        def make() -> tuple[PlannedVariant, ...]:
+            made = () if base is None else self.disk.made.get(base.job, ())
+            if base is not None and made:
+                return () if self.world.scaling_fails > self.clock.now else scaled(model, cluster, made[base.place], width)
+            # What it was to be like may be gone since: then it is searched for.
+            return variants_of(model, cluster, options.planner, options.objective)
+
+        self._make(job.job, make, self.world.story.planner_s)
 
     def _make(self, job: int, make: Callable[[], tuple[PlannedVariant, ...]], seconds: float) -> None:
         world, now = self.world, self.clock.now
         self.planning.add(job)
         if world.planner_never > now:
-            self.later(PLANNER_DEADLINE_S, partial(self._made, job, (), "planner: it did not end within its deadline"))
+            self.later(PLANNER_DEADLINE_S, partial(self._failed, job, c.Fault.EXECUTION, "planner: it did not end within its deadline"))
         elif world.planner_fails > now:
-            self.later(seconds / 2, partial(self._made, job, (), "planner: it ended by SIGKILL"))
+            self.later(seconds / 2, partial(self._failed, job, c.Fault.EXECUTION, "planner: it ended by SIGKILL"))
         else:
             slow = 8.0 if world.planner_late > now else 1.0
-            self.later(seconds * slow * (0.5 + world.rng.random()), lambda: self._made(job, make(), "it fits the memory of no node"))
+            self.later(seconds * slow * (0.5 + world.rng.random()), lambda: self._made(job, make()))
 
-    def _made(self, job: int, variants: tuple[PlannedVariant, ...], reason: str) -> None:
-        if job not in self.planning:
-            return
-        self.planning.discard(job)
-        if variants:
+    def _made(self, job: int, variants: tuple[PlannedVariant, ...]) -> None:
+        if not variants:
+            self._failed(job, c.Fault.PLAN, NO_PLAN)
+        elif job in self.planning:
+            self.planning.discard(job)
             self.disk.made[job] = variants
             self.handle(ce.Planned(job, variants))
-        else:
-            self.handle(ce.PlanFailed(job, c.Fault.PLAN, reason))
+
+    def _failed(self, job: int, fault: c.Fault, reason: str) -> None:
+        if job in self.planning:
+            self.planning.discard(job)
+            self.handle(ce.PlanFailed(job, fault, reason))
 
 
 def token_of(payload: Any) -> str:  # noqa: ANN401

@@ -13,7 +13,7 @@ import numpy as np
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.planned import SCALED_FROM, PlannedVariant
 from bbgrap.control.uploads import offer_digest
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
@@ -22,6 +22,8 @@ from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalRecei
 
 MIXED = "mixed"
 SKELETON_DIGEST = "ab" * 32
+BADLY = 8.0
+"""How much slower a scaled plan is where the width does not suit it."""
 MEMORY = 1 << 30
 """Of every agent, in bytes."""
 
@@ -62,34 +64,34 @@ def joined(tokens: Iterable[str]) -> str:
 
 
 @cache
-def _weight(name: str, part: str, size: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _weight(name: str, part: str, size: int) -> tuple[str, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    """Return a weight and its digest."""
     seed = sum(f"{name}{part}".encode())
-    return np.arange(seed, seed + size, dtype=np.uint32).astype(np.uint8) if size < 1 << 16 else np.full(size, seed % 251, np.uint8)
+    weight = np.arange(seed, seed + size, dtype=np.uint32).astype(np.uint8) if size < 1 << 16 else np.full(size, seed % 251, np.uint8)
+    return digest_of(weight), weight
 
 
 @cache
 def _segment(
-    model: Model, part: str, share: float, inputs: int = 1
+    model: Model, part: str, share: float, inputs: int = 1, slower: float = 1.0
 ) -> tuple[SegmentModel, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]]:
     """Return a segment; its name says what it takes: model, share of it, and whether it is a part."""
-    weight = _weight(model.name, part, max(4, int(model.weight_bytes * share)))
-    digest = digest_of(weight)
+    digest, weight = _weight(model.name, part, max(4, int(model.weight_bytes * share)))
     ref = WeightRef(digest, TensorType(DType.UINT8, weight.shape))
-    return SegmentModel(f"{model.name}|{share}|{part}", SKELETON_DIGEST, b"", tuple(f"x{i}" for i in range(inputs)), ("y",), {"w": ref}), {
-        digest: weight
-    }
+    name, inputs_of = f"{model.name}|{share * slower}|{part}", tuple(f"x{i}" for i in range(inputs))
+    return SegmentModel(name, SKELETON_DIGEST, b"", inputs_of, ("y",), {"w": ref}), {digest: weight}
 
 
 @cache
-def rows(model: Model, devices: int) -> Artifacts:
+def rows(model: Model, devices: int, slower: float = 1.0) -> Artifacts:
     """Each device works on its rows, in two segments with an exchange with both neighbours between them."""
     row = BufferSpec("row", DType.FLOAT, (1, 2))
     share = 1 / (2 * devices)
     parts, weights = [], {}
     for d in range(devices):
-        first, w1 = _segment(model, f"{d}/{devices}/first", share)
+        first, w1 = _segment(model, f"{d}/{devices}/first", share, 1, slower)
         halos = [other for other in (d - 1, d + 1) if 0 <= other < devices]
-        second, w2 = _segment(model, f"{d}/{devices}/second", share, 1 + len(halos))
+        second, w2 = _segment(model, f"{d}/{devices}/second", share, 1 + len(halos), slower)
         weights.update({**w1, **w2})
         steps = (
             LocalReceive(d, devices, (0,)),
@@ -145,6 +147,12 @@ def variants_of(model: Model, cluster: Cluster, planner: str, objective: str) ->
         return tuple(alone)
     split = PlannedVariant("rows", rows(model, count), {"planner": "rows"})
     return (split,) if planner != "auto" else (split, alone[0])
+
+
+def scaled(model: Model, cluster: Cluster, base: PlannedVariant, width: int) -> tuple[PlannedVariant, ...]:
+    """Return a plan like that of another shape; it suits every third width badly, and is slower than one node there."""
+    artifacts = rows(model, len(cluster.nodes), BADLY if width % 3 == 0 else 1.0)
+    return (PlannedVariant(base.name, artifacts, {"planner": "rows", SCALED_FROM: {"x": [2, 2]}}),)
 
 
 @cache

@@ -26,6 +26,8 @@ class Line:
         self.loss = 0.0
         self.repeat = 0.0
         self.cut = False
+        self.lost: list[Any] = []
+        """Messages that will never arrive."""
         self._held: list[Any] = []
         self._generation = 0
         self._last = 0.0
@@ -38,6 +40,7 @@ class Line:
         copies = 1
         if self.loss and self.rng.random() < self.loss:
             copies = 0
+            self.lost.append(message)
         elif self.repeat and self.rng.random() < self.repeat:
             copies = 2
         for _ in range(copies):
@@ -46,8 +49,8 @@ class Line:
 
     def _arrive(self, generation: int, message: Any) -> None:  # noqa: ANN401
         if generation != self._generation:
-            return
-        if self.cut:
+            self.lost.append(message)
+        elif self.cut:
             self._held.append(message)
         else:
             self.deliver(message)
@@ -63,6 +66,7 @@ class Line:
     def reset(self) -> None:
         """Lose what is on its way."""
         self._generation += 1
+        self.lost += self._held
         self._held = []
 
 

@@ -11,6 +11,8 @@ from tests.campaign.simulation.models import Model
 
 QUIET_S = 3.0
 """Before the first fault."""
+MAX_FURTHER = 60
+"""Requests for further shapes in a story."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +95,47 @@ ON_DATA = {
 }
 ON_HEAD = {"kill coordinator": (0.1, 2.0), "stop coordinator": (0.2, 6.0)}
 ON_PLANNER = {"planner fails": (0.5, 3.0), "planner late": (1.0, 4.0), "planner never": (0.2, 2.0), "loads fail": (0.2, 1.0)}
+ON_SCALING = {"scaling fails": (0.5, 4.0)}
 RARE = {"loads hang": (0.1, 0.5)}
 ON_CLIENTS = {"client goes": (0.1, 2.0)}
 GROUPS = ((ON_AGENTS, 6), (ON_LINES, 4), (ON_DATA, 5), (ON_HEAD, 2), (ON_PLANNER, 1.5), (RARE, 0.2), (ON_CLIENTS, 0.7))
-KINDS = tuple(kind for group, _ in GROUPS for kind in group)
+KINDS = (*(kind for group, _ in GROUPS for kind in group), *ON_SCALING)
 
 
 def draw(seed: int) -> Story:
-    """Return the story of a seed."""
+    """Return the story of a seed; half of them are with further shapes."""
+    story, rng = _draw(seed), random.Random(f"further shapes {seed}")
+    return story if rng.random() < 0.5 else _with_shapes(story, rng)
+
+
+def _with_shapes(story: Story, rng: random.Random) -> Story:
+    """Return a story in which a model is asked for in further shapes, several times each, and together at times."""
+    model = rng.choice(story.models)
+    # Every shape of a model that fits no node has a plan of its own, and others for the loss of agents: there is room for few.
+    count = 1 if model.trait == "large" else rng.choice((1, 2, 3, 5))
+    further = [Use(model.name, width) for width in rng.sample(range(3, 12), count)]
+    uses = tuple(dict.fromkeys((*story.uses, *further)))
+    wishes = []
+    for use in further:
+        now = rng.uniform(0.0, story.until)
+        while now < story.until and len(wishes) < MAX_FURTHER:
+            together = rng.choice((1, 1, 1, 1, 2, 5))
+            wishes += [Wish(round(now, 3), rng.randrange(story.clients), uses.index(use)) for _ in range(together)]
+            now += rng.expovariate(2.0)
+    faults = (
+        [Fault(round(rng.uniform(0.5, story.until), 3), "scaling fails", seconds=round(rng.uniform(0.5, 4.0), 3))]
+        if rng.random() < 0.2
+        else []
+    )
+    return replace(
+        story,
+        uses=uses,
+        wishes=tuple(sorted((*story.wishes, *wishes), key=lambda wish: wish.at)),
+        faults=tuple(sorted((*story.faults, *faults), key=lambda fault: fault.at)),
+    )
+
+
+def _draw(seed: int) -> Story:
     rng = random.Random(seed)
     count = rng.choice((1, 2, 2, 3, 3, 3, 4))
     agents = tuple(("abcd"[i], rng.choice((1.0, 1.0, 0.5))) for i in range(count))

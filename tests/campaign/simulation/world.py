@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
@@ -19,7 +18,7 @@ from tests.campaign.simulation.story import Fault, Story, Wish
 CODECS = {"head": TO_COORDINATOR, "agent": TO_AGENT, "client": TO_CLIENT}
 MAILBOX = 2000
 """Messages that wait for a coordinator that is not there."""
-PROBE_S = 0.4
+PROBE_S = 0.25
 
 
 class World:
@@ -36,7 +35,7 @@ class World:
         self.surprises: list[str] = []
         self.lines: list[str] = []
         self.faults: Counter[str] = Counter()
-        self.planner_fails = self.planner_late = self.planner_never = self.loads_fail = self.loads_hang = 0.0
+        self.planner_fails = self.planner_late = self.planner_never = self.scaling_fails = self.loads_fail = self.loads_hang = 0.0
         self.outcomes: list[Outcome] = []
         self.agents: dict[str, Agent] = {}
         self.by_identity: dict[bytes, Agent | Client] = {}
@@ -190,6 +189,8 @@ class World:
                 self.planner_late = now + fault.seconds
             case "planner never":
                 self.planner_never = now + fault.seconds
+            case "scaling fails":
+                self.scaling_fails = now + fault.seconds
             case "loads fail":
                 self.loads_fail = now + fault.seconds
             case "loads hang":
@@ -244,7 +245,7 @@ class World:
     def heal(self) -> None:
         """Let nothing be wrong any more."""
         self.log("*** all is healed")
-        self.planner_fails = self.planner_late = self.planner_never = self.loads_fail = self.loads_hang = 0.0
+        self.planner_fails = self.planner_late = self.planner_never = self.scaling_fails = self.loads_fail = self.loads_hang = 0.0
         self.start_head()
         for name, _ in self.story.agents:
             self.start_agent(name)
@@ -285,7 +286,7 @@ class World:
         self.heal()
         limit = self.checks.healed_within()
         while self.clock.now < healed + limit and not self.surprises:
-            if all(self.probe()):
+            if self.probe(healed + limit):
                 break
         else:
             self.checks.healed(limit)
@@ -295,10 +296,19 @@ class World:
         self.checks.at_end()
         return self.surprises
 
-    def probe(self) -> Iterator[bool]:
-        """Ask for an answer of every plan that can be; yield whether it serves."""
-        for use in self.story.uses:
-            if not self.models[use.model].trait.startswith("kills"):
+    def probe(self, until: float) -> bool:
+        """Ask for answers of the plans that do not serve as they should; returns whether all do.
+
+        Those of a model are asked for one after the other: what comes together its standby answers.
+        """
+        unhealed = self.checks.unhealed()
+        uses = [use for use in self.story.uses if use in unhealed]
+        while unhealed:
+            busy = {outcome.use.model for outcome in self.outcomes if not outcome.answers and not outcome.gone}
+            for use in {use.model: use for use in reversed(uses) if use.model not in busy}.values():
                 self.ask(self.clients[0], use, "", 30.0)
-        self.clock.run(self.clock.now + PROBE_S)
-        yield not self.checks.unhealed()
+                uses.remove(use)
+            self.clock.run(self.clock.now + PROBE_S)
+            if not uses or self.clock.now > until:
+                break
+        return not self.checks.unhealed()

@@ -1,0 +1,66 @@
+"""What holds of a coordinator's state between two events."""
+
+from __future__ import annotations
+
+from bbgrap.control.further import answer_more_at_once
+from bbgrap.control.plans import Plan
+from tests.campaign.simulation.head import Head
+
+
+def _is_crowded(plan: Plan) -> bool:
+    """Whether what waits waits for copies of the standby that are busy: together they answer more than the plan."""
+    copies = [] if plan.helper is None else plan.helper.open_variants
+    return answer_more_at_once(len(copies), plan) and not any(v.queue.has_room for v in copies)
+
+
+def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
+    """List what is wrong with a coordinator's state between two events."""
+    machine, faults = head.machine, list[str]()
+    requests, loading = machine.requests, machine.loading
+    variants = list(loading.by_epoch.values())
+    plans = list(machine.planning.plans.values())
+    running = [number for variant in variants for number in variant.queue.running]
+    waiting = [number for plan in plans for number in plan.waiting]
+    if sorted(running + waiting) != sorted(requests.open):
+        faults.append(f"open {sorted(requests.open)}, but running {running} and waiting {waiting}")
+    if len(requests.by_caller) != len(requests.open):
+        faults.append("by_caller and open differ")
+    if requests._bytes != sum(request.bytes for request in requests.open.values()):
+        faults.append("bytes of open requests are wrong")
+    if loading.touched:
+        faults.append("something is still touched")
+    known = {id(plan) for plan in (*plans, *machine.standbys.by_model.values())}
+    for variant in variants:
+        if variant not in variant.plan.variants or id(variant.plan) not in known:
+            faults.append(f"epoch {variant.epoch} is of no plan")
+        if variant.queue.running and not variant.is_ready:
+            faults.append(f"requests run on epoch {variant.epoch}, which is {variant.tracker.state}")
+        if variant.is_ready != (variant.tracker.state == "ready" and not variant.away and not variant.pending):
+            faults.append(f"epoch {variant.epoch} is ready, but {variant.away} are away and {variant.pending} pending")
+        if not variant.queue.has_room and len(variant.queue.running) > variant.queue.limit:
+            faults.append(f"too many requests run on epoch {variant.epoch}")
+        if away := set(variant.away) & set(machine.members.by_name):
+            faults.append(f"epoch {variant.epoch}: {sorted(away)} are there, but noted as away")
+        here = set(variant.parts) - set(variant.away) - set(machine.members.by_name)
+        if here and variant.tracker.state != "waiting":
+            faults.append(f"epoch {variant.epoch}: {sorted(here)} are not there, but not noted as away")
+    for plan in plans:
+        if plan.job is not None and plan.job.number not in head.planning:
+            faults.append(f"plan {plan.key[:8]} waits for job {plan.job.number}, which nobody does")
+        if (
+            plan.waiting
+            and not requests.synthetic.has_turn
+            and not _is_crowded(plan)
+            and any(not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving)
+        ):
+            first = requests.open[plan.waiting[0]]
+            if not first.lost and not first.blamed and first.held is None:
+                stuck = [m.name for m in machine.members.alive() if m.beat.request and m.beat.seconds > 0.3]
+                if not stuck:
+                    faults.append(f"request {first.number} waits for plan {plan.key[:8]}, which has room")
+    if requests.synthetic.has_turn and not any(plan.timing is not None for plan in plans):
+        faults.append("synthetic requests have the turn, but nothing is timed")
+    recorded = {number for number in running if number in requests.open and requests.open[number].message.record}
+    if set(requests.traces._awaited) != recorded:
+        faults.append(f"records are awaited of {sorted(requests.traces._awaited)}, but {sorted(recorded)} are recorded")
+    return faults
