@@ -30,6 +30,7 @@ def compile_plan(
     transfers: TransferType = "exact",
     dictionary_devices: frozenset[int] = frozenset(),
     *,
+    instalments: bool = True,
     verify: bool = False,
 ) -> Compiled:
     """Build and optimise the program of a plan.
@@ -39,9 +40,10 @@ def compile_plan(
         descriptions: Of its nodes, by name.
         transfers: What 32-bit floats become on their way to an agent.
         dictionary_devices: Those that get the model's inputs encoded with dictionaries.
+        instalments: Let inputs come in parts where that is expected to be faster.
         verify: Check every law between passes.
     """
     initial = replace(build_initial(plan, descriptions), transfers=transfers, dictionary_devices=dictionary_devices)
-    early = ChunkInputs(Predictor(plan.cluster), narrower(plan.graph, descriptions))
-    passes = (*DEFAULT_PASSES, early, SlowestFirst(plan.cluster))
+    early = (ChunkInputs(Predictor(plan.cluster), narrower(plan.graph, descriptions)),) if instalments else ()
+    passes = (*DEFAULT_PASSES, *early, SlowestFirst(plan.cluster))
     return Compiled(plan, initial, optimize(initial, passes, verify=verify))

@@ -137,7 +137,7 @@ class WriteChunk:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Base:
     """A variant that another plan is scaled from: what job made it, and which one it is of that."""
 
@@ -149,7 +149,7 @@ class Base:
 class StartPlanning:
     """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`. `job` names what is made.
 
-    With `base` it is to be a plan of the same kind for other shapes, of which nothing is searched.
+    With `bases` it is to be like one of these, for other shapes, and nothing is searched.
     """
 
     job: int
@@ -157,7 +157,7 @@ class StartPlanning:
     shapes: Mapping[str, tuple[int, ...]]
     cluster: Cluster
     options: PlanOptions
-    base: Base | None = None
+    bases: tuple[Base, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Plans for further shapes of a model: scaled from one that serves other shapes, and judged by requests against the standby.
 
-    a shape came `EARNED` times -> a plan like the nearest one that was searched for -> serves -> stays unless the standby is faster
+    a shape came `EARNED` times -> a plan like one of the nearest that were searched for -> serves -> stays unless the standby is faster
 
-Laws: nothing is searched for a further shape while a plan is there that it can be like, or one is on its way; a scaled plan that has been
-slower than the standby is not tried again over the same agents; where as many copies of the standby are there as a plan has nodes, these
+Laws: nothing is searched for a further shape while there are plans that it has not been tried to be like, or one is on its way; a scaled
+plan that has been slower than the standby is not tried again over the same agents; where as many copies of the standby are there as a plan has nodes, these
 answer what comes together, and nothing is planned meanwhile.
 """
 
@@ -19,25 +19,40 @@ from bbgrap.planners.registry import AUTO
 
 GROWTH = 2.0
 """How much larger inputs must be, in elements, than those that one node answers fastest, for a plan to be searched for. Chosen."""
-Origin = Base | Literal["search", "wait", "nothing"]
-"""Where a plan comes from: another one, a search, another one that is on its way; or there is none to be expected."""
+MAX_BASES = 3
+"""Plans that one is tried to be like; the one that is expected to be the fastest is taken."""
+SEARCH_EVERY_S = 60.0
+"""How often plans for further shapes of a model are searched for, where they can be like no other."""
+
+Origin = tuple[Base, ...] | Literal["search", "wait", "nothing"]
+"""Where a plan comes from: others, a search, another one that is on its way; or there is none to be expected."""
 
 
-def origin_of(plan: Plan, others: Iterable[Plan], world: str) -> Origin:
-    """Return what a plan nobody waits for can be made of; `others` are those of its model."""
+def origin_of(plan: Plan, others: Iterable[Plan], names: tuple[str, ...]) -> Origin:
+    """Return what a plan over agents of these names that nobody waits for can be made of; `others` are those of its model."""
     if plan.options is None or plan.options.planner != AUTO or plan.is_stream:
         return "search"
     alike = [other for other in others if other is not plan and other.options == plan.options]
-    serving = [(other, variant) for other in alike for variant in other.serving if variant.world == world]
-    bases = [(other, variant) for other, variant in serving if len(variant.parts) > 1 and not variant.is_scaled]
+    # Other profiles would make another plan of a base, not a useless one.
+    serving = [(other, v) for other in alike for v in other.serving if tuple(name for name, _ in v.nodes) == names]
+    near = sorted((_distance(plan, other), v.epoch, Base(v.job, v.place)) for other, v in serving if len(v.parts) > 1 and not v.is_scaled)
+    bases = tuple(base for _, _, base in near if base.job not in plan.unlike)
     if bases:
-        _, base = min(bases, key=lambda pair: (abs(log(_elements(pair[0]) / _elements(plan))), pair[1].epoch))
-        return Base(base.job, base.place)
+        return bases[:MAX_BASES]
     if any(other.job is not None or other.timing is not None or other.is_arriving for other in alike):
         return "wait"
     if any(_elements(plan) < GROWTH * _elements(other) for other, variant in serving if not variant.is_scaled):
         return "nothing"
     return "search"
+
+
+def _distance(plan: Plan, other: Plan) -> float:
+    """Return how far the shapes of two plans of a model are apart: by the ratios of their sizes."""
+    if any(len(shape) != len(other.shapes.get(name, ())) for name, shape in plan.shapes.items()):
+        return float("inf")
+    return sum(
+        abs(log(max(1, a) / max(1, b))) for name, shape in plan.shapes.items() for a, b in zip(shape, other.shapes[name], strict=True)
+    )
 
 
 def _elements(plan: Plan) -> int:

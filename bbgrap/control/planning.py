@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import (
-    Base,
     CancelPlanning,
     ForgetPlan,
     Instruction,
@@ -26,7 +25,7 @@ from bbgrap.control.coordinator_events import (
     StartPlanning,
     ToClient,
 )
-from bbgrap.control.further import Origin, origin_of
+from bbgrap.control.further import SEARCH_EVERY_S, Origin, origin_of
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
@@ -108,7 +107,7 @@ class Planning:
         alive = set(self.members.by_name)
         for plan in self.plans.values():
             self.loading.touch(plan)
-            plan.uncovered = {}
+            plan.uncovered, plan.unlike = {}, frozenset()
             if plan.timing is not None:
                 # What is timed may be of the past: not for longer than it has to be.
                 plan.timing.until = min(plan.timing.until, now)
@@ -143,33 +142,38 @@ class Planning:
             del plan.failed[world]
         if world in plan.failed or any(v.world == world for v in plan.variants):
             return []
-        origin = self._origin(plan, world, len(able))
+        names, addresses = tuple(m.name for m in able), tuple(m.join.data_address for m in able)
+        origin = self._origin(plan, names, now)
         if origin == "nothing":
             plan.failed[world] = ONE_NODE
             return []
         if origin == "wait":
             self._behind[plan] = None
             return []
-        base = origin if isinstance(origin, Base) else None
+        bases = origin if isinstance(origin, tuple) else ()
         plan.failed = {}
         cluster = self._cluster(able, plan)
-        names, addresses = tuple(m.name for m in able), tuple(m.join.data_address for m in able)
-        plan.job = Job(next(self.loading.epochs), world, names, addresses, cluster, now, base=base)
-        return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, base), *self.progress(plan)]
+        plan.job = Job(next(self.loading.epochs), world, names, addresses, cluster, now, bases=bases)
+        return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases), *self.progress(plan)]
 
     def has_failed(self, plan: Plan) -> bool:
         """Whether there is no plan over the agents that are there now; what failed over others says nothing."""
         return self._world()[1] in plan.failed
 
-    def _origin(self, plan: Plan, world: str, nodes: int) -> Origin:
+    def _origin(self, plan: Plan, names: tuple[str, ...], now: float) -> Origin:
         """Return what a plan is made of. Who waits for one, or has nothing that answers meanwhile, gets one of his own."""
         standby = plan.helper
         if plan.callers or standby is None or not standby.open_variants or not self._is_further(plan):
             return "search"
-        if standby.outstanding > len(standby.open_variants) >= nodes:
+        if standby.outstanding > len(standby.open_variants) >= len(names):
             # Its copies answer what comes together at least as fast.
             return "wait"
-        return origin_of(plan, self.of_model(standby), world)
+        origin = origin_of(plan, self.of_model(standby), names)
+        if origin == "search":
+            if now < standby.searched + SEARCH_EVERY_S:
+                return "wait"
+            standby.searched = now
+        return origin
 
     def _world(self) -> tuple[tuple[Member, ...], str]:
         """Return who can take part in plans, and the world that this is.
@@ -248,11 +252,10 @@ class Planning:
             self.loading.touch(plan)
             what = f"when '{job.spare_for}' is lost, requests wait until there is a plan without it"
             return [Log(f"model {plan.model[:8]} fits no node; {what}: {reason}")]
-        if job.base is None or fault is not Fault.PLAN:
-            plan.fails(job.world, fault, reason, now)
+        if job.bases and fault is Fault.PLAN:
+            plan.unlike |= {base.job for base in job.bases}
         else:
-            # It would come to the same over these agents.
-            plan.failed[job.world] = fault, reason
+            plan.fails(job.world, fault, reason, now)
         self.loading.touch(plan)
         return [Log(f"no plan for model {plan.model[:8]}: {reason}")]
 

@@ -128,8 +128,8 @@ class Job:
     began: float
     spare_for: str = ""
     """The agent for whose loss it is made; empty: it is to serve."""
-    base: Base | None = None
-    """The variant that it is scaled from."""
+    bases: tuple[Base, ...] = ()
+    """The variants that it is to be like one of."""
 
 
 @dataclass(eq=False, slots=True)
@@ -183,6 +183,10 @@ class Plan:
     """The run that has ended the latest of them."""
     quarantine: str = ""
     trial: Trial = field(default_factory=Trial)
+    unlike: frozenset[int] = frozenset()
+    """The jobs whose variants it cannot be like."""
+    searched: float = float("-inf")
+    """Of a standby: when a plan for further shapes was searched for last, in seconds."""
     outstanding: int = 0
     """Of a standby: requests of its model that are not answered."""
     is_proven: bool = False

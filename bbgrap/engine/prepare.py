@@ -12,6 +12,8 @@ from bbgrap.auto.forecast import Forecast
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import Compiled, compile_plan
+from bbgrap.compiler.direct import build_direct
+from bbgrap.compiler.predict import Predictor
 from bbgrap.control.planned import SCALED_FROM, PlannedVariant
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.variants import beside, is_guarded, lacks_of, serves_streams, variant_of, whole_on_each
@@ -19,6 +21,7 @@ from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, verify_plan
 from bbgrap.planners.registry import AUTO, make_plan
 from bbgrap.planners.scale import scaled
@@ -58,29 +61,36 @@ def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
 
 
 def prepare_like(
-    graph: Graph, before: Graph, tiles: Sequence[Mapping[str, tuple[Tile, ...]]], cluster: Cluster, options: PlanOptions
+    graph: Graph, others: Sequence[tuple[Graph, Mapping[str, tuple[Tile, ...]]]], cluster: Cluster, options: PlanOptions
 ) -> PlannedVariant:
-    """Return a way to run a loaded model that is cut as it is with other input shapes, `before`.
-
-    Of several ways to cut it that, the first one is taken that is expected to be faster than one node.
+    """Return a way to run a loaded model that is cut as it is with other input shapes: like that of `others` that is expected to be fastest.
 
     Raises:
-        PlanError: if it cannot be cut like that, does not fit the nodes' memory, or one node is expected to be as fast.
+        PlanError: if it can be like none of them, does not fit the nodes' memory, or one node is expected to be as fast.
     """
     start = time.perf_counter()
     descriptions, dictionary_devices = all_descriptions(graph), dictionary_devices_of(cluster, options.input_values)
-    for cut in tiles:
-        like = Plan(options.planner, before, cluster, cut)
-        if len(like.devices_used) == 1:
+    pieces, predictor = Pieces(graph, descriptions), Predictor(cluster)
+    found: list[tuple[float, int, Plan]] = []
+    refused: list[str] = []
+    for number, (before, tiles) in enumerate(others):
+        try:
+            plan = scaled(Plan(options.planner, before, cluster, tiles), graph, descriptions)
+            verify_plan(plan, descriptions)
+        except PlanError as error:
+            refused.append(str(error))
             continue
-        plan = scaled(like, graph, descriptions)
-        verify_plan(plan, descriptions)
-        forecast = Forecast(compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices), descriptions)
-        if forecast.timeline.total_s < min(forecast.single_s):
-            break
-    else:
+        program = replace(build_direct(plan, pieces), transfers=options.transfer_dtype, dictionary_devices=dictionary_devices)
+        found.append((predictor.timeline(program).total_s, number, plan))
+    if not found:
+        raise PlanError(refused[0] if refused else f"model '{graph.name}': nothing to be like")
+    _, number, plan = min(found, key=lambda made: made[:2])
+    # Instalments of inputs would make other models of every shape.
+    compiled = compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices, instalments=False)
+    forecast = Forecast(compiled, descriptions)
+    if forecast.timeline.total_s >= min(forecast.single_s):
         raise PlanError(f"model '{graph.name}': with these shapes one node is expected to be as fast as what serves others")
-    made = variant_of(options.planner, forecast, time.perf_counter() - start)
+    made, (before, _) = variant_of(options.planner, forecast, time.perf_counter() - start), others[number]
     planned = replace(made, report={**made.report, SCALED_FROM: [list(before.types[name].shape or ()) for name in before.inputs]})
     if faults := lacks_of((planned,), cluster):
         raise PlanError(f"model '{graph.name}': it does not fit the memory of these nodes as it is cut for others: {', '.join(faults)}")

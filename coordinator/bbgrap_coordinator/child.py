@@ -34,12 +34,12 @@ MAX_WORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """What a plan is to be for; `base` is the folder and the place of the variant that it is to be scaled from."""
+    """What a plan is to be for; `bases` are the folders and places of the variants that it is to be like one of."""
 
     shapes: Mapping[str, tuple[int, ...]]
     cluster: Cluster
     options: PlanOptions
-    base: tuple[Path, int] | None = None
+    bases: tuple[tuple[Path, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

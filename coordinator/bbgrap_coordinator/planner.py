@@ -69,18 +69,17 @@ class _Maker:
             return
         os.nice(max(0, NICE - os.nice(0)))
         model, plan = self._model(task), task.plan
-        base = plan.base
-        cuts = () if base is None else read_tiles(base[0])
-        if base is None or not cuts:
+        cuts = [(folder, cut) for folder, place in plan.bases for cut in read_tiles(folder)[place : place + 1]]
+        if not cuts:
             graph = model.graph(task.model, plan.shapes)
             made = self._prepare(graph, plan.cluster, plan.options)
             write_artifacts(task.folder, [variant for variant, _ in made])
             write_tiles(task.folder, plan.shapes, [cut for _, cut in made])
         else:
-            before, graph = model.graph(task.model, cuts[0].shapes), model.graph(task.model, plan.shapes)
-            # What serves there is tried first.
-            tiles = [cut.tiles for cut in (*cuts[base[1] : base[1] + 1], *cuts)]
-            write_artifacts(task.folder, (prepare_like(graph, before, tiles, plan.cluster, plan.options),), base[0])
+            others = [(model.graph(task.model, cut.shapes), cut.tiles) for _, cut in cuts]
+            graph = model.graph(task.model, plan.shapes)
+            # Its weights are those of any of them.
+            write_artifacts(task.folder, (prepare_like(graph, others, plan.cluster, plan.options),), cuts[0][0])
 
     def _model(self, task: Task) -> ReloadedModel:
         model = self._models.pop(task.digest, None) or ReloadedModel(task.model)

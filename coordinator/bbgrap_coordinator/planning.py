@@ -166,8 +166,8 @@ class Planner:
     def _done(self, job: Job, models: ModelStore, folders: ArtifactFolders) -> Planned | PlanFailed:
         plan = None
         if isinstance(job, StartPlanning):
-            base = None if job.base is None else (folders.path(job.base.job), job.base.place)
-            plan = PlanTask(job.shapes, job.cluster, job.options, base)
+            bases = tuple((folders.path(base.job), base.place) for base in job.bases)
+            plan = PlanTask(job.shapes, job.cluster, job.options, bases)
         with models.folder(job.files) as path:
             folder = folders.make(job.job)
             reply = self._reply(job, Task(path, " ".join(file.digest for file in job.files), folder, plan))

@@ -22,7 +22,7 @@ FIRST, SECOND, THIRD = (2, 2), (2, 3), (2, 5)
 
 def planned(job):
     """What the planner makes: of a base one variant over all nodes."""
-    if job.base is None:
+    if not job.bases:
         return plan_of(job)
     report = {"planner": "auto", SCALED_FROM: [list(FIRST)]}
     return ce.Planned(job.job, (PlannedVariant("auto", artifacts(len(job.cluster.nodes)), report),))
@@ -65,7 +65,7 @@ class Story:
     @property
     def bases(self):
         """What the jobs so far are made of."""
-        return [job.base for job in self.wire.jobs]
+        return [job.bases for job in self.wire.jobs]
 
     def plan(self, shape):
         return self.wire.coordinator.planning.plans[plan_key(self.message(0, shape))]

@@ -18,7 +18,7 @@ AUTO = PlanOptions(planner="auto")
 def like(job):
     """What a planner makes: only the plan over all nodes, scaled where it is to be like another."""
     (planned, *_) = plan_of(job).variants
-    return ce.Planned(job.job, (planned if job.base is None else replace(planned, report={SCALED_FROM: [[2, 2]]}),))
+    return ce.Planned(job.job, (planned if not job.bases else replace(planned, report={SCALED_FROM: [[2, 2]]}),))
 
 
 def large(job):
@@ -126,7 +126,7 @@ def test_what_waits_for_another_plan_is_made_when_that_is_there():  # nobody ask
     wire.plan = like
     wire.carry_plan(like(first))
     let_go_on(wire, 1.5)
-    assert [job.base for job in wire.jobs] == [None, ce.Base(first.job, 0)]
+    assert [job.bases for job in wire.jobs] == [(), (ce.Base(first.job, 0),)]
 
 
 def test_what_was_searched_for_although_it_was_to_be_like_another_counts_as_such():
@@ -135,7 +135,7 @@ def test_what_was_searched_for_although_it_was_to_be_like_another_counts_as_such
     for width in range(2, MAX_LOADED + 6):
         earn(wire, width)
         let_go_on(wire, 0.5)
-    assert any(job.base for job in wire.jobs)
+    assert any(job.bases for job in wire.jobs)
     assert len(wire.coordinator.loading.by_epoch) <= MAX_LOADED + 1
 
 
@@ -159,7 +159,7 @@ def test_fewer_copies_than_agents_are_no_reason_to_plan_nothing_while_requests_c
     for _ in range(EARNED + 1):
         run(wire, key)
     wire.wait(0.2)
-    assert [job.base is not None for job in wire.jobs] == [False, True]
+    assert [bool(job.bases) for job in wire.jobs] == [False, True]
 
 
 def test_the_newest_plan_stays_where_one_for_the_loss_of_an_agent_is_faster():  # 20943: it was planned anew every other second

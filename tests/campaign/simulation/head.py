@@ -175,7 +175,7 @@ class Head(Process):
 
     def _plan(self, job: ce.StartPlanning) -> None:
         model = self.world.models[job.files[0].name.removesuffix(".onnx")]
-        cluster, options, base, (width, _) = job.cluster, job.options, job.base, job.shapes["x"]
+        cluster, options, base, (width, _) = job.cluster, job.options, job.bases, job.shapes["x"]
         if base is not None and base.job not in self.disk.made:
             self.world.surprise(f"coordinator: job {job.job} is to be like job {base.job}, of which nothing is kept")
 
