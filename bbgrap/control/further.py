@@ -3,8 +3,8 @@
     a shape came `EARNED` times -> a plan like one of the nearest that were searched for -> serves -> stays unless the standby is faster
 
 Laws: nothing is searched for a further shape while there are plans that it has not been tried to be like, or one is on its way; a scaled
-plan that has been slower than the standby is not tried again over the same agents; where as many copies of the standby are there as a plan has nodes, these
-answer what comes together, and nothing is planned meanwhile.
+plan that has been slower than the standby is not tried again over the same agents; where there are as many copies of the standby as a
+plan has nodes, these answer what comes together, and nothing is planned meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def origin_of(plan: Plan, others: Iterable[Plan], names: tuple[str, ...]) -> Ori
         return bases[:MAX_BASES]
     if any(other.job is not None or other.timing is not None or other.is_arriving for other in alike):
         return "wait"
-    if any(_elements(plan) < GROWTH * _elements(other) for other, variant in serving if not variant.is_scaled):
+    if any(_elements(plan) < GROWTH * _elements(other) for other, v in serving if len(v.parts) == 1):
         return "nothing"
     return "search"
 

@@ -169,7 +169,7 @@ class Planning:
             # Its copies answer what comes together at least as fast.
             return "wait"
         origin = origin_of(plan, self.of_model(standby), names)
-        if origin == "search":
+        if origin == "search" and plan.unlike:
             if now < standby.searched + SEARCH_EVERY_S:
                 return "wait"
             standby.searched = now

@@ -63,7 +63,7 @@ def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
 def prepare_like(
     graph: Graph, others: Sequence[tuple[Graph, Mapping[str, tuple[Tile, ...]]]], cluster: Cluster, options: PlanOptions
 ) -> PlannedVariant:
-    """Return a way to run a loaded model that is cut as it is with other input shapes: like that of `others` that is expected to be fastest.
+    """Return a way to run a loaded model that is cut as with other input shapes: like the one of `others` that is expected to be fastest.
 
     Raises:
         PlanError: if it can be like none of them, does not fit the nodes' memory, or one node is expected to be as fast.

@@ -17,7 +17,7 @@ from bbgrap.engine.prepare import Made, prepare_graph, prepare_like
 from tests.cluster import coordinator_process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from bbgrap.control.planned import PlannedVariant
     from bbgrap.graph import Graph
@@ -32,8 +32,10 @@ def prepare(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Made,
     return prepare_graph(graph, _plain(cluster), replace(options, planner="bbgrap"))
 
 
-def like(graph: Graph, before: Graph, tiles: Mapping[str, tuple[Tile, ...]], cluster: Cluster, options: PlanOptions) -> PlannedVariant:
-    return prepare_like(graph, before, tiles, _plain(cluster), options)
+def like(
+    graph: Graph, others: Sequence[tuple[Graph, Mapping[str, tuple[Tile, ...]]]], cluster: Cluster, options: PlanOptions
+) -> PlannedVariant:
+    return prepare_like(graph, others, _plain(cluster), options)
 
 
 def _plain(cluster: Cluster) -> Cluster:

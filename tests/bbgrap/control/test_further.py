@@ -7,6 +7,7 @@ import pytest
 
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import loading
+from bbgrap.control.further import SEARCH_EVERY_S
 from bbgrap.control.planned import SCALED_FROM, PlannedVariant
 from bbgrap.control.planning import EARNED, ONE_NODE, plan_key
 from bbgrap.control.plans import IN_USE_S
@@ -80,7 +81,7 @@ def test_a_shape_is_planned_when_it_came_often_enough_and_like_the_first_one():
     assert all(nodes in (A, B) for nodes in story.served(THIRD, EARNED - 1))
     assert len(story.wire.jobs) == 1
     assert story.served(SECOND)[0] in (A, B), "the one that earns it does not wait for it"
-    assert story.bases == [None, ce.Base(first.job, 0)]
+    assert story.bases == [(), (ce.Base(first.job, 0),)]
     assert story.wire.jobs[-1].shapes == {"x": SECOND}
     assert story.served(SECOND, 3) == [BOTH] * 3
     assert story.prepare(SECOND, wait=False)[SCALED_FROM] == [list(FIRST)]
@@ -95,7 +96,8 @@ def test_the_nearest_plan_that_was_searched_for_is_the_base():
     story.served((18, 20), EARNED)
     story.served((2, 3), EARNED)
     story.served((17, 20), EARNED)  # the nearest one is scaled itself
-    assert [base.job for base in story.bases[2:]] == [searched[1], searched[0], searched[1]]
+    assert [bases[0].job for bases in story.bases[2:]] == [searched[1], searched[0], searched[1]]
+    assert {base.job for base in story.bases[-1]} == set(searched), "others are tried, too"
 
 
 def test_further_shapes_wait_for_the_first_plan_to_be_found():
@@ -112,7 +114,7 @@ def test_further_shapes_wait_for_the_first_plan_to_be_found():
     story.served(FIRST, 20)
     assert story.served(FIRST) == [BOTH]
     story.served(SECOND, 2)
-    assert story.bases == [None, ce.Base(story.wire.jobs[0].job, 0)]
+    assert story.bases == [(), (ce.Base(story.wire.jobs[0].job, 0),)]
 
 
 def test_nothing_is_searched_where_one_node_was_the_fastest_for_inputs_half_as_large():
@@ -121,16 +123,16 @@ def test_nothing_is_searched_where_one_node_was_the_fastest_for_inputs_half_as_l
     assert story.served(FIRST) == [A]
     story.served(SECOND, EARNED + 3)
     assert len(story.wire.jobs) == 1
-    assert story.prepare(SECOND, wait=False)["why_not"] == ONE_NODE
+    assert story.prepare(SECOND, wait=False)["why_not"] == ONE_NODE[1]
     story.served((4, 2), EARNED)
-    assert story.bases == [None, None], "twice as large: it is worth a search"
+    assert story.bases == [(), ()], "twice as large: it is worth a search"
 
 
 def test_a_plan_that_a_caller_waits_for_is_searched():
     story = Story()
     story.prepare(FIRST)
     assert SCALED_FROM not in story.prepare(SECOND)
-    assert story.bases == [None, None]
+    assert story.bases == [(), ()]
 
 
 def test_other_planners_and_streams_are_made_for_each_shape():
@@ -138,7 +140,7 @@ def test_other_planners_and_streams_are_made_for_each_shape():
         story = Story(options=options)
         story.prepare(FIRST)
         story.served(SECOND, EARNED)
-        assert set(story.bases) == {None}
+        assert set(story.bases) == {()}
 
 
 def test_a_scaled_plan_that_is_slower_than_the_standby_goes_for_good():
@@ -211,7 +213,7 @@ def test_no_scaled_plan_is_kept_on_disk():
     story.wire.wait(10)
     story.wire.settle()
     story.served(SECOND, EARNED)
-    assert story.bases[-1] == ce.Base(story.wire.jobs[0].job, 0), "what was searched for before is the base of it again"
+    assert story.bases[-1] == (ce.Base(story.wire.jobs[0].job, 0),), "what was searched for before is the base of it again"
     assert story.served(SECOND) == [BOTH]
 
 
@@ -253,5 +255,19 @@ def test_what_cannot_be_scaled_is_answered_by_the_standby(fault):
     story.prepare(FIRST)
     story.wire.plan = lambda job: ce.PlanFailed(job.job, fault, "it cannot be cut like that")
     assert all(nodes in (A, B) for nodes in story.served(SECOND, 3 * EARNED))
-    assert len(story.wire.jobs) == 2
     assert "cannot be cut like that" in story.prepare(SECOND, wait=False)["why_not"]
+
+
+def test_what_can_be_like_no_other_is_searched_for_once_a_minute():
+    story = Story()
+    story.prepare(FIRST)
+    story.wire.plan = lambda job: ce.PlanFailed(job.job, c.Fault.PLAN, "it cannot be cut like that") if job.bases else planned(job)
+    story.served(SECOND, EARNED + 20)
+    assert story.served(SECOND) == [BOTH]
+    assert [bool(bases) for bases in story.bases] == [False, True, False]
+    assert all(nodes in (A, B) for nodes in story.served(THIRD, EARNED + 20)), "the standby answers meanwhile"
+    assert [len(bases) for bases in story.bases] == [0, 1, 0, 2]
+    story.wire.wait(SEARCH_EVERY_S)
+    story.served(THIRD, 20)
+    assert story.served(THIRD) == [BOTH]
+    assert sum(not bases for bases in story.bases) == 3

@@ -181,11 +181,11 @@ def test_prepared_like_another(name):
     graph, other, small = loaded(build(name), {"input": (1, 3, 1024, 1024)}, {"input": (1, 3, 8, 8)})
     fast = replace(cluster, network=replace(cluster.network, between=replace(cluster.network.between, latency_s=0.0)))
     (_, plan), *_ = prepare_graph(graph, fast, options)
-    made = prepare_like(other, graph, plan.tiles, fast, options)
+    made = prepare_like(other, [(graph, plan.tiles)], fast, options)
     assert made.report["scaled_from"] == [[1, 3, 32, 32]]
     slow = replace(cluster, network=replace(cluster.network, between=replace(cluster.network.between, latency_s=1.0)))
     with pytest.raises(PlanError, match="one node is expected to be as fast"):
-        prepare_like(small, graph, plan.tiles, slow, options)
+        prepare_like(small, [(graph, plan.tiles)], slow, options)
     tight = replace(fast, nodes=tuple(replace(node, memory_bytes=1000) for node in fast.nodes))
     with pytest.raises(PlanError, match="does not fit the memory"):
-        prepare_like(other, graph, plan.tiles, tight, options)
+        prepare_like(other, [(graph, plan.tiles)], tight, options)

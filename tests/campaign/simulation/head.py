@@ -175,14 +175,15 @@ class Head(Process):
 
     def _plan(self, job: ce.StartPlanning) -> None:
         model = self.world.models[job.files[0].name.removesuffix(".onnx")]
-        cluster, options, base, (width, _) = job.cluster, job.options, job.bases, job.shapes["x"]
-        if base is not None and base.job not in self.disk.made:
-            self.world.surprise(f"coordinator: job {job.job} is to be like job {base.job}, of which nothing is kept")
+        cluster, options, (width, _) = job.cluster, job.options, job.shapes["x"]
+        for base in job.bases:
+            if base.job not in self.disk.made:
+                self.world.surprise(f"coordinator: job {job.job} is to be like job {base.job}, of which nothing is kept")
 
         def make() -> tuple[PlannedVariant, ...]:
-            made = () if base is None else self.disk.made.get(base.job, ())
-            if base is not None and made:
-                return () if self.world.scaling_fails > self.clock.now else scaled(model, cluster, made[base.place], width)
+            known = [made[base.place] for base in job.bases if (made := self.disk.made.get(base.job))]
+            if known:
+                return () if self.world.scaling_fails > self.clock.now else scaled(model, cluster, known[0], width)
             # What it was to be like may be gone since: then it is searched for.
             return variants_of(model, cluster, options.planner, options.objective)
 
