@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from bbgrap.control.further import GROWTH
+from bbgrap.control.further import GROWTH, SEARCH_EVERY_S
 from bbgrap.control.loading import RESEND_S
 from bbgrap.control.planning import NO_ROOM, ONE_NODE
 from bbgrap.control.plans import Plan
@@ -173,6 +173,8 @@ class Checks:
         why = plan.failed.get(now, (None, ""))[1]
         if "on it, and" in why or (why == NO_PLAN and self.world.faults["scaling fails"]):
             return plan.job is None and not any(v.world == now for v in plan.variants)
+        if plan.unlike and plan.standby is not None and self.world.clock.now < plan.standby.searched + SEARCH_EVERY_S:
+            return plan.job is None  # a search for another shape was not long ago
         others = [] if plan.standby is None else [p for p in planning.of_model(plan.standby) if p is not plan and p.options == plan.options]
         return why == ONE_NODE[1] and any(
             v.world == now and len(v.parts) == 1 and not v.is_scaled and plan.shapes["x"][0] < GROWTH * p.shapes["x"][0]
