@@ -250,6 +250,7 @@ def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: Loader) -> Segment
         fault = _difference(draft, compiled, portable, slices)
         if not fault:
             loader.shared.get(key, lambda: compiled)
+            loader.shared.warmed(compiled)
     except Exception as error:  # noqa: BLE001,RUF100 - whatever fails here, the portable form is as good as without compiling
         fault = " ".join(str(error).split())
     draft.compiler.forget()

@@ -56,7 +56,7 @@ def load(
         store.loaded(ref.digest for model in deploy.segments for ref in model.weights.values())
     _log.info("epoch %d: %d segments, %d sessions made for them", deploy.epoch, len(deploy.segments), shared.made - before)
     names = tuple(s.name for s in deploy.segments)
-    _warm_up(loaded, names)
+    _warm_up(loaded, names, shared)
     addresses = tuple(peer.address for peer in reachable(deploy.peers, coordinator_host))
     return Deployment(deploy.epoch, loaded.schedule, loaded.segments, names, addresses, loaded.slices)
 
@@ -91,11 +91,11 @@ def _load_compiled(compiler: SegmentCompiler, boundary: Boundary, model: Segment
     return caller(session, compiler.front.inputs, model.outputs)
 
 
-def _warm_up(loaded: Loaded, names: Sequence[str]) -> None:
-    """Run every segment once: the first run allocates and touches all memory."""
+def _warm_up(loaded: Loaded, names: Sequence[str], shared: SharedSegments) -> None:
+    """Run every segment once that never ran: the first run allocates and touches all memory."""
     buffers = loaded.schedule.buffers
     for step in loaded.schedule.steps:
-        if not isinstance(step, LocalRun):
+        if not isinstance(step, LocalRun) or shared.warmed(loaded.segments[step.segment]):
             continue
         specs = [buffers[b] for b in step.inputs]
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.graph.onnx_layout import Boundary
@@ -33,6 +33,7 @@ class SharedSegments:
         """Start with none."""
         self._segments: WeakValueDictionary[tuple[object, ...], Segment] = WeakValueDictionary()
         self._known: OrderedDict[tuple[object, ...], Known] = OrderedDict()
+        self._warm: WeakSet[Segment] = WeakSet()
         self.made = 0
         """How many segments were made so far."""
 
@@ -47,6 +48,12 @@ class SharedSegments:
             found = self._segments[key] = make()
             self.made += 1
         return found
+
+    def warmed(self, segment: Segment) -> bool:
+        """Note that a segment runs, and return whether it has run before."""
+        was_warm = segment in self._warm
+        self._warm.add(segment)
+        return was_warm
 
     def known(self, key: tuple[object, ...]) -> Known:
         """Return what is known of a segment, to be added to."""
