@@ -40,9 +40,10 @@ class ReloadedModel:
 
     def graph(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         """Load the model, whose file is there now, for concrete input shapes; raises what `load_graph` raises."""
-        if not self._order or not has_free_inputs(self._model):
+        overrides = shapes.keys() - {item.name for item in self._model.inputs}  # weights that are inputs this time
+        if not self._order or overrides or not has_free_inputs(self._model):
             graph = load_graph(path, shapes)
-            self._order = {node.name: place for place, node in enumerate(graph.nodes)}
+            self._order = self._order or {node.name: place for place, node in enumerate(graph.nodes)}
             return graph
         try:
             with as_model_error(f"model '{path}'"):

@@ -28,7 +28,7 @@ def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_pat
             with bbgrap.connect(cluster.address) as connection:
                 try:
                     bbgrap.InferenceSession(model, cluster=connection, options=PlanOptions(split="channels")).run(None, {"input": x})
-                except bbgrap.PlanError as error:
+                except bbgrap.ExecutionError as error:
                     faults.append(str(error))
 
         planner.suspend()

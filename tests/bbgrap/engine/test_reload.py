@@ -163,3 +163,21 @@ def test_sizes_below_zero_are_not_believed(path):
     assert model.graph(path, {"x": (1, 1, 4, 4)}).types["y"].shape == (1, 1, 2, 2)
     assert model.graph(path, {"x": (1, 1, 4, 1)}).types["y"].shape is None
     assert load_graph(path, {"x": (1, 1, 4, 1)}).types["y"].shape is None
+
+
+def test_a_weight_that_is_given_this_time_is_an_input(tmp_path):
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("a", ["n", 3]), ("w", [3]))]
+    made = helper.make_graph(
+        [helper.make_node("Add", ["a", "w"], ["y"])],
+        "given",
+        inputs,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        [numpy_helper.from_array(np.ones(3, np.float32), "w")],
+    )
+    path = tmp_path / "given.onnx"
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    model = ReloadedModel(path)
+    for shapes in ({"a": (2, 3)}, {"a": (4, 3), "w": (3,)}, {"a": (5, 3)}):
+        graph = model.graph(path, shapes)
+        assert set(graph.inputs) == set(shapes)
+        assert {name: graph.types[name].shape for name in shapes} == shapes
