@@ -169,7 +169,8 @@ class Checks:
         """Whether a further shape needs no plan: one node is faster, as was measured, or is for inputs that are hardly smaller."""
         assert self.world.head is not None
         planning = self.world.head.machine.planning
-        _, now = planning._world()
+        able, now = planning._world()
+        names = tuple(member.name for member in able)
         why = plan.failed.get(now, (None, ""))[1]
         if "on it, and" in why or (why == NO_PLAN and self.world.faults["scaling fails"]):
             return plan.job is None and not any(v.world == now for v in plan.variants)
@@ -177,7 +178,10 @@ class Checks:
             return plan.job is None  # a search for another shape was not long ago
         others = [] if plan.standby is None else [p for p in planning.of_model(plan.standby) if p is not plan and p.options == plan.options]
         return why == ONE_NODE[1] and any(
-            v.world == now and len(v.parts) == 1 and not v.is_scaled and plan.shapes["x"][0] < GROWTH * p.shapes["x"][0]
+            tuple(n for n, _ in v.nodes) == names
+            and len(v.parts) == 1
+            and not v.is_scaled
+            and plan.shapes["x"][0] < GROWTH * p.shapes["x"][0]
             for p in others
             for v in p.serving
         )
