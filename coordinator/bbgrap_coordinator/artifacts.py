@@ -246,7 +246,7 @@ def _map(path: Path) -> mmap.mmap | bytes:
             return b""
         key = facts.st_dev, facts.st_ino
         mapped = _MAPPED.get(key)
-        if mapped is None:
+        if mapped is None or len(mapped) != facts.st_size:  # whoever wrote it may have written to it since
             mapped = _MAPPED[key] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         return mapped
 

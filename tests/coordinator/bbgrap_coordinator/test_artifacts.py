@@ -156,6 +156,16 @@ def test_weights_of_a_plan_that_it_was_scaled_from_are_not_written_again(folder)
     assert all(np.shares_memory(first.artifacts.weights[d], found.artifacts.weights[d]) for d in shared)
 
 
+def test_a_file_that_was_cut_off_while_it_was_mapped_is_refused(folder):
+    write_artifacts(folder, [variant(ARRAYS)])
+    (found,) = read_artifacts(folder).variants
+    with (folder / "weights").open("r+b") as stream:
+        stream.truncate(8)
+    with pytest.raises(PlanError, match="do not lie in a file of 8"):
+        read_artifacts(folder)
+    assert found.artifacts.weights
+
+
 def test_how_a_plan_is_cut_is_read_as_it_was_written(folder):
     graph = build("tiny")
     plan = make_plan(graph, Cluster.even(2), PlanOptions())
