@@ -48,6 +48,12 @@ class ClusterUnavailableError(BbgrapError):
     exit_code = 3
 
 
+class AccessError(BbgrapError):
+    """A key or token is missing, wrong, revoked, or does not allow what was asked."""
+
+    exit_code = 4
+
+
 class ExecutionError(BbgrapError):
     """A request failed while it ran: a kernel error, a lost agent, a deadline."""
 

@@ -149,6 +149,7 @@ class LocalCluster:
 
     def _start_agent(self, name: str) -> str:
         options = ["--join", self.address, "--name", name, "--threads", str(self._threads), "--until-eof"]
+        options += ["--keys-dir", str(self.logs / "keys")]
         if self._cache_dir is not None:
             options += ["--cache-dir", str(self._cache_dir)]
         if len(self._free_cores) >= self._threads:

@@ -7,6 +7,7 @@ from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as client
+from bbgrap.protocol import key_messages as k
 from bbgrap.protocol import messages as m
 from bbgrap.runtime.recording import Record, StepLabel
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
@@ -95,3 +96,14 @@ ANSWERS: list[Any] = [
     client.Failed(1, client.Fault.PLAN, "no"),
     client.StillWorking((1, 2), (1,)),
 ]
+
+KEY = k.KeyStatus("laptop", "client", DIGEST, 1.5, 0.0, 0.0, "", 1)
+KEYS: list[Any] = [
+    k.Enrol("a", DIGEST, "request"),
+    k.CreateToken(1, "client", "laptop", 60.0),
+    k.ListTokens(2),
+    k.RevokeToken(3, "laptop"),
+    k.RotateToken(4, "laptop", 60.0),
+]
+ANSWERS += [k.TokenMade(1, "bbgrap-client-x", KEY), k.Tokens(2, (KEY,))]
+COMMANDS += [k.Enrolled("certificate", "authority", 1.5)]

@@ -21,6 +21,7 @@ from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
+from bbgrap.protocol.key_messages import Enrolled
 from bbgrap.protocol.messages import LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed
 from bbgrap.transport.control import ControlClient
 from bbgrap.transport.wakeup_queue import WakeupQueue
@@ -83,6 +84,7 @@ class Agent:
             self._receive()
             if now >= due:
                 heartbeat = self._nanny.look(now)
+                self._fault = self._control.refused or self._fault
                 look = time.monotonic() + LOOK_S
                 if self._machine is not None and now >= tick:
                     self._handle(events.Tick(heartbeat), now)
@@ -94,7 +96,9 @@ class Agent:
     def _receive(self) -> None:
         while self._fault is None and (frames := self._control.receive()) is not None:
             try:
-                self._handle(events.Received(TO_AGENT.decode(frames)))
+                message = TO_AGENT.decode(frames)
+                if not isinstance(message, Enrolled):  # a late answer
+                    self._handle(events.Received(message))
             except RemoteProtocolError as error:
                 _log.warning("dropped a message of the coordinator: %s", error)
 

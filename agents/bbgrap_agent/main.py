@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -33,17 +34,25 @@ def main(
     compiling: Annotated[
         bool, typer.Option("--compile/--no-compile", envvar="BBGRAP_COMPILE", help="Adapt what is deployed to this machine's CPU.")
     ] = True,
+    token_file: Annotated[
+        Path | None, typer.Option(envvar="BBGRAP_TOKEN_FILE", help="A token of role agent, for the first contact; or set BBGRAP_TOKEN.")
+    ] = None,
+    keys_dir: Annotated[Path | None, typer.Option(help="Where this node's own key is kept; default ~/.config/bbgrap/keys.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Join a coordinator that runs with --insecure: nothing is encrypted.")
+    ] = False,
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
 ) -> None:
     """Join a coordinator and compute for it."""
+    os.umask(0o077)
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     try:
         chosen = parse_cores(cores) if cores else {core} if core is not None else set()
         if chosen:
             pin(chosen)
-        fault = _work(join, name, threads, profile, cache_dir, advertise, data_port, until_eof, compiling)
+        fault = _work(join, token_file, insecure, keys_dir, name, threads, profile, cache_dir, advertise, data_port, until_eof, compiling)
     except BbgrapError as error:
         if debug:
             raise
@@ -56,6 +65,9 @@ def main(
 
 def _work(
     join: str,
+    token_file: Path | None,
+    insecure: bool,
+    keys_dir: Path | None,
     name: str,
     threads: int,
     profile: Path | None,
@@ -69,20 +81,22 @@ def _work(
     import zmq
 
     from bbgrap.cluster.files import read_profile
+    from bbgrap.transport.access import Access
     from bbgrap.transport.control import ControlClient, check_address
     from bbgrap.transport.exit_with_parent import exit_with_parent
     from bbgrap.transport.tcp import listen_at
     from bbgrap_agent.agent import Agent
+    from bbgrap_agent.enrolment import KeyFile, enrol, keys_folder
     from bbgrap_agent.names import OwnName
     from bbgrap_agent.worker_settings import Settings
 
     address = check_address(join)
+    access = Access("", token_file, insecure)
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Held here, so that the data plane keeps its address when a worker ends. A machine that is reached by its loopback address only has
     # no need to listen on others.
     listener = listen_at(f"tcp://{host if host.startswith('127.') else '*'}:{data_port}")
-    control = ControlClient(context, address)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = _made(cache_dir or home / "bbgrap" / "agent")
     own = None if name else OwnName(cache / "names")
@@ -96,6 +110,10 @@ def _work(
         compiling=int(compiling),
         verbose=int(verbose),
     )
+    if access.is_insecure():
+        _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
+    enrolment = enrol(address, access, settings.name, KeyFile(keys_dir or keys_folder(), address, settings.name), lambda _: "")
+    control = ControlClient(context, address, enrolment.find_lock, closed_before_sure=math.inf)
     given = None if profile is None else read_profile(profile)
     agent = Agent(control, listener, settings, given)
     for number in (signal.SIGTERM, signal.SIGINT):

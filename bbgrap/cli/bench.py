@@ -8,7 +8,7 @@ import typer
 
 from bbgrap.cli.given import GivenInputs
 from bbgrap.cli.groups import contenders, given_inputs, takes
-from bbgrap.cli.options import Coordinator, Json, LocalAgents, Model, Seed
+from bbgrap.cli.options import Coordinator, Insecure, Json, LocalAgents, Model, Seed, TokenFile
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import PlanOptions
@@ -42,6 +42,8 @@ def bench(
         typer.Option(min=1, help="Threads of the single node and of each agent that is started; default: 1, or as the agents have."),
     ] = None,
     coordinator: Coordinator = "",
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
     """Measure a model on one node and on the cluster, run by run in turns.
@@ -67,7 +69,10 @@ def bench(
         raise UsageError("--in-flight: it belongs to --stream N; give both or neither")
     path = find_model(model)
     feeds = read_inputs(path, inputs).feeds(seed, pictures=pictures)
-    with open_cluster(coordinator, agents, threads or 1) as cluster, step("measuring") as progress:
+    with (
+        open_cluster(coordinator, agents, threads or 1, token_file=token_file, insecure=insecure) as cluster,
+        step("measuring") as progress,
+    ):
         common: dict[str, Any] = {"threads": threads, "name": model, "report": progress.update}
         if stream is None:
             report = measure(path, feeds, cluster, planned, runs=runs, **common)

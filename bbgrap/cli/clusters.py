@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from bbgrap.cli.output import say, step
 from bbgrap.errors import UsageError
@@ -13,7 +14,9 @@ from bbgrap.session import Connection, connect
 
 
 @contextmanager
-def open_cluster(coordinator: str, agents: int | None = None, threads: int = 1) -> Iterator[Connection]:
+def open_cluster(
+    coordinator: str, agents: int | None = None, threads: int = 1, *, token_file: Path | None = None, insecure: bool = False
+) -> Iterator[Connection]:
     """Connect to a coordinator, or start one with this many agents on this machine, which end with the call.
 
     What is odd about the agents that are there is said on stderr.
@@ -21,6 +24,7 @@ def open_cluster(coordinator: str, agents: int | None = None, threads: int = 1) 
     Raises:
         UsageError: if neither is given.
         ClusterUnavailableError: if no coordinator answers, or a process does not start.
+        AccessError: if it refuses the token, or there is none.
     """
     if agents is not None:
         with step(f"starting a coordinator and {agents} agent{'s' * (agents != 1)} on this machine"):
@@ -31,7 +35,9 @@ def open_cluster(coordinator: str, agents: int | None = None, threads: int = 1) 
     if not coordinator:
         ways = "give --coordinator tcp://HOST:PORT or set BBGRAP_COORDINATOR; 'bbgrap local --agents 2' starts a cluster on this machine"
         raise UsageError(f"which cluster? {ways}")
-    with connect(coordinator) as connection:
+    with connect(coordinator, token_file=token_file, insecure=insecure) as connection:
+        if connection.access.is_insecure():
+            say(f"insecure: whoever answers at {connection.address} is believed, and all that is sent can be read on the network")
         if text := different_versions(connection.nodes()):
             say(text)
         yield connection

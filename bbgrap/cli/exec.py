@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.options import Coordinator, LocalAgents, Threads
+from bbgrap.cli.options import Coordinator, Insecure, LocalAgents, Threads, TokenFile
 
 SETTINGS = {"allow_interspersed_args": False}
 """What follows the program is the program's."""
@@ -22,6 +22,8 @@ def exec_program(
     agents: LocalAgents = None,
     threads: Threads = 1,
     coordinator: Coordinator = "",
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
 ) -> None:
     """Run a Python program in which 'import onnxruntime' gives sessions on the cluster; nothing else about it changes.
 
@@ -42,8 +44,8 @@ def exec_program(
     if not module and not Path(program).exists():
         raise UsageError(f"program '{program}': there is no such file; a module's name takes -m before it")
     command = [sys.executable, "-m", "bbgrap.onnxruntime", *(["-m"] if module else []), program, *(arguments or ())]
-    with open_cluster(coordinator, agents, threads) as connection:
-        process = subprocess.Popen(command, env={**os.environ, COORDINATOR: connection.address})
+    with open_cluster(coordinator, agents, threads, token_file=token_file, insecure=insecure) as connection:
+        process = subprocess.Popen(command, env={**os.environ, COORDINATOR: connection.address, **connection.access.environment()})
         code = _wait(process)
     raise typer.Exit(code if code >= 0 else 128 - code)
 

@@ -1,7 +1,7 @@
 """The command `bbgrap`: its commands, and what becomes of their errors.
 
 An error is one line on stderr, `bbgrap: what is wrong and what to do`, and an exit code: 1 failed or not verified, 2 usage, 3 cluster
-unavailable. `--debug`, before or after the command, shows the traceback instead.
+unavailable, 4 no access. `--debug`, before or after the command, shows the traceback instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, trace, zoo
+from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, token, trace, zoo
 from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.given import FreeDimensionsError
 from bbgrap.cli.output import print_result, report_error
@@ -83,7 +83,7 @@ def main(
 
     Try 'bbgrap demo' first. Without a cluster: 'bbgrap plan zoo:resnet50 --agents 4'.
 
-    Exit codes: 0 done, 1 failed or not verified, 2 usage, 3 cluster unavailable.
+    Exit codes: 0 done, 1 failed or not verified, 2 usage, 3 cluster unavailable, 4 no access.
     """
 
 
@@ -103,6 +103,7 @@ for command in (
     app.command()(command)
 app.command("exec", context_settings=SETTINGS)(exec_program)
 app.add_typer(profile.app, name="profile")
+app.add_typer(token.app, name="token")
 
 
 def run() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from bbgrap.cli.options import Coordinator, Json
+from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
 from bbgrap.cli.output import print_json, print_table, say
 
 
-def nodes(coordinator: Coordinator = "", as_json: Json = False) -> None:
+def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure: Insecure = False, as_json: Json = False) -> None:
     """List the agents, their state, memory, versions and profiles, and who does not reach whom.
 
     `used` is the memory that the agent's worker takes, `standby` the part of it that models take which it has whole, to answer at once.
@@ -20,7 +20,7 @@ def nodes(coordinator: Coordinator = "", as_json: Json = False) -> None:
     from bbgrap.cluster import NodeProfile
     from bbgrap.cluster.speeds import shares_of
 
-    with open_cluster(coordinator) as cluster:
+    with open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster:
         found = cluster.nodes()
     if as_json:
         print_json([asdict(node) for node in found])

@@ -79,6 +79,18 @@ Coordinator = Annotated[
     str,
     typer.Option(envvar="BBGRAP_COORDINATOR", metavar="tcp://HOST:PORT", help="Where the coordinator is.", show_default=False),
 ]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="BBGRAP_TOKEN_FILE",
+        metavar="FILE",
+        help="The token for the coordinator; or set BBGRAP_TOKEN. Your own coordinator on this machine needs none.",
+        show_default=False,
+    ),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="For a coordinator that runs with --insecure: nobody is known, nothing encrypted.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of the random inputs.")]
 
 

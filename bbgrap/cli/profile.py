@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.options import Coordinator, Json
+from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ def profile(
         Path | None, typer.Option(help="Also write a file: one node's profile, or a cluster file.", show_default=False)
     ] = None,
     coordinator: Coordinator = "",
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
     """Measure nodes and their links, or set a profile by hand ('bbgrap profile add FILE').
@@ -49,7 +51,10 @@ def profile(
     from bbgrap.cluster.files import cluster_text, profile_text
     from bbgrap.errors import ClusterUnavailableError
 
-    with open_cluster(coordinator) as cluster, step(f"measuring {node or 'all nodes'}") as progress:
+    with (
+        open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster,
+        step(f"measuring {node or 'all nodes'}") as progress,
+    ):
         found = cluster.profile(node, progress.report)
     if not found:
         raise ClusterUnavailableError("there are no agents to measure; start one: bbgrap-agent --join ADDRESS")
@@ -111,6 +116,8 @@ def add(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="A profile file, or a cluster file with several.")],
     coordinator: Coordinator = "",
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
 ) -> None:
     """Use the profiles of a file from now on, whatever is measured.
 
@@ -125,7 +132,7 @@ def add(
 
     profiles = read_profiles(file)
     before_command = context.parent.params["coordinator"] if context.parent else ""
-    with open_cluster(coordinator or before_command) as cluster:
+    with open_cluster(coordinator or before_command, token_file=token_file, insecure=insecure) as cluster:
         there = {node.name for node in cluster.nodes()}
         for item in profiles:
             cluster.add_profile(item)

@@ -9,7 +9,7 @@ import typer
 
 from bbgrap.cli.given import GivenInputs
 from bbgrap.cli.groups import given_inputs, plan_options, takes
-from bbgrap.cli.options import Coordinator, Json, LocalAgents, Model, Seed, Threads
+from bbgrap.cli.options import Coordinator, Insecure, Json, LocalAgents, Model, Seed, Threads, TokenFile
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.planners.options import PlanOptions
 
@@ -31,6 +31,8 @@ def trace(
     agents: LocalAgents = None,
     threads: Threads = 1,
     coordinator: Coordinator = "",
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
     """Record what every node does when: computing, sending, receiving, waiting.
@@ -56,7 +58,7 @@ def trace(
     check_suffix(html, ".html")
     path = find_model(model)
     feeds = read_inputs(path, inputs).feeds(seed)
-    with open_cluster(coordinator, agents, threads) as cluster:
+    with open_cluster(coordinator, agents, threads, token_file=token_file, insecure=insecure) as cluster:
         with step("planning and deploying") as progress:
             session = InferenceSession(path, cluster=cluster, options=options, on_progress=progress.report)
             session.prepare({name: array.shape for name, array in feeds.items()}, feeds)

@@ -14,7 +14,6 @@ from bbgrap.protocol.client_messages import (
     Call,
     Cancel,
     ClientAnswer,
-    ClientMessage,
     Failed,
     Fault,
     FinalAnswer,
@@ -30,7 +29,7 @@ REOPEN_S = 3.0
 class Say:
     """Send a message to the coordinator."""
 
-    message: ClientMessage
+    message: Call | Cancel | Ask
 
 
 @dataclass(frozen=True, slots=True)

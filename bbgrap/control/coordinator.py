@@ -368,7 +368,7 @@ class CoordinatorMachine:
 
     def _greet(self, identity: Identity, hello: Hello) -> Instruction:
         if hello.protocol == PROTOCOL_VERSION:
-            return ToClient(identity, Greeting(hello.call, self.settings.version, len(self.members.by_name), self.settings.channel))
+            return ToClient(identity, Greeting(hello.call, self.settings.version, len(self.members.by_name)))
         reason = f"client speaks protocol {hello.protocol} (bbgrap {hello.version}), this coordinator {PROTOCOL_VERSION}"
         return ToClient(identity, Failed(hello.call, Fault.PROTOCOL, f"{reason} (bbgrap {self.settings.version})"))
 

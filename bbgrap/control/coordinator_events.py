@@ -24,7 +24,6 @@ class Settings:
 
     version: str
     data_address: str
-    channel: str = ""
     first_epoch: int = 1
     max_waiting: int = 256
     max_waiting_bytes: int = 1 << 30

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.errors import (
+    AccessError,
     BbgrapError,
     ClusterFileError,
     ClusterUnavailableError,
@@ -21,6 +22,7 @@ from bbgrap.errors import (
     UsageError,
 )
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.key_messages import TokenCall, TokenMade, Tokens
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, FileName, Length, Name, Text
 from bbgrap.protocol.messages import Chunk, TensorHeader, Tensors
 from bbgrap.runtime.recording import Record
@@ -250,6 +252,7 @@ class Fault(Enum):
     UNAVAILABLE = "unavailable"
     EXECUTION = "execution"
     BUSY = "busy"
+    ACCESS = "access"
     PROTOCOL = "protocol"
     UNKNOWN_MODEL = "unknown-model"
     UNKNOWN_PLAN = "unknown-plan"
@@ -275,6 +278,7 @@ _ERRORS: dict[Fault, type[BbgrapError]] = {
     Fault.UNAVAILABLE: ClusterUnavailableError,
     Fault.EXECUTION: ExecutionError,
     Fault.BUSY: ExecutionError,
+    Fault.ACCESS: AccessError,
     Fault.PROTOCOL: RemoteProtocolError,
     Fault.UNKNOWN_MODEL: ExecutionError,
     Fault.UNKNOWN_PLAN: ExecutionError,
@@ -298,6 +302,6 @@ class StillWorking:
     known: tuple[int, ...]
 
 
-ClientAnswer = Greeting | Nodes | ModelMissing | ModelStored | Progress | ModelPrepared | RunResult | Profiles | Failed | StillWorking
-FinalAnswer = Greeting | Nodes | ModelMissing | ModelStored | ModelPrepared | RunResult | Profiles | Failed
-Call = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | RunModel | MeasureNodes | SetProfile
+FinalAnswer = Greeting | Nodes | ModelMissing | ModelStored | ModelPrepared | RunResult | Profiles | TokenMade | Tokens | Failed
+ClientAnswer = FinalAnswer | Progress | StillWorking
+Call = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | RunModel | MeasureNodes | SetProfile | TokenCall

@@ -16,6 +16,7 @@ import msgpack
 from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
 from bbgrap.protocol.growth import check_growth
+from bbgrap.protocol.key_messages import Enrolled, KeyMessage
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, Payload
 from bbgrap.protocol.messages import PROTOCOL_VERSION, AgentCommand, AgentMessage, BytesLike
 from bbgrap.protocol.schema import SchemaError, build, payload_of, plain_form, schema_of
@@ -112,7 +113,9 @@ def _check_payload(limit: Payload, frames: Sequence[BytesLike]) -> None:
         )
 
 
-TO_COORDINATOR: Codec[AgentMessage | ClientMessage] = Codec(*get_args(AgentMessage), *get_args(ClientMessage))
-TO_AGENT: Codec[AgentCommand] = Codec(*get_args(AgentCommand), growth=48)
+TO_COORDINATOR: Codec[AgentMessage | ClientMessage | KeyMessage] = Codec(
+    *get_args(AgentMessage), *get_args(ClientMessage), *get_args(KeyMessage)
+)
+TO_AGENT: Codec[AgentCommand | Enrolled] = Codec(*get_args(AgentCommand), Enrolled, growth=48)
 """Schedules are lists of short lists: 4 bytes of a region become 150."""
 TO_CLIENT: Codec[ClientAnswer] = Codec(*get_args(ClientAnswer))

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -19,7 +20,7 @@ import zmq
 
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import client as machine
-from bbgrap.errors import BbgrapError, RemoteProtocolError
+from bbgrap.errors import AccessError, BbgrapError, RemoteProtocolError
 from bbgrap.protocol.client_messages import (
     Call,
     Failed,
@@ -35,8 +36,10 @@ from bbgrap.protocol.client_messages import (
     SetProfile,
 )
 from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.key_messages import CreateToken, KeyStatus, ListTokens, RevokeToken, RotateToken, TokenMade, Tokens
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
 from bbgrap.protocol.version import VERSION
+from bbgrap.transport.access import Access
 from bbgrap.transport.control import ControlClient, check_address, unavailable
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -85,16 +88,18 @@ class Connection:
     Invariants: the socket is used by the leading thread only; `_done` holds answers that their callers have not taken yet.
     """
 
-    def __init__(self, address: str, timeout_s: float = 3.0) -> None:
-        """Connect and greet.
+    def __init__(self, address: str, timeout_s: float = 3.0, access: Access | None = None) -> None:
+        """Connect and greet; without an `access`, as the environment and this machine say.
 
         Raises:
             UsageError: if the address is malformed.
+            AccessError: if there is no token, or it does not allow this.
             ClusterUnavailableError: if no coordinator answers in time.
             RemoteProtocolError: if it speaks another version.
         """
         self.address = check_address(address)
-        self._control = ControlClient(zmq.Context.instance(), self.address)
+        self.access = access or Access()
+        self._control = ControlClient(zmq.Context.instance(), self.address, lambda: self.access.lock(self.address))
         self._machine = machine.ClientMachine(self.address)
         self._numbers = itertools.count(1)
         self._lock = threading.Condition()
@@ -115,6 +120,9 @@ class Connection:
         except TimeoutError:
             self.close()
             raise unavailable(self.address, timeout_s) from None
+        except BaseException:
+            self.close()
+            raise
         self.coordinator_version = greeting.version
         self._control.use_channel(greeting.channel)
 
@@ -134,6 +142,22 @@ class Connection:
     def add_profile(self, profile: NodeProfile) -> None:
         """Use a profile for the node of its name from now on, whatever is measured."""
         self.ask(SetProfile(self.number(), profile), Profiles)
+
+    def create_token(self, name: str, role: str, lasts_s: float = 0.0) -> str:
+        """Make a token of a role (reader, client, agent, admin) that lasts so long (0: until it is revoked), and return its text."""
+        return self.ask(CreateToken(self.number(), role, name, lasts_s), TokenMade).token
+
+    def tokens(self) -> tuple[KeyStatus, ...]:
+        """Return what keys there are, those taken back among them."""
+        return self.ask(ListTokens(self.number()), Tokens).keys
+
+    def revoke_token(self, name: str) -> tuple[KeyStatus, ...]:
+        """Take back the key of a token or node, at once; return what keys there are."""
+        return self.ask(RevokeToken(self.number(), name), Tokens).keys
+
+    def rotate_token(self, name: str, grace_s: float) -> str:
+        """Replace a token, and return the new one's text; the old one goes on for `grace_s` seconds."""
+        return self.ask(RotateToken(self.number(), name, grace_s), TokenMade).token
 
     def close(self) -> None:
         """Close the connection; calls of other threads must have ended."""
@@ -244,6 +268,8 @@ class Connection:
             self._flush()
             ready = self._poll()
             now = time.monotonic()
+            if not ready:
+                self._check_access()
             if not ready.isdisjoint(self._polled):
                 # What came for others is read by whoever leads next.
                 while number not in self._done and (frames := self._control.receive()) is not None:
@@ -258,6 +284,19 @@ class Connection:
                 raise TimeoutError
             with self._lock:
                 self._carry_out(self._machine.tick(now))
+
+    def _check_access(self) -> None:
+        """Connect anew if a token was replaced.
+
+        Raises:
+            AccessError: if the coordinator does not take this side's key.
+        """
+        why = self._control.refused
+        if not why:
+            return
+        if not self._control.has_new_lock():
+            raise AccessError(why)
+        self._control.reopen()
 
     def _poll(self) -> set[zmq.Socket[bytes] | int]:
         """Wait until something can be read, and return what."""
@@ -287,10 +326,16 @@ class Connection:
                     self._control.reopen()
 
 
-def connect(address: str, timeout: float = 3.0) -> Connection:
+def connect(
+    address: str, timeout: float = 3.0, *, token: str = "", token_file: str | Path | None = None, insecure: bool = False
+) -> Connection:
     """Connect to the coordinator at `tcp://HOST:PORT`; `timeout` in seconds.
+
+    Without a token, BBGRAP_TOKEN or BBGRAP_TOKEN_FILE is used, or, for a coordinator of this user on this machine, its own. `insecure` is
+    for a coordinator that was started so: nobody is known to anybody, and nothing is encrypted.
 
     Raises:
         ClusterUnavailableError: if no coordinator answers in time.
+        AccessError: if there is no token, or it is not taken.
     """
-    return Connection(address, timeout)
+    return Connection(address, timeout, Access(token, None if token_file is None else Path(token_file), insecure))

@@ -18,7 +18,7 @@ import socket
 import struct
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -239,18 +239,22 @@ if hasattr(os, "register_at_fork"):
 # --- opening ----------------------------------------------------------------------------------------------------------------------
 
 
-def open_channel(name: str, identity: bytes) -> Channel | None:
-    """Offer memory to the coordinator with that name on this machine; None if there is none, or not of this user."""
-    offered = offer_memory(name, identity)
+def open_channel(invitation: str) -> Channel | None:
+    """Offer memory to the coordinator that invites, if it is on this machine; None if it is not, or not of this user."""
+    name, _, word = invitation.partition(" ")
+    try:
+        offered = offer_memory(name, bytes.fromhex(word))
+    except ValueError:
+        return None
     return None if offered is None else Channel(*offered, client=True)
 
 
-def accept_channel(connection: socket.socket) -> tuple[bytes, Channel]:
-    """Take what a client offers first; return its identity and the channel.
+def accept_channel(connection: socket.socket, is_invited: Callable[[bytes], bool]) -> tuple[bytes, Channel]:
+    """Take what a client offers first; return the word that it was invited with, and the channel.
 
     Raises:
         RemoteProtocolError: if it is nothing that can be used safely.
         BlockingIOError: if nothing is there.
     """
-    identity, memory = accept_memory(connection)
-    return identity, Channel(connection, memory, client=False)
+    word, memory = accept_memory(connection, is_invited)
+    return word, Channel(connection, memory, client=False)

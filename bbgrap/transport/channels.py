@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import selectors
 import socket
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.channel import Channel, accept_channel
-from bbgrap.transport.shared_memory import is_same_user, listen
+from bbgrap.transport.shared_memory import TOKEN_BYTES, is_same_user, listen
 
+MAX_INVITED = 1024
+"""Clients that have been invited and have not come: those on other machines never do. Of more, the oldest are forgotten."""
 MAX_CHANNELS = 16
 """Chosen: each may take 128 MiB; further clients use ZeroMQ."""
 
@@ -31,9 +34,9 @@ class Channels:
         self._open: dict[bytes, Channel] = {}
         self._strangers: dict[socket.socket, None] = {}
         self._ready: deque[tuple[bytes, Channel]] = deque()
+        self._invited: OrderedDict[bytes, bytes] = OrderedDict()
         found = listen()
-        self.name = "" if found is None else found[0]
-        """Where clients find this coordinator on its machine; empty if they cannot."""
+        self._name = "" if found is None else found[0]
         self._listener = None if found is None else found[1]
         if self._listener is not None:
             self._selector.register(self._listener, selectors.EVENT_READ)
@@ -41,6 +44,23 @@ class Channels:
     def fileno(self) -> int:
         """A file descriptor that is readable when there is something to receive; for a poller."""
         return self._selector.fileno()
+
+    def invite(self, identity: bytes) -> str:
+        """Return where a client on this machine may offer memory, with a word that only it knows; empty if it cannot."""
+        if not self._name:
+            return ""
+        word = secrets.token_bytes(TOKEN_BYTES)
+        self._invited[word] = identity
+        while len(self._invited) > MAX_INVITED:
+            self._invited.popitem(last=False)
+        return f"{self._name} {word.hex()}"
+
+    def end(self, key: bytes) -> None:
+        """End the channels of all identities that begin with a key, and forget who was invited of them."""
+        for identity, channel in list(self._open.items()):
+            if identity.startswith(key):
+                self._forget(identity, channel)
+        self._invited = OrderedDict((word, identity) for word, identity in self._invited.items() if not identity.startswith(key))
 
     def memory(self, identity: bytes, nbytes: int) -> memoryview | None:
         """Return memory that can be sent to a client without a copy; None if there is none."""
@@ -112,13 +132,14 @@ class Channels:
 
     def _greet(self, connection: socket.socket) -> None:
         try:
-            identity, channel = accept_channel(connection)
+            word, channel = accept_channel(connection, self._invited.__contains__)
         except BlockingIOError:
             return
         except RemoteProtocolError as error:
             _log.warning("%s; the connection is closed", error)
             self._turn_away(connection)
             return
+        identity = self._invited.pop(word)
         del self._strangers[connection]
         if identity in self._open:
             self._forget(identity, self._open[identity])

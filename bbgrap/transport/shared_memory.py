@@ -14,13 +14,14 @@ import os
 import secrets
 import socket
 import struct
+from collections.abc import Callable
 
 from bbgrap.errors import RemoteProtocolError
 
 HALF_BYTES = 64 << 20
 """What one side may have on its way. Chosen: inputs of 4096 x 4096 pixels; memory is taken only as it is used."""
 TOKEN_BYTES = 16
-"""What comes with a memory: the identity of the client."""
+"""What comes with a memory: the word that its client was invited with, over its own connection."""
 WELCOME = b"welcome"
 """What the coordinator answers when it has the memory."""
 
@@ -70,8 +71,8 @@ def offer_memory(name: str, token: bytes) -> tuple[socket.socket, mmap.mmap] | N
         return connection, memory
 
 
-def accept_memory(connection: socket.socket) -> tuple[bytes, mmap.mmap]:
-    """Take what is offered first over a connection; return its token and the memory.
+def accept_memory(connection: socket.socket, is_known: Callable[[bytes], bool]) -> tuple[bytes, mmap.mmap]:
+    """Take what is offered first over a connection; return its token, which must be known, and the memory.
 
     Raises:
         RemoteProtocolError: if it is nothing that can be used safely.
@@ -87,6 +88,8 @@ def accept_memory(connection: socket.socket) -> tuple[bytes, mmap.mmap]:
     try:
         if len(token) != TOKEN_BYTES or len(descriptors) != 1:
             raise RemoteProtocolError(f"{expected}, got {len(token)} bytes and {len(descriptors)} files")
+        if not is_known(token):
+            raise RemoteProtocolError("shared memory: it was offered by somebody who was not invited")
         seals, size = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS), os.fstat(descriptors[0]).st_size
         if not seals & fcntl.F_SEAL_SHRINK or size != 2 * HALF_BYTES:
             raise RemoteProtocolError(f"{expected}, got {size} bytes with seals {seals}")

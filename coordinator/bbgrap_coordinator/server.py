@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from math import ceil
 
 import zmq
@@ -41,14 +43,16 @@ from bbgrap.control.coordinator_events import (
     WriteChunk,
 )
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
-from bbgrap.protocol.client_messages import Failed, Fault, StillWorking
+from bbgrap.protocol.client_messages import Failed, Fault, Greeting, StillWorking
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
-from bbgrap.protocol.messages import Deploy, DeploymentFailed, Welcome
+from bbgrap.protocol.key_messages import Enrolled, KeyMessage, ListTokens
+from bbgrap.protocol.messages import Deploy, DeploymentFailed, Leave, Refused, Welcome
 from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.host import Host
+from bbgrap_coordinator.keyring import SHUT_OUT, Answer, KeyRing, NoKeys, refused
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import Planners
 from bbgrap_coordinator.storage import Storage
@@ -74,6 +78,7 @@ class Server:
         models: ModelStore,
         planners: Planners,
         storage: Storage,
+        keys: KeyRing | NoKeys | None = None,
     ) -> None:
         """Use connections that belong to the thread of `run`; nothing is handled before."""
         self._control = control
@@ -82,6 +87,7 @@ class Server:
         self._models = models
         self._planners = planners
         self._storage = storage
+        self._keys = keys or NoKeys()
         self._events: WakeupQueue[Event | None] = WakeupQueue()
         self._host = Host(plane, control.channels.memory, self._on_broken)
         self._uploads = ThreadPoolExecutor(1, "uploads")
@@ -117,6 +123,8 @@ class Server:
             if not more and now >= due and not (more := self._take_control()):
                 self._handle(Tick(), now)
                 self._control.channels.give_back()
+                self._control.end_connections()
+                self._shut_out(self._keys.expired())
                 due = time.monotonic() + _TICK_S
 
     def _write(self, chunk: WriteChunk) -> None:
@@ -162,10 +170,42 @@ class Server:
                 return False
             identity, frames = received
             try:
-                self._handle(FromPeer(identity, TO_COORDINATOR.decode(frames)))
+                message = TO_COORDINATOR.decode(frames)
             except RemoteProtocolError as error:
-                self._complaints.about(identity.hex()[:12], f"messages are dropped: {error}")
+                self._complaints.about(self._keys.name_of(identity), f"messages are dropped: {error}")
+                continue
+            if why := self._keys.refusal(identity, message):
+                self._complaints.about(self._keys.name_of(identity), f"refused: {why}")
+                self._say(identity, refused(message, why))
+            elif isinstance(message, KeyMessage):
+                self._answer(identity, message)
+            else:
+                self._handle(FromPeer(identity, message))
         return True
+
+    def _answer(self, identity: bytes, message: KeyMessage) -> None:
+        """Enrol a node, or do what an admin wants of the keys."""
+        answer, ended = self._keys.answer(identity, message, self._control.connections)
+        if not isinstance(message, ListTokens):
+            failed = f": {answer.reason}" if isinstance(answer, Failed | Refused) else ""
+            _log.info("%s by %s of '%s'%s", type(message).__name__, self._keys.name_of(identity), message.name, failed)
+        self._say(identity, answer)
+        self._shut_out(ended)
+
+    def _shut_out(self, keys: Sequence[bytes]) -> None:
+        """End what goes on with keys that are not valid any more."""
+        for key in keys:
+            _log.info("%s is shut out", self._keys.name_of(key))
+            if self._keys.is_node(key):
+                for identity in self._control.identities(key):
+                    self._handle(FromPeer(identity, Leave(SHUT_OUT)))
+            self._control.disconnect(key, TO_AGENT.encode(Refused(SHUT_OUT, retry=False)))
+
+    def _say(self, identity: bytes, answer: Answer | None) -> None:
+        if isinstance(answer, Enrolled | Refused):
+            self._control.send(identity, TO_AGENT.encode(answer))
+        elif answer is not None:
+            self._control.send(identity, TO_CLIENT.encode(answer))
 
     def _handle(self, event: Event, now: float | None = None) -> None:
         try:
@@ -232,8 +272,11 @@ class Server:
             self._handle(FromPeer(say.identity, DeploymentFailed(say.message.epoch, str(error))))
 
     def _say_to_client(self, say: ToClient) -> None:
+        message = say.message
+        if isinstance(message, Greeting):
+            message = replace(message, channel=self._control.invite(say.identity))
         try:
-            frames = TO_CLIENT.encode(say.message)
+            frames = TO_CLIENT.encode(message)
         except LocalProtocolError as error:
             if isinstance(say.message, StillWorking):
                 raise

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,8 +20,10 @@ from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
 from bbgrap.transport.exit_with_parent import exit_with_parent
+from bbgrap.transport.local_tokens import note_token
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.artifacts import ArtifactFolders
+from bbgrap_coordinator.keyring import JOIN, LOCAL, KeyRing, NoKeys
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import Planners
 from bbgrap_coordinator.server import Server
@@ -41,8 +45,9 @@ def serve(
     state_dir: Path | None = None,
     ready_file: Path | None = None,
     until_eof: bool = False,
+    insecure: bool = False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `planners` plan models.
+    """Serve until SIGTERM or SIGINT; `planners` plan models. `insecure`: without keys, for everybody.
 
     Raises:
         UsageError: if an address cannot be listened on, or another coordinator uses the state directory.
@@ -50,11 +55,13 @@ def serve(
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = state_dir or home / "bbgrap" / "coordinator"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    os.umask(0o077)
     with ExitStack() as stack:
         stack.callback(context.term)
-        control = ControlServer(context, check_address(bind))
-        stack.callback(control.close)
         state = State(directory)
+        keys = NoKeys() if insecure else KeyRing(_private(directory / "keys") / "keys.json")
+        control = ControlServer(context, check_address(bind), keys.lock)
+        stack.callback(control.close)
         folders = ArtifactFolders(directory / "plans")
         storage = Storage(state, folders)
         stack.callback(storage.close)
@@ -63,15 +70,20 @@ def serve(
         plane = _data_plane(host_of(check_address(bind)), data_port, state.number("data_port"), advertise)
         stack.callback(plane.close)
         state.set_number("data_port", int(plane.address.rpartition(":")[2]))
-        settings = Settings(VERSION, plane.address, control.channels.name, first_epoch=state.incarnation << _COUNTER_BITS)
+        settings = Settings(VERSION, plane.address, first_epoch=state.incarnation << _COUNTER_BITS)
         machine = CoordinatorMachine(settings, stored, time.monotonic())
-        server = Server(control, plane, machine, models, planners, storage)
+        server = Server(control, plane, machine, models, planners, storage, keys)
         planners.begin(models, folders, server.report)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         if until_eof:
             exit_with_parent(server.stop)
         _log.info("coordinator at %s, data plane at %s, incarnation %d", control.address, plane.address, state.incarnation)
+        if isinstance(keys, KeyRing):
+            stack.callback(_note(control.address, keys.token_file(LOCAL)))
+            _say_how_to_join(control.address, advertise, keys)
+        else:
+            _log.warning("insecure: anybody who reaches %s may use this cluster, join it, and read what it computes", control.address)
         if ready_file is not None:
             draft = ready_file.with_suffix(".part")
             draft.write_text(control.address)
@@ -90,3 +102,30 @@ def _data_plane(host: str, port: int, last_port: int, advertise: str) -> TcpData
         except UsageError as error:
             _log.info("another port than last time: %s", error)
     return TcpDataPlane(f"tcp://{host}:{port}", known)
+
+
+def _private(folder: Path) -> Path:
+    """Return a folder that is there, and only its user's."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    return folder
+
+
+def _note(address: str, token_file: Path) -> Callable[[], None]:
+    """Let commands of this user find the token; return what undoes that."""
+    try:
+        note = note_token(address, token_file)
+    except OSError as error:
+        _log.warning("commands on this machine do not find the token by themselves (%s); give them --token-file %s", error, token_file)
+        return lambda: None
+    return lambda: note.unlink(missing_ok=True)
+
+
+def _say_how_to_join(address: str, advertise: str, keys: KeyRing) -> None:
+    """Print what other machines need; a token only at the first start, and only to somebody who looks."""
+    reached = f"tcp://{advertise}:{address.rpartition(':')[2]}" if advertise else address
+    file = keys.token_file(JOIN)
+    if keys.is_new and sys.stdout.isatty():
+        print(f"on other machines:  BBGRAP_TOKEN={file.read_text()} bbgrap-agent --join {reached}", flush=True)  # noqa: T201 - what a user pastes
+    elif file.exists():
+        _log.info("on other machines: bbgrap-agent --join %s --token-file FILE, a copy of %s", reached, file)

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as client
+from bbgrap.protocol import key_messages as keys
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 from bbgrap.runtime.schedule import LocalPart, LocalReceive, LocalRun, LocalSend
-from tests.messages import AGENT, ANSWERS, CLIENT, COMMANDS, DIGEST, PEERS, PROFILE, RECORD, SCHEDULE, SEGMENT
+from tests.messages import AGENT, ANSWERS, CLIENT, COMMANDS, DIGEST, KEYS, PEERS, PROFILE, RECORD, SCHEDULE, SEGMENT
 
-CASES = [(TO_COORDINATOR, x) for x in (*AGENT, *CLIENT)] + [(TO_AGENT, x) for x in COMMANDS] + [(TO_CLIENT, x) for x in ANSWERS]
+CASES = [(TO_COORDINATOR, x) for x in (*AGENT, *CLIENT, *KEYS)] + [(TO_AGENT, x) for x in COMMANDS] + [(TO_CLIENT, x) for x in ANSWERS]
 CODECS = (TO_COORDINATOR, TO_AGENT, TO_CLIENT)
 
 
@@ -29,8 +30,8 @@ def test_round_trip(codec, message):
 
 
 def test_every_message_has_a_case():
-    unions = (m.AgentMessage, client.ClientMessage, m.AgentCommand, client.ClientAnswer)
-    assert {type(message) for _, message in CASES} == {kind for union in unions for kind in get_args(union)}
+    unions = (m.AgentMessage, client.ClientMessage, keys.KeyMessage, m.AgentCommand, client.ClientAnswer)
+    assert {type(message) for _, message in CASES} == {kind for union in unions for kind in get_args(union)} | {keys.Enrolled}
 
 
 @pytest.mark.parametrize(("codec", "message"), CASES, ids=lambda x: type(x).__name__)

@@ -27,10 +27,10 @@ FRAME = st.one_of(st.integers(0, 300), st.sampled_from([SMALL_BYTES - 1, SMALL_B
 def pair():
     name, listener = listen()
     with listener:
-        client = open_channel(name, ME)
+        client = open_channel(f"{name} {ME.hex()}")
         connection, _ = listener.accept()
     connection.setblocking(False)
-    identity, coordinator = accept_channel(connection)
+    identity, coordinator = accept_channel(connection, ME.__eq__)
     assert identity == ME
     assert not client.send([b"too early"])
     assert client.receive() is None
@@ -265,7 +265,7 @@ def test_memory_that_can_be_cut_off_is_refused(tmp_path):
         with ours, theirs:
             socket.send_fds(ours, [identity], descriptors)
             with pytest.raises(RemoteProtocolError, match="shared memory: expected"):
-                accept_channel(theirs)
+                accept_channel(theirs, lambda _: True)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -291,9 +291,8 @@ def test_a_client_cannot_take_its_memory_back():
 
 
 def test_nobody_there_and_nothing_possible():
-    assert open_channel("", ME) is None
-    assert open_channel("bbgrap-nobody", ME) is None
-    assert open_channel("x" * 1000, ME) is None
+    for invitation in ("", f"bbgrap-nobody {ME.hex()}", f"{'x' * 1000} {ME.hex()}", "bbgrap-nobody zz"):
+        assert open_channel(invitation) is None
 
 
 def test_memory_goes_with_both_ends():

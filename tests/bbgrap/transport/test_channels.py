@@ -38,14 +38,14 @@ def many(close_later):
 
 @pytest.fixture
 def client_of(many, close_later):
-    return lambda identity: close_later(open_channel(many.name, identity))
+    return lambda identity: close_later(open_channel(many.invite(identity)))
 
 
 @pytest.fixture
 def stranger_of(many, close_later):
     def connect():
         connection = close_later(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        connection.connect(f"\0{many.name}")
+        connection.connect(f"\0{many._name}")
         return connection
 
     return connect

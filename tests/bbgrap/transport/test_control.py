@@ -6,7 +6,7 @@ import zmq
 from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.codec import TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
-from bbgrap.transport import control
+from bbgrap.transport import pieces
 from bbgrap.transport.control import ControlClient, ControlServer, check_address, unavailable
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -43,18 +43,21 @@ def test_messages_go_both_ways_and_the_identity_survives_a_new_connection(contex
 
 
 def test_messages_of_too_many_frames_or_bytes_are_forgotten_and_the_next_one_comes(context, monkeypatch):
-    monkeypatch.setattr(control, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(pieces, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 100_000)
     server = ControlServer(context, "tcp://127.0.0.1:0")
     most = 1 + MAX_PAYLOAD_FRAMES
     with ControlClient(context, server.address) as client:
+        client.send([b"first"])
+        identity, _ = wait(server.receive)
         for frames in ([b""] * (most + 1), [b"", bytes(1001)], [bytes(400)] * 3):
             client.send(frames)
-            identity, got = wait(server.receive)
-            assert got == []
+            assert wait(server.receive) == (identity, [])
             with pytest.raises(RemoteProtocolError, match="at most 1025 frames"):
-                TO_COORDINATOR.decode(got)
+                TO_COORDINATOR.decode([])
             server.send(identity, frames)
-            assert wait(client.receive) == []
+            server.send(identity, [b"next"])
+            assert [bytes(frame) for frame in wait(client.receive)] == [b"next"]
         client.send([b"1"] * 900)
         assert [bytes(frame) for frame in wait(server.receive)[1]] == [b"1"] * 900
         client.send([b""] * most)

@@ -13,7 +13,7 @@ from bbgrap.protocol.messages import Deploy
 from bbgrap.protocol.schema import SchemaError, build, plain_form
 from tests.fuzzing.readers.mutate import damaged, in_msgpack
 from tests.fuzzing.readers.reader import Reader
-from tests.messages import AGENT, ANSWERS, CLIENT, COMMANDS
+from tests.messages import AGENT, ANSWERS, CLIENT, COMMANDS, KEYS
 
 CUT = b"|next frame|"
 """Between the frames of a message in an input."""
@@ -60,7 +60,7 @@ def _build(data: bytes) -> None:
 CONTROL = [
     _codec("to agents", TO_AGENT, COMMANDS),
     _codec("to clients", TO_CLIENT, ANSWERS),
-    _codec("to the coordinator", TO_COORDINATOR, [*AGENT, *CLIENT]),
+    _codec("to the coordinator", TO_COORDINATOR, [*AGENT, *CLIENT, *KEYS]),
     Reader(
         "schema",
         _build,

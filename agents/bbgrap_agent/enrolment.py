@@ -1,0 +1,153 @@
+"""How an agent gets a key of its own: with a token at its first contact, and from then on with that key.
+
+    token ── Enrol(name, own key) ──► coordinator      its answer: Enrolled, with a certificate for the data plane
+    own key ── Join ... ──►                            kept in a file, so that this node can be taken back alone
+
+Laws: a secret key never leaves this machine; what a token opened is kept only after the coordinator has said so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from bbgrap.errors import AccessError, UsageError
+from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
+from bbgrap.protocol.key_messages import Enrol, Enrolled
+from bbgrap.protocol.messages import Refused
+from bbgrap.transport.access import Access
+from bbgrap.transport.control import ControlClient
+from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, Pair
+
+AGAIN_S = 1.0
+"""When it is said again that was not answered; a coordinator may be started later than its agents."""
+REFUSED_S = 10.0
+"""How long a name may be taken: that of a machine that has restarted is, until the coordinator has noticed."""
+CLOCK_S = 86_400.0
+"""How far clocks may be apart: certificates are valid from two days before they were made."""
+_POLL_MS = 100
+
+_log = logging.getLogger("bbgrap.agent")
+
+Request = Callable[[str], str]
+"""Makes the request for a certificate of a name, as PEM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """What an agent joins with."""
+
+    find_lock: FindLock
+    answer: Enrolled
+
+
+class KeyFile:
+    """The key of one node for one coordinator, in a file that only its user can read."""
+
+    def __init__(self, folder: Path, address: str, name: str) -> None:
+        """Use a file in a folder, which is made when something is kept."""
+        place = address.removeprefix("tcp://").replace("/", "_").replace(":", "_")
+        self._path = folder / f"{place}-{''.join(c if c.isalnum() or c in '-_.' else '_' for c in name)}.json"
+
+    def read(self) -> ClientLock | None:
+        """Return the keys, None if there are none that can be used."""
+        try:
+            found = json.loads(self._path.read_text())
+            return ClientLock(bytes.fromhex(found["server"]), Pair.of(bytes.fromhex(found["secret"])), f"this node ('{self._path}')")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, zmq.ZMQError) as error:
+            _log.warning("the key in '%s' cannot be used: %s", self._path, error)
+            return None
+
+    def write(self, lock: ClientLock) -> None:
+        """Keep the keys; without room for them, the next start takes a token again."""
+        content = json.dumps({"server": lock.server.hex(), "secret": lock.own.secret.hex()})
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
+                file.write(content)
+            draft.replace(self._path)
+        except OSError as error:
+            _log.warning("this node's key is not kept, and its next start takes a token again: '%s': %s", self._path, error.strerror)
+
+
+def enrol(address: str, access: Access, name: str, file: KeyFile, request: Request) -> Enrolment:
+    """Wait for the coordinator, and get a key and a certificate from it.
+
+    Raises:
+        AccessError: if it refuses, or there is neither a key nor a token.
+        UsageError: if this machine's clock is wrong.
+    """
+    if access.is_insecure():
+        answer = _ask(address, None, Enrol(name, NOBODY.hex(), ""))
+        return Enrolment(lambda: None, answer)
+    own = file.read()
+    token: ClientLock | None = None
+    try:
+        token = access.lock(address)
+    except AccessError:
+        if own is None:
+            raise
+    if own is not None and (token is None or token.server == own.server):
+        try:
+            return _enrolled(own, _ask(address, own, Enrol(name, own.own.public.hex(), request(name))))
+        except AccessError as error:
+            if token is None:
+                raise
+            _log.info("%s; enrolling again", error)
+    assert token is not None, "`access.lock` has returned one"
+    own = ClientLock(token.server, Pair.make(), f"node '{name}'")
+    answer = _ask(address, token, Enrol(name, own.own.public.hex(), request(name)))
+    file.write(own)
+    return _enrolled(own, answer)
+
+
+def _enrolled(own: ClientLock, answer: Enrolled) -> Enrolment:
+    apart = time.time() - answer.now
+    if abs(apart) > CLOCK_S and answer.certificate:
+        raise UsageError(
+            f"this machine's clock is {abs(apart) / 86_400:.1f} days {'ahead of' if apart > 0 else 'behind'} the coordinator's:"
+            " certificates are not valid by it; set the clock"
+        )
+    return Enrolment(lambda: own, answer)
+
+
+def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, ControlClient(context, address, lambda: lock) as control:
+        due, gives_up = 0.0, float("inf")
+        while True:
+            if time.monotonic() >= due:
+                control.send(TO_COORDINATOR.encode(message))
+                due = time.monotonic() + AGAIN_S
+            control.socket.poll(_POLL_MS)
+            if why := control.refused:
+                raise AccessError(why)
+            while (frames := control.receive()) is not None:
+                match TO_AGENT.decode(frames):
+                    case Enrolled() as answer:
+                        return answer
+                    case Refused(reason, retry):
+                        gives_up = min(gives_up, time.monotonic() + REFUSED_S if retry else 0.0)
+                        if time.monotonic() >= gives_up:
+                            raise AccessError(f"the coordinator at {address} does not enrol '{message.name}': {reason}")
+                    case _:
+                        pass
+
+
+def keys_folder() -> Path:
+    """Return where agents keep their keys unless they are told."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    with suppress(OSError):
+        home = home.resolve()
+    return home / "bbgrap" / "keys"

@@ -1,0 +1,51 @@
+"""Who may say what to a coordinator: the role of a key, and the messages that it allows.
+
+Every key has one role. A node's own key, which it enrols by a token of role `agent` or `admin`, may say what agents say; the token itself
+may only enrol. `docs/security.md` is for readers, this table is what the coordinator asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, get_args
+
+from bbgrap.protocol import client_messages as client
+from bbgrap.protocol import key_messages as keys
+from bbgrap.protocol.messages import AgentMessage
+
+
+class Role(Enum):
+    """What a token is for."""
+
+    READER = "reader"
+    """May look: which nodes are there."""
+    CLIENT = "client"
+    """May bring models and run requests."""
+    AGENT = "agent"
+    """May enrol nodes, which compute."""
+    ADMIN = "admin"
+    """May do all that, and change profiles, measure, and make and take back tokens."""
+
+
+NODE = "node"
+"""What a key is that was enrolled: no token, but a machine's own."""
+
+_READS = frozenset({client.Hello, client.ListNodes, client.Cancel, client.Ask})
+_RUNS = _READS | {client.OfferModel, client.ModelChunk, client.PrepareModel, client.RunModel}
+_COMPUTES = frozenset({*get_args(AgentMessage), keys.Enrol})
+_RULES = frozenset({client.MeasureNodes, client.SetProfile, *get_args(keys.TokenCall)})
+
+MAY: Mapping[str, frozenset[type[Any]]] = {
+    Role.READER.value: _READS,
+    Role.CLIENT.value: _RUNS,
+    Role.AGENT.value: frozenset({keys.Enrol}),
+    NODE: _COMPUTES,
+    Role.ADMIN.value: _RUNS | _RULES | {keys.Enrol},
+}
+"""The messages that each kind of key may send."""
+
+
+def needed_for(message: type[Any]) -> str:
+    """Return the roles that may send a message, in words."""
+    return " or ".join(f"'{kind}'" for kind, allowed in MAY.items() if message in allowed)

@@ -1,0 +1,81 @@
+"""Where commands find the token of a coordinator on their own machine: its user needs to paste nothing there.
+
+A coordinator notes, in a folder of its user, the file with its token by the address it listens at. Laws: a note is believed only if it
+belongs to this user alone; an address of another machine never finds one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from bbgrap.protocol.addresses import split_address
+
+_ANY = ("0.0.0.0", "*", "[::]")  # noqa: S104 - compared, not bound
+
+
+def _folder() -> Path:
+    """Return the folder of this user's notes, which others cannot replace where they cannot rename: the sticky bit sees to that."""
+    return Path(tempfile.gettempdir()) / f"bbgrap-{os.geteuid()}-coordinators"
+
+
+def _is_own(path: Path, kind: Callable[[int], bool]) -> bool:
+    """Whether something belongs to this user alone, and is what it seems to be, no link."""
+    status = path.lstat()
+    return kind(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _name(address: str) -> str:
+    host, port = split_address(address)
+    return f"{'any' if host in _ANY else host.strip('[]')}_{port}".replace("/", "_")
+
+
+def note_token(address: str, token_file: Path) -> Path:
+    """Note where the token of the coordinator at an address is; return the note, which is removed with it.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    folder = _folder()
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not _is_own(folder, stat.S_ISDIR):
+        raise PermissionError(errno.EPERM, f"'{folder}' is not this user's alone")
+    note = folder / _name(address)
+    draft = note.with_name(f".{note.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(str(token_file.absolute()))
+    draft.replace(note)
+    return note
+
+
+def find_token(address: str) -> Path | None:
+    """Return the file with the token of the coordinator at an address, if that is this user's on this machine."""
+    host, port = split_address(address)
+    if not hasattr(os, "geteuid") or not _is_here(host.strip("[]")):
+        return None
+    names = (address, f"tcp://127.0.0.1:{port}", f"tcp://*:{port}") if host in {"localhost", "127.0.0.1"} else (address, f"tcp://*:{port}")
+    for name in names:
+        note = _folder() / _name(name)
+        with suppress(OSError, ValueError):
+            if _is_own(note.parent, stat.S_ISDIR) and _is_own(note, stat.S_ISREG):
+                return Path(note.read_text())
+    return None
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine, under one of its addresses."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(place)
+    except (OSError, UnicodeError):
+        return False
+    return True

@@ -1,0 +1,125 @@
+"""The keys of a cluster on disk: one JSON file that only the coordinator's user can read, written whole or not at all.
+
+Law: a file that cannot be understood is never replaced; without it all tokens would be void.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bbgrap.errors import UsageError
+from bbgrap.protocol.roles import NODE, Role
+from bbgrap.transport.locks import Pair
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A public key that is or was known, in hex. Times are seconds since 1970, 0 for never.
+
+    Invariants: `kind` is a role's value, or `NODE` with the token's name in `by`.
+    """
+
+    key: str
+    kind: str
+    name: str
+    made: float
+    expires: float = 0.0
+    revoked: float = 0.0
+    by: str = ""
+    fingerprint: str = ""
+    """That of a node's latest certificate."""
+
+    def is_valid(self, now: float) -> bool:
+        """Whether it opens anything."""
+        return not self.revoked and not (self.expires and self.expires <= now)
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What only the coordinator has: its CURVE secret key, and as PEM what `bbgrap.transport.certificates` makes."""
+
+    curve: bytes = field(repr=False)
+    authority: str = field(default="", repr=False)
+    identity: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """All that is kept of keys."""
+
+    secrets: Secrets
+    entries: tuple[Entry, ...] = ()
+
+
+def read_keys(path: Path, make: Callable[[], Secrets] = lambda: Secrets(Pair.make().secret)) -> Kept:
+    """Return the keys in a file; if there is none, new ones, which are not written yet.
+
+    Raises:
+        UsageError: if the file cannot be read, or is no such file.
+    """
+    try:
+        content = path.read_text()
+    except FileNotFoundError:
+        return Kept(make())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"keys '{path}': they cannot be read: {error}") from None
+    try:
+        found = json.loads(content)
+        if found["version"] != VERSION:
+            raise ValueError(f"version {found['version']}")
+        secrets = Secrets(bytes.fromhex(found["secrets"]["curve"]), str(found["secrets"]["authority"]), str(found["secrets"]["identity"]))
+        entries = tuple(Entry(**entry) for entry in found["entries"])
+        if len(secrets.curve) != 32 or not all(map(_is_sound, entries)):
+            raise ValueError("a key is none")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__} {str(error)[:100]}"
+        raise UsageError(f"keys '{path}': expected the keys of this cluster, got something else ({why}); restore the file") from None
+    return Kept(secrets, entries)
+
+
+def _is_sound(entry: Entry) -> bool:
+    texts = (entry.key, entry.kind, entry.name, entry.by, entry.fingerprint)
+    times = (entry.made, entry.expires, entry.revoked)
+    kinds = {NODE, *(role.value for role in Role)}
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(at, int | float) for at in times)
+        and len(bytes.fromhex(entry.key)) == 32
+        and entry.kind in kinds
+    )
+
+
+def write_keys(path: Path, kept: Kept) -> None:
+    """Replace the file; when this returns, it is on the disk.
+
+    Raises:
+        OSError: if it cannot be written; the old one is there still.
+    """
+    secrets = {"curve": kept.secrets.curve.hex(), "authority": kept.secrets.authority, "identity": kept.secrets.identity}
+    content = json.dumps({"version": VERSION, "secrets": secrets, "entries": [asdict(entry) for entry in kept.entries]}, indent=1)
+    write_secret(path, content)
+
+
+def write_secret(path: Path, content: str) -> None:
+    """Write a file that only its user can read, whole or not at all.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,327 @@
+"""Who may speak to a coordinator, and what each key may say: tokens, the nodes that were enrolled with them, and what was taken back.
+
+    handshake   admits(key)             may it connect?              (from ZeroMQ's thread)
+    message     refusal(who, message)   may its role say this?       (every message: an open connection outlasts its key by moments)
+    keys        answer(who, message)    enrol, create, list, revoke, rotate
+
+Laws: whatever changes is on the disk before anybody is told; a secret leaves this process in the answer to who asked for a token only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import assert_never
+
+from bbgrap.cluster.types import COORDINATOR
+from bbgrap.errors import AccessError, BbgrapError
+from bbgrap.protocol.client_messages import Ask, Cancel, ClientAnswer, ClientMessage, Failed, Fault
+from bbgrap.protocol.key_messages import (
+    CreateToken,
+    Enrol,
+    Enrolled,
+    KeyMessage,
+    KeyStatus,
+    ListTokens,
+    RevokeToken,
+    RotateToken,
+    TokenMade,
+    Tokens,
+)
+from bbgrap.protocol.messages import AgentMessage, Join, Refused
+from bbgrap.protocol.roles import MAY, NODE, Role, needed_for
+from bbgrap.protocol.tokens import Token
+from bbgrap.transport.control import key_of
+from bbgrap.transport.locks import Pair, ServerLock
+from bbgrap_coordinator.key_file import Entry, Kept, Secrets, read_keys, write_keys, write_secret
+
+LOCAL = "local"
+"""The token that the coordinator leaves for commands of its own user on its own machine."""
+JOIN = "join"
+"""The token that it makes for agents at its first start."""
+MAX_ENTRIES = 4096
+"""Keys that are kept; of more, those that were taken back first are forgotten, and then no more are made."""
+
+SHUT_OUT = "its key was taken back, or has expired; get a new token on the coordinator's machine ('bbgrap token create')"
+
+Answer = ClientAnswer | Enrolled | Refused
+Sign = Callable[[str, str], tuple[str, str]]
+"""Makes the certificate for a request and a name, both certificate and request as PEM; returns its fingerprint besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """The cluster's authority for certificates; without one, tensors travel unencrypted."""
+
+    authority: str
+    sign: Sign
+
+
+class KeyRing:
+    """The keys of a locked coordinator.
+
+    Invariants: `_entries` are those on the disk, by key; names of valid ones differ; `_valid` holds the keys that may connect, and is
+    replaced as a whole, for another thread reads it.
+    """
+
+    def __init__(
+        self, path: Path, signer: Callable[[Secrets], Signer | None] = lambda _: None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Read the keys in a file, or make them.
+
+        Raises:
+            UsageError: if the file is damaged.
+            OSError: if it cannot be written.
+        """
+        kept = read_keys(path)
+        self._path = path
+        self._clock = clock
+        self._secrets = kept.secrets
+        self._pair = Pair.of(kept.secrets.curve)
+        self._entries = {bytes.fromhex(entry.key): entry for entry in kept.entries}
+        self._valid: frozenset[bytes] = frozenset()
+        self._signer = signer(self._secrets)
+        self._renew()
+        self.is_new = not kept.entries
+        """Whether these keys were made just now."""
+        self.local = self._kept_token(LOCAL, Role.ADMIN)
+        if self.is_new:
+            self._make_kept(JOIN, Role.AGENT)
+
+    def token_file(self, name: str) -> Path:
+        """Return where the text of one of the coordinator's own tokens is, for its user to read."""
+        return self._path.with_name(f"{name}.token")
+
+    @property
+    def lock(self) -> ServerLock:
+        """What locks the coordinator's socket."""
+        return ServerLock(self._pair, self.admits)
+
+    def admits(self, key: bytes) -> bool:
+        """Whether a key may connect; from any thread."""
+        return key in self._valid
+
+    def is_node(self, identity: bytes) -> bool:
+        """Whether a peer's key is, or was, that of a node."""
+        entry = self._entries.get(key_of(identity))
+        return entry is not None and entry.kind == NODE
+
+    def name_of(self, identity: bytes) -> str:
+        """Return what a peer's key is called, for people."""
+        entry = self._entries.get(key_of(identity))
+        return "a stranger" if entry is None else f"{entry.kind} '{entry.name}'"
+
+    # --- messages ---------------------------------------------------------------------------------------------------------------------
+
+    def refusal(self, identity: bytes, message: AgentMessage | ClientMessage | KeyMessage) -> str:
+        """Return why somebody may not say this; empty if they may."""
+        entry = self._entries.get(key_of(identity))
+        if entry is None or not entry.is_valid(self._clock()):
+            return SHUT_OUT
+        if type(message) not in MAY[entry.kind]:
+            enrol = "; enrol first" if entry.kind == Role.AGENT.value and isinstance(message, AgentMessage) else ""
+            kinds = needed_for(type(message))
+            return f"{entry.kind} '{entry.name}' may not say {type(message).__name__}: that takes a key of {kinds}{enrol}"
+        return self._wrong_join(entry, message) if isinstance(message, Join) else ""
+
+    def _wrong_join(self, entry: Entry, join: Join) -> str:
+        if join.name != entry.name:
+            return f"the key of node '{entry.name}' cannot join as '{join.name}'; enrol under that name, with a token"
+        return ""
+
+    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[Answer, list[bytes]]:
+        """Do what an allowed message asks for; return the answer, and the keys of which connections shall end."""
+        try:
+            match message:
+                case Enrol():
+                    return self._enrol(identity, message, connections)
+                case CreateToken():
+                    self._check_name(message.name)
+                    token, entry = self._made(_role(message.role), message.name, message.lasts_s)
+                    return TokenMade(message.call, token.text, self._status(entry, 0)), []
+                case ListTokens():
+                    return Tokens(message.call, self._statuses(connections)), []
+                case RevokeToken():
+                    gone = self._find(message.name)
+                    self._change(replace(gone, revoked=self._clock()))
+                    return Tokens(message.call, self._statuses(connections)), [bytes.fromhex(gone.key)]
+                case RotateToken():
+                    return self._rotate(message), []
+                case _:
+                    assert_never(message)
+        except BbgrapError as error:
+            return _refused_call(message, str(error)), []
+        except OSError as error:
+            return _refused_call(message, f"keys: nothing has changed, for they cannot be written: {error.strerror or error}"), []
+
+    def expired(self) -> list[bytes]:
+        """Return the keys that have expired since this was asked."""
+        now = self._clock()
+        gone = [key for key in self._valid if not self._entries[key].is_valid(now)]
+        if gone:
+            self._renew()
+        return gone
+
+    # --- nodes ------------------------------------------------------------------------------------------------------------------------
+
+    def _enrol(self, identity: bytes, message: Enrol, connections: Callable[[bytes], int]) -> tuple[Enrolled | Refused, list[bytes]]:
+        by, key = self._entries[key_of(identity)], bytes.fromhex(message.key)
+        ended: list[bytes] = []
+        if by.kind == NODE:
+            if key != key_of(identity) or message.name != by.name:
+                return Refused(f"node '{by.name}' may renew its own certificate only; enrol others with a token", retry=False), []
+            entry = by
+        else:
+            before = self._named(message.name)
+            if before is not None and before.kind == NODE and before.key != message.key:
+                if connections(bytes.fromhex(before.key)):
+                    return Refused(f"the name '{message.name}' is taken by a live agent; choose another with --name", retry=True), []
+                # A machine that has lost its key comes again.
+                ended.append(bytes.fromhex(before.key))
+                self._change(replace(before, revoked=self._clock()))
+            elif before is None or before.kind != NODE:
+                self._check_name(message.name)
+            if key in self._entries and (before is None or before.key != message.key):
+                return Refused("this key is known already, under another name, or was taken back; make a new one", retry=False), []
+            entry = Entry(message.key, NODE, message.name, self._clock(), by=by.name)
+        certificate, fingerprint = self._signer.sign(message.request, message.name) if self._signer and message.request else ("", "")
+        self._change(replace(entry, fingerprint=fingerprint))
+        return Enrolled(certificate, self._signer.authority if self._signer else "", self._clock()), ended
+
+    def fingerprint_of(self, identity: bytes) -> str:
+        """Return the fingerprint of a node's latest certificate; empty if it has none."""
+        entry = self._entries.get(key_of(identity))
+        return "" if entry is None else entry.fingerprint
+
+    # --- tokens -----------------------------------------------------------------------------------------------------------------------
+
+    def _kept_token(self, name: str, role: Role) -> Token:
+        """Return the token in a file, or a new one if it is not valid any more."""
+        path = self.token_file(name)
+        try:
+            token = Token.parse(path.read_text(), f"token file '{path}'")
+        except (OSError, AccessError):
+            return self._make_kept(name, role)
+        return token if token.server == self._pair.public and self.admits(Pair.of(token.secret).public) else self._make_kept(name, role)
+
+    def _make_kept(self, name: str, role: Role) -> Token:
+        token, _ = self._made(role, name, 0.0)
+        write_secret(self.token_file(name), token.text)
+        return token
+
+    def _made(self, role: Role, name: str, lasts_s: float) -> tuple[Token, Entry]:
+        pair, now = Pair.make(), self._clock()
+        entry = Entry(pair.public.hex(), role.value, name, now, expires=now + lasts_s if lasts_s else 0.0)
+        self._change(entry)
+        return Token(role, self._pair.public, pair.secret), entry
+
+    def _rotate(self, message: RotateToken) -> TokenMade:
+        old = self._find(message.name)
+        if old.kind == NODE:
+            raise AccessError(f"'{old.name}' is a node: it has no token; to let it enrol anew, revoke it")
+        now = self._clock()
+        ends = now + message.grace_s
+        self._change(replace(old, name=f"{old.name} (rotated)", expires=min(old.expires or ends, ends)))
+        token, entry = self._made(_role(old.kind), old.name, old.expires - now if old.expires else 0.0)
+        if old.name in {LOCAL, JOIN}:
+            write_secret(self.token_file(old.name), token.text)
+        return TokenMade(message.call, token.text, self._status(entry, 0))
+
+    def _find(self, name: str) -> Entry:
+        found = self._named(name)
+        if found is None:
+            names = ", ".join(f"'{entry.name}'" for entry in self._valid_entries())
+            raise AccessError(f"no valid token or node is called '{name}'; there are {names}")
+        return found
+
+    def _named(self, name: str) -> Entry | None:
+        return next((entry for entry in self._valid_entries() if entry.name == name), None)
+
+    def _valid_entries(self) -> list[Entry]:
+        now = self._clock()
+        return [entry for entry in self._entries.values() if entry.is_valid(now)]
+
+    def _check_name(self, name: str) -> None:
+        if not name or name != name.strip() or not name.isprintable() or name in {COORDINATOR, LOCAL}:
+            raise AccessError(f"name '{name[:40]}': expected a printable name other than '{COORDINATOR}' and '{LOCAL}'")
+        if self._named(name) is not None:
+            raise AccessError(f"the name '{name}' is taken by another token or node; choose another, or revoke that one")
+
+    def _statuses(self, connections: Callable[[bytes], int]) -> tuple[KeyStatus, ...]:
+        return tuple(self._status(entry, connections(key)) for key, entry in self._entries.items())
+
+    def _status(self, entry: Entry, connections: int) -> KeyStatus:
+        return KeyStatus(entry.name, entry.kind, entry.key, entry.made, entry.expires, entry.revoked, entry.by, connections)
+
+    # --- keeping ------------------------------------------------------------------------------------------------------------------------
+
+    def _change(self, entry: Entry) -> None:
+        """Keep an entry, on the disk first."""
+        entries: dict[bytes, Entry] = {**self._entries, bytes.fromhex(entry.key): entry}
+        if len(entries) > MAX_ENTRIES:
+            entries = _pruned(entries, self._clock())
+        write_keys(self._path, Kept(self._secrets, tuple(entries.values())))
+        self._entries = entries
+        self._renew()
+
+    def _renew(self) -> None:
+        now = self._clock()
+        self._valid = frozenset(key for key, entry in self._entries.items() if entry.is_valid(now))
+
+
+def _pruned(entries: Mapping[bytes, Entry], now: float) -> dict[bytes, Entry]:
+    oldest = min((key for key in entries if not entries[key].is_valid(now)), key=lambda key: entries[key].made, default=None)
+    if oldest is None:
+        raise AccessError(f"keys: there are {MAX_ENTRIES}, the most there may be; revoke some")
+    return {key: entry for key, entry in entries.items() if key != oldest}
+
+
+def _role(text: str) -> Role:
+    try:
+        return Role(text)
+    except ValueError:
+        raise AccessError(f"role '{text[:40]}': expected one of {', '.join(role.value for role in Role)}") from None
+
+
+class NoKeys:
+    """What a coordinator with --insecure has in place of a key ring: everybody may say everything."""
+
+    lock = None
+
+    def refusal(self, identity: bytes, message: AgentMessage | ClientMessage | KeyMessage) -> str:
+        """See `KeyRing.refusal`."""
+        del identity, message
+        return ""
+
+    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[Answer, list[bytes]]:
+        """See `KeyRing.answer`: there are no tokens, and nodes need none."""
+        del identity, connections
+        if isinstance(message, Enrol):
+            return Enrolled("", "", time.time()), []
+        return _refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it"), []
+
+    def expired(self) -> list[bytes]:
+        """See `KeyRing.expired`."""
+        return []
+
+    def is_node(self, identity: bytes) -> bool:
+        """See `KeyRing.is_node`."""
+        del identity
+        return False
+
+    def name_of(self, identity: bytes) -> str:
+        """See `KeyRing.name_of`."""
+        return identity[-6:].hex()
+
+
+def refused(message: AgentMessage | ClientMessage | KeyMessage, why: str) -> Failed | Refused | None:
+    """Return what to answer to a message that is refused; None if it has no answer."""
+    if isinstance(message, Join | Enrol):
+        return Refused(why, retry=False)
+    return None if isinstance(message, AgentMessage | Ask | Cancel) else Failed(message.call, Fault.ACCESS, why)
+
+
+def _refused_call(message: KeyMessage, why: str) -> Failed | Refused:
+    return Refused(why, retry=False) if isinstance(message, Enrol) else Failed(message.call, Fault.ACCESS, why)

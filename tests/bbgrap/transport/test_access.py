@@ -1,0 +1,106 @@
+"""Which keys are used: given, from a file, from the environment, or those of a coordinator of this user on this machine."""
+
+import os
+import re
+
+import pytest
+
+from bbgrap.errors import AccessError, UsageError
+from bbgrap.protocol.roles import Role
+from bbgrap.protocol.tokens import Token
+from bbgrap.transport.access import Access
+from bbgrap.transport.local_tokens import find_token, note_token
+from bbgrap.transport.locks import Pair
+
+HERE, THERE = "tcp://127.0.0.1:59999", "tcp://192.0.2.1:59999"
+
+
+def text(folder, name):
+    token = Token(Role.CLIENT, Pair.make().public, Pair.make().secret)
+    path = folder / name
+    path.write_text(token.text + "\n")
+    return token, path
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch, tmp_path):
+    for name in ("BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE", "BBGRAP_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def test_what_is_nearer_is_taken_first(monkeypatch, tmp_path):
+    tokens = {name: text(tmp_path, name) for name in ("given", "file", "env file", "env", "local")}
+
+    def used(access, address=HERE):
+        secret = access.lock(address).own.secret
+        return next(name for name, (token, _) in tokens.items() if token.secret == secret)
+
+    note_token(HERE, tokens["local"][1])
+    assert used(Access()) == "local"
+    monkeypatch.setenv("BBGRAP_TOKEN", tokens["env"][0].text)
+    assert used(Access()) == "env"
+    monkeypatch.setenv("BBGRAP_TOKEN_FILE", str(tokens["env file"][1]))
+    assert used(Access()) == "env file"
+    assert used(Access("", tokens["file"][1])) == "file"
+    assert used(Access(tokens["given"][0].text, tokens["file"][1])) == "given"
+    assert used(Access(tokens["given"][0].text), THERE) == "given"
+    assert Access(insecure=True).lock(HERE) is None
+    monkeypatch.setenv("BBGRAP_INSECURE", "1")
+    assert Access().lock(HERE) is None
+    assert used(Access("", tokens["file"][1])) == "file"
+    with pytest.raises(UsageError, match="got both"):
+        Access(tokens["given"][0].text, insecure=True)
+
+
+def test_a_file_is_read_at_every_connection(tmp_path):
+    (first, path), (second, other) = text(tmp_path, "a"), text(tmp_path, "b")
+    access = Access("", path)
+    assert access.lock(THERE).own.secret == first.secret
+    other.replace(path)
+    assert access.lock(THERE).own.secret == second.secret
+    path.unlink()
+    with pytest.raises(AccessError, match="it cannot be read: No such file"):
+        access.lock(THERE)
+    path.write_text("bbgrap-client-cut")
+    with pytest.raises(AccessError, match=re.escape(f"token file '{path}': expected a token")):
+        access.lock(THERE)
+
+
+def test_without_any_one_is_told_how_to_get_one():
+    for address in (HERE, THERE):
+        with pytest.raises(AccessError, match="give --token-file FILE, or set BBGRAP_TOKEN"):
+            Access().lock(address)
+
+
+def test_a_program_gets_the_same(tmp_path, monkeypatch):
+    token, path = text(tmp_path, "a")
+    for access in (Access(token.text), Access("", path), Access(insecure=True)):
+        expected = access.lock(THERE)
+        with monkeypatch.context() as patch:
+            for name, value in access.environment().items():
+                patch.setenv(name, value)
+            found = Access().lock(THERE)
+            assert found == expected or found.own == expected.own
+
+
+def test_a_note_is_believed_for_this_machine_and_from_this_user_alone(tmp_path):
+    _, path = text(tmp_path, "a")
+    note = note_token("tcp://0.0.0.0:59999", path)
+    assert find_token("tcp://localhost:59999") == path
+    assert find_token(HERE) == path
+    assert find_token("tcp://127.0.0.1:59998") is None
+    assert find_token(THERE) is None
+    note.chmod(0o644)
+    assert find_token(HERE) is None
+    note.chmod(0o600)
+    note.parent.chmod(0o755)
+    assert find_token(HERE) is None
+    with pytest.raises(PermissionError, match="not this user's alone"):
+        note_token(HERE, path)
+    note.parent.chmod(0o700)
+    assert find_token(HERE) == path
+    note.rename(tmp_path / "aside")
+    note.symlink_to(tmp_path / "aside")
+    assert find_token(HERE) is None
+    assert os.stat(path).st_size  # noqa: PTH116 - the token itself was not touched

@@ -1,0 +1,182 @@
+"""Control connections with keys: who has one is known by it, and who has none gets nothing."""
+
+import socket
+import time
+
+import pytest
+import zmq
+
+from bbgrap.protocol.tokens import Token
+from bbgrap.transport.control import HANDSHAKE_S, SESSION_BYTES, ControlClient, ControlServer, key_of
+from bbgrap.transport.locks import NOBODY, ClientLock, Pair, ServerLock
+
+WAIT_S = 10
+
+
+def until(look, what="it"):
+    deadline = time.monotonic() + WAIT_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.005)
+    return found
+
+
+class House:
+    """A locked server, and the keys it knows."""
+
+    def __init__(self):
+        self.context, self.own, self.known = zmq.Context(), Pair.make(), set()
+        self.server = ControlServer(self.context, "tcp://127.0.0.1:0", ServerLock(self.own, self.known.__contains__))
+        self.clients = []
+
+    def client(self, pair=None, server_key=None, *, known=True):
+        pair = pair or Pair.make()
+        if known:
+            self.known.add(pair.public)
+        return self.connect(lambda: ClientLock(server_key or self.own.public, pair, "a test")), pair
+
+    def connect(self, find_lock):
+        self.clients.append(ControlClient(self.context, self.server.address, find_lock))
+        return self.clients[-1]
+
+    def close(self):
+        for client in self.clients:
+            client.close()
+        self.server.close()
+        self.context.term()
+
+
+@pytest.fixture
+def house():
+    house = House()
+    yield house
+    house.close()
+
+
+def plain(frames):
+    return [bytes(frame) for frame in frames]
+
+
+def test_a_peer_is_its_key_and_the_number_it_gave_itself(house):
+    client, pair = house.client()
+    client.send([b"hello", bytes(3_000_000)])
+    identity, frames = until(house.server.receive)
+    assert plain(frames) == [b"hello", bytes(3_000_000)]
+    assert key_of(identity) == pair.public
+    assert len(identity) == len(NOBODY) + SESSION_BYTES
+    assert house.server.send(identity, [b"answer", bytes(2_500_000)])
+    assert plain(until(client.receive)) == [b"answer", bytes(2_500_000)]
+    client.reopen()
+    client.send([b"again"])
+    assert until(house.server.receive)[0] == identity
+
+
+def test_nobody_speaks_or_hears_under_the_key_of_another(house):
+    victim, _ = house.client()
+    victim.send([b"I"])
+    identity, _ = until(house.server.receive)
+    thief, pair = house.client()
+    thief._session = victim._session
+    thief.send([b"you"])
+    stolen, _ = until(house.server.receive)
+    assert stolen != identity
+    assert key_of(stolen) == pair.public
+    house.server.send(identity, [b"for I"])
+    assert plain(until(victim.receive)) == [b"for I"]
+    assert thief.receive() is None
+
+
+def test_a_key_that_is_not_known_is_told_so(house):
+    client, _ = house.client(known=False)
+    client.send([b"let me in"])
+    assert "does not know the key of a test" in until(lambda: client.refused)
+    assert house.server.receive() is None
+
+
+def test_the_key_of_another_coordinator_is_told_so_and_nothing_is_sent(house):
+    client, _ = house.client(server_key=Pair.make().public)
+    client.send([b"secret"])
+    assert "is not the one that a test is for" in until(lambda: client.refused)
+    assert house.server.receive() is None
+
+
+def test_without_a_key_one_is_told_to_get_one(house):
+    client = house.connect(lambda: None)
+    client.send([b"hello"])
+    assert "is locked: leave out --insecure" in until(lambda: client.refused)
+    assert house.server.receive() is None
+
+
+def test_with_a_key_an_open_coordinator_gets_nothing(house):
+    server = ControlServer(house.context, "tcp://127.0.0.1:0")
+    client = ControlClient(house.context, server.address, lambda: ClientLock(house.own.public, Pair.make(), "a test"))
+    client.send([b"secret"])
+    assert "has no lock: it runs with --insecure" in until(lambda: client.refused)
+    assert server.receive() is None
+    client.close()
+    server.close()
+
+
+def test_a_key_that_is_taken_back_loses_its_connections_and_finds_out_why(house):
+    client, pair = house.client()
+    other, _ = house.client()
+    for each in (client, other):
+        each.send([b"hello"])
+        until(house.server.receive)
+    assert house.server.connections(pair.public) == 1
+    house.known.remove(pair.public)
+    house.server.disconnect(pair.public, [b"farewell"])
+    assert plain(until(client.receive)) == [b"farewell"]
+    house.server.end_connections()
+    assert "was revoked" in until(lambda: client.refused)
+    assert house.server.connections(pair.public) == 0
+    client.send([b"still here"])
+    other.send([b"me, too"])
+    assert plain(until(house.server.receive)[1]) == [b"me, too"]
+
+
+def test_a_token_that_was_replaced_is_taken_at_the_next_connection(house):
+    first, second = Pair.make(), Pair.make()
+    house.known.add(second.public)
+    keys = [first]
+    client = house.connect(lambda: ClientLock(house.own.public, keys[0], "a test"))
+    until(lambda: client.refused)
+    assert not client.has_new_lock()
+    keys[0] = second
+    assert client.has_new_lock()
+    client.reopen()
+    client.send([b"hello"])
+    assert key_of(until(house.server.receive)[0]) == second.public
+
+
+def test_strangers_who_say_nothing_or_much_do_not_stay(house):
+    port = int(house.server.address.rpartition(":")[2])
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
+    for number, stranger in enumerate(strangers):
+        stranger.settimeout(WAIT_S)
+        stranger.sendall(b"\xff" + bytes(8) + b"\x7f" if number % 2 else b"")
+    client, _ = house.client()
+    client.send([b"hello"])
+    assert plain(until(house.server.receive)[1]) == [b"hello"]
+    began = time.monotonic()
+    for stranger in strangers:
+        while stranger.recv(100):
+            pass
+        stranger.close()
+    assert time.monotonic() - began < HANDSHAKE_S + WAIT_S
+
+
+def test_a_token_s_keys_are_those_of_its_text(house):
+    token = Token.parse(Token(role=_role(), server=house.own.public, secret=(pair := Pair.make()).secret).text, "a test")
+    house.known.add(pair.public)
+    client = house.connect(lambda: ClientLock.of(token, "a test"))
+    client.send([b"hello"])
+    assert key_of(until(house.server.receive)[0]) == pair.public
+    assert pair.secret.hex() not in repr(ClientLock.of(token, "a test"))
+    assert str(pair.secret) not in repr(token)
+
+
+def _role():
+    from bbgrap.protocol.roles import Role
+
+    return Role.CLIENT

@@ -1,0 +1,232 @@
+"""Keys as a coordinator keeps them: who may say what, enrolling, taking back, replacing, and what is on the disk."""
+
+import json
+import os
+from typing import get_args
+
+import pytest
+from bbgrap_coordinator.key_file import read_keys
+from bbgrap_coordinator.keyring import JOIN, LOCAL, MAX_ENTRIES, KeyRing, NoKeys, Signer, refused
+
+from bbgrap.cluster.types import COORDINATOR
+from bbgrap.errors import UsageError
+from bbgrap.protocol.client_messages import ClientMessage, Failed, Fault
+from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken, TokenMade
+from bbgrap.protocol.messages import AgentMessage, Refused
+from bbgrap.protocol.roles import MAY, NODE, Role
+from bbgrap.protocol.tokens import Token
+from bbgrap.transport.control import SESSION_BYTES
+from bbgrap.transport.locks import Pair
+from tests.messages import AGENT, CLIENT, KEYS
+
+SIGNER = Signer("authority", lambda request, name: (f"certificate of {name} for {request}", f"print of {name}"))
+
+
+class House:
+    """A key ring on a clock that stands still, and what has keys in it."""
+
+    def __init__(self, folder):
+        self.path, self.now, self.connected = folder / "keys.json", 1000.0, set()
+        self.open()
+
+    def open(self):
+        self.ring = KeyRing(self.path, lambda _: SIGNER, lambda: self.now)
+
+    def peer(self, token):
+        return Pair.of(token.secret).public + bytes(SESSION_BYTES)
+
+    @property
+    def admin(self):
+        return self.peer(self.ring.local)
+
+    def do(self, message, who=None):
+        """Say something that may be said; return the answer, and whose connections end."""
+        who = who or self.admin
+        assert self.ring.refusal(who, message) == ""
+        return self.ring.answer(who, message, lambda key: int(key in self.connected))
+
+    def token(self, role, name, lasts_s=0.0):
+        answer, ended = self.do(CreateToken(1, role, name, lasts_s))
+        assert isinstance(answer, TokenMade), answer
+        assert not ended
+        return Token.parse(answer.token, "a test")
+
+    def enrol(self, name, token=None):
+        pair = Pair.make()
+        answer, ended = self.do(Enrol(name, pair.public.hex(), "request"), self.peer(token or self.token("agent", f"for {name}")))
+        return pair.public + bytes(SESSION_BYTES), answer, ended
+
+
+@pytest.fixture
+def house(tmp_path):
+    return House(tmp_path)
+
+
+def test_every_message_of_the_protocol_may_be_said_by_the_roles_of_the_table_and_by_no_others(house):
+    kinds = {role.value: house.peer(house.token(role.value, role.value)) for role in Role}
+    kinds[NODE], answer, _ = house.enrol("left")
+    assert isinstance(answer, Enrolled)
+    examples = [*AGENT, *CLIENT, *KEYS]
+    assert {type(message) for message in examples} >= {*get_args(AgentMessage), *get_args(ClientMessage), *get_args(KeyMessage)}
+    allowed = {kind: set() for kind in kinds}
+    for message in examples:
+        for kind, peer in kinds.items():
+            why = house.ring.refusal(peer, message)
+            if "cannot join as" in why:  # the examples are of node 'a'
+                assert kind == NODE
+                why = ""
+            if not why:
+                allowed[kind].add(type(message))
+            else:
+                assert f"{kind} '" in why
+                assert type(message).__name__ in why
+                told = refused(message, why)
+                assert told is None or (isinstance(told, Refused) and not told.retry) or told.fault is Fault.ACCESS
+    assert allowed == {kind: set(MAY[kind]) for kind in kinds}
+    stranger = Pair.make().public + bytes(SESSION_BYTES)
+    assert all("taken back" in house.ring.refusal(stranger, message) for message in examples)
+
+
+def test_what_the_roles_are_for():
+    names = {kind: {message.__name__ for message in allowed} for kind, allowed in MAY.items()}
+    assert names["reader"] == {"Hello", "ListNodes", "Cancel", "Ask"}
+    assert names["client"] - names["reader"] == {"OfferModel", "ModelChunk", "PrepareModel", "RunModel"}
+    assert names["agent"] == {"Enrol"}
+    assert names["admin"] > names["client"] | names["agent"]
+    assert names["node"] == {message.__name__ for message in get_args(AgentMessage)} | {"Enrol"}
+    assert not names["node"] & names["client"]
+
+
+def test_keys_outlive_the_coordinator_and_only_its_user_can_read_them(house):
+    token = house.token("client", "laptop")
+    peer, answer, _ = house.enrol("left")
+    assert answer == Enrolled("certificate of left for request", "authority", 1000.0)
+    local, server = house.ring.local, house.ring.lock.own
+    house.open()
+    assert house.ring.lock.own == server
+    assert house.ring.local == local
+    assert not house.ring.is_new
+    assert house.ring.admits(Pair.of(token.secret).public)
+    assert house.ring.name_of(peer) == "node 'left'"
+    assert house.ring.fingerprint_of(peer) == "print of left"
+    for file in (house.path, house.ring.token_file(LOCAL), house.ring.token_file(JOIN)):
+        assert file.stat().st_mode & 0o777 == 0o600
+    assert token.secret.hex() not in house.path.read_text()
+    assert Token.parse(house.ring.token_file(JOIN).read_text(), "a test").role is Role.AGENT
+
+
+def test_a_damaged_file_is_an_error_and_stays(house):
+    for content in ("", "{}", "[]", json.dumps({"version": 2}), house.path.read_text().replace('"kind": "admin"', '"kind": "king"')):
+        house.path.write_text(content)
+        with pytest.raises(UsageError, match="expected the keys of this cluster"):
+            read_keys(house.path)
+        assert house.path.read_text() == content
+
+
+def test_what_is_taken_back_is_worth_nothing_at_once_and_after_a_restart(house):
+    token = house.token("client", "laptop")
+    answer, ended = house.do(RevokeToken(1, "laptop"))
+    key = Pair.of(token.secret).public
+    assert ended == [key]
+    assert [status.revoked for status in answer.keys if status.name == "laptop"] == [1000.0]
+    for _ in range(2):
+        assert not house.ring.admits(key)
+        assert "taken back" in house.ring.refusal(house.peer(token), ListTokens(1))
+        house.open()
+    answer, _ = house.do(RevokeToken(2, "laptop"))
+    assert "no valid token or node is called 'laptop'" in answer.reason
+
+
+def test_a_token_that_expires_says_so_once(house):
+    token = house.token("client", "guest", 60.0)
+    key = Pair.of(token.secret).public
+    house.now += 59
+    assert house.ring.expired() == []
+    house.now += 2
+    assert house.ring.expired() == [key]
+    assert house.ring.expired() == []
+    assert not house.ring.admits(key)
+
+
+def test_a_replaced_token_goes_on_for_a_while(house):
+    old = house.token("client", "laptop")
+    answer, ended = house.do(RotateToken(1, "laptop", 30.0))
+    new = Token.parse(answer.token, "a test")
+    assert not ended
+    assert new != old
+    both = [Pair.of(token.secret).public for token in (old, new)]
+    assert all(map(house.ring.admits, both))
+    house.now += 31
+    assert house.ring.expired() == both[:1]
+    assert list(map(house.ring.admits, both)) == [False, True]
+    answer, _ = house.do(RotateToken(2, JOIN, 0.0))
+    assert house.ring.token_file(JOIN).read_text() == answer.token
+
+
+def test_a_node_renews_its_own_certificate_and_enrols_nobody(house):
+    peer, _, _ = house.enrol("left")
+    answer, _ = house.do(Enrol("left", peer[:32].hex(), "another"), peer)
+    assert answer.certificate == "certificate of left for another"
+    for message in (Enrol("left", Pair.make().public.hex(), ""), Enrol("right", peer[:32].hex(), "")):
+        answer, _ = house.do(message, peer)
+        assert "may renew its own certificate only" in answer.reason
+
+
+def test_a_name_belongs_to_the_machine_that_lives(house):
+    token = house.token("agent", "hall")
+    first, _, _ = house.enrol("left", token)
+    house.connected.add(first[:32])
+    _, answer, _ = house.enrol("left", token)
+    assert answer == Refused("the name 'left' is taken by a live agent; choose another with --name", retry=True)
+    assert house.ring.admits(first[:32])
+    house.connected.clear()
+    second, answer, ended = house.enrol("left", token)
+    assert isinstance(answer, Enrolled)
+    assert ended == [first[:32]]
+    assert house.ring.admits(second[:32])
+    assert not house.ring.admits(first[:32])
+    for name in (COORDINATOR, LOCAL, "hall", "", " x", "a\nb"):
+        _, answer, _ = house.enrol(name, token)
+        assert isinstance(answer, Refused), name
+    answer, _ = house.do(Enrol("third", second[:32].hex(), ""), house.peer(token))
+    assert "this key is known already" in answer.reason
+
+
+def test_names_and_roles_that_are_none_are_refused(house):
+    for message in (CreateToken(1, "king", "x", 0.0), CreateToken(1, "client", JOIN, 0.0), CreateToken(1, "client", "", 0.0)):
+        answer, _ = house.do(message)
+        assert isinstance(answer, Failed)
+        assert answer.fault is Fault.ACCESS
+
+
+def test_there_are_only_so_many_keys_and_those_taken_back_go_first(house, monkeypatch):
+    monkeypatch.setattr("bbgrap_coordinator.keyring.MAX_ENTRIES", 5)
+    assert MAX_ENTRIES > 5
+    for number in range(3):
+        house.token("client", str(number))
+    answer, _ = house.do(CreateToken(1, "client", "more", 0.0))
+    assert "the most there may be" in answer.reason
+    house.do(RevokeToken(1, "1"))
+    house.token("client", "more")
+    assert {status.name for status in house.do(ListTokens(1))[0].keys} == {LOCAL, JOIN, "0", "2", "more"}
+
+
+def test_what_cannot_be_written_changes_nothing(house, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    before = house.path.read_text()
+    monkeypatch.setattr(os, "fsync", full)
+    answer, _ = house.do(CreateToken(1, "client", "x", 0.0))
+    assert "nothing has changed, for they cannot be written" in answer.reason
+    assert house.path.read_text() == before
+    assert list(house.path.parent.glob(".*")) == []
+    assert all(status.name != "x" for status in house.do(ListTokens(1))[0].keys)
+
+
+def test_an_open_coordinator_lets_everybody_in_and_has_no_tokens():
+    keys = NoKeys()
+    assert keys.refusal(b"", ListTokens(1)) == ""
+    assert "runs with --insecure" in keys.answer(b"", ListTokens(1), lambda _: 0)[0].reason
+    answer, _ = keys.answer(b"", Enrol("a", "00" * 32, ""), lambda _: 0)
+    assert answer.certificate == ""
