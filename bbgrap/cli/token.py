@@ -36,7 +36,7 @@ def create(
     """Make a token and print it, once. Whoever has it may do what its role may.
 
     Example:
-        bbgrap token create laptop --role client > laptop.token
+        bbgrap token create laptop --role client
     """
     from bbgrap.cli.clusters import open_cluster
 
@@ -73,7 +73,7 @@ def revoke(
     A node that is taken back can enrol again with a token, so take that back, too, if it may be known.
 
     Example:
-        bbgrap token revoke left
+        bbgrap token revoke guest
     """
     from bbgrap.cli.clusters import open_cluster
 
@@ -102,7 +102,7 @@ def rotate(
     Programs that were given a token file take the new one from it by themselves; no request is lost.
 
     Example:
-        bbgrap token rotate laptop --grace 15m > laptop.token
+        bbgrap token rotate join --grace 15m
     """
     from bbgrap.cli.clusters import open_cluster
 

@@ -40,7 +40,7 @@ from bbgrap.protocol.key_messages import CreateToken, KeyStatus, ListTokens, Rev
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.access import Access
-from bbgrap.transport.control import ControlClient, check_address, unavailable
+from bbgrap.transport.control import ControlClient, check_address, is_listening, unavailable
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
 A = TypeVar("A")
@@ -99,7 +99,12 @@ class Connection:
         """
         self.address = check_address(address)
         self.access = access or Access()
-        self._control = ControlClient(zmq.Context.instance(), self.address, lambda: self.access.lock(self.address))
+        try:
+            self._control = ControlClient(zmq.Context.instance(), self.address, lambda: self.access.lock(self.address))
+        except AccessError:
+            if not is_listening(self.address, timeout_s):  # a token would not help
+                raise unavailable(self.address, timeout_s) from None
+            raise
         self._machine = machine.ClientMachine(self.address)
         self._numbers = itertools.count(1)
         self._lock = threading.Condition()

@@ -356,6 +356,16 @@ def check_address(address: str) -> str:
     return f"tcp://{host}:{port}"
 
 
+def is_listening(address: str, within_s: float) -> bool:
+    """Whether anything takes connections at an address."""
+    host, port = split_address(address)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), within_s).close()
+    except (OSError, UnicodeError, OverflowError):
+        return False
+    return True
+
+
 def unavailable(address: str, within_s: float) -> ClusterUnavailableError:
     """Return the error for a coordinator that does not answer, or whose host has no address."""
     host, port = split_address(address)

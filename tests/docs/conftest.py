@@ -72,7 +72,7 @@ def picture(count: int = 1) -> np.ndarray:
 @pytest.fixture(scope="session")
 def environment(folder) -> dict[str, str]:
     """The surroundings of a process that keeps nothing elsewhere."""
-    return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "BBGRAP_COORDINATOR": ""}
+    return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "BBGRAP_COORDINATOR": "", "XDG_CONFIG_HOME": str(folder / "config")}
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +93,7 @@ def address(folder, environment) -> Iterator[str]:
             start(command, where, f"--threads 1 --profile {name}.profile.yaml")
         with connect(where) as connection:
             await_(lambda: len(connection.nodes()) == 2)
+            connection.create_token("guest", "reader")
         yield where
     finally:
         for process in reversed(started):
