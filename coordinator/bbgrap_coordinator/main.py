@@ -22,6 +22,9 @@ def main(
     advertise: Annotated[str, typer.Option(help="The host name or address agents reach this machine by.")] = "",
     state_dir: Annotated[Path | None, typer.Option(help="Where models and plans are kept; default ~/.cache/bbgrap/coordinator.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the address to this file once it can be used.")] = None,
+    verify_fraction: Annotated[
+        float, typer.Option(min=0, max=1, help="The part of the requests that runs again on other nodes, to find wrong answers.")
+    ] = 0.0,
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
@@ -41,6 +44,7 @@ def main(
                 state_dir=state_dir,
                 ready_file=ready_file,
                 until_eof=until_eof,
+                verify_fraction=verify_fraction,
             )
     except BbgrapError as error:
         if debug:

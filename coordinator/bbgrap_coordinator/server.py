@@ -16,7 +16,9 @@ import zmq
 
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import (
+    Audit,
     CancelPlanning,
+    Compare,
     DropRequest,
     Event,
     ForgetPlan,
@@ -48,6 +50,8 @@ from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
+from bbgrap_coordinator.audit import AuditLog
+from bbgrap_coordinator.comparing import compared
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import Planners
@@ -74,6 +78,7 @@ class Server:
         models: ModelStore,
         planners: Planners,
         storage: Storage,
+        audit: AuditLog,
     ) -> None:
         """Use connections that belong to the thread of `run`; nothing is handled before."""
         self._control = control
@@ -82,9 +87,11 @@ class Server:
         self._models = models
         self._planners = planners
         self._storage = storage
+        self._audit = audit
         self._events: WakeupQueue[Event | None] = WakeupQueue()
         self._host = Host(plane, control.channels.memory, self._on_broken)
         self._uploads = ThreadPoolExecutor(1, "uploads")
+        self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
         self._complaints = Complaints(_log)
         self._stopped = False
@@ -118,6 +125,7 @@ class Server:
                 self._handle(Tick(), now)
                 self._control.channels.give_back()
                 due = time.monotonic() + _TICK_S
+        self._comparisons.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, chunk: WriteChunk) -> None:
         """Store a piece of a model, in a thread of its own: requests do not wait for the disk."""
@@ -204,8 +212,13 @@ class Server:
                 self._planners.cancel(job)
             case SaveModel() | SaveProfile() | SavePlan() | ForgetPlan():
                 self._keep(instruction)
-            case Log(text):
-                _log.info(text)
+            case Compare():
+                # Beside the requests: numpy may take long.
+                self._comparisons.submit(lambda: self._events.put(compared(instruction)))
+            case Log(text, is_warning):
+                _log.log(logging.WARNING if is_warning else logging.INFO, text)
+            case Audit():
+                self._audit.write(instruction)
 
     def _keep(self, instruction: SaveModel | SaveProfile | SavePlan | ForgetPlan) -> None:
         match instruction:
