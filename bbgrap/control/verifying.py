@@ -57,8 +57,8 @@ class _Check:
     since: float
     runs: list[_Run]
     faults: dict[tuple[int, int], str] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
-    """Epochs on which it is not tried again."""
+    failed: set[frozenset[str]] = field(default_factory=set)
+    """Nodes on which it is not tried again."""
     lost: int = 0
 
     @property
@@ -146,7 +146,7 @@ class Verifying:
         there = [*(plan.open_variants if plan.serves else ()), *(helper.open_variants if helper is not None else ())]
         before = [run.nodes for run in check.runs]
         seen = frozenset[str]().union(*before)
-        able = [v for v in there if v.epoch not in check.failed and frozenset(v.parts) not in before]
+        able = [v for v in there if frozenset(v.parts) not in {*before, *check.failed}]
         return min(able, key=lambda v: (len(seen & v.parts.keys()), len(v.queue.running), v.usual_s, v.epoch), default=None)
 
     def go_on(self, now: float) -> list[Instruction]:
@@ -206,7 +206,7 @@ class Verifying:
             return []
         where = _named(ended.variant.parts)
         told = Log(f"{ended.check.what} was answered, but a second run failed on {where}: {reason}", is_warning=True)
-        ended.check.failed.add(ended.variant.epoch)
+        ended.check.failed.add(frozenset(ended.variant.parts))
         done = [told, *self._loading.abandon(ended.variant.epoch, ended.number)]
         return [*done, *self._again(ended.check)]
 
