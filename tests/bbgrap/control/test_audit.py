@@ -31,6 +31,7 @@ def test_each_thing_that_happens_is_told_once():
     wire.to_coordinator(ce.FromPeer(CLIENT, c.Hello(9, 1, "0.0.1")))
     wire.to_coordinator(ce.FromPeer(b.identity, m.Leave("")))
     wire.crash(a)
+    wire.crash(b)
     wire.wait(2.0)
     counted = Counter(said.event for said in wire.audits)
     assert counted == {"joined": 2, "brought": 1, "prepared": 1, "profile set": 1, "refused": 2, "left": 1, "lost": 1}
