@@ -117,6 +117,8 @@ class Verifying:
 
     def draw(self, request: Request) -> bool:
         """Decide as a request starts whether it is verified; from then on its inputs cannot be changed by its client."""
+        if not self._settings.verify_fraction:
+            return False
         digest = blake2b(request.number.to_bytes(16, "big"), digest_size=8, key=self._settings.verify_key).digest()
         if int.from_bytes(digest, "big") >= self._settings.verify_fraction * 2.0**64:
             return False

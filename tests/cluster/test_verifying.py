@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import bbgrap
+from bbgrap.cli.nodes import nodes
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo import materialize
 from tests.known_agents import PLAIN, known_cluster
@@ -18,7 +19,7 @@ EVERYWHERE = PlanOptions(planner="single", objective="throughput")
 """The whole model on every node."""
 
 
-def test_of_three_agents_the_one_that_answers_wrongly_is_named(tmp_path, monkeypatch):
+def test_of_three_agents_the_one_that_answers_wrongly_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LIE_BY", "0.01")
     x = np.random.default_rng(0).random((1, 3, 32, 32), dtype=np.float32)
     with known_cluster(2, tmp_path, (*PLAIN, "--verify-fraction", "1"), pin=False) as cluster:
@@ -35,6 +36,8 @@ def test_of_three_agents_the_one_that_answers_wrongly_is_named(tmp_path, monkeyp
                 time.sleep(0.2)
                 seen = {node.name: node.differed for node in cluster.connection.nodes()}
         assert (seen["agent0"], seen["agent1"]) == (0, 0)
+        nodes(cluster.address)
+        assert capsys.readouterr().out.splitlines()[0].split()[-2:] == ["verified", "differed"]
         assert all(node.verified for node in cluster.connection.nodes())
         assert "'agent2' answered wrongly" in cluster.log("coordinator", 2000)
         path = cluster.logs / "state" / "audit.jsonl"

@@ -56,7 +56,7 @@ def test_names_forge_no_line(path):
 
 def test_a_line_is_bounded_and_digests_stay(path):
     names = ["\u2028" * 5000] * 5000
-    detail = {"model": "ab" * 32, "names": names, "deep": {"a": names, "b": {name: 1 for name in names}}, "odd": float("nan")}
+    detail = {"model": "ab" * 32, "names": names, "deep": {"a": names, "b": dict.fromkeys(names, 1)}, "odd": float("nan")}
     written(path, Audit("brought", {"client": names[0]}, detail))
     (line,) = lines(path)
     assert len(path.read_bytes()) <= MAX_LINE_BYTES + 1
