@@ -109,6 +109,16 @@ def test_of_two_that_answer_wrongly_none_is_named():
     assert any("no node alone explains it" in text for text in wire.told)
 
 
+def test_a_second_run_shares_as_few_nodes_as_can_be():
+    wire = ready_wire("a", "b", options=PlanOptions("auto"), settings=ALL, seconds={("a",): 0.01, ("b",): 0.03, ("a", "b"): 0.02})
+    (plan,) = wire.coordinator.planning.plans.values()
+    assert [set(variant.parts) for variant in plan.serving] == [{"a"}]
+    for variant in plan.standby.variants:
+        variant.usual_s = 9.0
+    second = second_run(wire)
+    assert wire.nodes_of(second) == ("b",)
+
+
 def test_a_node_that_both_runs_need_is_not_verified():
     wire = ready_wire("a", "b", options=PlanOptions("bbgrap"), settings=ALL)
     answered(wire)
@@ -161,6 +171,7 @@ def test_one_runs_at_a_time():
     wire.finish_requests()
     wire.deliver_all()
     assert all(wire.answers[call] for call in calls)
+    wire.wait(2 * GIVE_WAY_S)
     assert len(wire.started) == 1
     wire.settle()
     assert tally(wire) == {"compared": 4}
@@ -253,10 +264,24 @@ def test_what_cannot_be_compared_is_counted_and_names_nobody():
     assert is_clean(wire)
 
 
+def request_of(number, payload=()):
+    message = c.RunModel(1, "ab" * 32, 1.0, (), payload)
+    return Request(number, (b"x", 1), message, None, 0.0, Tracker(Role.REQUEST, "r"))
+
+
+def test_a_client_cannot_change_its_inputs_between_two_runs(monkeypatch):
+    verifier, memory = Wire(ALL).coordinator.requests.verifying, bytearray(b"input")
+    monkeypatch.setattr(verifying, "MAX_BYTES", 5)
+    request, larger = request_of(1, (memoryview(memory),)), request_of(2, (bytes(6),))
+    assert verifier.draw(request)
+    memory[:] = b"other"
+    assert request.message.payload == (b"input",)
+    assert not verifier.draw(larger)
+
+
 def drawn(settings, count=4000):
     verifier = Wire(settings).coordinator.requests.verifying
-    message = c.RunModel(1, "ab" * 32, 1.0, (), ())
-    requests = (Request(number, (b"x", 1), message, None, 0.0, Tracker(Role.REQUEST, "r")) for number in range(count))
+    requests = (request_of(number) for number in range(count))
     return {request.number for request in requests if verifier.draw(request)}
 
 
