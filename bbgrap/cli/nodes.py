@@ -12,6 +12,8 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
     """List the agents, their state, memory, versions and profiles, and who does not reach whom.
 
     `used` is the memory that the agent's worker takes, `standby` the part of it that models take which it has whole, to answer at once.
+    With `bbgrap-coordinator --verify-fraction`, `verified` of its requests were compared with runs on other nodes; in those that `differed`
+    it may be what answered wrongly.
 
     Example:
         bbgrap nodes --coordinator tcp://head:7070
@@ -29,8 +31,21 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
         say(f"no agents yet; on each machine: bbgrap-agent --join {coordinator}")
         return
     shares = shares_of([node.profile or NodeProfile(node.name) for node in found])
-    columns = ("name", "state", "address", "threads", "cores", "memory", "used", "standby", "onnxruntime", "max opset", "share", "profile")
-    rows = [
+    columns: tuple[str, ...] = (
+        "name",
+        "state",
+        "address",
+        "threads",
+        "cores",
+        "memory",
+        "used",
+        "standby",
+        "onnxruntime",
+        "max opset",
+        "share",
+        "profile",
+    )
+    rows: list[tuple[object, ...]] = [
         (
             node.name,
             node.state,
@@ -47,6 +62,9 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
         )
         for node, share in zip(found, shares, strict=True)
     ]
+    if any(node.verified for node in found):
+        columns = (*columns, "verified", "differed")
+        rows = [(*row, node.verified, node.differed) for row, node in zip(rows, found, strict=True)]
     print_table(columns, rows)
     for node in found:
         if node.unreachable:

@@ -120,7 +120,9 @@ def identical(one: Array, other: Array) -> bool:
         return False
     if one.dtype.kind == "O":
         return bool(np.array_equal(one, other))
-    return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
+    # Without a copy, and without keeping other threads from their work: answers may be large.
+    mine, theirs = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
+    return bool(np.array_equal(mine, theirs))
 
 
 def rounding(array: Array) -> Array:

@@ -6,10 +6,15 @@ agent that is lost runs again, on another variant of its plan or on the model's 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bbgrap.cluster.types import COORDINATOR
+from bbgrap.control.audit import peer_of
 from bbgrap.control.blame import Blame
 from bbgrap.control.coordinator_events import (
+    Audit,
     ChunkWritten,
+    Compared,
     Event,
     FromPeer,
     HostLinkBroken,
@@ -146,6 +151,8 @@ class CoordinatorMachine:
                 return self.requests.broke(event)
             case HostLinkBroken(address):
                 return self._on_link(None, address, now)
+            case Compared():
+                return self.requests.verifying.compared(event, now)
 
     def _restore(self, stored: Stored, now: float) -> None:
         """Know the plans of an earlier coordinator; their agents will offer what they hold of them."""
@@ -190,13 +197,15 @@ class CoordinatorMachine:
             return [self.members.welcome(known, kept), *gone, *self.loading.say_again(known, now)]
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
-            return [ToAgent(identity, member), Log(f"refused '{join.name}': {member.reason}")]
+            refused = Audit("refused", peer_of(identity, join.name), {"reason": member.reason})
+            return [ToAgent(identity, member), Log(f"refused '{join.name}': {member.reason}"), refused]
         member.first_request = next(self.loading.epochs)
         keep, done = self.loading.back(member, join.holds, now)
         self.standbys.joined(member)
         return [
             self.members.welcome(member, keep),
             Log(f"agent '{join.name}' joined; {len(self.members.by_name)} are there"),
+            Audit("joined", peer_of(identity, join.name), {"address": join.data_address, "version": join.version}),
             *self.links.joined(member, now),
             *done,
             *self.planning.world_changed(now),
@@ -275,6 +284,7 @@ class CoordinatorMachine:
         variants = self.loading.part(member, now)
         return [
             Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} left"),
+            Audit("left" if event == "Leave" else "lost", peer_of(member.identity, member.name)),
             *self.requests.lose_agent(member, variants),
             *self.profiling.lost(member, now),
             *self.links.allow(),
@@ -343,7 +353,7 @@ class CoordinatorMachine:
     def _on_client(self, identity: Identity, message: ClientMessage, now: float) -> list[Instruction]:  # noqa: C901 - one branch per message
         match message:
             case Hello():
-                return [self._greet(identity, message)]
+                return self._greet(identity, message)
             case ListNodes():
                 return [ToClient(identity, Nodes(message.call, self.nodes()))]
             case OfferModel():
@@ -359,25 +369,29 @@ class CoordinatorMachine:
             case SetProfile():
                 self.members.overrides[message.profile.name] = message.profile
                 answer = ToClient(identity, Profiles(message.call, (message.profile,)))
-                return [answer, SaveProfile(message.profile, by_hand=True), *self.planning.world_changed(now)]
+                told = Audit("profile set", peer_of(identity), {"node": message.profile.name})
+                return [answer, SaveProfile(message.profile, by_hand=True), told, *self.planning.world_changed(now)]
             case Cancel():
                 return self.requests.cancel((identity, message.call))
             case Ask():
                 known = tuple(call for call in message.calls if self._will_answer((identity, call)))
                 return [ToClient(identity, StillWorking(message.calls, known))]
 
-    def _greet(self, identity: Identity, hello: Hello) -> Instruction:
+    def _greet(self, identity: Identity, hello: Hello) -> list[Instruction]:
         if hello.protocol == PROTOCOL_VERSION:
-            return ToClient(identity, Greeting(hello.call, self.settings.version, len(self.members.by_name)))
+            return [ToClient(identity, Greeting(hello.call, self.settings.version, len(self.members.by_name)))]
         reason = f"client speaks protocol {hello.protocol} (bbgrap {hello.version}), this coordinator {PROTOCOL_VERSION}"
-        return ToClient(identity, Failed(hello.call, Fault.PROTOCOL, f"{reason} (bbgrap {self.settings.version})"))
+        answer = ToClient(identity, Failed(hello.call, Fault.PROTOCOL, f"{reason} (bbgrap {self.settings.version})"))
+        return [answer, Audit("refused", peer_of(identity), {"reason": reason})]
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         """Return the agents as `bbgrap nodes` lists them."""
         return tuple(map(self._status, self.members.alive()))
 
     def _status(self, member: Member) -> NodeStatus:
-        return self.members.status(member, self.loading.loaded_bytes(member.name, standbys=True), self.links.unreachable(member.name))
+        status = self.members.status(member, self.loading.loaded_bytes(member.name, standbys=True), self.links.unreachable(member.name))
+        verifying = self.requests.verifying
+        return replace(status, verified=verifying.verified[member.name], differed=verifying.differed[member.name])
 
     def _will_answer(self, caller: Caller) -> bool:
         return self.requests.is_known(caller) or self.profiling.is_known(caller)
@@ -391,10 +405,14 @@ class CoordinatorMachine:
             return [_failed(caller, Fault.UNAVAILABLE, NO_AGENT)]
         if self.requests.is_known(caller):
             return []
-        saved = [] if message.model in self.standbys.by_model else [SaveModel(message.model, files)]
+        saved: list[Instruction] = [] if message.model in self.standbys.by_model else [SaveModel(message.model, files)]
         standby = self.standbys.of(message.model, files)
         self.loading.touch(standby)
+        known = len(self.planning.plans)
         plan = self.planning.find(message, standby)
+        if len(self.planning.plans) > known:
+            shapes = {name: list(shape) for name, shape in message.shapes.items()}
+            saved.append(Audit("prepared", peer_of(identity), {"model": message.model, "plan": plan.key, "shapes": shapes}))
         for brought in (standby, plan):
             # Its files were gone, and are here again.
             brought.failed = {world: why for world, why in brought.failed.items() if why[0] is not Fault.UNKNOWN_MODEL}
@@ -432,7 +450,7 @@ class CoordinatorMachine:
         _, tried = self.links.overdue(now)
         done += tried
         self._clear_untried(now)
-        return [*done, *self.requests.overdue(now), *self.profiling.overdue(now)]
+        return [*done, *self.requests.overdue(now), *self.profiling.overdue(now), *self.requests.counts.report(now)]
 
     def _on_stalled(self, variant: Variant, number: int, now: float) -> list[Instruction]:
         """Run a request again with which nothing goes on, and have its agents try each other."""

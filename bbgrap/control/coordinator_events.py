@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from bbgrap.cluster.types import Cluster, NodeProfile
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.stored import StoredPlan
-from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
 from bbgrap.runtime.recording import Record
@@ -27,6 +28,10 @@ class Settings:
     first_epoch: int = 1
     max_waiting: int = 256
     max_waiting_bytes: int = 1 << 30
+    verify_fraction: float = 0.0
+    """The part of the requests that runs a second time, on other nodes; 0 to 1."""
+    verify_key: bytes = b""
+    """What decides which ones: who does not know it cannot foresee them. At most 64 bytes."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------------------
@@ -105,7 +110,18 @@ class HostLinkBroken:
     address: str
 
 
-Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Answer to `Compare`: what is wrong with the last answer by each of those before it, nothing where they are the same.
+
+    None: they could not be compared.
+    """
+
+    check: int
+    faults: tuple[str, ...] | None
+
+
+Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken | Compared
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------
@@ -251,10 +267,71 @@ class DropRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """The outputs of one run of a request."""
+
+    outputs: tuple[TensorHeader, ...]
+    payload: tuple[BytesLike, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """What the outputs take."""
+        return sum(map(len, self.payload))
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Compare the last of some answers to the same inputs with each of those before it, beside the requests; answer with `Compared`.
+
+    `transfers` is what floats were on their way.
+    """
+
+    check: int
+    answers: tuple[Answer, ...]
+    transfers: TransferType
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """Write a line for the operator."""
 
     text: str
+    is_warning: bool = False
+
+
+AuditEvent = Literal[
+    "started",
+    "stopped",
+    "joined",
+    "left",
+    "lost",
+    "enrolled",
+    "refused",
+    "brought",
+    "prepared",
+    "ran",
+    "profile set",
+    "measured",
+    "token created",
+    "token revoked",
+    "token rotated",
+    "verified",
+    "differed",
+    "omitted",
+]
+"""What the audit log tells of. `omitted` counts the lines that were too many in a minute, or found no room on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Write a line to the audit log: what happened, who did it, and more about it. It must hold neither secrets nor tensors.
+
+    `detail` is of texts, numbers, and lists and mappings of such; peers may have chosen the texts.
+    """
+
+    event: AuditEvent
+    who: Mapping[str, str]
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 Instruction = (
@@ -273,5 +350,7 @@ Instruction = (
     | HostPings
     | StartRequest
     | DropRequest
+    | Compare
     | Log
+    | Audit
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from bbgrap.control.audit import RunCounts
 from bbgrap.control.coordinator_events import (
     Instruction,
     Log,
@@ -23,7 +24,7 @@ from bbgrap.control.coordinator_events import (
     ToAgent,
     ToClient,
 )
-from bbgrap.control.further import answer_more_at_once
+from bbgrap.control.further import answer_more_at_once, learn
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
@@ -33,6 +34,7 @@ from bbgrap.control.standby import Standbys
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
+from bbgrap.control.verifying import Verifying
 from bbgrap.control.watch import is_stuck
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
 from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
@@ -75,6 +77,8 @@ class Requests:
         self._lonely = 0
         self._now = 0.0
         self.synthetic = SyntheticRequests(loading, planning)
+        self.counts = RunCounts()
+        self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
 
@@ -100,6 +104,7 @@ class Requests:
     def add(self, caller: Caller, message: RunModel, plan: Plan, now: float) -> list[Instruction]:
         """Queue a request; `go_on` starts it. Too many of them, or too many of one client, are answered as busy."""
         if full := self._full(caller, message, plan):
+            self.counts.ended(caller[0], plan, "refused")
             return [ToClient(caller[0], Failed(caller[1], Fault.BUSY, f"coordinator: {full}; submit again when some are answered"))]
         number = next(self.loading.epochs)
         request = Request(number, caller, message, plan, now + message.deadline_s, Tracker(Role.REQUEST, f"request {number}"))
@@ -129,8 +134,9 @@ class Requests:
 
     def go_on(self, now: float) -> list[Instruction]:
         """Do what has become possible for the plans that were touched."""
-        done: list[Instruction] = []
         self._now = now
+        if done := self.verifying.go_on(now):
+            self._lonely = 0
         while self.loading.touched:
             plan, _ = self.loading.touched.popitem()
             done += self._go_on_standby(plan, now) if plan.is_standby else self._go_on(plan, now)
@@ -251,13 +257,16 @@ class Requests:
     def _start(self, request: Request, variant: Variant, now: float) -> Instruction:
         request.tracker.move("variant free")
         self._lonely = 0 if self._is_busy() else request.number
+        request.is_drawn = self.verifying.draw(request)
         request.epoch, message = variant.epoch, request.message
         variant.queue.running[request.number] = now
         variant.used = now
         request.overtook = {name: m.finished for name in variant.parts if (m := self.members.by_name.get(name)) is not None}
         if message.record:
             self.traces.begin(request.number, variant.devices)
-        return StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, request.caller[0])
+        # What is compared later must not be where the client can write.
+        client = b"" if request.is_drawn else request.caller[0]
+        return StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, client)
 
     def _is_running(self) -> bool:
         return any(variant.queue.running for variant in self.loading.by_epoch.values())
@@ -270,6 +279,8 @@ class Requests:
     def done(self, event: RequestDone, now: float) -> list[Instruction]:
         """Answer a request, and learn from the time it took."""
         self.synthetic.done(event.request, now)
+        if event.request == self.verifying.running:
+            return self.verifying.done(event)
         request = self.open.get(event.request)
         if request is None or not request.epoch:
             return []
@@ -308,30 +319,16 @@ class Requests:
             variant.took(now - started)
             if plan.policy.done(variant.queue, started, now, alone=alone):
                 log.append(Log(plan.measured_text()))
+        if request.is_drawn:
+            self.verifying.take(request, variant, event, self._now)
         answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records)
         done = [ToClient(request.caller[0], answer), *log, *self._close(request, "finished")]
-        return [*done, *self._try(request.plan, variant, now - started)] if now is not None and alone else done
-
-    def _try(self, plan: Plan, variant: Variant, seconds: float) -> list[Instruction]:
-        """Learn from a request that ran alone whether a scaled variant is worth its place; one that is not goes."""
-        trial = plan.trial
-        if variant.plan.is_standby:
-            trial.standby.append(seconds)
-        elif variant.is_scaled:
-            trial.scaled.append(seconds)
-        scaled = [v for v in plan.variants if v.is_scaled and not v.queue.running]
-        if not scaled or not (why := trial.verdict()):
-            return []
-        trial.scaled.clear()
-        for slow in scaled:
-            plan.failed[slow.world] = Fault.PLAN, f"planner: {why}"
-        return [
-            Log(f"model {plan.model[:8]}: a plan made like another is given up: {why}"),
-            *(i for v in scaled for i in self.loading.release(v)),
-        ]
+        return [*done, *learn(request.plan, variant, now - started, self.loading)] if now is not None and alone else done
 
     def broke(self, event: RequestBroke) -> list[Instruction]:
         """Fail a request whose part on the host failed."""
+        if event.request == self.verifying.running:
+            return self.verifying.failed(event.reason)
         known = event.request in self.open
         return self.fail(event.request, "failed", event.fault, event.reason) if known else self.synthetic.failed(event.request)
 
@@ -340,6 +337,8 @@ class Requests:
         variant = self.loading.find(message.epoch)
         if variant is None or member.name not in variant.parts:
             return []
+        if message.request == self.verifying.running and variant.queue.running.get(message.request) is not None:
+            return self.verifying.failed(f"agent '{member.name}': {message.reason}")
         request = self.open.get(message.request)
         if request is None:
             return self.synthetic.failed(message.request)
@@ -362,7 +361,7 @@ class Requests:
 
     def overdue(self, now: float) -> list[Instruction]:
         """End what ran or waited too long."""
-        done = self.synthetic.overdue(now)
+        done = [*self.synthetic.overdue(now), *self.verifying.overdue(now)]
         for request in [r for r in self.open.values() if now > r.deadline]:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
@@ -440,7 +439,7 @@ class Requests:
 
     def take_back(self, variant: Variant, numbers: Collection[int] | None = None) -> tuple[list[Request], list[Instruction]]:
         """Let requests of a variant, all unless told which, be the next ones to start, under new numbers: late messages are not theirs."""
-        again, done = [], self.synthetic.taken_back(variant)
+        again, done = [], [*self.synthetic.taken_back(variant), *(self.verifying.taken_back(variant) if numbers is None else ())]
         for number in sorted(n for n in variant.queue.running if n in self.open and (numbers is None or n in numbers)):
             request = self.open.pop(number)
             done += self.loading.abandon(request.epoch, number, self._patience_with(request))
@@ -474,6 +473,9 @@ class Requests:
     def _close(self, request: Request, event: str) -> list[Instruction]:
         """Forget a request here, and everywhere it may still run."""
         request.tracker.move(event)
+        self.counts.ended(
+            request.caller[0], request.plan, "done" if event == "finished" else "cancelled" if event == "Cancel" else "failed"
+        )
         del self.open[request.number], self.by_caller[request.caller]
         self._bytes -= request.bytes
         if request.plan.standby is not None:

@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from math import log, prod
 from typing import Literal
 
-from bbgrap.control.coordinator_events import Base
-from bbgrap.control.plans import Plan
+from bbgrap.control.coordinator_events import Base, Instruction, Log
+from bbgrap.control.loading import Loading
+from bbgrap.control.plans import Plan, Variant
 from bbgrap.planners.registry import AUTO
+from bbgrap.protocol.client_messages import Fault
 
 GROWTH = 2.0
 """How much larger inputs must be, in elements, than those that one node answers fastest, for a plan to be searched for. Chosen."""
@@ -69,3 +71,22 @@ def answer_more_at_once(copies: int, plan: Plan) -> bool:
         return False
     nodes = max((len(variant.parts) for variant in plan.serving), default=0)
     return plan.standby.outstanding >= copies >= max(2, nodes)
+
+
+def learn(plan: Plan, variant: Variant, seconds: float, loading: Loading) -> list[Instruction]:
+    """Learn from a request that ran alone whether a scaled variant is worth its place; one that is not goes."""
+    trial = plan.trial
+    if variant.plan.is_standby:
+        trial.standby.append(seconds)
+    elif variant.is_scaled:
+        trial.scaled.append(seconds)
+    scaled = [v for v in plan.variants if v.is_scaled and not v.queue.running]
+    if not scaled or not (why := trial.verdict()):
+        return []
+    trial.scaled.clear()
+    for slow in scaled:
+        plan.failed[slow.world] = Fault.PLAN, f"planner: {why}"
+    return [
+        Log(f"model {plan.model[:8]}: a plan made like another is given up: {why}"),
+        *(i for v in scaled for i in loading.release(v)),
+    ]

@@ -344,6 +344,8 @@ class Request:
     former: tuple[int, ...] = ()
     held: tuple[str, float] | None = None
     overtook: dict[str, int] = field(default_factory=dict)
+    is_drawn: bool = False
+    """Whether it is verified when it has been answered."""
 
     @property
     def bytes(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR, NodeProfile
-from bbgrap.control.coordinator_events import Identity, Instruction, Log, SaveProfile, Settings, ToAgent, ToClient
+from bbgrap.control.coordinator_events import Audit, Identity, Instruction, Log, SaveProfile, Settings, ToAgent, ToClient
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.client_messages import Failed, Fault, MeasureNodes, Profiles, Progress
 from bbgrap.protocol.messages import LinksMeasured, Measure, Measured, MeasureLinks, Peer
@@ -223,7 +223,8 @@ class Profiling:
         known = [*running.done, *running.without_links]
         self.members.measured.update({profile.name: profile for profile in known})
         self.has_news = bool(known)
-        return [SaveProfile(profile, by_hand=False) for profile in known]
+        saved = (SaveProfile(profile, by_hand=False) for profile in known)
+        return [*saved, *(Audit("measured", {"agent": profile.name}) for profile in known)]
 
     # --- in the background --------------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from bbgrap.control.coordinator_events import ChunkWritten, Identity, Instruction, ToClient, WriteChunk
+from bbgrap.control.audit import peer_of
+from bbgrap.control.coordinator_events import Audit, ChunkWritten, Identity, Instruction, ToClient, WriteChunk
 from bbgrap.protocol.client_messages import (
     Failed,
     Fault,
@@ -59,6 +60,7 @@ class Uploads:
         if refused is not None:
             fault, reason = refused
             return [ToClient(identity, Failed(message.call, fault, f"model: {reason}"))]
+        told = [] if message.model in self._offers else [Audit("brought", peer_of(identity), _about(message))]
         _put_last(self._offers, message.model, message.files, MAX_OFFERS)
         missing = tuple(dict.fromkeys(file.digest for file in message.files if file.digest not in self.stored))
         if missing:
@@ -67,7 +69,7 @@ class Uploads:
                 if file.digest not in self.stored:
                     _put_last(sizes, file.digest, file.size, MAX_FILES)
             _put_last(self._sizes, identity, sizes, MAX_CLIENTS)
-        return [ToClient(identity, ModelMissing(message.call, missing))]
+        return [ToClient(identity, ModelMissing(message.call, missing)), *told]
 
     def _fault_of(self, message: OfferModel) -> tuple[Fault, str] | None:
         """Return what is wrong with an offer; None if nothing is."""
@@ -115,6 +117,10 @@ class Uploads:
         """Return the files of a model that is here completely."""
         files = self._offers.get(model)
         return files if files is not None and all(self.stored.get(file.digest) == file.size for file in files) else None
+
+
+def _about(message: OfferModel) -> dict[str, Any]:
+    return {"model": message.model, "names": [file.name for file in message.files], "bytes": sum(file.size for file in message.files)}
 
 
 def _put_last(entries: dict[_K, _V], key: _K, value: _V, most: int) -> None:

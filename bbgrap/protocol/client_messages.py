@@ -154,7 +154,8 @@ class Greeting:
 class NodeStatus:
     """An agent as the coordinator sees it; `unreachable` are the agents that it cannot exchange tensors with.
 
-    `used_bytes` is the memory that its worker takes, `standby_bytes` the weights of standbys in it.
+    `used_bytes` is the memory that its worker takes, `standby_bytes` the weights of standbys in it. `verified` of its requests were
+    compared with runs on other nodes; `differed` are those in which it may be what answered wrongly.
     """
 
     name: Name
@@ -170,6 +171,8 @@ class NodeStatus:
     used_bytes: int = 0
     standby_bytes: int = 0
     unreachable: tuple[Name, ...] = ()
+    verified: int = 0
+    differed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

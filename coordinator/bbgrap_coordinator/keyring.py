@@ -113,6 +113,11 @@ class KeyRing:
         entry = self._entries.get(key_of(identity))
         return "a stranger" if entry is None else f"{entry.kind} '{entry.name}'"
 
+    def name_of_short(self, short: str) -> str:
+        """Return what a key is called of which the audit log has the beginning, in hex; empty if there is none."""
+        found = [entry for key, entry in self._entries.items() if short and key.hex().startswith(short)]
+        return f"{found[0].kind} '{found[0].name}'" if found else ""
+
     # --- messages ---------------------------------------------------------------------------------------------------------------------
 
     def refusal(self, identity: bytes, message: AgentMessage | ClientMessage | KeyMessage) -> str:
@@ -310,6 +315,11 @@ class NoKeys:
         """See `KeyRing.is_node`."""
         del identity
         return False
+
+    def name_of_short(self, short: str) -> str:
+        """See `KeyRing.name_of_short`."""
+        del short
+        return ""
 
     def name_of(self, identity: bytes) -> str:
         """See `KeyRing.name_of`."""

@@ -25,6 +25,9 @@ def main(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without keys: anybody who reaches the address may use and join the cluster.")
     ] = False,
+    verify_fraction: Annotated[
+        float, typer.Option(min=0, max=1, help="The part of the requests that runs again on other nodes, to find wrong answers.")
+    ] = 0.0,
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
@@ -45,6 +48,7 @@ def main(
                 ready_file=ready_file,
                 until_eof=until_eof,
                 insecure=insecure,
+                verify_fraction=verify_fraction,
             )
     except BbgrapError as error:
         if debug:

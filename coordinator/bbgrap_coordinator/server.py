@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import ceil
 
 import zmq
 
+from bbgrap.control.audit import peer_of
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import (
+    Audit,
+    AuditEvent,
     CancelPlanning,
+    Compare,
     DropRequest,
     Event,
     ForgetPlan,
@@ -45,12 +49,14 @@ from bbgrap.control.coordinator_events import (
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.client_messages import Failed, Fault, Greeting, StillWorking
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
-from bbgrap.protocol.key_messages import Enrolled, KeyMessage, ListTokens
+from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
 from bbgrap.protocol.messages import Deploy, DeploymentFailed, Leave, Refused, Welcome
 from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
+from bbgrap_coordinator.audit import AuditLog
+from bbgrap_coordinator.comparing import compared
 from bbgrap_coordinator.host import Host
 from bbgrap_coordinator.keyring import SHUT_OUT, Answer, KeyRing, NoKeys, refused
 from bbgrap_coordinator.models import ModelStore
@@ -60,6 +66,13 @@ from bbgrap_coordinator.storage import Storage
 _TICK_S = 0.1
 _BATCH = 256
 """Messages handled before the other socket gets its turn."""
+
+_KEY_EVENTS: Mapping[type[KeyMessage], AuditEvent] = {
+    Enrol: "enrolled",
+    CreateToken: "token created",
+    RevokeToken: "token revoked",
+    RotateToken: "token rotated",
+}
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -78,6 +91,7 @@ class Server:
         models: ModelStore,
         planners: Planners,
         storage: Storage,
+        audit: AuditLog,
         keys: KeyRing | NoKeys | None = None,
     ) -> None:
         """Use connections that belong to the thread of `run`; nothing is handled before."""
@@ -88,9 +102,11 @@ class Server:
         self._planners = planners
         self._storage = storage
         self._keys = keys or NoKeys()
+        self._audit = audit
         self._events: WakeupQueue[Event | None] = WakeupQueue()
         self._host = Host(plane, control.channels.memory, self._on_broken)
         self._uploads = ThreadPoolExecutor(1, "uploads")
+        self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
         self._complaints = Complaints(_log)
         self._stopped = False
@@ -126,6 +142,7 @@ class Server:
                 self._control.end_connections()
                 self._shut_out(self._keys.expired())
                 due = time.monotonic() + _TICK_S
+        self._comparisons.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, chunk: WriteChunk) -> None:
         """Store a piece of a model, in a thread of its own: requests do not wait for the disk."""
@@ -175,6 +192,7 @@ class Server:
                 self._complaints.about(self._keys.name_of(identity), f"messages are dropped: {error}")
                 continue
             if why := self._keys.refusal(identity, message):
+                self._tell(Audit("refused", peer_of(identity), {"message": type(message).__name__, "reason": why}))
                 self._complaints.about(self._keys.name_of(identity), f"refused: {why}")
                 self._say(identity, refused(message, why))
             elif isinstance(message, KeyMessage):
@@ -187,10 +205,16 @@ class Server:
         """Enrol a node, or do what an admin wants of the keys."""
         answer, ended = self._keys.answer(identity, message, self._control.connections)
         if not isinstance(message, ListTokens):
-            failed = f": {answer.reason}" if isinstance(answer, Failed | Refused) else ""
-            _log.info("%s by %s of '%s'%s", type(message).__name__, self._keys.name_of(identity), message.name, failed)
+            failed = {"refused": answer.reason} if isinstance(answer, Failed | Refused) else {}
+            self._tell(Audit(_KEY_EVENTS[type(message)], peer_of(identity), {"name": message.name, **failed}))
         self._say(identity, answer)
         self._shut_out(ended)
+
+    def _tell(self, audit: Audit) -> None:
+        """Write a line of the audit log, with the name of the key."""
+        short = audit.who.get("id") or audit.who.get("client") or ""
+        name = self._keys.name_of_short(short)
+        self._audit.write(replace(audit, who={**audit.who, "key": name}) if name else audit)
 
     def _shut_out(self, keys: Sequence[bytes]) -> None:
         """End what goes on with keys that are not valid any more."""
@@ -244,8 +268,13 @@ class Server:
                 self._planners.cancel(job)
             case SaveModel() | SaveProfile() | SavePlan() | ForgetPlan():
                 self._keep(instruction)
-            case Log(text):
-                _log.info(text)
+            case Compare():
+                # Beside the requests: numpy may take long.
+                self._comparisons.submit(lambda: self._events.put(compared(instruction)))
+            case Log(text, is_warning):
+                _log.log(logging.WARNING if is_warning else logging.INFO, text)
+            case Audit():
+                self._tell(instruction)
 
     def _keep(self, instruction: SaveModel | SaveProfile | SavePlan | ForgetPlan) -> None:
         match instruction:

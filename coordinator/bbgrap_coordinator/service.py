@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 import zmq
 
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.coordinator_events import Settings
+from bbgrap.control.coordinator_events import Audit, Settings
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
@@ -23,6 +24,7 @@ from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap.transport.local_tokens import note_token
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.artifacts import ArtifactFolders
+from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.keyring import JOIN, LOCAL, KeyRing, NoKeys
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import Planners
@@ -46,8 +48,11 @@ def serve(
     ready_file: Path | None = None,
     until_eof: bool = False,
     insecure: bool = False,
+    verify_fraction: float = 0.0,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `planners` plan models. `insecure`: without keys, for everybody.
+    """Serve until SIGTERM or SIGINT; `planners` plan models, and a part of the requests, 0 to 1, is verified on other nodes.
+
+    `insecure`: without keys, for everybody.
 
     Raises:
         UsageError: if an address cannot be listened on, or another coordinator uses the state directory.
@@ -70,9 +75,17 @@ def serve(
         plane = _data_plane(host_of(check_address(bind)), data_port, state.number("data_port"), advertise)
         stack.callback(plane.close)
         state.set_number("data_port", int(plane.address.rpartition(":")[2]))
-        settings = Settings(VERSION, plane.address, first_epoch=state.incarnation << _COUNTER_BITS)
+        settings = Settings(
+            VERSION,
+            plane.address,
+            first_epoch=state.incarnation << _COUNTER_BITS,
+            verify_fraction=verify_fraction,
+            verify_key=secrets.token_bytes(32),
+        )
         machine = CoordinatorMachine(settings, stored, time.monotonic())
-        server = Server(control, plane, machine, models, planners, storage, keys)
+        audit = AuditLog(directory / "audit.jsonl")
+        stack.callback(audit.close)
+        server = Server(control, plane, machine, models, planners, storage, audit, keys)
         planners.begin(models, folders, server.report)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
@@ -88,7 +101,11 @@ def serve(
             draft = ready_file.with_suffix(".part")
             draft.write_text(control.address)
             draft.replace(ready_file)
+        audit.write(Audit("started", {}, {"version": VERSION, "address": control.address, "incarnation": state.incarnation}))
         server.run()
+        for last in machine.requests.counts.report(float("inf")):
+            audit.write(last)
+        audit.write(Audit("stopped", {}))
 
 
 def _data_plane(host: str, port: int, last_port: int, advertise: str) -> TcpDataPlane:

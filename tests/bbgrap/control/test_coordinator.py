@@ -106,7 +106,11 @@ def test_exact_instructions_of_a_loss():
     assert (welcome, told) == (ce.ToAgent(b"1", m.Welcome(2, 0.1, 0.6, (), 1)), ce.Log("agent 'a' joined; 1 are there"))
     assert coordinator.handle(ce.Tick(), 0.1)[0] == ce.ToAgent(b"1", m.Measure(1))  # nothing else goes on
     assert coordinator.handle(ce.Tick(), 0.6) == []
-    assert coordinator.handle(ce.Tick(), 0.7) == [ce.Log("agent 'a' was lost; 0 left"), ce.HostPings(())]
+    assert coordinator.handle(ce.Tick(), 0.7) == [
+        ce.Log("agent 'a' was lost; 0 left"),
+        ce.Audit("lost", {"agent": "a", "id": "31"}),
+        ce.HostPings(()),
+    ]
     assert coordinator.handle(ce.FromPeer(b"1", m.Heartbeat()), 0.8) == [ce.ToAgent(b"1", m.Rejoin())]
     welcome, *_ = coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.9)
     assert welcome == ce.ToAgent(b"1", m.Welcome(3, 0.1, 0.6, (), 2))
@@ -138,9 +142,10 @@ def test_links_that_nobody_gave_by_hand_are_local_if_all_are_on_one_machine():
 def test_refusals_are_readable():
     coordinator = CoordinatorMachine(SETTINGS)
     coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.0)
-    taken, _ = coordinator.handle(ce.FromPeer(b"2", introduction("a")), 0.1)
+    taken, _, told = coordinator.handle(ce.FromPeer(b"2", introduction("a")), 0.1)
     assert taken == ce.ToAgent(b"2", m.Refused("the name 'a' is taken by a live agent; choose another with --name", retry=True))
-    other, _ = coordinator.handle(ce.FromPeer(b"3", introduction("c", protocol=9)), 0.1)
+    assert told == ce.Audit("refused", {"agent": "a", "id": "32"}, {"reason": taken.message.reason})
+    other, *_ = coordinator.handle(ce.FromPeer(b"3", introduction("c", protocol=9)), 0.1)
     assert isinstance(other, ce.ToAgent)
     assert other.message == m.Refused(
         f"agent 'c' speaks protocol 9 (bbgrap 0.1.0), this coordinator {m.PROTOCOL_VERSION} (bbgrap 0.1.0); "

@@ -16,7 +16,7 @@ def offer(*files):
 
 
 def answer(instructions):
-    (said,) = instructions
+    said, *_ = instructions
     assert isinstance(said, ToClient)
     return said.message
 

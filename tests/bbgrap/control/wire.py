@@ -141,6 +141,9 @@ class Wire:
     seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
     """How long a request takes on these nodes."""
     told: list[str] = field(default_factory=list)
+    audits: list[ce.Audit] = field(default_factory=list)
+    lies: dict[str, bytes] = field(default_factory=dict)
+    """What nodes answer that answer wrongly."""
     jobs: list[ce.StartPlanning] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     cut: set[frozenset[str]] = field(default_factory=set)
@@ -283,6 +286,12 @@ class Wire:
                 self.made.pop(job, None)
             case ce.Log(text):
                 self.told.append(text)
+            case ce.Audit():
+                self.audits.append(instruction)
+            case ce.Compare(check, answers):
+                *before, last = (b"".join(map(bytes, answer.payload)) for answer in answers)
+                faults = tuple("" if last == other else f"{last!r} is not {other!r}" for other in before)
+                self.to_coordinator(ce.Compared(check, faults))
             case ce.HostDeploy(epoch):
                 self.parts[epoch] = instruction.peers
             case ce.HostRelease(epoch):
@@ -319,7 +328,9 @@ class Wire:
                 del self.started[number]
                 self.now += self.seconds.get(names, 0.0)
                 host = len(self.coordinator.loading.find(start.epoch).nodes)
-                self.to_coordinator(ce.RequestDone(number, (), (), record_of(host) if start.record else None))
+                outputs = (m.TensorHeader("y", DType.UINT8, (1,)),)
+                payload = (next((self.lies[name] for name in names if name in self.lies), b"y"),)
+                self.to_coordinator(ce.RequestDone(number, outputs, payload, record_of(host) if start.record else None))
                 if start.record:
                     devices = {peer.name: peer.device for peer in self.parts.get(start.epoch, ())}
                     for agent in [agent for agent in self.agents.values() if agent.name in devices]:

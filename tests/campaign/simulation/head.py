@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ADDRESS = "tcp://head:1"
 TICK_S = 0.1
+VERIFIED = 0.3
+"""The part of the requests that is verified, in every second story."""
 SYNC_S = 0.02
 """How long at most until what is saved is on disk."""
 PLANNER_DEADLINE_S = 5.0
@@ -54,7 +56,13 @@ class Head(Process):
         disk.incarnation += 1
         plans = tuple((plan, disk.made[job]) for job, plan in disk.plans.items() if job in disk.made)
         stored = Stored(dict(disk.files), dict(disk.models), *map(dict, disk.profiles), plans, saw_agents=disk.saw_agents)
-        settings = ce.Settings("0.1.0", ADDRESS, first_epoch=disk.incarnation << 32, max_waiting=world.story.max_waiting)
+        settings = ce.Settings(
+            "0.1.0",
+            ADDRESS,
+            first_epoch=disk.incarnation << 32,
+            max_waiting=world.story.max_waiting,
+            verify_fraction=VERIFIED * (world.story.seed % 2),
+        )
         self.machine = CoordinatorMachine(settings, stored, world.clock.now)
         self.executor = Executor(self, world.data, self._compute, self._done)
         self.pingers: set[str] = set()
@@ -158,6 +166,14 @@ class Head(Process):
                 self._save(lambda: disk.plans.update({plan.job: plan}))
             case ce.ForgetPlan(job):
                 self._save(lambda: self._forget(job))
+            case ce.Compare(check, answers):
+                *before, last = ([bytes(part) for part in answer.payload] for answer in answers)
+                faults = tuple("" if last == other else "they differ" for other in before)
+                self.world.checks.counted["verified"] += 1
+                self.later(0.001, lambda: self.handle(ce.Compared(check, faults)))
+            case ce.Audit(event):
+                if event == "differed":
+                    self.world.surprise(f"coordinator: nobody answers wrongly, but {instruction}")
             case ce.Log(text):
                 self.world.log(f"coordinator: {text}")
         disk.saw_agents = disk.saw_agents or self.machine.members.saw_agents

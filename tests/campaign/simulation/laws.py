@@ -21,7 +21,8 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
     plans = list(machine.planning.plans.values())
     running = [number for variant in variants for number in variant.queue.running]
     waiting = [number for plan in plans for number in plan.waiting]
-    if sorted(running + waiting) != sorted(requests.open):
+    verifying = [requests.verifying.running] if requests.verifying.running else []
+    if sorted(running + waiting) != sorted([*requests.open, *verifying]):
         faults.append(f"open {sorted(requests.open)}, but running {running} and waiting {waiting}")
     if len(requests.by_caller) != len(requests.open):
         faults.append("by_caller and open differ")

@@ -7,6 +7,7 @@ import time
 import psutil
 import zmq
 from bbgrap_coordinator.artifacts import ArtifactFolders
+from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import Planners
 from bbgrap_coordinator.server import Server
@@ -66,7 +67,8 @@ class House:
         self.models, self.folders, self.planners = ModelStore(home / "models"), ArtifactFolders(home / "plans"), planners
         self.storage = Storage(State(home), self.folders)
         self.stored = self.storage.read(self.models.stored())
-        self.server = Server(self.control, self.plane, self.script, self.models, planners, self.storage)
+        self.audit = AuditLog(home / "audit.jsonl")
+        self.server = Server(self.control, self.plane, self.script, self.models, planners, self.storage, self.audit)
         planners.begin(self.models, self.folders, self.server.report)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
@@ -98,6 +100,7 @@ class House:
         self.plane.close()
         self.control.close()
         self.storage.close()
+        self.audit.close()
         self.context.term()
 
 
