@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
@@ -30,6 +29,7 @@ from bbgrap.errors import ClusterUnavailableError, RemoteProtocolError, UsageErr
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import pieces
+from bbgrap.transport.admission import Door, KeyCheck
 from bbgrap.transport.channel import Channel, open_channel
 from bbgrap.transport.channels import Channels
 from bbgrap.transport.locks import CLOSED, FAILED, NOBODY, ClientLock, FindLock, ServerLock, no_lock, refusal, was_closed
@@ -89,7 +89,7 @@ class ControlServer:
         Raises:
             UsageError: if the address is malformed or in use.
         """
-        self._guard: ThreadAuthenticator | None = None
+        self._guard: KeyCheck | None = None
         self.socket = context.socket(zmq.ROUTER)
         _limit(self.socket)
         self.socket.backlog = _WAITING_CONNECTIONS
@@ -97,16 +97,19 @@ class ControlServer:
         self.socket.router_mandatory = True
         if lock is not None:
             lock.set_on(self.socket)
-            self._guard = ThreadAuthenticator(context)
-            self._guard.start()
-            self._guard.configure_curve_callback("*", lock)
-        try:
-            self.socket.bind(bind)
-        except zmq.ZMQError as error:
-            self._stop()
-            if error.errno == zmq.EADDRINUSE:
-                raise UsageError(f"address {bind} is in use; is a coordinator running already? choose another port with --bind") from error
-            raise UsageError(f"address {bind}: expected tcp://HOST:PORT of this machine: {error.strerror}") from error
+            self._guard = KeyCheck(context, lock.admits)
+        with self.socket.get_monitor_socket(zmq.EVENT_LISTENING) as monitor:
+            try:
+                self.socket.bind(bind)
+                self._door = Door(int(recv_monitor_message(monitor)["value"]))
+            except zmq.ZMQError as error:
+                self._stop()
+                if error.errno == zmq.EADDRINUSE:
+                    raise UsageError(
+                        f"address {bind} is in use; is a coordinator running already? choose another port with --bind"
+                    ) from error
+                raise UsageError(f"address {bind}: expected tcp://HOST:PORT of this machine: {error.strerror}") from error
+            self.socket.disable_monitor()
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self.channels = Channels()
         self._ways: OrderedDict[bytes, _Way] = OrderedDict()
@@ -167,6 +170,10 @@ class ControlServer:
             if self._send(way, farewell):  # else it is gone, and its descriptor may be another's
                 _end(way.descriptor)
         self._ending = []
+
+    def look_after_the_door(self) -> None:
+        """Keep strangers from taking all descriptors; to be called some times a second."""
+        self._door.look()
 
     def _receive(self) -> tuple[bytes, list[BytesLike]] | None:
         while True:

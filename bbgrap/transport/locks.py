@@ -54,11 +54,6 @@ class ServerLock:
         socket.curve_server = True
         socket.curve_secretkey = z85.encode(self.own.secret)
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Answer ZeroMQ's authenticator."""
-        del domain
-        return self.admits(z85.decode(key))
-
 
 @dataclass(frozen=True, slots=True)
 class ClientLock:

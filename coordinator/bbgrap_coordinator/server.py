@@ -140,6 +140,7 @@ class Server:
                 self._handle(Tick(), now)
                 self._control.channels.give_back()
                 self._control.end_connections()
+                self._control.look_after_the_door()
                 self._shut_out(self._keys.expired())
                 due = time.monotonic() + _TICK_S
         self._comparisons.shutdown(wait=False, cancel_futures=True)

@@ -20,6 +20,7 @@ from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
+from bbgrap.transport.descriptors import allow_many_descriptors
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap.transport.local_tokens import note_token
 from bbgrap.transport.tcp import TcpDataPlane
@@ -59,6 +60,7 @@ def serve(
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = state_dir or home / "bbgrap" / "coordinator"
+    allow_many_descriptors()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     os.umask(0o077)
     with ExitStack() as stack:

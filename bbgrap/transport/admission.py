@@ -1,0 +1,124 @@
+"""Who comes in by a control port: ZeroMQ asks about each key here, and nobody is heard while too many wait to show theirs.
+
+ZeroMQ takes every connection, as long as there are descriptors: the coordinator would have none left for its files, and its thread would
+do nothing but try (it asks again and again). So a `Door` is shut while too many are open: the system then drops what would begin a
+connection, and whoever is known tries again within a second or two. Connections that are made are not touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import zmq
+from zmq.utils import z85
+
+_ZAP = "inproc://zeromq.zap.01"
+"""Where ZeroMQ asks, by RFC 27."""
+_STOP = [b"stop"]
+MOST_OPEN = 8192
+"""Descriptors until the door is shut, or half of those that the system grants. Chosen: twice what keeps from 5,000 strangers."""
+FEW = 4096
+"""Descriptors of which a crowd can take the most between two looks; it is said at the start that more are better."""
+TOLD_EVERY_S = 60.0
+_ATTACH, _DETACH = 26, 27
+_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
+"""The filter that lets nothing pass: `ret #0`."""
+
+_log = logging.getLogger("bbgrap.transport")
+
+
+class KeyCheck:
+    """Answers ZeroMQ whether a key may connect, in a thread of its own; the key becomes the `User-Id` of what its owner says.
+
+    pyzmq has one, too; it takes 0.5 ms of the interpreter for each handshake, which strangers may begin as often as they like.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], admits: Callable[[bytes], bool]) -> None:
+        """Start; a context has one at most."""
+        self._context, self._admits = context, admits
+        self._socket = context.socket(zmq.REP)
+        self._socket.linger = 0
+        self._socket.bind(_ZAP)
+        self._thread = threading.Thread(target=self._run, name="keys", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer nothing more."""
+        with self._context.socket(zmq.REQ) as asker:
+            asker.linger = 0
+            asker.connect(_ZAP)
+            asker.send_multipart(_STOP)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._socket:
+            while (request := self._socket.recv_multipart()) != _STOP:
+                self._socket.send_multipart(answer(request, self._admits))
+
+
+def answer(request: list[bytes], admits: Callable[[bytes], bool]) -> list[bytes]:
+    """Return what to say to ZeroMQ's question about a handshake; whatever is not a known key is refused."""
+    version, number, mechanism, key = (*request[:2], *request[5:7]) if len(request) == 7 else (b"1.0", b"", b"", b"")
+    if mechanism == b"CURVE" and len(key) == 32 and admits(key):
+        return [version, number, b"200", b"OK", z85.encode(key), b""]
+    return [version, number, b"400", b"unknown key", b"", b""]
+
+
+class Door:
+    """A listening socket that can be shut.
+
+    Invariants: the descriptor is the listener's, as long as it is open.
+    """
+
+    def __init__(self, listener: int) -> None:
+        """Look after a listener by its descriptor."""
+        self._listener = listener
+        self._shut = False
+        self._told = -TOLD_EVERY_S
+        self._most = min(MOST_OPEN, _granted() // 2)
+        if _granted() < FEW:
+            _log.warning(
+                "the system grants %d descriptors: a crowd of strangers can use them up; %d are better (ulimit -Hn)", _granted(), FEW
+            )
+
+    def look(self) -> None:
+        """Shut the door, or open it again; to be called some times a second."""
+        shut = _open_now() > self._most
+        if shut == self._shut:
+            return
+        self._shut = shut
+        if shut and time.monotonic() > self._told + TOLD_EVERY_S:
+            self._told = time.monotonic()
+            _log.warning("more than %d connections: new ones wait until strangers have gone", self._most)
+        with suppress(OSError), socket.socket(fileno=os.dup(self._listener)) as listener:
+            if shut:
+                code = ctypes.create_string_buffer(_DROP)
+                listener.setsockopt(socket.SOL_SOCKET, _ATTACH, struct.pack("HL", 1, ctypes.addressof(code)))
+            else:
+                listener.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
+
+
+def _granted() -> int:
+    try:
+        import resource  # not on every system
+    except ImportError:
+        return 2 * MOST_OPEN
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _open_now() -> int:
+    """Return how many descriptors are open; 0 where the system does not say."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except FileNotFoundError:
+        return 0
+    except OSError:  # there is none left to look with
+        return 2 * MOST_OPEN
