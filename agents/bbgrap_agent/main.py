@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import signal
@@ -79,9 +80,8 @@ def _work(
     address = check_address(join)
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    # Held here, so that the data plane keeps its address when a worker ends. A machine that is reached by its loopback address only has
-    # no need to listen on others.
-    listener = listen_at(f"tcp://{host if host.startswith('127.') else '*'}:{data_port}")
+    # Held here, so that the data plane keeps its address when a worker ends.
+    listener = listen_at(f"tcp://{own_host(host)}:{data_port}")
     control = ControlClient(context, address)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = _made(cache_dir or home / "bbgrap" / "agent")
@@ -161,6 +161,20 @@ def own_address(coordinator: str) -> str:
             return str(probe.getsockname()[0])
         except OSError as error:
             raise UsageError(f"coordinator '{coordinator}': its host cannot be found: {error.strerror or error}") from error
+
+
+def own_host(advertised: str) -> str:
+    """Return what to listen at: only what others use if that is an address of this machine, else everything (`*`)."""
+    literal = advertised.strip("[]")
+    try:
+        # A name may stand for a loopback address here, and for another one elsewhere.
+        with socket.socket(socket.AF_INET6 if ":" in literal else socket.AF_INET) as probe:
+            ipaddress.ip_address(literal)
+            probe.bind((literal, 0))
+    except (OSError, ValueError):
+        _log.info("data plane: '%s' is no address of this machine, so it listens at all of them", advertised)
+        return "*"
+    return advertised
 
 
 def run() -> None:

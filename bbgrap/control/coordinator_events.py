@@ -9,6 +9,7 @@ from bbgrap.cluster.types import Cluster, NodeProfile
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.stored import StoredPlan
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.addresses import place_of
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
 from bbgrap.runtime.recording import Record
@@ -24,10 +25,16 @@ class Settings:
 
     version: str
     data_address: str
+    fingerprint: str = ""
     channel: str = ""
     first_epoch: int = 1
     max_waiting: int = 256
     max_waiting_bytes: int = 1 << 30
+
+    @property
+    def place(self) -> str:
+        """Where the coordinator's data plane is, and what it shows there."""
+        return place_of(self.data_address, self.fingerprint)
 
 
 # --- events ---------------------------------------------------------------------------------------------------------------------

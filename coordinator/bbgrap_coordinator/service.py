@@ -17,7 +17,9 @@ from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
+from bbgrap.transport.descriptors import allow_many_descriptors
 from bbgrap.transport.exit_with_parent import exit_with_parent
+from bbgrap.transport.identity import Identity
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.models import ModelStore
@@ -49,6 +51,7 @@ def serve(
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = state_dir or home / "bbgrap" / "coordinator"
+    allow_many_descriptors()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with ExitStack() as stack:
         stack.callback(context.term)
@@ -79,14 +82,14 @@ def serve(
         server.run()
 
 
-def _data_plane(host: str, port: int, last_port: int, advertise: str) -> TcpDataPlane:
+def _data_plane(host: str, port: int, last_port: int, advertise: str, identity: Identity | None = None) -> TcpDataPlane:
     """Listen for data, on the port of the last time unless another is wanted: agents that kept their deployments send to it."""
     # Listening everywhere, no single address is right for all: agents put in the one they joined by.
     everywhere = host in {"*", "0.0.0.0", "[::]"}  # noqa: S104 - compared, not bound
     known = advertise or ("*" if everywhere else host)
     if last_port and not port:
         try:
-            return TcpDataPlane(f"tcp://{host}:{last_port}", known)
+            return TcpDataPlane(f"tcp://{host}:{last_port}", known, identity=identity)
         except UsageError as error:
             _log.info("another port than last time: %s", error)
-    return TcpDataPlane(f"tcp://{host}:{port}", known)
+    return TcpDataPlane(f"tcp://{host}:{port}", known, identity=identity)

@@ -252,14 +252,16 @@ def test_pings_of_known_peers_are_answered_with_the_size_they_ask_for():
 def test_only_payloads_that_the_schedule_has_get_memory():
     bench = Bench()
 
+    peer = Peer(PEER, "b", bench.peer.address)
+
     def admitted(size, kind=Kind.DATA, source=PEER, epoch=7, message=2):
-        return bench.plane.admit(Frame(kind, source, epoch, 1, message).to_bytes(), size)
+        return bench.plane.admit(Frame(kind, source, epoch, 1, message).to_bytes(), size, "")
 
     assert admitted(8)
     assert not any([admitted(9), admitted(8, source=HOST), admitted(8, epoch=8), admitted(8, message=3), admitted(8, Kind.PONG)])
-    assert not bench.plane.admit(b"x", 8)
-    bench.executor.begin_pings([bench.peer.address])
-    bench.executor.send_ping(bench.peer.address, 1, 1000, lambda number: None)
+    assert not bench.plane.admit(b"x", 8, "")
+    bench.executor.begin_pings([peer])
+    bench.executor.send_ping(peer, 1, 1000, lambda number: None)
     assert admitted(1000, Kind.PONG)
-    bench.executor.end_pings([bench.peer.address], [1])
+    bench.executor.end_pings([peer], [1])
     assert not admitted(1000, Kind.PONG)
