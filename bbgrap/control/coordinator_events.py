@@ -25,11 +25,11 @@ class Settings:
 
     version: str
     data_address: str
-    fingerprint: str = ""
     channel: str = ""
     first_epoch: int = 1
     max_waiting: int = 256
     max_waiting_bytes: int = 1 << 30
+    fingerprint: str = ""
 
     @property
     def place(self) -> str:
