@@ -39,6 +39,8 @@ MAX_CONNECTIONS = 512
 """Incoming connections. Chosen: one per device of the largest clusters we know, several times over."""
 MAX_PER_HOST = 64
 """Connections of one host that it may keep when all are taken and another host waits. Chosen: its agents, several times over."""
+MAX_PER_PEER = 4
+"""Connections of one peer with TLS: it needs one, and may know this plane by several addresses."""
 _MOST_RECORDS = 64
 """Of one connection that are read before another one has its turn: 1 MiB."""
 _PATIENCE_S = 5.0
@@ -223,13 +225,14 @@ class TcpDataPlane:
         return True
 
     def _let_in(self) -> None:
-        """Take in who has connected, or has shown who it is; a peer that connects again leaves its former connection."""
+        """Take in who has connected, or has shown who it is; a peer that connects again and again leaves its oldest connection."""
         if self._acceptor is None:
             self._accept()
             return
         for accepted in self._acceptor.arrived.take():
-            for caller in [caller for caller in self._callers if caller.fingerprint == accepted.fingerprint]:
-                self._hang_up(caller)
+            same = [caller for caller in self._callers if caller.fingerprint == accepted.fingerprint]
+            if len(same) >= MAX_PER_PEER:
+                self._hang_up(same[0])
             if accepted.fingerprint not in self._acceptor.allowed:
                 accepted.connection.close()
             else:
