@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from bbgrap.transport import receiver
-from bbgrap.transport.certificates import Authority
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.tls import RECORD_BYTES, Contexts, records

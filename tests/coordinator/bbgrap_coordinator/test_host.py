@@ -226,3 +226,23 @@ def test_a_broken_link_is_told_of(network):
     Host(plane, on_broken=lambda *broken: told.append(broken))
     plane.on_broken("tcp://there:1", "why")
     assert told == [("tcp://there:1", "why")]
+
+
+def test_an_answer_counts_only_over_the_connection_of_the_device_that_it_claims_to_be_of(network, agents):
+    host = Host(plane := network.plane())
+    prints = ("first's", "second's")
+    host.install(HostDeploy(7, SCHEDULE, tuple(Peer(d, f"agent{d}", agent.address, prints[d]) for d, agent in enumerate(agents))))
+    start(host)
+    header, content = Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), (X * 2).tobytes()
+    for forger in ("first's", "", "stranger"):
+        assert not plane.admit(header, 16, forger)
+        assert host.accept(Arrival(header, content, "somewhere", forger)) is None
+    for agent in agents:
+        while agent.receive(0) is not None:
+            pass
+    clock = Frame(Kind.CLOCK, 1, 7, 5, 1).to_bytes()
+    host.accept(Arrival(clock, b"", "somewhere", "first's"))
+    assert agents[1].receive(0) is None
+    host.accept(Arrival(clock, b"", "somewhere", "second's"))
+    assert Frame.parse(agents[1].receive(0).header).kind is Kind.CLOCK
+    assert isinstance(host.accept(Arrival(header, content, "somewhere", "second's")), RequestDone)
