@@ -18,7 +18,7 @@ from pathlib import Path
 
 import zmq
 
-from bbgrap.errors import AccessError, UsageError
+from bbgrap.errors import AccessError, ExecutionError, UsageError
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.messages import Refused
@@ -142,7 +142,7 @@ def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
                     case Refused(reason, retry):
                         gives_up = min(gives_up, time.monotonic() + REFUSED_S if retry else 0.0)
                         if time.monotonic() >= gives_up:
-                            raise AccessError(f"the coordinator at {address} does not enrol '{message.name}': {reason}")
+                            raise ExecutionError(reason) if retry else AccessError(f"the coordinator at {address} refuses: {reason}")
                     case _:
                         pass
 
