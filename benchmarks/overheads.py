@@ -2,6 +2,7 @@
 
     empty request     a model that computes next to nothing, on two agents: client -> coordinator -> agents -> coordinator -> client
     14 KB exchange    a row of halo (64 channels of 56 floats) to another process and back, half of it; between planes and nothing else
+    locked            the same over TLS, and with 64 B and 1 MiB
     idle CPU          of coordinator and agents together, once a request has been answered
 
 Everything runs on this machine, so the network is its loopback. `--json` prints the same figures for programs.
@@ -24,6 +25,8 @@ import psutil
 from onnx import TensorProto, helper
 
 import bbgrap
+from bbgrap.transport.certificates import Authority
+from bbgrap.transport.identity import Identity
 from bbgrap.transport.tcp import TcpDataPlane
 
 HALO_BYTES = 64 * 56 * 4
@@ -53,12 +56,14 @@ def microseconds(work: Callable[[], object], count: int) -> list[float]:
     return sorted(times)
 
 
-def echo(pipe: Connection, spin_s: float) -> None:
+def echo(pipe: Connection, spin_s: float, identity: Identity | None) -> None:
     """Send back what comes, in a process of its own, until an empty message comes."""
-    plane = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
+    plane = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1", identity=identity)
     pipe.send(plane.address)
-    target = pipe.recv()
-    plane.connect(target)
+    target, fingerprint = pipe.recv()
+    plane.allow([fingerprint])
+    plane.connect(target, fingerprint)
+    pipe.send(None)
     while True:
         arrival = plane.receive(None, spin_s)
         if arrival is not None and not len(arrival.payload):
@@ -68,16 +73,21 @@ def echo(pipe: Connection, spin_s: float) -> None:
     plane.close()
 
 
-def exchanges(count: int, spin_s: float) -> list[float]:
-    """Return half the round trips of a row of halo, in microseconds."""
+def exchanges(count: int, spin_s: float, size: int = HALO_BYTES, *, locked: bool = False) -> list[float]:
+    """Return half the round trips of so many bytes, in microseconds."""
     here, there = multiprocessing.Pipe()
-    plane = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
-    process = multiprocessing.get_context("spawn").Process(target=echo, args=(there, spin_s))
+    authority = Authority.make()
+    mine, theirs = (authority.identity(name) if locked else None for name in ("here", "there"))
+    plane = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1", identity=mine)
+    process = multiprocessing.get_context("spawn").Process(target=echo, args=(there, spin_s, theirs))
     process.start()
     target = here.recv()
-    here.send(plane.address)
-    plane.connect(target)
-    header, payload = bytes(32), bytes(HALO_BYTES)
+    here.send((plane.address, "" if mine is None else mine.fingerprint))
+    here.recv()
+    fingerprint = "" if theirs is None else theirs.fingerprint
+    plane.allow([fingerprint])
+    plane.connect(target, fingerprint)
+    header, payload = bytes(32), bytes(size)
 
     def round_trip() -> None:
         plane.send(target, header, payload)
@@ -109,6 +119,16 @@ def measure(count: int) -> dict[str, float]:
         "exchange_14kb_us": statistics.median(busily),
         "exchange_14kb_p95_us": busily[int(0.95 * len(busily))],
         "exchange_14kb_without_spinning_us": statistics.median(asleep),
+        **{
+            f"exchange_{label}_{'locked' if locked else 'plain'}_us": statistics.median(exchanges(runs, 200e-6, size, locked=locked))
+            for label, size, runs in (
+                ("64b", 64, count),
+                ("14kb", HALO_BYTES, count),
+                ("64kb", 64 << 10, count),
+                ("1mb", 1 << 20, count // 4),
+            )
+            for locked in (False, True)
+        },
         "idle_cpu_percent": 100 * burnt / IDLE_S,
     }
 

@@ -99,11 +99,11 @@ ANSWERS: list[Any] = [
 
 KEY = k.KeyStatus("laptop", "client", DIGEST, 1.5, 0.0, 0.0, "", 1)
 KEYS: list[Any] = [
-    k.Enrol("a", DIGEST, "request"),
+    k.Enrol("a", DIGEST, b"request"),
     k.CreateToken(1, "client", "laptop", 60.0),
     k.ListTokens(2),
     k.RevokeToken(3, "laptop"),
     k.RotateToken(4, "laptop", 60.0),
 ]
 ANSWERS += [k.TokenMade(1, "bbgrap-client-x", KEY), k.Tokens(2, (KEY,))]
-COMMANDS += [k.Enrolled("certificate", "authority", 1.5)]
+COMMANDS += [k.Enrolled(b"certificate", b"authority", 1.5)]

@@ -24,6 +24,7 @@ from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import Enrolled
 from bbgrap.protocol.messages import LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed
 from bbgrap.transport.control import ControlClient
+from bbgrap.transport.identity import Identity
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_agent.nanny import Ended, Nanny
 from bbgrap_agent.pipe import FromWorker
@@ -46,12 +47,19 @@ class Agent:
     Invariants: after `run` returns, the worker has ended; there is a machine once a worker was ready, which says what this machine is.
     """
 
-    def __init__(self, control: ControlClient, listener: socket.socket, settings: Settings, profile: NodeProfile | None) -> None:
-        """Take over the connections; nothing is started or sent before `run`."""
+    def __init__(
+        self,
+        control: ControlClient,
+        listener: socket.socket,
+        settings: Settings,
+        profile: NodeProfile | None,
+        identity: Identity | None = None,
+    ) -> None:
+        """Take over the connections; nothing is started or sent before `run`. With an identity the data plane is locked."""
         self._control = control
         self._profile = profile
         self._inbox: WakeupQueue[FromWorker | Ended | _Stop] = WakeupQueue()
-        self._nanny = Nanny(listener, settings, self._inbox.put)
+        self._nanny = Nanny(listener, settings, self._inbox.put, identity)
         self._machine: AgentMachine | None = None
         self._fault: str | None = None
 

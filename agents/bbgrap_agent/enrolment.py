@@ -12,20 +12,21 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
-from bbgrap.errors import AccessError, UsageError
+from bbgrap.errors import AccessError, ExecutionError, UsageError
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.messages import Refused
 from bbgrap.transport.access import Access
+from bbgrap.transport.certificates import make_request
 from bbgrap.transport.control import ControlClient
-from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, Pair
+from bbgrap.transport.identity import Identity
+from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, Pair, no_lock
 
 AGAIN_S = 1.0
 """When it is said again that was not answered; a coordinator may be started later than its agents."""
@@ -37,16 +38,13 @@ _POLL_MS = 100
 
 _log = logging.getLogger("bbgrap.agent")
 
-Request = Callable[[str], str]
-"""Makes the request for a certificate of a name, as PEM."""
-
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """What an agent joins with."""
+    """What an agent joins with, and shows to its peers on the data plane (None: that is plain)."""
 
     find_lock: FindLock
-    answer: Enrolled
+    identity: Identity | None
 
 
 class KeyFile:
@@ -81,7 +79,7 @@ class KeyFile:
             _log.warning("this node's key is not kept, and its next start takes a token again: '%s': %s", self._path, error.strerror)
 
 
-def enrol(address: str, access: Access, name: str, file: KeyFile, request: Request) -> Enrolment:
+def enrol(address: str, access: Access, name: str, file: KeyFile) -> Enrolment:
     """Wait for the coordinator, and get a key and a certificate from it.
 
     Raises:
@@ -89,8 +87,9 @@ def enrol(address: str, access: Access, name: str, file: KeyFile, request: Reque
         UsageError: if this machine's clock is wrong.
     """
     if access.is_insecure():
-        answer = _ask(address, None, Enrol(name, NOBODY.hex(), ""))
-        return Enrolment(lambda: None, answer)
+        _ask(address, None, Enrol(name, NOBODY.hex(), b""))
+        return Enrolment(no_lock, None)
+    tls_key, request = make_request(name)
     own = file.read()
     token: ClientLock | None = None
     try:
@@ -100,26 +99,29 @@ def enrol(address: str, access: Access, name: str, file: KeyFile, request: Reque
             raise
     if own is not None and (token is None or token.server == own.server):
         try:
-            return _enrolled(own, _ask(address, own, Enrol(name, own.own.public.hex(), request(name))))
+            return _enrolled(own, tls_key, _ask(address, own, Enrol(name, own.own.public.hex(), request)))
         except AccessError as error:
             if token is None:
                 raise
             _log.info("%s; enrolling again", error)
     assert token is not None, "`access.lock` has returned one"
     own = ClientLock(token.server, Pair.make(), f"node '{name}'")
-    answer = _ask(address, token, Enrol(name, own.own.public.hex(), request(name)))
+    answer = _ask(address, token, Enrol(name, own.own.public.hex(), request))
     file.write(own)
-    return _enrolled(own, answer)
+    return _enrolled(own, tls_key, answer)
 
 
-def _enrolled(own: ClientLock, answer: Enrolled) -> Enrolment:
+def _enrolled(own: ClientLock, tls_key: bytes, answer: Enrolled) -> Enrolment:
+    if not answer.certificate:
+        _log.warning("data plane plain, as the coordinator wants: tensors travel unencrypted")
+        return Enrolment(lambda: own, None)
     apart = time.time() - answer.now
-    if abs(apart) > CLOCK_S and answer.certificate:
+    if abs(apart) > CLOCK_S:
         raise UsageError(
             f"this machine's clock is {abs(apart) / 86_400:.1f} days {'ahead of' if apart > 0 else 'behind'} the coordinator's:"
             " certificates are not valid by it; set the clock"
         )
-    return Enrolment(lambda: own, answer)
+    return Enrolment(lambda: own, Identity(tls_key, answer.certificate, answer.authority))
 
 
 def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
@@ -140,7 +142,7 @@ def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
                     case Refused(reason, retry):
                         gives_up = min(gives_up, time.monotonic() + REFUSED_S if retry else 0.0)
                         if time.monotonic() >= gives_up:
-                            raise AccessError(f"the coordinator at {address} does not enrol '{message.name}': {reason}")
+                            raise ExecutionError(reason) if retry else AccessError(f"the coordinator at {address} refuses: {reason}")
                     case _:
                         pass
 

@@ -42,10 +42,13 @@ MAX_ENDED = 1024
 SPIN_S = 200e-6
 """How long to wait busily for the next message of a request that runs."""
 
+_NOT_THE_SOURCE = "a message that claims to be of device {0} came over the connection of another node"
 _OF_REQUESTS = frozenset({Kind.DATA, Kind.START, Kind.RECORD})
 
 Segment = Callable[[Sequence[Array]], Sequence[Array]]
 """A loaded segment; its inputs and outputs are in the order of `Run`."""
+
+_NOBODY: tuple[str, Callable[[int], None]] = ("", lambda number: None)
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -54,7 +57,8 @@ _log = logging.getLogger("bbgrap.agent")
 class Deployment:
     """A deployment as the executor needs it.
 
-    Invariants: `addresses` are the data planes of all devices, in device order, the host last.
+    Invariants: `addresses` are the data planes of all devices, in device order, the host last; `fingerprints` are those of their
+    certificates, all "" on a plain data plane.
     """
 
     epoch: int
@@ -63,20 +67,26 @@ class Deployment:
     names: tuple[str, ...]
     addresses: tuple[str, ...]
     slices: SlicePlan
+    fingerprints: tuple[str, ...] = ()
     received: Mapping[int, MessageLayout] = field(init=False)
     sent: Mapping[int, MessageLayout] = field(init=False)
     headers: Headers = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up once what every message is."""
+        object.__setattr__(self, "fingerprints", self.fingerprints or ("",) * len(self.addresses))
         object.__setattr__(self, "received", layouts_received(self.schedule))
         object.__setattr__(self, "sent", layouts_sent(self.schedule))
         object.__setattr__(self, "headers", Headers(self.schedule.device, self.epoch, self.sent))
 
     @property
-    def destinations(self) -> tuple[str, ...]:
-        """The data planes it sends to."""
-        return tuple(self.addresses[device] for device in sorted({layout.peer for layout in self.sent.values()}))
+    def destinations(self) -> tuple[int, ...]:
+        """The devices it sends to."""
+        return tuple(sorted({layout.peer for layout in self.sent.values()}))
+
+    def is_from(self, device: int, fingerprint: str) -> bool:
+        """Whether a device is the peer with this fingerprint: what a message says of its source is worth nothing by itself."""
+        return device < len(self.fingerprints) and self.fingerprints[device] == fingerprint
 
     def send(self, plane: DataPlane, request: int, step: LocalSend, arrays: Mapping[int, Array]) -> None:
         """Send the parts of a step out of these arrays, which are those of the buffers by number.
@@ -141,7 +151,7 @@ class Executor:
         self._ended: OrderedDict[Key, None] = OrderedDict()
         self._recorder = Recorder(plane, clock, on_record)
         self._pings = PingAnswers(plane)
-        self._awaited: dict[int, Callable[[int], None]] = {}
+        self._awaited: dict[int, tuple[str, Callable[[int], None]]] = {}
         self._complaints = Complaints(_log)
         self._stopped = False
 
@@ -161,8 +171,8 @@ class Executor:
     def install(self, deployment: Deployment) -> None:
         """Make a deployment ready for requests."""
         self._deployments[deployment.epoch] = deployment
-        for address in deployment.destinations:
-            self.plane.connect(address)
+        for device in deployment.destinations:
+            self.plane.connect(deployment.addresses[device], deployment.fingerprints[device])
 
     def remove(self, epoch: int) -> None:
         """Forget a deployment and its requests."""
@@ -173,8 +183,8 @@ class Executor:
             self._end(key)
         self._early.drop_all(epoch)
         self._recorder.drop_all(epoch)
-        for address in deployment.destinations:
-            self.plane.disconnect(address)
+        for device in deployment.destinations:
+            self.plane.disconnect(deployment.addresses[device])
 
     def drop(self, epoch: int, request: int) -> None:
         """Forget a request."""
@@ -187,23 +197,23 @@ class Executor:
             self.drop(*key)
 
     def allow_pings(self, peers: Sequence[Peer]) -> None:
-        """Answer the pings of these peers, and of no others, from now on."""
+        """Let these peers send to this one, answer their pings, and cut off all others, from now on."""
         self._pings.allow(peers)
 
-    def begin_pings(self, addresses: Iterable[str]) -> None:
-        """Make pings to some addresses possible; calls are counted."""
-        for address in addresses:
-            self.plane.connect(address)
+    def begin_pings(self, peers: Iterable[Peer]) -> None:
+        """Make pings to some peers possible; calls are counted."""
+        for peer in peers:
+            self.plane.connect(peer.address, peer.fingerprint)
 
-    def send_ping(self, address: str, number: int, size: int, on_pong: Callable[[int], None]) -> None:
+    def send_ping(self, peer: Peer, number: int, size: int, on_pong: Callable[[int], None]) -> None:
         """Ask for an answer of so many bytes; the number of the question comes back to `on_pong`, in this thread, if one comes."""
-        self._awaited[number] = on_pong
-        self.plane.send(address, Frame(Kind.PING, 0, 0, number, size).to_bytes(), self.plane.address.encode())
+        self._awaited[number] = (peer.fingerprint, on_pong)
+        self.plane.send(peer.address, Frame(Kind.PING, 0, 0, number, size).to_bytes(), self.plane.address.encode())
 
-    def end_pings(self, addresses: Iterable[str], numbers: Iterable[int]) -> None:
+    def end_pings(self, peers: Iterable[Peer], numbers: Iterable[int]) -> None:
         """Undo one `begin_pings`, and await no answers to these questions any more."""
-        for address in addresses:
-            self.plane.disconnect(address)
+        for peer in peers:
+            self.plane.disconnect(peer.address)
         for number in numbers:
             self._awaited.pop(number, None)
 
@@ -229,11 +239,15 @@ class Executor:
             elif frame.kind in _OF_REQUESTS:
                 self._take(frame, arrival)
             elif frame.kind is Kind.PING:
-                self._pings.answer(frame, arrival.payload)
+                self._pings.answer(frame, arrival.payload, arrival.peer)
             elif frame.kind is Kind.CLOCK:
-                self._recorder.on_clock(frame, arrival.payload)
-            elif (on_pong := self._awaited.pop(frame.request, None)) is not None:
-                on_pong(frame.request)
+                deployment = self._deployments.get(frame.epoch)
+                if deployment is not None and deployment.is_from(frame.source, arrival.peer):
+                    self._recorder.on_clock(frame, arrival.payload)
+            else:
+                peer, on_pong = self._awaited.get(frame.request, _NOBODY)
+                if peer == arrival.peer and self._awaited.pop(frame.request, None) is not None:
+                    on_pong(frame.request)
         except RemoteProtocolError as error:
             self._complaints.about(arrival.sender, f"messages are dropped: {error}")
 
@@ -243,6 +257,8 @@ class Executor:
         deployment = self._deployments.get(frame.epoch)
         if deployment is None or key in self._ended or key in self._running:
             return
+        if not deployment.is_from(frame.source, arrival.peer):
+            raise RemoteProtocolError(_NOT_THE_SOURCE.format(frame.source))
         if frame.source == deployment.schedule.host:
             running = self._begin(key, deployment, recorded=frame.kind is Kind.RECORD)
             if running is not None and frame.kind is Kind.DATA:
@@ -256,16 +272,19 @@ class Executor:
         running.execution.deliver(frame.message, _parts_in(running.deployment, frame, arrival))
         running.can_go_on = True
 
-    def _admits(self, header: BytesLike, size: int) -> bool:
-        """Whether a large payload belongs to something that is deployed here."""
+    def _admits(self, header: BytesLike, size: int, peer: str) -> bool:
+        """Whether a large payload belongs to something that is deployed here, and comes from who is to send it."""
         try:
             frame = Frame.parse(header)
         except RemoteProtocolError:
             return False
         if frame.kind is Kind.PONG:
-            return frame.request in self._awaited and size <= MAX_PONG_BYTES
+            asked = self._awaited.get(frame.request)
+            return asked is not None and asked[0] == peer and size <= MAX_PONG_BYTES
         deployment = self._deployments.get(frame.epoch)
-        layout = None if deployment is None else deployment.received.get(frame.message)
+        if deployment is None or not deployment.is_from(frame.source, peer):
+            return False
+        layout = deployment.received.get(frame.message)
         return layout is not None and layout.peer == frame.source and layout.admits(size)
 
     def _begin(self, key: Key, deployment: Deployment, *, recorded: bool) -> _Running | None:
@@ -276,7 +295,7 @@ class Executor:
             return None
         schedule, slices = deployment.schedule, deployment.slices
         if recorded:
-            host = deployment.addresses[schedule.host]
+            host = deployment.addresses[schedule.host], deployment.fingerprints[schedule.host]
             execution: Execution = self._recorder.begin(key, schedule, slices, deployment.names, host)
         else:
             execution = Execution(schedule, slices=slices)
@@ -329,4 +348,6 @@ def _parts_in(deployment: Deployment, frame: Frame, arrival: Arrival) -> list[Ar
     layout = deployment.received.get(frame.message)
     if layout is None or layout.peer != frame.source:
         raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
+    if not deployment.is_from(frame.source, arrival.peer):
+        raise RemoteProtocolError(_NOT_THE_SOURCE.format(frame.source))
     return unpack(layout, arrival.payload)

@@ -38,22 +38,21 @@ def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[flo
     Raises:
         ExecutionError: if this agent's executor does not even come to sending.
     """
-    addresses = [peer.address for peer in peers]
     missing, asked = dict(enumerate(peers)), {}
     pongs: Pongs = queue.SimpleQueue()
-    executor.post(lambda: executor.begin_pings(addresses))
+    executor.post(lambda: executor.begin_pings(peers))
     try:
         for seconds in tries_s:
             if not missing:
                 break
             questions = {secrets.randbits(63): place for place in missing}
             asked.update(questions)
-            _send(executor, {number: peers[place].address for number, place in questions.items()}, 0, pongs)
+            _send(executor, {number: peers[place] for number, place in questions.items()}, 0, pongs)
             deadline = time.monotonic() + seconds
             while missing and (number := _next(pongs, deadline)) is not None:
                 missing.pop(asked[number], None)
     finally:
-        executor.post(lambda: executor.end_pings(addresses, asked))
+        executor.post(lambda: executor.end_pings(peers, asked))
     return tuple(missing.values())
 
 
@@ -68,14 +67,14 @@ def measure_link(peer: Peer, executor: Executor) -> LinkProfile | None:
     Bandwidth is that of the way back: the answers are large, the questions small.
     """
     asked: list[int] = []
-    executor.post(lambda: executor.begin_pings([peer.address]))
+    executor.post(lambda: executor.begin_pings([peer]))
     try:
         times = [_ping(executor, peer, 0, asked) for _ in range(_PINGS)]
         bulk = [_ping(executor, peer, _BULK_BYTES, asked) for _ in range(_BULKS + 1)]
     except TimeoutError:
         return None
     finally:
-        executor.post(lambda: executor.end_pings([peer.address], asked))
+        executor.post(lambda: executor.end_pings([peer], asked))
     round_trip = statistics.median(times)
     seconds = max(statistics.median(bulk[1:]) - round_trip / 2, 1e-6)  # the first one finds pages that nobody has touched
     return LinkProfile(peer.name, rounded(_BULK_BYTES / seconds), rounded(round_trip))
@@ -91,13 +90,13 @@ def _ping(executor: Executor, peer: Peer, size: int, asked: list[int]) -> float:
         number, pongs = secrets.randbits(63), queue.SimpleQueue[int]()
         asked.append(number)
         began = time.perf_counter()
-        executor.post(partial(executor.send_ping, peer.address, number, size, pongs.put))
+        executor.post(partial(executor.send_ping, peer, number, size, pongs.put))
         if _next(pongs, time.monotonic() + _PING_WAIT_S) is not None:
             return time.perf_counter() - began
     raise TimeoutError
 
 
-def _send(executor: Executor, questions: dict[int, str], size: int, pongs: Pongs) -> None:
+def _send(executor: Executor, questions: dict[int, Peer], size: int, pongs: Pongs) -> None:
     """Have questions sent, and wait until they are: before, nobody can answer.
 
     Raises:
@@ -106,8 +105,8 @@ def _send(executor: Executor, questions: dict[int, str], size: int, pongs: Pongs
     sent: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def send() -> None:
-        for number, address in questions.items():
-            executor.send_ping(address, number, size, pongs.put)
+        for number, peer in questions.items():
+            executor.send_ping(peer, number, size, pongs.put)
         sent.put(None)
 
     executor.post(send)

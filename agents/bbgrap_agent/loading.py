@@ -57,8 +57,9 @@ def load(
     _log.info("epoch %d: %d segments, %d sessions made for them", deploy.epoch, len(deploy.segments), shared.made - before)
     names = tuple(s.name for s in deploy.segments)
     _warm_up(loaded, names, shared)
-    addresses = tuple(peer.address for peer in reachable(deploy.peers, coordinator_host))
-    return Deployment(deploy.epoch, loaded.schedule, loaded.segments, names, addresses, loaded.slices)
+    peers = reachable(deploy.peers, coordinator_host)
+    addresses, fingerprints = tuple(peer.address for peer in peers), tuple(peer.fingerprint for peer in peers)
+    return Deployment(deploy.epoch, loaded.schedule, loaded.segments, names, addresses, loaded.slices, fingerprints)
 
 
 def reachable(peers: Sequence[Peer], coordinator_host: str) -> tuple[Peer, ...]:

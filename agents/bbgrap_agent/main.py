@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import math
 import os
@@ -94,9 +95,8 @@ def _work(
     access = Access("", token_file, insecure)
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    # Held here, so that the data plane keeps its address when a worker ends. A machine that is reached by its loopback address only has
-    # no need to listen on others.
-    listener = listen_at(f"tcp://{host if host.startswith('127.') else '*'}:{data_port}")
+    # Held here, so that the data plane keeps its address when a worker ends.
+    listener = listen_at(f"tcp://{own_host(host)}:{data_port}")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = _made(cache_dir or home / "bbgrap" / "agent")
     own = None if name else OwnName(cache / "names")
@@ -112,10 +112,10 @@ def _work(
     )
     if access.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
-    enrolment = enrol(address, access, settings.name, KeyFile(keys_dir or keys_folder(), address, settings.name), lambda _: "")
+    enrolment = enrol(address, access, settings.name, KeyFile(keys_dir or keys_folder(), address, settings.name))
     control = ControlClient(context, address, enrolment.find_lock, closed_before_sure=math.inf)
     given = None if profile is None else read_profile(profile)
-    agent = Agent(control, listener, settings, given)
+    agent = Agent(control, listener, settings, given, enrolment.identity)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
     if until_eof:
@@ -179,6 +179,20 @@ def own_address(coordinator: str) -> str:
             return str(probe.getsockname()[0])
         except OSError as error:
             raise UsageError(f"coordinator '{coordinator}': its host cannot be found: {error.strerror or error}") from error
+
+
+def own_host(advertised: str) -> str:
+    """Return what to listen at: only what others use if that is an address of this machine, else everything (`*`)."""
+    literal = advertised.strip("[]")
+    try:
+        # A name may stand for a loopback address here, and for another one elsewhere.
+        with socket.socket(socket.AF_INET6 if ":" in literal else socket.AF_INET) as probe:
+            ipaddress.ip_address(literal)
+            probe.bind((literal, 0))
+    except (OSError, ValueError):
+        _log.info("data plane: '%s' is no address of this machine, so it listens at all of them", advertised)
+        return "*"
+    return advertised
 
 
 def run() -> None:

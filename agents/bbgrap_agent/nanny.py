@@ -24,6 +24,7 @@ from pathlib import Path
 from bbgrap.control import agent_events as events
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Deploy, Heartbeat
+from bbgrap.transport.identity import Identity
 from bbgrap_agent.causes import cause_of, oom_kills, sentence_of
 from bbgrap_agent.patience import Patience
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
@@ -64,19 +65,28 @@ def _first_to_go(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
+def _filled_pipe(content: bytes) -> int:
+    """Return the end to read from of a pipe with some bytes: unlike arguments and environment, nobody else can read it."""
+    ours, theirs = os.pipe()
+    os.write(theirs, content)  # two kilobytes, less than any pipe holds
+    os.close(theirs)
+    return ours
+
+
 class _Child:
     """One worker's process and what belongs to it."""
 
-    def __init__(self, listener: socket.socket, settings: Settings) -> None:
+    def __init__(self, listener: socket.socket, settings: Settings, identity: Identity | None) -> None:
         ours, theirs = socket.socketpair()
         memory = shared_memory()
+        secret = -1 if identity is None else _filled_pipe(identity.to_bytes())
         try:
-            told = replace(settings, nanny=os.getpid(), pipe=theirs.fileno(), listener=listener.fileno(), progress=memory)
+            told = replace(settings, nanny=os.getpid(), pipe=theirs.fileno(), listener=listener.fileno(), progress=memory, identity=secret)
             self.oom_kills = oom_kills()
             self.process = subprocess.Popen(
                 [sys.executable, *_SAFELY, "-m", "bbgrap_agent.worker", *told.arguments()],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(told.pipe, told.listener, told.progress),
+                pass_fds=(told.pipe, told.listener, told.progress, *((secret,) if secret >= 0 else ())),
             )
             _first_to_go(self.process.pid)
             self.progress = Progress(memory)
@@ -86,6 +96,8 @@ class _Child:
         finally:
             theirs.close()
             os.close(memory)
+            if secret >= 0:
+                os.close(secret)
         self.pipe = Pipe(ours, TO_WORKER)
         self.began = time.monotonic()
         self.patience = Patience(self.began)
@@ -131,8 +143,18 @@ class Nanny:
     Invariants: used by one thread, which must be the main one; `_child` is the worker that runs, or None until `due`.
     """
 
-    def __init__(self, listener: socket.socket, settings: Settings, put: Callable[[FromWorker | Ended], None]) -> None:
-        """Start nothing yet; what workers say, and their ends, go to `put`, from another thread. `listener` is that of their data plane."""
+    def __init__(
+        self,
+        listener: socket.socket,
+        settings: Settings,
+        put: Callable[[FromWorker | Ended], None],
+        identity: Identity | None = None,
+    ) -> None:
+        """Start nothing yet; what workers say, and their ends, go to `put`, from another thread. `listener` is that of their data plane.
+
+        With an `identity` that is locked: it is what they show to peers.
+        """
+        self._identity = identity
         self._listener = listener
         self._settings = settings
         self._put = put
@@ -148,7 +170,7 @@ class Nanny:
         if self._child is None and now >= self._due:
             self._started += 1
             try:
-                child = self._child = _Child(self._listener, self._settings)
+                child = self._child = _Child(self._listener, self._settings, self._identity)
             except OSError as error:  # no memory, processes or descriptors left: that may pass
                 _log.warning("no worker can be started: %s; the next try is in %.1f s", error, self._backoff_s)
                 self._back_off(now)

@@ -60,13 +60,13 @@ class Recorder:
         """Whether an answer of a host's clock is awaited."""
         return any(recording.asked and not recording.compared for recording in self._recordings.values())
 
-    def begin(self, key: Key, schedule: Schedule, slices: SlicePlan, segments: tuple[str, ...], host: str) -> RecordedExecution:
-        """Return the execution of a request that is to be recorded; `host` is where the host's data plane is."""
+    def begin(self, key: Key, schedule: Schedule, slices: SlicePlan, segments: tuple[str, ...], host: tuple[str, str]) -> RecordedExecution:
+        """Return the execution of a request that is to be recorded; `host` is the address of the host's data plane, and its fingerprint."""
         if len(self._recordings) >= MAX_RECORDINGS:
             self.drop(next(iter(self._recordings)))
         execution = RecordedExecution(schedule, self._clock, slices=slices)
-        self._recordings[key] = _Recording(execution, segments, host)
-        self._plane.connect(host)
+        self._recordings[key] = _Recording(execution, segments, host[0])
+        self._plane.connect(*host)
         return execution
 
     def drop(self, key: Key) -> None:

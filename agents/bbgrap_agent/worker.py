@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from bbgrap.control.agent_events import CheckWeights, Drop, DropBefore, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
@@ -45,6 +46,8 @@ from bbgrap.protocol.messages import (
     TryLinks,
     WeightChunk,
 )
+from bbgrap.transport.descriptors import allow_many_descriptors
+from bbgrap.transport.identity import Identity
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.facts import introduce
@@ -101,7 +104,7 @@ class Worker:
         self._links = ThreadPoolExecutor(_LINK_THREADS, "links")
         # Measuring takes seconds: a deployment that comes meanwhile does not wait for it.
         self._measuring = ThreadPoolExecutor(1, "measuring")
-        self._answering: frozenset[str] = frozenset()
+        self._answering: frozenset[tuple[str, str]] = frozenset()
 
     def run(self) -> None:
         """Work until the nanny ends, or wants the end.
@@ -147,7 +150,7 @@ class Worker:
             case DropBefore(request):
                 executor.post(lambda: executor.drop_before(request))
             case AnswerPings(peers):
-                self._answering = frozenset(peer.address for peer in peers)
+                self._answering = frozenset((peer.address, peer.fingerprint) for peer in peers)
                 executor.post(lambda: executor.allow_pings(peers))
             case Measure(measurement):
                 self._later(
@@ -204,13 +207,13 @@ class Worker:
 
         self._executor.post(install)
         installed.wait()
-        peers = [p for p in reachable(deploy.peers, self._settings.coordinator_host) if p.address in deployment.destinations]
+        peers = [p for p in reachable(deploy.peers, self._settings.coordinator_host) if p.device in deployment.destinations]
         # The loader shall not wait for slow peers.
         self._later(lambda: self._echo(deploy.epoch, peers, began), lambda fault: Loaded(deploy.epoch, 0.0, fault), self._links)
 
     def _echo(self, epoch: int, peers: Sequence[Peer], began: float) -> FromWorker:
         """End a load when all peers that it sends to have answered; asked are those that know this one, which are those it knows."""
-        silent = unreachable([peer for peer in peers if peer.address in self._answering], self._executor, _ECHO_S)
+        silent = unreachable([peer for peer in peers if (peer.address, peer.fingerprint) in self._answering], self._executor, _ECHO_S)
         names = ", ".join(f"'{peer.name}' at {peer.address}" for peer in silent)
         fault = f"no answer on the data plane from {names}; is it blocked, or advertised wrongly (--advertise)?" if silent else ""
         return Loaded(epoch, time.monotonic() - began, fault[:_REASON_CHARACTERS])
@@ -234,9 +237,15 @@ def main(arguments: Sequence[str]) -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     for descriptor in (settings.pipe, settings.listener, settings.progress):
         os.set_inheritable(descriptor, False)
+    allow_many_descriptors()
     pipe = Pipe(socket.socket(fileno=settings.pipe), FROM_WORKER)
-    plane = TcpDataPlane("", settings.host, computes=True, listener=socket.socket(fileno=settings.listener))
-    join = introduce(settings.name, settings.threads, plane.address, None)
+    identity = None
+    if settings.identity >= 0:
+        with os.fdopen(settings.identity, "rb") as inherited:
+            identity = Identity.from_bytes(inherited.read())
+    plane = TcpDataPlane("", settings.host, computes=True, listener=socket.socket(fileno=settings.listener), identity=identity)
+    fingerprint = "" if identity is None else identity.fingerprint
+    join = replace(introduce(settings.name, settings.threads, plane.address, None), fingerprint=fingerprint)
     Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), Progress(settings.progress), settings).run()
     logging.shutdown()
     # A loader that is in a session cannot be told to end.

@@ -9,7 +9,10 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a nanny tells its worker on the command line; `pipe`, `listener` and `progress` are file descriptors that it inherits."""
+    """What a nanny tells its worker on the command line; `pipe`, `listener` and `progress` are file descriptors that it inherits.
+
+    So is `identity`, from which it reads what it shows on the data plane, key and all; -1: nothing, the data plane is plain.
+    """
 
     name: str
     threads: int
@@ -23,6 +26,7 @@ class Settings:
     pipe: int = -1
     listener: int = -1
     progress: int = -1
+    identity: int = -1
 
     def arguments(self) -> list[str]:
         """Return the command line's arguments."""

@@ -10,6 +10,7 @@ from bbgrap.cluster.types import Cluster, NodeProfile
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.stored import StoredPlan
 from bbgrap.planners.options import PlanOptions, TransferType
+from bbgrap.protocol.addresses import place_of
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
 from bbgrap.runtime.recording import Record
@@ -32,6 +33,12 @@ class Settings:
     """The part of the requests that runs a second time, on other nodes; 0 to 1."""
     verify_key: bytes = b""
     """What decides which ones: who does not know it cannot foresee them. At most 64 bytes."""
+    fingerprint: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where the coordinator's data plane is, and what it shows there."""
+        return place_of(self.data_address, self.fingerprint)
 
 
 # --- events ---------------------------------------------------------------------------------------------------------------------

@@ -46,13 +46,13 @@ class Links:
 
     def joined(self, member: Member, now: float) -> list[Instruction]:
         """Let everybody answer everybody's pings, and the newcomer try them all."""
-        return [*self.allow(), *self._try(member, self._others(member), now)]
+        return [*self.allow(), *self._try(member, self.members.peers_of(member), now)]
 
     def allow(self) -> list[Instruction]:
         """Let everybody answer everybody's pings."""
-        everybody = self._peers()
+        everybody = self.members.peers()
         agents = tuple(peer for peer in everybody if peer.name != COORDINATOR)
-        return [HostPings(agents), *(ToAgent(m.identity, AnswerPings(self._others(m))) for m in self.members.alive())]
+        return [HostPings(agents), *(ToAgent(m.identity, AnswerPings(self.members.peers_of(m))) for m in self.members.alive())]
 
     def lost(self, member: Member) -> None:
         """Forget what is known of an agent that is gone."""
@@ -65,8 +65,8 @@ class Links:
             return []
         other = self.members.by_name.get(name)
         # That it is to answer may have been lost on the way, and then it would never be reached again.
-        told = [] if other is None else [ToAgent(other.identity, AnswerPings(self._others(other)))]
-        return [*told, *self._try(member, tuple(peer for peer in self._others(member) if peer.name == name), now)]
+        told = [] if other is None else [ToAgent(other.identity, AnswerPings(self.members.peers_of(other)))]
+        return [*told, *self._try(member, tuple(peer for peer in self.members.peers_of(member) if peer.name == name), now)]
 
     def is_suspect(self, first: str, second: str) -> bool:
         """Whether a pair is being tried."""
@@ -134,11 +134,3 @@ class Links:
         number = next(self._numbers)
         self._trials[number] = _Trial(member, peers, now)
         return [ToAgent(member.identity, TryLinks(number, peers))]
-
-    def _peers(self) -> tuple[Peer, ...]:
-        alive = self.members.alive()
-        peers = tuple(Peer(device, m.name, m.join.data_address) for device, m in enumerate(alive))
-        return (*peers, Peer(len(peers), COORDINATOR, self.settings.data_address))
-
-    def _others(self, member: Member) -> tuple[Peer, ...]:
-        return tuple(peer for peer in self._peers() if peer.name != member.name)

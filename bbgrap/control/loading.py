@@ -30,6 +30,7 @@ from bbgrap.control.states import Role, Tracker
 from bbgrap.control.stored import StoredPlan, StoredVariant
 from bbgrap.control.variants import InFlightQueue
 from bbgrap.graph.types import TensorType
+from bbgrap.protocol.addresses import place_of, split_place
 from bbgrap.protocol.messages import Abandon, Deploy, Peer, Release
 
 MAX_LOADED = 12
@@ -89,17 +90,17 @@ class Loading:
     def add(
         self, plan: Plan, planned: PlannedVariant, nodes: Sequence[tuple[str, str]], job: int, world: str, now: float, place: int = 0
     ) -> Variant:
-        """Make a variant on these agents (names and addresses, one per device) without telling them.
+        """Make a variant on these agents (names and places, one per device) without telling them.
 
         `place` says which one it is of what the job made.
         """
         old = StoredVariant(next(self.epochs), tuple(nodes), place=place)
-        return self._add(plan, planned, old, job, world, self.settings.data_address, now)
+        return self._add(plan, planned, old, job, world, self.settings.place, now)
 
     def _add(self, plan: Plan, planned: PlannedVariant, known: StoredVariant, job: int, world: str, host: str, now: float) -> Variant:
         epoch, nodes = known.epoch, known.nodes
-        addresses = [*nodes, (COORDINATOR, host)]
-        peers = tuple(Peer(device, name, address) for device, (name, address) in enumerate(addresses))
+        places = [*nodes, (COORDINATOR, host)]
+        peers = tuple(Peer(device, name, *split_place(place)) for device, (name, place) in enumerate(places))
         parts = {
             name: Deploy(epoch, peers, part.schedule, part.segments)
             for (name, _), part in zip(nodes, planned.artifacts.devices, strict=True)
@@ -258,7 +259,7 @@ class Loading:
             if member.name not in variant.away:
                 continue
             del variant.away[member.name]
-            if variant.epoch in holds and dict(variant.nodes)[member.name] == member.join.data_address:
+            if variant.epoch in holds and dict(variant.nodes)[member.name] == member.place:
                 kept.append(variant.epoch)
             elif variant.tracker.state == "parted":
                 variant.pending[member.name] = now
@@ -269,9 +270,9 @@ class Loading:
     def _reunite(self, variant: Variant, now: float) -> list[Instruction]:
         """Go on with a variant whose agents are all there: as it is, or under a new epoch if one has moved to another address."""
         self.touch(variant.plan)
-        nodes = tuple((name, self._address_of(name, address)) for name, address in variant.nodes)
+        nodes = tuple((name, self._place_of(name, place)) for name, place in variant.nodes)
         peers = next((deploy.peers for deploy in variant.parts.values()), ())
-        if nodes == variant.nodes and all(peer.address == self.settings.data_address for peer in peers[-1:]):
+        if nodes == variant.nodes and all(place_of(peer.address, peer.fingerprint) == self.settings.place for peer in peers[-1:]):
             if variant.tracker.state != "parted":
                 return []
             variant.tracker.move("agents back")
@@ -283,15 +284,15 @@ class Loading:
     def renew(self, variant: Variant, now: float) -> list[Instruction]:
         """Load a variant on which nothing runs anew, under a new epoch, where its agents are now."""
         plan, medians = variant.plan, variant.plan.policy.medians
-        nodes = tuple((name, self._address_of(name, address)) for name, address in variant.nodes)
+        nodes = tuple((name, self._place_of(name, place)) for name, place in variant.nodes)
         renewed = self.add(plan, variant.planned, nodes, variant.job, variant.world, now, variant.place)
         if variant.epoch in medians:
             plan.policy.begin({renewed.epoch: medians[variant.epoch]})
         return [*self.release(variant), *self.advance(plan, now)]
 
-    def _address_of(self, name: str, before: str) -> str:
+    def _place_of(self, name: str, before: str) -> str:
         member = self.members.by_name.get(name)
-        return before if member is None else member.join.data_address
+        return before if member is None else member.place
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 
@@ -356,7 +357,7 @@ class Loading:
             return []
         medians = plan.policy.medians
         variants = tuple(StoredVariant(v.epoch, v.nodes, medians.get(v.epoch, 0.0), v.place) for v in group)
-        world, address = next((variant.world for variant in group), ""), self.settings.data_address
+        world, address = next((variant.world for variant in group), ""), self.settings.place
         return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, plan.quarantine))]
 
 

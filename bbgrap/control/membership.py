@@ -13,10 +13,10 @@ from bbgrap.control.coordinator_events import Identity, Instruction, Settings, T
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.stored import Stored
 from bbgrap.graph.types import Array, TensorType
-from bbgrap.protocol.addresses import host_of
+from bbgrap.protocol.addresses import host_of, place_of
 from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
-from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike, Heartbeat, Join, Refused, Rejoin, WeightChunk, Welcome
+from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike, Heartbeat, Join, Peer, Refused, Rejoin, WeightChunk, Welcome
 from bbgrap.protocol.tensors import encode_array
 
 HEARTBEAT_S = 0.1
@@ -89,6 +89,11 @@ class Member:
         return self.join.name
 
     @property
+    def place(self) -> str:
+        """Where its data plane is, and what it shows there: an agent that was started again is in another place."""
+        return place_of(self.join.data_address, self.join.fingerprint)
+
+    @property
     def machine(self) -> str:
         """The host of its address: agents that have the same one share a machine."""
         return host_of(self.join.data_address)
@@ -148,6 +153,16 @@ class Members:
     def alive(self) -> tuple[Member, ...]:
         """The agents, by name: the device order of new deployments."""
         return tuple(self.by_name[name] for name in sorted(self.by_name))
+
+    def peers(self) -> tuple[Peer, ...]:
+        """The data planes of all agents, and after them that of the coordinator."""
+        alive = self.alive()
+        peers = tuple(Peer(device, m.name, m.join.data_address, m.join.fingerprint) for device, m in enumerate(alive))
+        return (*peers, Peer(len(peers), COORDINATOR, self.settings.data_address, self.settings.fingerprint))
+
+    def peers_of(self, member: Member) -> tuple[Peer, ...]:
+        """The data planes of all others."""
+        return tuple(peer for peer in self.peers() if peer.name != member.name)
 
     def join(self, identity: Identity, join: Join, now: float) -> Member | Refused:
         """Take in an agent, or return why not."""

@@ -142,7 +142,7 @@ class Planning:
             del plan.failed[world]
         if world in plan.failed or any(v.world == world for v in plan.variants):
             return []
-        names, addresses = tuple(m.name for m in able), tuple(m.join.data_address for m in able)
+        names, places = tuple(m.name for m in able), tuple(m.place for m in able)
         origin = self._origin(plan, names, now)
         if origin == "nothing":
             plan.failed[world] = ONE_NODE
@@ -153,7 +153,7 @@ class Planning:
         bases = origin if isinstance(origin, tuple) else ()
         plan.failed = {}
         cluster = self._cluster(able, plan)
-        plan.job = Job(next(self.loading.epochs), world, names, addresses, cluster, now, bases=bases)
+        plan.job = Job(next(self.loading.epochs), world, names, places, cluster, now, bases=bases)
         return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases), *self.progress(plan)]
 
     def has_failed(self, plan: Plan) -> bool:
@@ -235,7 +235,7 @@ class Planning:
             return [ForgetPlan(event.job), *self.fail(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
         if not job.spare_for:
             plan.latest = job.number
-        nodes = list(zip(job.names, job.addresses, strict=True))
+        nodes = list(zip(job.names, job.places, strict=True))
         for place, planned in enumerate(chosen):
             self.loading.add(plan, planned, nodes, job.number, job.world, now, place)
         return done

@@ -22,6 +22,7 @@ from bbgrap.control.states import Tracker
 from bbgrap.control.trial import Trial
 from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timing
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.addresses import split_place
 from bbgrap.protocol.client_messages import Fault, ModelFile, ModelPrepared, RunModel
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.protocol.tensors import Inputs
@@ -54,7 +55,7 @@ class Variant:
     planned: PlannedVariant
     queue: InFlightQueue
     nodes: tuple[tuple[str, str], ...]
-    """The names of all devices of the job, in device order, and the addresses of their data planes."""
+    """The names of all devices of the job, in device order, and the places of their data planes."""
     parts: dict[str, Deploy]
     tracker: Tracker
     used: float
@@ -98,7 +99,7 @@ class Variant:
     @property
     def peers(self) -> tuple[Peer, ...]:
         """The devices that take part."""
-        return tuple(Peer(device, name, address) for device, (name, address) in enumerate(self.nodes) if name in self.parts)
+        return tuple(Peer(device, name, *split_place(place)) for device, (name, place) in enumerate(self.nodes) if name in self.parts)
 
     @property
     def devices(self) -> dict[str, int]:
@@ -123,7 +124,7 @@ class Job:
     number: int
     world: str
     names: tuple[str, ...]
-    addresses: tuple[str, ...]
+    places: tuple[str, ...]
     cluster: Cluster | None
     began: float
     spare_for: str = ""

@@ -9,11 +9,11 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from bbgrap.cluster.types import COORDINATOR, NodeProfile
+from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.coordinator_events import Audit, Identity, Instruction, Log, SaveProfile, Settings, ToAgent, ToClient
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.client_messages import Failed, Fault, MeasureNodes, Profiles, Progress
-from bbgrap.protocol.messages import LinksMeasured, Measure, Measured, MeasureLinks, Peer
+from bbgrap.protocol.messages import LinksMeasured, Measure, Measured, MeasureLinks
 
 MEASURE_WITHIN_S = 120.0
 """How long an agent may measure itself, or its links."""
@@ -210,10 +210,7 @@ class Profiling:
         """Ask one agent, and let everybody answer its pings."""
         turn = _Turn(member, next(self._numbers), now)
         running.linking = (turn, profile)
-        alive = self.members.alive()
-        peers = tuple(Peer(device, m.name, m.join.data_address) for device, m in enumerate(alive))
-        others = (*(peer for peer in peers if peer.name != member.name), Peer(len(peers), COORDINATOR, self.settings.data_address))
-        return [ToAgent(member.identity, MeasureLinks(turn.number, others))]
+        return [ToAgent(member.identity, MeasureLinks(turn.number, self.members.peers_of(member)))]
 
     def _keep(self, running: _Round) -> list[Instruction]:
         """Believe what was measured, now and after a restart."""

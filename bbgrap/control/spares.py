@@ -49,9 +49,9 @@ class Spares:
             seen = self.members.cluster(rest)
             if world_of(seen) in plan.failed or any(variant.world == world_of(seen) for variant in plan.variants):
                 continue
-            names, addresses = tuple(m.name for m in rest), tuple(m.join.data_address for m in rest)
+            names, places = tuple(m.name for m in rest), tuple(m.place for m in rest)
             cluster = self._beside(seen, rest)
-            plan.job = Job(next(self.loading.epochs), world_of(seen), names, addresses, cluster, now, spare_for=name)
+            plan.job = Job(next(self.loading.epochs), world_of(seen), names, places, cluster, now, spare_for=name)
             return [*done, StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options)]
         return done
 

@@ -81,7 +81,7 @@ class Standbys:
         done = self.loading.make_room({member.name: 1}, standby, now)
         if done is None:
             return []
-        nodes = ((member.name, member.join.data_address),)
+        nodes = ((member.name, member.place),)
         self.loading.add(standby, standby.planned[0], nodes, standby.latest, "", now)
         return [*done, *self.loading.advance(standby, now)]
 

@@ -17,7 +17,7 @@ class StoredVariant:
     """A variant of a plan that is loaded: its epoch, and what it took when it was timed (0: it was not), in seconds.
 
     `place` says which one it is of what the job made: others may have been released since.
-    `nodes` are the names of all devices of the plan and the addresses of their data planes, in device order.
+    `nodes` are the names of all devices of the plan and the places of their data planes, in device order.
     """
 
     epoch: int

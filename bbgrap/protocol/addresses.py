@@ -1,4 +1,4 @@
-"""The form of addresses: `tcp://HOST:PORT`."""
+"""The form of addresses: `tcp://HOST:PORT`; with `#FINGERPRINT` they are places, where one node is and no other."""
 
 from __future__ import annotations
 
@@ -12,3 +12,14 @@ def split_address(address: str) -> tuple[str, str]:
 def host_of(address: str) -> str:
     """Return the host."""
     return split_address(address)[0]
+
+
+def place_of(address: str, fingerprint: str) -> str:
+    """Return one text for an address and who is there; that of a plain data plane is the address itself."""
+    return f"{address}#{fingerprint}" if fingerprint else address
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """Undo `place_of`."""
+    address, _, fingerprint = place.partition("#")
+    return address, fingerprint

@@ -10,13 +10,13 @@ from typing import Annotated
 
 from bbgrap.protocol.limits import Digest, Length, Text
 
-MAX_PEM_BYTES = 8 << 10
-"""A certificate, or a request for one, as text; those made here take about 600 bytes."""
+MAX_CERTIFICATE_BYTES = 8 << 10
+"""A certificate (PEM), or a request for one (DER); those made here take 250 to 800 bytes."""
 MAX_KEY_NAME_BYTES = 200
 
 Key = Digest
 """A public key in hex has the form of a digest."""
-Pem = Annotated[str, Length(MAX_PEM_BYTES)]
+Certificate = Annotated[bytes, Length(MAX_CERTIFICATE_BYTES)]
 KeyName = Annotated[str, Length(MAX_KEY_NAME_BYTES)]
 
 
@@ -26,7 +26,7 @@ class Enrol:
 
     name: KeyName
     key: Key
-    request: Pem
+    request: Certificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Enrolled:
     `now` is the coordinator's clock, in seconds since 1970.
     """
 
-    certificate: Pem
-    authority: Pem
+    certificate: Certificate
+    authority: Certificate
     now: float
 
 

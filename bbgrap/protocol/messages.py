@@ -28,7 +28,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -46,11 +46,15 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A device of a deployment, where its data plane listens and what it is called."""
+    """A device of a deployment, where its data plane listens and what it is called.
+
+    `fingerprint` is the SHA-256 of its certificate (DER) in hex; "" where the data plane is plain.
+    """
 
     device: int
     name: Name
     address: Name
+    fingerprint: Name = ""
 
 
 # --- agent -> coordinator -------------------------------------------------------------------------------------------------------
@@ -58,7 +62,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The first word of an agent, repeated until it is answered; `holds` are the epochs that it has loaded from an earlier membership."""
+    """The first word of an agent, repeated until it is answered; `holds` are the epochs that it has loaded from an earlier membership.
+
+    `fingerprint` is that of the certificate that its data plane shows; "" where it is plain.
+    """
 
     name: Name
     protocol: int
@@ -71,6 +78,7 @@ class Join:
     data_address: Name
     profile: NodeProfile | None
     holds: tuple[int, ...] = ()
+    fingerprint: Name = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,22 +8,26 @@ a message or a wake-up is there; only `wake` may be called from another thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from bbgrap.protocol.messages import BytesLike
 
 
 class Arrival(NamedTuple):
-    """A message that came: its header and payload, and the network address of the sender for log lines."""
+    """A message that came: its header and payload, the network address of the sender for log lines, and who it is.
+
+    `peer` is the fingerprint of the certificate that the sender has shown, "" on a plane without any.
+    """
 
     header: BytesLike
     payload: BytesLike
     sender: str = "a peer"
+    peer: str = ""
 
 
-Admit = Callable[[BytesLike, int], bool | memoryview]
-"""Whether a message with this header may have a payload of so many bytes; perhaps, memory of that size to put it in."""
+Admit = Callable[[BytesLike, int, str], bool | memoryview]
+"""Whether a message with this header may have a payload of so many bytes from this peer; perhaps, memory of that size to put it in."""
 
 OnBroken = Callable[[str, str], None]
 """Told the address and the reason when messages to an address may have been lost, or none can be sent; what waited for it is forgotten.
@@ -49,11 +53,17 @@ class DataPlane(Protocol):
     """Set before the first `connect`. It is told when a connection broke that had carried messages, when none can be made for a second
     (and again every 5 s), and when an address takes nothing while ever more waits for it."""
 
-    def connect(self, address: str) -> None:
-        """Make `send` to an address possible; calls are counted."""
+    def connect(self, address: str, fingerprint: str = "") -> None:
+        """Make `send` to an address possible, if that peer is there; calls are counted.
+
+        Who called last says which peer it is; what was sent to another one is lost, which `on_broken` is told.
+        """
 
     def disconnect(self, address: str) -> None:
         """Undo one `connect`; what is queued after the last one may be lost."""
+
+    def allow(self, fingerprints: Iterable[str]) -> None:
+        """Let these peers connect to this plane, and cut off all others at once; planes without certificates let everybody."""
 
     def send(self, address: str, header: BytesLike, *payload: BytesLike) -> None:
         """Send a message whose payload is given in pieces; they are kept until they are sent, and must not change any more.

@@ -50,8 +50,9 @@ class Reader:
     Invariants: `_begun` is less than a head with its header; at most one payload is incomplete.
     """
 
-    def __init__(self) -> None:
-        """Start at the beginning of a stream."""
+    def __init__(self, peer: str = "") -> None:
+        """Start at the beginning of a stream, that of a peer with this fingerprint."""
+        self._peer = peer
         self.spoke = False
         """Whether the stream began as one of this protocol."""
         self.useful = False
@@ -131,7 +132,7 @@ class Reader:
             if header:
                 done.append((header, memoryview(b"")))
                 self.useful = True
-        elif (place := payload_bytes <= SMALL_BYTES or admit(header, payload_bytes)) is False:
+        elif (place := payload_bytes <= SMALL_BYTES or admit(header, payload_bytes, self._peer)) is False:
             self._skip = payload_bytes
         else:
             self.useful = self.useful or payload_bytes > SMALL_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 from collections import Counter
+from collections.abc import Iterable
 
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
@@ -34,20 +35,24 @@ class InprocDataPlane:
     def __init__(self, network: InprocNetwork, address: str) -> None:
         """Belong to a network; use `InprocNetwork.plane`."""
         self.address = address
-        self.admit: Admit = lambda header, size: True
+        self.admit: Admit = lambda header, size, peer: True
         self.on_broken: OnBroken = nobody_listens
         self._network = network
         self._queue = network.queues[address]
         self._users: Counter[str] = Counter()
 
-    def connect(self, address: str) -> None:
+    def connect(self, address: str, fingerprint: str = "") -> None:
         """See `DataPlane.connect`."""
+        del fingerprint
         self._users[address] += 1
 
     def disconnect(self, address: str) -> None:
         """See `DataPlane.disconnect`."""
         if self._users[address]:
             self._users[address] -= 1
+
+    def allow(self, fingerprints: Iterable[str]) -> None:
+        """See `DataPlane.allow`."""
 
     def send(self, address: str, header: BytesLike, *payload: BytesLike) -> None:
         """See `DataPlane.send`."""

@@ -17,6 +17,7 @@ import math
 import os
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -24,10 +25,11 @@ from collections.abc import Sequence
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import OnBroken, nobody_listens
-from bbgrap.transport.framing import GREETING, frame_head
+from bbgrap.transport.framing import frame_head
 from bbgrap.transport.names import Names
 from bbgrap.transport.receiver import Receiver
 from bbgrap.transport.silence import LOOK_S, detect_silence
+from bbgrap.transport.tls import records
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
 MAX_BACKLOG_BYTES = 64 << 20
@@ -52,8 +54,11 @@ class Outbox:
     selector; while `_looking` is false, no message has left for a while and all were acknowledged.
     """
 
-    def __init__(self, on_broken: OnBroken = nobody_listens) -> None:
-        """Start without connections; `on_broken` is called from the writer thread."""
+    def __init__(self, on_broken: OnBroken = nobody_listens, context: ssl.SSLContext | None = None) -> None:
+        """Start without connections; `on_broken` is called from the writer thread. With a context they are those of TLS."""
+        self._context = context
+        self.hosts: set[str] = set()
+        """The addresses of hosts that it has connected to."""
         self._on_broken = on_broken
         self._receivers: dict[str, Receiver] = {}
         self._gone: list[Receiver] = []
@@ -67,14 +72,20 @@ class Outbox:
         self._look_at = self._last_sent = 0.0
         self._thread: threading.Thread | None = None
 
-    def connect(self, address: str) -> None:
-        """Make `send` to an address possible; calls are counted."""
+    def connect(self, address: str, fingerprint: str = "") -> None:
+        """See `DataPlane.connect`."""
         with self._lock:
             receiver = self._receivers.get(address)
-            if receiver is not None:
+            if receiver is None:
+                self._receivers[address] = Receiver(address, fingerprint, tell_at=time.monotonic() + _CONNECT_S)
+            else:
                 receiver.users += 1
-                return
-            self._receivers[address] = Receiver(address, tell_at=time.monotonic() + _CONNECT_S)
+                if self._context is None or (receiver.ready and receiver.fingerprint == fingerprint):
+                    return
+                if receiver.fingerprint != fingerprint:
+                    receiver.fingerprint = fingerprint
+                    receiver.fail("another node is at this address now", lost=bool(receiver.backlog))
+                receiver.due = 0.0  # it may have learned just now that this one is its peer
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
             self._thread.start()
@@ -100,11 +111,14 @@ class Outbox:
         if receiver is None:
             return
         total = sum(map(len, payload))
-        pieces = [frame_head(header, total), *payload]
+        pieces: Sequence[BytesLike] = [frame_head(header, total), *payload]
         total += len(pieces[0])
+        if self._context is not None:
+            pieces = records(pieces)
         with self._lock:
             sent = receiver.write(pieces) if receiver.ready and not receiver.backlog else 0
             if sent == total:
+                receiver.passed(total)
                 if self._looking:
                     return
                 self._looking = True  # the first message after a pause: the writer thread sleeps
@@ -160,6 +174,8 @@ class Outbox:
             for key, events in self._selector.select(wait):
                 if key.data is None:
                     self._calls.take()
+                elif not key.data.ready and not key.data.leaving:
+                    self._establish(key.data)
                 else:
                     with self._lock:
                         self._attend(key.data, events)
@@ -215,7 +231,8 @@ class Outbox:
 
     def _watch(self, receiver: Receiver) -> None:
         # Nothing is ever received here; readable means that the other side has closed the connection.
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if receiver.backlog or not receiver.ready else 0)
+        making = not receiver.ready and not receiver.leaving
+        wanted = receiver.wanted if making else selectors.EVENT_READ | (selectors.EVENT_WRITE if receiver.backlog else 0)
         if receiver.socket is None or wanted == receiver.watched:
             return
         if receiver.watched:
@@ -237,6 +254,7 @@ class Outbox:
             if place is None:
                 return
             receiver.trouble, receiver.naming = trouble, False
+            self.hosts.add(str(place[1][0]))
             connection = socket.socket(place[0], socket.SOCK_STREAM)
             connection.setblocking(False)
             detect_silence(connection)
@@ -254,13 +272,23 @@ class Outbox:
         receiver.due = now + receiver.retry_s
         receiver.retry_s = min(2 * receiver.retry_s, _LAST_RETRY_S)
 
+    def _establish(self, receiver: Receiver) -> None:
+        """Go on with making a connection, without the lock: a handshake takes a millisecond, and nobody else uses it yet."""
+        if receiver.socket is None or receiver.fault or not receiver.users:
+            return
+        if self._context is not None and not isinstance(receiver.socket, ssl.SSLSocket) and receiver.watched:
+            self._selector.unregister(receiver.socket)  # another object takes its place
+            receiver.watched = 0
+        if receiver.establish(self._context):
+            with self._lock:
+                receiver.use()
+                receiver.retry_s = _FIRST_RETRY_S
+                self._attend(receiver, selectors.EVENT_WRITE)
+
     def _attend(self, receiver: Receiver, events: int) -> None:
         if receiver.socket is None or receiver.fault or not receiver.users:
             return
-        if not receiver.ready:
-            if receiver.greet(GREETING):
-                receiver.retry_s = _FIRST_RETRY_S
-        elif events & selectors.EVENT_READ:
+        if events & selectors.EVENT_READ:
             receiver.listen()
         if events & selectors.EVENT_WRITE and receiver.ready:
             receiver.write_backlog()

@@ -17,24 +17,25 @@ _CONTENT = memoryview(bytes(MAX_PONG_BYTES))
 class PingAnswers:
     """Answers pings on one data plane; used by the thread that owns it.
 
-    Invariants: the plane is connected to the addresses that may ask.
+    Invariants: the plane is connected to the addresses that may ask, which are known with their fingerprints.
     """
 
     def __init__(self, plane: DataPlane) -> None:
         """Answer nobody."""
         self._plane = plane
-        self._addresses: frozenset[str] = frozenset()
+        self._peers: dict[str, str] = {}
 
     def allow(self, peers: Sequence[Peer]) -> None:
-        """Answer the pings of these peers, and of no others, from now on."""
-        before, self._addresses = self._addresses, frozenset(peer.address for peer in peers)
-        for address in self._addresses:  # first, so that no connection that is still wanted is closed
-            self._plane.connect(address)
+        """Let these peers send, and answer their pings, and those of no others from now on."""
+        before, self._peers = self._peers, {peer.address: peer.fingerprint for peer in peers}
+        self._plane.allow(self._peers.values())
+        for address, fingerprint in self._peers.items():  # first, so that no connection that is still wanted is closed
+            self._plane.connect(address, fingerprint)
         for address in before:
             self._plane.disconnect(address)
 
-    def answer(self, ping: Frame, payload: BytesLike) -> None:
-        """Answer a `PING` with as many bytes as it asks for, if the address in its payload may ask."""
+    def answer(self, ping: Frame, payload: BytesLike, fingerprint: str = "") -> None:
+        """Answer a `PING` of a peer with as many bytes as it asks for, if the address in its payload is its own and may ask."""
         address = bytes(payload[:256]).decode("ascii", "replace")
-        if address in self._addresses:
+        if self._peers.get(address) == fingerprint:
             self._plane.send(address, Frame(Kind.PONG, 0, 0, ping.request, 0).to_bytes(), _CONTENT[: min(ping.message, MAX_PONG_BYTES)])

@@ -22,7 +22,7 @@ _PROBES = 3
 
 _INFO = struct.Struct("=8B24I4Q3I")
 """The head of Linux's `struct tcp_info`, since 4.6."""
-_PROBES_AT, _UNACKED_AT, _LAST_ACK_AT, _ROUND_TRIP_AT, _UNSENT_AT = 3, 12, 20, 23, 38
+_PROBES_AT, _UNACKED_AT, _LAST_ACK_AT, _ROUND_TRIP_AT, _RECEIVED_AT, _UNSENT_AT = 3, 12, 20, 23, 35, 38
 
 
 @dataclass(slots=True)
@@ -58,8 +58,13 @@ class _State:
     round_trip_s: float
 
 
-def _state(connection: socket.socket) -> _State | None:
-    """Return what the system knows of a connection; None if it does not tell."""
+def received_bytes(connection: socket.socket) -> int:
+    """Return how many bytes have come over a connection; 0 where the system does not tell."""
+    fields = _fields(connection)
+    return 0 if fields is None else fields[_RECEIVED_AT]
+
+
+def _fields(connection: socket.socket) -> tuple[int, ...] | None:
     if not hasattr(socket, "TCP_INFO") or sys.platform != "linux":  # others have other fields
         return None
     try:
@@ -68,7 +73,14 @@ def _state(connection: socket.socket) -> _State | None:
         return None
     if len(content) < _INFO.size:
         return None
-    fields = _INFO.unpack(content)
+    return _INFO.unpack(content)
+
+
+def _state(connection: socket.socket) -> _State | None:
+    """Return what the system knows of a connection; None if it does not tell."""
+    fields = _fields(connection)
+    if fields is None:
+        return None
     unacknowledged, unsent, probes = fields[_UNACKED_AT], fields[_UNSENT_AT], fields[_PROBES_AT]
     unanswered = unacknowledged > 0 or probes >= _PROBES
     return _State(unacknowledged + unsent > 0, unanswered, fields[_LAST_ACK_AT] / 1e3, fields[_ROUND_TRIP_AT] / 1e6)

@@ -43,6 +43,7 @@ _log = logging.getLogger("bbgrap.coordinator")
 class _Deployment:
     schedule: Schedule
     addresses: dict[int, str]
+    fingerprints: dict[int, str]
     received: dict[int, MessageLayout]
     sent: dict[int, MessageLayout]
     bare: tuple[int, ...]
@@ -88,9 +89,11 @@ class Host:
         bare = tuple(device for device in sorted(addresses) if device not in fed)
         received = dict(layouts_received(deploy.schedule))
         whole = _whole(deploy.schedule)
-        self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, received, sent, bare, SlicePlan(deploy.schedule), whole)
-        for address in addresses.values():
-            self._plane.connect(address)
+        prints = {peer.device: peer.fingerprint for peer in deploy.peers}
+        slices = SlicePlan(deploy.schedule)
+        self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, prints, received, sent, bare, slices, whole)
+        for peer in deploy.peers:
+            self._plane.connect(peer.address, peer.fingerprint)
 
     def release(self, epoch: int) -> None:
         """Forget a deployment and its requests."""
@@ -103,7 +106,7 @@ class Host:
             self._plane.disconnect(address)
 
     def allow_pings(self, peers: Sequence[Peer]) -> None:
-        """Answer the pings of these peers, and of no others, from now on."""
+        """Let these peers send to the host, answer their pings, and cut off all others, from now on."""
         self._pings.allow(peers)
 
     def drop(self, request: int) -> None:
@@ -138,23 +141,27 @@ class Host:
         try:
             frame = Frame.parse(arrival.header)
             if frame.kind is Kind.CLOCK:
-                self._show_clock(frame.epoch, frame.request, frame.message, frame.source)
+                deployment = self._deployments.get(frame.epoch)
+                if deployment is not None and deployment.fingerprints.get(frame.source) == arrival.peer:
+                    self._show_clock(frame.epoch, frame.request, frame.message, frame.source)
                 return None
             if frame.kind is Kind.PING:
-                self._pings.answer(frame, arrival.payload)
+                self._pings.answer(frame, arrival.payload, arrival.peer)
             running = self._running.get(frame.request)
             if frame.kind is not Kind.DATA or running is None or running.epoch != frame.epoch:
                 return None
             layout = running.deployment.received.get(frame.message)
             if layout is None or layout.peer != frame.source:
                 raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
+            if running.deployment.fingerprints.get(frame.source) != arrival.peer:
+                raise RemoteProtocolError(f"a message that claims to be of device {frame.source} came over the connection of another node")
             running.execution.deliver(frame.message, unpack(layout, arrival.payload))
         except RemoteProtocolError as error:
             self._complaints.about(arrival.sender, f"messages are dropped: {error}")
             return None
         return self._advance(frame.request, running)
 
-    def _admits(self, header: BytesLike, size: int) -> bool | memoryview:
+    def _admits(self, header: BytesLike, size: int, peer: str) -> bool | memoryview:
         """Whether a large payload belongs to a request that runs, and where to put it if it is an answer already."""
         try:
             frame = Frame.parse(header)
@@ -163,6 +170,8 @@ class Host:
         running = self._running.get(frame.request)
         layout = None if running is None or running.epoch != frame.epoch else running.deployment.received.get(frame.message)
         if running is None or layout is None or layout.peer != frame.source or not layout.admits(size):
+            return False
+        if running.deployment.fingerprints.get(frame.source) != peer:
             return False
         return (frame.message in running.deployment.whole and self._memory(running.client, size)) or True
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import UsageError
 from bbgrap.protocol.roles import NODE, Role
+from bbgrap.transport.certificates import Authority
+from bbgrap.transport.identity import Identity
 from bbgrap.transport.locks import Pair
 
 VERSION = 1
@@ -43,11 +45,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What only the coordinator has: its CURVE secret key, and as PEM what `bbgrap.transport.certificates` makes."""
+    """What only the coordinator has: its CURVE secret key, the authority for certificates, and what it shows on the data plane."""
 
     curve: bytes = field(repr=False)
-    authority: str = field(default="", repr=False)
-    identity: str = field(default="", repr=False)
+    authority: Authority
+    identity: Identity
+
+    @classmethod
+    def make(cls) -> Secrets:
+        """Return those of a new cluster."""
+        authority = Authority.make()
+        return cls(Pair.make().secret, authority, authority.identity(COORDINATOR))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class Kept:
     entries: tuple[Entry, ...] = ()
 
 
-def read_keys(path: Path, make: Callable[[], Secrets] = lambda: Secrets(Pair.make().secret)) -> Kept:
+def read_keys(path: Path) -> Kept:
     """Return the keys in a file; if there is none, new ones, which are not written yet.
 
     Raises:
@@ -67,14 +75,17 @@ def read_keys(path: Path, make: Callable[[], Secrets] = lambda: Secrets(Pair.mak
     try:
         content = path.read_text()
     except FileNotFoundError:
-        return Kept(make())
+        return Kept(Secrets.make())
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"keys '{path}': they cannot be read: {error}") from None
     try:
         found = json.loads(content)
         if found["version"] != VERSION:
             raise ValueError(f"version {found['version']}")
-        secrets = Secrets(bytes.fromhex(found["secrets"]["curve"]), str(found["secrets"]["authority"]), str(found["secrets"]["identity"]))
+        parts = {name: part.encode() for name, part in found["secrets"].items()}
+        authority = Authority(parts["authority"], parts["certificate"])
+        identity = Identity(parts["key"], parts["shown"], parts["certificate"])
+        secrets = Secrets(bytes.fromhex(parts["curve"].decode()), authority, identity)
         entries = tuple(Entry(**entry) for entry in found["entries"])
         if len(secrets.curve) != 32 or not all(map(_is_sound, entries)):
             raise ValueError("a key is none")
@@ -102,7 +113,14 @@ def write_keys(path: Path, kept: Kept) -> None:
     Raises:
         OSError: if it cannot be written; the old one is there still.
     """
-    secrets = {"curve": kept.secrets.curve.hex(), "authority": kept.secrets.authority, "identity": kept.secrets.identity}
+    own = kept.secrets
+    parts = {
+        "authority": own.authority.key,
+        "certificate": own.authority.certificate,
+        "key": own.identity.key,
+        "shown": own.identity.certificate,
+    }
+    secrets = {"curve": own.curve.hex(), **{name: part.decode() for name, part in parts.items()}}
     content = json.dumps({"version": VERSION, "secrets": secrets, "entries": [asdict(entry) for entry in kept.entries]}, indent=1)
     write_secret(path, content)
 

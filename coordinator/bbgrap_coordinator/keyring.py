@@ -9,9 +9,10 @@ Laws: whatever changes is on the disk before anybody is told; a secret leaves th
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
@@ -34,8 +35,9 @@ from bbgrap.protocol.messages import AgentMessage, Join, Refused
 from bbgrap.protocol.roles import MAY, NODE, Role, needed_for
 from bbgrap.protocol.tokens import Token
 from bbgrap.transport.control import key_of
+from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import Pair, ServerLock
-from bbgrap_coordinator.key_file import Entry, Kept, Secrets, read_keys, write_keys, write_secret
+from bbgrap_coordinator.key_file import Entry, Kept, read_keys, write_keys, write_secret
 
 LOCAL = "local"
 """The token that the coordinator leaves for commands of its own user on its own machine."""
@@ -47,16 +49,6 @@ MAX_ENTRIES = 4096
 SHUT_OUT = "its key was taken back, or has expired; get a new token on the coordinator's machine ('bbgrap token create')"
 
 Answer = ClientAnswer | Enrolled | Refused
-Sign = Callable[[str, str], tuple[str, str]]
-"""Makes the certificate for a request and a name, both certificate and request as PEM; returns its fingerprint besides."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signer:
-    """The cluster's authority for certificates; without one, tensors travel unencrypted."""
-
-    authority: str
-    sign: Sign
 
 
 class KeyRing:
@@ -66,10 +58,8 @@ class KeyRing:
     replaced as a whole, for another thread reads it.
     """
 
-    def __init__(
-        self, path: Path, signer: Callable[[Secrets], Signer | None] = lambda _: None, clock: Callable[[], float] = time.time
-    ) -> None:
-        """Read the keys in a file, or make them.
+    def __init__(self, path: Path, *, locks_data: bool = True, clock: Callable[[], float] = time.time) -> None:
+        """Read the keys in a file, or make them. Without `locks_data` nodes get no certificates: tensors travel unencrypted.
 
         Raises:
             UsageError: if the file is damaged.
@@ -82,7 +72,9 @@ class KeyRing:
         self._pair = Pair.of(kept.secrets.curve)
         self._entries = {bytes.fromhex(entry.key): entry for entry in kept.entries}
         self._valid: frozenset[bytes] = frozenset()
-        self._signer = signer(self._secrets)
+        self._authority = kept.secrets.authority if locks_data else None
+        self.data_identity = kept.secrets.identity if locks_data else None
+        """What the coordinator shows on the data plane; None if that is plain."""
         self._renew()
         self.is_new = not kept.entries
         """Whether these keys were made just now."""
@@ -134,6 +126,8 @@ class KeyRing:
     def _wrong_join(self, entry: Entry, join: Join) -> str:
         if join.name != entry.name:
             return f"the key of node '{entry.name}' cannot join as '{join.name}'; enrol under that name, with a token"
+        if join.fingerprint != entry.fingerprint:
+            return f"node '{entry.name}' shows a certificate that was not made for it; start it anew"
         return ""
 
     def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[Answer, list[bytes]]:
@@ -151,6 +145,8 @@ class KeyRing:
                 case RevokeToken():
                     gone = self._find(message.name)
                     self._change(replace(gone, revoked=self._clock()))
+                    if gone.name in {LOCAL, JOIN}:
+                        self.token_file(gone.name).unlink(missing_ok=True)
                     return Tokens(message.call, self._statuses(connections)), [bytes.fromhex(gone.key)]
                 case RotateToken():
                     return self._rotate(message), []
@@ -191,14 +187,12 @@ class KeyRing:
             if key in self._entries and (before is None or before.key != message.key):
                 return Refused("this key is known already, under another name, or was taken back; make a new one", retry=False), []
             entry = Entry(message.key, NODE, message.name, self._clock(), by=by.name)
-        certificate, fingerprint = self._signer.sign(message.request, message.name) if self._signer and message.request else ("", "")
-        self._change(replace(entry, fingerprint=fingerprint))
-        return Enrolled(certificate, self._signer.authority if self._signer else "", self._clock()), ended
-
-    def fingerprint_of(self, identity: bytes) -> str:
-        """Return the fingerprint of a node's latest certificate; empty if it has none."""
-        entry = self._entries.get(key_of(identity))
-        return "" if entry is None else entry.fingerprint
+        if self._authority is None:
+            self._change(replace(entry, fingerprint=""))
+            return Enrolled(b"", b"", self._clock()), ended
+        certificate = self._authority.sign(message.request, message.name)
+        self._change(replace(entry, fingerprint=fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate.decode()))))
+        return Enrolled(certificate, self._authority.certificate, self._clock()), ended
 
     # --- tokens -----------------------------------------------------------------------------------------------------------------------
 
@@ -294,6 +288,7 @@ class NoKeys:
     """What a coordinator with --insecure has in place of a key ring: everybody may say everything."""
 
     lock = None
+    data_identity = None
 
     def refusal(self, identity: bytes, message: AgentMessage | ClientMessage | KeyMessage) -> str:
         """See `KeyRing.refusal`."""
@@ -304,7 +299,7 @@ class NoKeys:
         """See `KeyRing.answer`: there are no tokens, and nodes need none."""
         del identity, connections
         if isinstance(message, Enrol):
-            return Enrolled("", "", time.time()), []
+            return Enrolled(b"", b"", time.time()), []
         return _refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it"), []
 
     def expired(self) -> list[bytes]:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bbgrap.errors import BbgrapError
+
+
+class DataPlane(Enum):
+    """How tensors travel."""
+
+    TLS = "tls"
+    PLAIN = "plain"
+
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -25,6 +34,10 @@ def main(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without keys: anybody who reaches the address may use and join the cluster.")
     ] = False,
+    data_plane: Annotated[
+        DataPlane,
+        typer.Option(help="How tensors travel: tls, or plain where the network is private by other means; keys stay needed in both."),
+    ] = DataPlane.TLS,
     verify_fraction: Annotated[
         float, typer.Option(min=0, max=1, help="The part of the requests that runs again on other nodes, to find wrong answers.")
     ] = 0.0,
@@ -48,6 +61,7 @@ def main(
                 ready_file=ready_file,
                 until_eof=until_eof,
                 insecure=insecure,
+                plain=data_plane is DataPlane.PLAIN,
                 verify_fraction=verify_fraction,
             )
     except BbgrapError as error:

@@ -22,6 +22,7 @@ from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
 from bbgrap.transport.descriptors import allow_many_descriptors
 from bbgrap.transport.exit_with_parent import exit_with_parent
+from bbgrap.transport.identity import Identity
 from bbgrap.transport.local_tokens import note_token
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.artifacts import ArtifactFolders
@@ -49,11 +50,12 @@ def serve(
     ready_file: Path | None = None,
     until_eof: bool = False,
     insecure: bool = False,
+    plain: bool = False,
     verify_fraction: float = 0.0,
 ) -> None:
     """Serve until SIGTERM or SIGINT; `planners` plan models, and a part of the requests, 0 to 1, is verified on other nodes.
 
-    `insecure`: without keys, for everybody.
+    `insecure`: without keys, for everybody. `plain`: with keys, but tensors travel unencrypted, and frames are believed.
 
     Raises:
         UsageError: if an address cannot be listened on, or another coordinator uses the state directory.
@@ -65,8 +67,8 @@ def serve(
     os.umask(0o077)
     with ExitStack() as stack:
         stack.callback(context.term)
-        state = State(directory)
-        keys = NoKeys() if insecure else KeyRing(_private(directory / "keys") / "keys.json")
+        state = State(_private(directory))
+        keys = NoKeys() if insecure else KeyRing(_private(directory / "keys") / "keys.json", locks_data=not plain)
         control = ControlServer(context, check_address(bind), keys.lock)
         stack.callback(control.close)
         folders = ArtifactFolders(directory / "plans")
@@ -74,7 +76,7 @@ def serve(
         stack.callback(storage.close)
         models = ModelStore(directory / "models")
         stored = storage.read(models.stored())
-        plane = _data_plane(host_of(check_address(bind)), data_port, state.number("data_port"), advertise)
+        plane = _data_plane(host_of(check_address(bind)), data_port, state.number("data_port"), advertise, keys.data_identity)
         stack.callback(plane.close)
         state.set_number("data_port", int(plane.address.rpartition(":")[2]))
         settings = Settings(
@@ -83,6 +85,7 @@ def serve(
             first_epoch=state.incarnation << _COUNTER_BITS,
             verify_fraction=verify_fraction,
             verify_key=secrets.token_bytes(32),
+            fingerprint="" if keys.data_identity is None else keys.data_identity.fingerprint,
         )
         machine = CoordinatorMachine(settings, stored, time.monotonic())
         audit = AuditLog(directory / "audit.jsonl")
@@ -97,6 +100,8 @@ def serve(
         if isinstance(keys, KeyRing):
             stack.callback(_note(control.address, keys.token_file(LOCAL)))
             _say_how_to_join(control.address, advertise, keys)
+            if plain:
+                _log.warning("data plane plain: whoever reaches its ports can read tensors and weights, and forge answers")
         else:
             _log.warning("insecure: anybody who reaches %s may use this cluster, join it, and read what it computes", control.address)
         if ready_file is not None:
@@ -110,17 +115,17 @@ def serve(
         audit.write(Audit("stopped", {}))
 
 
-def _data_plane(host: str, port: int, last_port: int, advertise: str) -> TcpDataPlane:
+def _data_plane(host: str, port: int, last_port: int, advertise: str, identity: Identity | None = None) -> TcpDataPlane:
     """Listen for data, on the port of the last time unless another is wanted: agents that kept their deployments send to it."""
     # Listening everywhere, no single address is right for all: agents put in the one they joined by.
     everywhere = host in {"*", "0.0.0.0", "[::]"}  # noqa: S104 - compared, not bound
     known = advertise or ("*" if everywhere else host)
     if last_port and not port:
         try:
-            return TcpDataPlane(f"tcp://{host}:{last_port}", known)
+            return TcpDataPlane(f"tcp://{host}:{last_port}", known, identity=identity)
         except UsageError as error:
             _log.info("another port than last time: %s", error)
-    return TcpDataPlane(f"tcp://{host}:{port}", known)
+    return TcpDataPlane(f"tcp://{host}:{port}", known, identity=identity)
 
 
 def _private(folder: Path) -> Path:

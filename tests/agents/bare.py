@@ -23,6 +23,7 @@ from bbgrap.graph.weights import digest_of
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.tensors import encode_array
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 from bbgrap.transport.control import ControlServer
@@ -60,7 +61,7 @@ class BareCoordinator:
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """Start an agent."""
-        command = [sys.executable, "-m", "bbgrap_agent.main", "--join", self.server.address, "--threads", "1", "--until-eof"]
+        command = [sys.executable, "-m", "bbgrap_agent.main", "--join", self.server.address, "--threads", "1", "--insecure", "--until-eof"]
         with (self.folder / "agent.log").open("ab") as log:
             process = subprocess.Popen(
                 [*command, "--cache-dir", str(self.folder / "cache"), *options],
@@ -107,6 +108,9 @@ class BareCoordinator:
         while (received := self.server.receive()) is not None:
             self.identity, frames = received
             message = TO_COORDINATOR.decode(frames)
+            if isinstance(message, Enrol):
+                self.server.send(self.identity, TO_AGENT.encode(Enrolled(b"", b"", time.time())))
+                continue
             if isinstance(message, m.Heartbeat):
                 self.beats.append((time.monotonic(), message))
                 if self.answering:

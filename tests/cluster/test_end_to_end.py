@@ -15,7 +15,7 @@ from tests.cluster.conftest import local_cluster
 
 pytestmark = pytest.mark.cluster
 
-IMPATIENT = "from bbgrap.control import agent; agent.REFUSED_S = 0; from bbgrap_agent.main import run; run()"
+IMPATIENT = "from bbgrap_agent import enrolment; enrolment.REFUSED_S = 0; from bbgrap_agent.main import run; run()"
 """An agent that asks for a name that is taken for no longer than it must."""
 
 

@@ -54,8 +54,9 @@ class Bench:
             self.ran.append(float(inputs[0][0]))
             return kernel(inputs)
 
-        addresses = (self.plane.address, self.peer.address, self.host.address)
-        self.executor.install(Deployment(7, schedule, (segment,), ("first",), addresses, SlicePlan(schedule)))
+        self.schedule, self.segment = schedule, segment
+        self.addresses = (self.plane.address, self.peer.address, self.host.address)
+        self.executor.install(Deployment(7, schedule, (segment,), ("first",), self.addresses, SlicePlan(schedule)))
 
     def send(self, sender, source, request, message, value, epoch=7):
         sender.send(
@@ -252,14 +253,75 @@ def test_pings_of_known_peers_are_answered_with_the_size_they_ask_for():
 def test_only_payloads_that_the_schedule_has_get_memory():
     bench = Bench()
 
+    peer = Peer(PEER, "b", bench.peer.address)
+
     def admitted(size, kind=Kind.DATA, source=PEER, epoch=7, message=2):
-        return bench.plane.admit(Frame(kind, source, epoch, 1, message).to_bytes(), size)
+        return bench.plane.admit(Frame(kind, source, epoch, 1, message).to_bytes(), size, "")
 
     assert admitted(8)
     assert not any([admitted(9), admitted(8, source=HOST), admitted(8, epoch=8), admitted(8, message=3), admitted(8, Kind.PONG)])
-    assert not bench.plane.admit(b"x", 8)
-    bench.executor.begin_pings([bench.peer.address])
-    bench.executor.send_ping(bench.peer.address, 1, 1000, lambda number: None)
+    assert not bench.plane.admit(b"x", 8, "")
+    bench.executor.begin_pings([peer])
+    bench.executor.send_ping(peer, 1, 1000, lambda number: None)
     assert admitted(1000, Kind.PONG)
-    bench.executor.end_pings([bench.peer.address], [1])
+    bench.executor.end_pings([peer], [1])
     assert not admitted(1000, Kind.PONG)
+
+
+class LockedBench(Bench):
+    """The same where each device has a fingerprint, and the connection that a message came over is said by the test."""
+
+    def __init__(self):
+        super().__init__()
+        self.executor.remove(7)
+        deployment = Deployment(
+            8, self.schedule, (self.segment,), ("first",), self.addresses, SlicePlan(self.schedule), ("mine", "peer's", "host's")
+        )
+        self.executor.install(deployment)
+
+    def come(self, peer, kind, source, message=0, content=b"", request=1):
+        self.executor.accept(Arrival(Frame(kind, source, 8, request, message).to_bytes(), content, "somewhere", peer))
+        self.step()
+
+
+def test_a_message_counts_only_over_the_connection_of_the_device_that_it_claims_to_be_of(caplog):
+    row = np.ones(2, np.float32).tobytes()
+    bench = LockedBench()
+    for kind in (Kind.START, Kind.RECORD, Kind.DATA):
+        for forger in ("peer's", "mine", "", "stranger"):
+            bench.come(forger, kind, HOST, 1, row if kind is Kind.DATA else b"")
+    assert not bench.executor._running
+    bench.come("host's", Kind.DATA, HOST, 1, row)
+    for forger in ("host's", "mine", ""):
+        bench.come(forger, Kind.DATA, PEER, 2, row)
+        bench.come(forger, Kind.DATA, PEER, 2, row, request=2)  # too early, so it would be kept
+    assert bench.ran == []
+    assert bench.executor._early.nbytes == 0
+    assert "claims to be of device" in caplog.text
+    bench.come("peer's", Kind.DATA, PEER, 2, row)
+    assert bench.ran == [1.0]
+    assert bench.answers() == {1: [2, 2]}
+    header = Frame(Kind.DATA, PEER, 8, 3, 2).to_bytes()
+    assert bench.plane.admit(header, 8, "peer's")
+    assert not bench.plane.admit(header, 8, "host's")
+
+
+def test_only_who_was_asked_gives_a_pong():
+    bench, heard = LockedBench(), []
+    bench.executor.send_ping(Peer(PEER, "b", bench.peer.address, "peer's"), 5, 100, heard.append)
+    header = Frame(Kind.PONG, 0, 0, 5, 0).to_bytes()
+    assert not bench.plane.admit(header, 100_000, "host's")
+    assert bench.plane.admit(header, 100_000, "peer's")
+    for peer in ("host's", "", "peer's", "peer's"):
+        bench.executor.accept(Arrival(header, bytes(100), "somewhere", peer))
+        assert heard == ([5] if peer == "peer's" else [])
+
+
+def test_a_clock_is_that_of_the_host():
+    bench = LockedBench()
+    bench.come("host's", Kind.RECORD, HOST)
+    clock = (5).to_bytes(8, "little")
+    bench.come("peer's", Kind.CLOCK, HOST, 0, clock)
+    assert bench.host.receive(0) is None
+    bench.come("host's", Kind.CLOCK, HOST, 0, clock)
+    assert Frame.parse(bench.host.receive(0).header).kind is Kind.CLOCK

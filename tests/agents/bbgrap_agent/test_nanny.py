@@ -208,7 +208,10 @@ def test_an_agent_whose_worker_can_never_start_says_so_and_ends(coordinator, tmp
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('broken on purpose')\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     agent = coordinator.start("--name", "a")
-    assert agent.wait(60) == 1
+    deadline = time.monotonic() + 60
+    while agent.poll() is None and time.monotonic() < deadline:
+        coordinator.listen(0.1)
+    assert agent.wait(1) == 1
     assert "broken on purpose" in coordinator.log()
     assert (
         coordinator.log().splitlines()[-1].startswith("bbgrap-agent: the worker cannot be started: 3 of them ended before they were ready")

@@ -52,8 +52,8 @@ def test_everything_that_is_said_arrives_in_order(ends):
 
 def test_chunks_arrive_whole_and_too_many_are_not_kept(ends):
     here, there = ends
-    content = np.random.default_rng(0).bytes(4 << 20)
-    chunk = m.WeightChunk(DIGEST, TensorType(DType.UINT8, (4 << 20,)), 0, 4 << 20, (content,))
+    content = np.random.default_rng(0).bytes(1 << 20)
+    chunk = m.WeightChunk(DIGEST, TensorType(DType.UINT8, (1 << 20,)), 0, 1 << 20, (content,))
     count = 2 * MAX_QUEUED_BYTES // len(content)
     for _ in range(count):
         here.send(chunk)

@@ -123,7 +123,7 @@ def test_what_is_not_admitted_takes_no_memory_and_the_next_message_comes():
     plane = open_plane()
     asked = []
 
-    def admit(header, size):
+    def admit(header, size, peer):
         asked.append((bytes(header), size))
         return False
 

@@ -33,7 +33,7 @@ def test_round_trip_however_the_stream_is_cut(messages, cuts, into_room):
             message = reader.filled(len(chunk))
             came += [] if message is None else [message]
         else:
-            came += reader.feed(chunk, lambda header, size: next(left))
+            came += reader.feed(chunk, lambda header, size, peer: next(left))
         position += len(chunk)
         turn += 1
     assert [(header, bytes(payload)) for header, payload in came] == expected
@@ -45,7 +45,7 @@ def test_arbitrary_bytes_are_messages_or_an_error(stream, step):
     reader = Reader()
     try:
         for position in range(0, len(stream), step):
-            reader.feed(memoryview(stream[position : position + step]), lambda header, size: False)
+            reader.feed(memoryview(stream[position : position + step]), lambda header, size, peer: False)
             assert len(reader._begun) < 8 + MAX_DATA_HEADER
     except RemoteProtocolError:
         assert not stream.startswith(GREETING[:2]) or len(stream) >= 8

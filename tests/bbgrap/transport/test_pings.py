@@ -21,3 +21,17 @@ def test_only_those_that_may_ask_are_answered():
     answers.allow(())
     answers.answer(ping, friend.address.encode())
     assert friend.receive(0) is stranger.receive(0) is None
+
+
+def test_the_address_to_answer_to_is_that_of_who_asks():
+    network = InprocNetwork()
+    plane, friend, victim = network.plane(), network.plane(), network.plane()
+    answers = PingAnswers(plane)
+    answers.allow((Peer(0, "friend", friend.address, "friend's"), Peer(1, "victim", victim.address, "victim's")))
+    ping = Frame(Kind.PING, 0, 0, 7, 100)
+    answers.answer(ping, victim.address.encode(), "friend's")
+    answers.answer(ping, friend.address.encode(), "")
+    answers.answer(ping, b"tcp://nobody:1", "")
+    assert victim.receive(0) is friend.receive(0) is None
+    answers.answer(ping, friend.address.encode(), "friend's")
+    assert friend.receive(0) is not None

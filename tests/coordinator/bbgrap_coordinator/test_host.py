@@ -106,13 +106,13 @@ def test_a_released_deployment_runs_nothing(host):
 
 def test_only_payloads_of_running_requests_get_memory(host):
     def admitted(size, *, source=1, epoch=7, request=5, message=1):
-        return host.plane.admit(Frame(Kind.DATA, source, epoch, request, message).to_bytes(), size)
+        return host.plane.admit(Frame(Kind.DATA, source, epoch, request, message).to_bytes(), size, "")
 
     assert not admitted(16)
     start(host)
     assert admitted(16)
     assert not any([admitted(17), admitted(16, source=0), admitted(16, epoch=6), admitted(16, request=4), admitted(16, message=2)])
-    assert not host.plane.admit(b"x", 16)
+    assert not host.plane.admit(b"x", 16, "")
 
 
 def test_an_answer_is_put_where_it_is_on_its_way_to_the_client(network):
@@ -128,8 +128,8 @@ def test_an_answer_is_put_where_it_is_on_its_way_to_the_client(network):
     header = Frame(Kind.DATA, 1, 7, 5, 1).to_bytes()
     for client, place in ((b"near", room), (b"far", True)):
         host.start(StartRequest(7, 5, (HEADER,), (X.data.cast("B"),), client=client))
-        assert plane.admit(header, 16) is place
-        assert plane.admit(header, 17) is False
+        assert plane.admit(header, 16, "") is place
+        assert plane.admit(header, 17, "") is False
     assert asked == [(b"near", 16), (b"far", 16)]
 
 
@@ -139,7 +139,7 @@ def test_parts_that_are_joined_with_others_need_no_such_place(network):
     host = Host(plane, lambda client, nbytes: pytest.fail("it is not where the answer will be"))
     host.install(HostDeploy(7, replace(SCHEDULE, steps=(*SCHEDULE.steps[:2], LocalJoin(2, halves))), PEERS))
     host.start(StartRequest(7, 5, (HEADER,), (X.data.cast("B"),), client=b"near"))
-    assert plane.admit(Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), 16) is True
+    assert plane.admit(Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), 16, "") is True
 
 
 @pytest.mark.parametrize(("client", "near"), [(b"near", True), (b"far", False)])
@@ -226,3 +226,23 @@ def test_a_broken_link_is_told_of(network):
     Host(plane, on_broken=lambda *broken: told.append(broken))
     plane.on_broken("tcp://there:1", "why")
     assert told == [("tcp://there:1", "why")]
+
+
+def test_an_answer_counts_only_over_the_connection_of_the_device_that_it_claims_to_be_of(network, agents):
+    host = Host(plane := network.plane())
+    prints = ("first's", "second's")
+    host.install(HostDeploy(7, SCHEDULE, tuple(Peer(d, f"agent{d}", agent.address, prints[d]) for d, agent in enumerate(agents))))
+    start(host)
+    header, content = Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), (X * 2).tobytes()
+    for forger in ("first's", "", "stranger"):
+        assert not plane.admit(header, 16, forger)
+        assert host.accept(Arrival(header, content, "somewhere", forger)) is None
+    for agent in agents:
+        while agent.receive(0) is not None:
+            pass
+    clock = Frame(Kind.CLOCK, 1, 7, 5, 1).to_bytes()
+    host.accept(Arrival(clock, b"", "somewhere", "first's"))
+    assert agents[1].receive(0) is None
+    host.accept(Arrival(clock, b"", "somewhere", "second's"))
+    assert Frame.parse(agents[1].receive(0).header).kind is Kind.CLOCK
+    assert isinstance(host.accept(Arrival(header, content, "somewhere", "second's")), RequestDone)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import ssl
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 from bbgrap_coordinator.key_file import read_keys
-from bbgrap_coordinator.keyring import JOIN, LOCAL, MAX_ENTRIES, KeyRing, NoKeys, Signer, refused
+from bbgrap_coordinator.keyring import JOIN, LOCAL, MAX_ENTRIES, KeyRing, NoKeys, refused
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import UsageError
@@ -15,11 +17,13 @@ from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessag
 from bbgrap.protocol.messages import AgentMessage, Refused
 from bbgrap.protocol.roles import MAY, NODE, Role
 from bbgrap.protocol.tokens import Token
+from bbgrap.transport.certificates import make_request
 from bbgrap.transport.control import SESSION_BYTES
+from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import Pair
 from tests.messages import AGENT, CLIENT, KEYS
 
-SIGNER = Signer("authority", lambda request, name: (f"certificate of {name} for {request}", f"print of {name}"))
+_, REQUEST = make_request("x")
 
 
 class House:
@@ -30,7 +34,7 @@ class House:
         self.open()
 
     def open(self):
-        self.ring = KeyRing(self.path, lambda _: SIGNER, lambda: self.now)
+        self.ring = KeyRing(self.path, clock=lambda: self.now)
 
     def peer(self, token):
         return Pair.of(token.secret).public + bytes(SESSION_BYTES)
@@ -53,7 +57,7 @@ class House:
 
     def enrol(self, name, token=None):
         pair = Pair.make()
-        answer, ended = self.do(Enrol(name, pair.public.hex(), "request"), self.peer(token or self.token("agent", f"for {name}")))
+        answer, ended = self.do(Enrol(name, pair.public.hex(), REQUEST), self.peer(token or self.token("agent", f"for {name}")))
         return pair.public + bytes(SESSION_BYTES), answer, ended
 
 
@@ -100,7 +104,9 @@ def test_what_the_roles_are_for():
 def test_keys_outlive_the_coordinator_and_only_its_user_can_read_them(house):
     token = house.token("client", "laptop")
     peer, answer, _ = house.enrol("left")
-    assert answer == Enrolled("certificate of left for request", "authority", 1000.0)
+    assert answer.now == 1000.0
+    fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(answer.certificate.decode()))
+    shown = house.ring.data_identity
     local, server = house.ring.local, house.ring.lock.own
     house.open()
     assert house.ring.lock.own == server
@@ -108,7 +114,12 @@ def test_keys_outlive_the_coordinator_and_only_its_user_can_read_them(house):
     assert not house.ring.is_new
     assert house.ring.admits(Pair.of(token.secret).public)
     assert house.ring.name_of(peer) == "node 'left'"
-    assert house.ring.fingerprint_of(peer) == "print of left"
+    assert house.ring.data_identity == shown
+    assert shown.authority == answer.authority
+    join = replace(AGENT[0], name="left")
+    assert "was not made for it" in house.ring.refusal(peer, join)
+    assert house.ring.refusal(peer, replace(join, fingerprint=fingerprint)) == ""
+    assert "cannot join as 'right'" in house.ring.refusal(peer, replace(join, name="right", fingerprint=fingerprint))
     for file in (house.path, house.ring.token_file(LOCAL), house.ring.token_file(JOIN)):
         assert file.stat().st_mode & 0o777 == 0o600
     assert token.secret.hex() not in house.path.read_text()
@@ -165,9 +176,11 @@ def test_a_replaced_token_goes_on_for_a_while(house):
 
 def test_a_node_renews_its_own_certificate_and_enrols_nobody(house):
     peer, _, _ = house.enrol("left")
-    answer, _ = house.do(Enrol("left", peer[:32].hex(), "another"), peer)
-    assert answer.certificate == "certificate of left for another"
-    for message in (Enrol("left", Pair.make().public.hex(), ""), Enrol("right", peer[:32].hex(), "")):
+    answer, _ = house.do(Enrol("left", peer[:32].hex(), make_request("y")[1]), peer)
+    assert answer.certificate
+    answer, _ = house.do(Enrol("left", peer[:32].hex(), b"no request"), peer)
+    assert "expected a request of `make_request`" in answer.reason
+    for message in (Enrol("left", Pair.make().public.hex(), b""), Enrol("right", peer[:32].hex(), b"")):
         answer, _ = house.do(message, peer)
         assert "may renew its own certificate only" in answer.reason
 
@@ -188,7 +201,7 @@ def test_a_name_belongs_to_the_machine_that_lives(house):
     for name in (COORDINATOR, LOCAL, "hall", "", " x", "a\nb"):
         _, answer, _ = house.enrol(name, token)
         assert isinstance(answer, Refused), name
-    answer, _ = house.do(Enrol("third", second[:32].hex(), ""), house.peer(token))
+    answer, _ = house.do(Enrol("third", second[:32].hex(), b""), house.peer(token))
     assert "this key is known already" in answer.reason
 
 
@@ -228,5 +241,5 @@ def test_an_open_coordinator_lets_everybody_in_and_has_no_tokens():
     keys = NoKeys()
     assert keys.refusal(b"", ListTokens(1)) == ""
     assert "runs with --insecure" in keys.answer(b"", ListTokens(1), lambda _: 0)[0].reason
-    answer, _ = keys.answer(b"", Enrol("a", "00" * 32, ""), lambda _: 0)
-    assert answer.certificate == ""
+    answer, _ = keys.answer(b"", Enrol("a", "00" * 32, b""), lambda _: 0)
+    assert answer.certificate == b""

@@ -44,7 +44,7 @@ def _stream(data: bytes) -> None:
         reader, found = framing.Reader(), []
         try:
             for piece in feed:
-                found += [(header, bytes(body)) for header, body in reader.feed(memoryview(piece), lambda _, size: size < 1 << 19)]
+                found += [(header, bytes(body)) for header, body in reader.feed(memoryview(piece), lambda _, size, peer: size < 1 << 19)]
                 assert len(reader._begun) <= framing.MAX_DATA_HEADER + 8
         except RemoteProtocolError:
             found.append((b"error", b""))

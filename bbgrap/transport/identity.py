@@ -1,0 +1,55 @@
+"""What a node shows to its peers on the data plane: read by processes that make no certificates, and so without the library that does."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import ssl
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a node shows on the data plane, and whom it believes: all PEM."""
+
+    key: bytes = field(repr=False)
+    certificate: bytes
+    authority: bytes
+    """The certificate of the authority that peers must have theirs from."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the certificate (DER), in hex."""
+        return fingerprint_of(ssl.PEM_cert_to_DER_cert(self.certificate.decode()))
+
+    @property
+    def not_before(self) -> datetime.datetime:
+        """From when on the certificate is valid."""
+        return _validity(self.certificate)[0]
+
+    @property
+    def not_after(self) -> datetime.datetime:
+        """Until when the certificate is valid."""
+        return _validity(self.certificate)[1]
+
+    def to_bytes(self) -> bytes:
+        """Return all of it, with the key, for a pipe to a child."""
+        return json.dumps([part.decode() for part in (self.key, self.certificate, self.authority)]).encode()
+
+    @staticmethod
+    def from_bytes(content: bytes) -> Identity:
+        """Undo `to_bytes`."""
+        return Identity(*(part.encode() for part in json.loads(content)))
+
+
+def fingerprint_of(certificate: bytes) -> str:
+    """Return the fingerprint of a certificate (DER)."""
+    return hashlib.sha256(certificate).hexdigest()
+
+
+def _validity(certificate: bytes) -> tuple[datetime.datetime, datetime.datetime]:
+    from cryptography import x509  # only for those who ask
+
+    parsed = x509.load_pem_x509_certificate(certificate)
+    return parsed.not_valid_before_utc, parsed.not_valid_after_utc

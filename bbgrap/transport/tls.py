@@ -1,0 +1,121 @@
+"""TLS 1.3 on the data plane: contexts, what a message is cut into, and errors in words.
+
+OpenSSL writes and reads one record of 16 KiB in a call, and each costs system calls. So small pieces of a message are put together until
+they fill a record, and large ones are encrypted where they are. Measured on one core each: SSLSocket is faster than MemoryBIO up to 64 KiB,
+and simpler; of what comes nothing stays in OpenSSL but the record that is incomplete.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport.identity import Identity, fingerprint_of
+
+RECORD_BYTES = 16 << 10
+"""What a record holds."""
+RECORD_ON_WIRE = RECORD_BYTES + 256 + 5
+"""The most that it may take on the network (RFC 8446, 5.2)."""
+HANDSHAKE_S = 3.0
+"""How long a handshake may take. Chosen: it computes for 2 ms, and its partner may be busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """What connections of one identity are made with: those of others to this one, and those to others."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+    @staticmethod
+    def of(identity: Identity) -> Contexts:
+        """Make both; the key stays in memory."""
+        server, client = (_context(identity, side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
+        server.num_tickets = 0  # every connection is a whole handshake: nothing else would ask for the certificate
+        return Contexts(server, client)
+
+
+def _context(identity: Identity, side: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the fingerprint says who it is
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=identity.authority.decode())
+    with _path_of(identity.key + identity.certificate) as path:
+        context.load_cert_chain(path)
+    return context
+
+
+@contextmanager
+def _path_of(content: bytes) -> Iterator[str]:
+    """Give a path at which OpenSSL can read something: in memory, or where that is missing in a file that only this user can read."""
+    if not hasattr(os, "memfd_create"):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            yield file.name
+        return
+    descriptor = os.memfd_create("identity")
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def peer_of(connection: ssl.SSLSocket) -> str:
+    """Return the fingerprint of the other side's certificate, after the handshake."""
+    certificate = connection.getpeercert(binary_form=True)
+    return fingerprint_of(certificate) if certificate else ""
+
+
+def records(pieces: Sequence[BytesLike]) -> list[BytesLike]:
+    """Return the same bytes in pieces that fill whole records, but for the last; what is large is not copied."""
+    done: list[BytesLike] = []
+    begun: list[BytesLike] = []
+    size = 0
+    for piece in pieces:
+        view = memoryview(piece)
+        if not size and len(view) >= RECORD_BYTES:
+            whole = len(view) // RECORD_BYTES * RECORD_BYTES
+            done.append(view[:whole])
+            view = view[whole:]
+        while len(view):
+            begun.append(view[: RECORD_BYTES - size])
+            size += len(begun[-1])
+            view = view[len(begun[-1]) :]
+            if size == RECORD_BYTES:
+                done.append(b"".join(begun))
+                begun, size = [], 0
+                whole = len(view) // RECORD_BYTES * RECORD_BYTES
+                if whole:
+                    done.append(view[:whole])
+                    view = view[whole:]
+    if begun:
+        done.append(b"".join(begun))
+    return done
+
+
+_PLAIN = "it does not speak TLS 1.3; is one side started with --insecure, or the coordinator with --data-plane=plain?"
+_NOT_OURS = "it does not take this node's certificate; has the key been revoked, or is it of another cluster?"
+
+
+def reason_of(error: OSError) -> str:
+    """Return in words why a connection broke."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not of this cluster: {error.verify_message}"
+    if isinstance(error, ssl.SSLEOFError | ConnectionResetError) and isinstance(error, ssl.SSLError):
+        return f"the other side hung up in the handshake: {_PLAIN}"
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or ""
+        if "ALERT" in reason:
+            return f"{_NOT_OURS} ({reason.lower().replace('_', ' ')})" if "VERSION" not in reason else _PLAIN
+        if reason in {"PEER_DID_NOT_RETURN_A_CERTIFICATE", "NO_CERTIFICATE"}:
+            return "it shows no certificate"
+        return f"{_PLAIN} ({reason.lower().replace('_', ' ')})"
+    return error.strerror or str(error)

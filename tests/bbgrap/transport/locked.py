@@ -1,0 +1,41 @@
+"""Data planes with certificates of one cluster, for tests."""
+
+from __future__ import annotations
+
+import queue
+
+from bbgrap.transport.certificates import Authority
+from bbgrap.transport.tcp import TcpDataPlane
+
+
+class LockedCluster:
+    """Planes that know each other by their fingerprints.
+
+    Invariants: `planes` are those that were opened, by address; each lets all of them in.
+    """
+
+    def __init__(self) -> None:
+        self.authority = Authority.make()
+        self.planes: dict[str, LockedPlane] = {}
+
+    def open(self, *, computes: bool = False, bind: str = "tcp://127.0.0.1:0") -> LockedPlane:
+        plane = LockedPlane(self, computes=computes, bind=bind)
+        self.planes[plane.address] = plane
+        for other in self.planes.values():
+            other.allow([each.fingerprint for each in self.planes.values()])
+        return plane
+
+
+class LockedPlane(TcpDataPlane):
+    """A plane that looks up whose fingerprint is at an address, as an agent is told in `Peer`."""
+
+    def __init__(self, cluster: LockedCluster, *, computes: bool, bind: str) -> None:
+        identity = cluster.authority.identity("node")
+        super().__init__(bind, "127.0.0.1", computes=computes, identity=identity)
+        self.identity = identity
+        self.fingerprint = identity.fingerprint
+        self.told: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self.on_broken = lambda *broken: self.told.put(broken)
+        self.connect = lambda address, fingerprint="": self._outbox.connect(
+            address, fingerprint or (cluster.planes[address].fingerprint if address in cluster.planes else "")
+        )

@@ -1,0 +1,326 @@
+"""The locked data plane: it keeps the laws of the plain one, and nobody else is heard."""
+
+import contextlib
+import queue
+import select
+import socket
+import ssl
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from bbgrap.transport import receiver
+from bbgrap.transport.framing import GREETING, frame_head
+from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap.transport.tls import RECORD_BYTES, Contexts, records
+from tests.bbgrap.transport.check_transport import check_transport, receive
+from tests.bbgrap.transport.locked import LockedCluster
+
+
+@contextlib.contextmanager
+def pair(*, computes=False):
+    """Open a plane that is connected to another one."""
+    cluster = LockedCluster()
+    sender, target = cluster.open(), cluster.open(computes=computes)
+    sender.connect(target.address)
+    try:
+        yield sender, target
+    finally:
+        sender.close()
+        target.close()
+
+
+def port_of(plane):
+    return int(plane.address.rpartition(":")[2])
+
+
+def secured(plane, identity):
+    """Connect to a plane by hand; also after its refusal, which TLS 1.3 says late."""
+    raw = socket.create_connection(("127.0.0.1", port_of(plane)), 5)
+    return Contexts.of(identity).client.wrap_socket(raw)
+
+
+def is_cut_off(connection):
+    try:
+        return connection.recv(8) == b""
+    except (OSError, ssl.SSLError):
+        return True
+
+
+def test_the_laws_hold():
+    check_transport(LockedCluster().open)
+
+
+def test_the_laws_hold_for_who_computes():
+    cluster = LockedCluster()
+    check_transport(lambda: cluster.open(computes=True))
+
+
+@pytest.mark.parametrize(
+    "sizes", [(), (0,), (40,), (40, 100), (40, 20_000), (40, 1 << 20), (40, 16_344), (16_384,), (5, 16_384, 0, 3, 40_000, 16_380, 9)]
+)
+def test_pieces_become_full_records(sizes):
+    content = np.random.default_rng(0).bytes(sum(sizes))
+    ends = np.cumsum(sizes, dtype=int)
+    pieces = [content[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    cut = records(pieces)
+    assert b"".join(cut) == content
+    assert all(len(piece) % RECORD_BYTES == 0 for piece in cut[:-1])
+
+
+def test_what_arrives_says_whom_it_is_from():
+    with pair() as (sender, target):
+        asked = []
+        target.admit = lambda header, size, peer: asked.append(peer) or True
+        sender.send(target.address, b"small", b"x")
+        sender.send(target.address, b"large", bytes(100_000))
+        assert [receive(target).peer for _ in range(2)] == [sender.fingerprint] * 2
+        assert asked == [sender.fingerprint]
+
+
+def test_nobody_is_let_in_who_is_not_allowed_and_it_says_why():
+    cluster = LockedCluster()
+    sender, target = cluster.open(), cluster.open()
+    target.allow([])
+    sender.connect(target.address)
+    sender.send(target.address, b"hello", b"secret")
+    assert "does not let this node in" in sender.told.get(timeout=5)[1]
+    assert target.receive(0.1) is None
+    target.allow([sender.fingerprint])
+    sender.connect(target.address)  # as by the next trial: it does not wait for the next try
+    sender.send(target.address, b"again")
+    assert receive(target, timeout_s=0.5).header == b"again"
+    sender.close()
+    target.close()
+
+
+def test_a_certificate_of_another_cluster_is_refused_by_both():
+    ours, theirs = LockedCluster(), LockedCluster()
+    target, stranger = ours.open(), theirs.open()
+    target.allow([stranger.fingerprint])
+    stranger.connect(target.address, target.fingerprint)
+    stranger.send(target.address, b"hello")
+    assert "its certificate is not of this cluster" in stranger.told.get(timeout=5)[1]
+    # And one that trusts everybody, as an attacker would.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for certificate in (None, stranger.identity):
+        if certificate is not None:
+            context = Contexts.of(certificate).client
+            context.verify_mode = ssl.CERT_NONE
+        raw = socket.create_connection(("127.0.0.1", port_of(target)), 5)
+        with context.wrap_socket(raw) as connection:
+            with contextlib.suppress(OSError):
+                connection.sendall(frame_head(b"hello", 0))
+            assert is_cut_off(connection)
+    assert target.receive(0.1) is None
+    stranger.close()
+    target.close()
+
+
+def test_who_is_not_the_one_at_this_address_gets_nothing():
+    cluster = LockedCluster()
+    sender, target = cluster.open(), cluster.open()
+    sender.connect(target.address, "ab" * 32)
+    sender.send(target.address, b"hello")
+    reason = sender.told.get(timeout=5)[1]
+    assert f"expected the node with certificate {'ab' * 8}, got {target.fingerprint[:16]}" in reason
+    assert target.receive(0.05) is None
+    sender.close()
+    target.close()
+
+
+def test_an_agent_that_was_started_again_at_the_same_address_is_found():
+    cluster = LockedCluster()
+    sender, first = cluster.open(), cluster.open()
+    sender.connect(first.address)
+    sender.send(first.address, b"first")
+    assert receive(first).header == b"first"
+    address = first.address
+    first.close()
+    second = cluster.open(bind=address)
+    assert sender.told.get(timeout=5)[0] == address
+    sender.send(address, b"lost")
+    sender.connect(address, second.fingerprint)
+    assert "another node is at this address now" in told_until(sender, "another node")
+    sender.send(address, b"second")
+    assert receive(second).header == b"second"
+    sender.close()
+    second.close()
+
+
+def told_until(plane, text):
+    while text not in (reason := plane.told.get(timeout=5)[1]):
+        pass
+    return reason
+
+
+def test_a_plain_plane_and_a_locked_one_say_what_is_wrong(caplog):
+    locked = LockedCluster().open()
+    plain = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
+    locked.connect(plain.address, "ab" * 32)
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: [plain.receive(0.02) for _ in iter(stop.is_set, True)])
+    thread.start()
+    assert "--insecure" in told_until(locked, "--insecure")
+    stop.set()
+    thread.join()
+    told = queue.SimpleQueue()
+    plain.on_broken = lambda *broken: told.put(broken)
+    plain.connect(locked.address)
+    plain.send(locked.address, b"hello", b"secret")
+    deadline = time.monotonic() + 5
+    while not any("it does not speak TLS 1.3" in record.message for record in caplog.records) and time.monotonic() < deadline:
+        assert locked.receive(0.02) is None
+    assert told.get(timeout=5)[0] == locked.address
+    assert any("it does not speak TLS 1.3" in record.message for record in caplog.records)
+    plain.close()
+    locked.close()
+
+
+def test_a_revoked_peer_is_cut_off_at_once_also_what_has_come_and_was_not_taken():
+    with pair() as (sender, target):
+        sender.send(target.address, b"first")
+        assert receive(target).header == b"first"
+        for _ in range(3):
+            sender.send(target.address, b"more")
+        time.sleep(0.05)
+        assert receive(target).header == b"more"
+        target.allow([])
+        assert target.receive(0.05) is None
+        assert not target._callers
+        assert sender.told.get(timeout=5)[1]
+        sender.send(target.address, b"and more")
+        assert target.receive(0.2) is None
+
+
+def test_a_connection_that_ends_within_a_message_leaves_nothing():
+    with pair() as (_, target):
+        cluster_member = secured(target, _.identity)
+        assert cluster_member.recv(8) == GREETING
+        cluster_member.sendall(frame_head(b"half", 1 << 20) + bytes(300_000))
+        deadline = time.monotonic() + 5
+        while not target._bring_much and time.monotonic() < deadline:
+            assert target.receive(0.01) is None
+        assert target._bring_much
+        cluster_member.close()
+        while target._bring_much and time.monotonic() < deadline:
+            assert target.receive(0.01) is None
+        assert not target._bring_much
+
+
+def test_who_connects_again_and_again_leaves_its_oldest_connection():
+    with pair() as (sender, target):
+        mine = [secured(target, sender.identity) for _ in range(6)]
+        for connection in mine:
+            assert connection.recv(8) == GREETING
+        assert target.receive(0.1) is None
+        assert len(target._callers) == 4
+        assert is_cut_off(mine[0])
+        mine[-1].sendall(frame_head(b"hello", 0))
+        assert receive(target).header == b"hello"
+        for connection in mine:
+            connection.close()
+
+
+def test_much_in_both_directions_at_once_does_not_lock_up():
+    cluster = LockedCluster()
+    a, b = cluster.open(computes=True), cluster.open(computes=True)
+    a.connect(b.address)
+    b.connect(a.address)
+    content = np.random.default_rng(0).bytes(20 << 20)
+
+    def exchange(here, there, came):
+        for number in range(4):
+            here.send(there.address, b"%d" % number, content[: 10 << 20], content[10 << 20 :])
+        for _ in range(4):
+            came.append(receive(here, timeout_s=30))
+
+    came = [], []
+    threads = [threading.Thread(target=exchange, args=each) for each in ((a, b, came[0]), (b, a, came[1]))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for arrivals in came:
+        assert [arrival.header for arrival in arrivals] == [b"0", b"1", b"2", b"3"]
+        assert all(arrival.payload == content for arrival in arrivals)
+    a.close()
+    b.close()
+
+
+def test_a_slow_network_that_cuts_records_anywhere_changes_nothing():
+    """Through a relay that passes on a few bytes at a time; the system tells late of large payloads, which must not wait for ever."""
+    with pair(computes=True) as (sender, target), relay(port_of(target), cut=997) as (address, _):
+        sender.connect(address, target.fingerprint)
+        for size in (0, 1, 16_000, 70_000, 300_000):
+            content = np.random.default_rng(size).bytes(size)
+            sender.send(address, b"%d" % size, content)
+            assert bytes(receive(target).payload) == content
+
+
+def test_nothing_can_be_read_on_the_way():
+    with pair() as (sender, target), relay(port_of(target)) as (address, seen):
+        sender.connect(address, target.fingerprint)
+        content = np.arange(50_000, dtype=np.float32).tobytes()
+        sender.send(address, b"header-in-clear?", content)
+        assert bytes(receive(target).payload) == content
+        captured = bytes(seen)
+    assert len(captured) > len(content)
+    assert b"header-in-clear?" not in captured
+    assert not any(content[start : start + 16] in captured for start in range(0, len(content) - 16, 16))
+    assert GREETING not in captured
+
+
+@contextlib.contextmanager
+def relay(port, cut=1 << 16):
+    """Pass on what comes, in pieces; also give all that has passed."""
+    seen, ends = bytearray(), []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def pass_on(source, sink):
+            with contextlib.suppress(OSError):
+                while content := source.recv(cut):
+                    seen.extend(content)
+                    sink.sendall(content)
+                sink.shutdown(socket.SHUT_WR)
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    inner, _ = server.accept()
+                    outer = socket.create_connection(("127.0.0.1", port))
+                    ends.extend((inner, outer))
+                    for way in ((inner, outer), (outer, inner)):
+                        threading.Thread(target=pass_on, args=way, daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}", seen
+        for end in ends:
+            end.close()
+
+
+def test_after_very_much_a_connection_is_made_anew_and_nothing_is_missing(monkeypatch):
+    monkeypatch.setattr(receiver, "MAX_SECURE_BYTES", 1 << 20)
+    with pair() as (sender, target):
+        connections = set()
+        for number in range(100):
+            sender.send(target.address, b"%03d" % number, bytes(50_000))
+            if number % 7 == 0:
+                time.sleep(0.005)
+        for number in range(100):
+            assert receive(target).header == b"%03d" % number
+            connections |= {caller.socket.getpeername() for caller in target._callers}
+        assert sender.told.empty()
+        assert len(connections) >= 4
+
+
+def test_an_idle_plane_sleeps():
+    with pair() as (sender, target):
+        sender.send(target.address, b"hello")
+        assert receive(target).header == b"hello"
+        before = time.thread_time(), time.process_time()
+        select.select([], [], [], 0.5)
+        assert time.process_time() - before[1] < 0.1
