@@ -117,7 +117,7 @@ def _granted() -> int:
 def _open_now() -> int:
     """Return how many descriptors are open; 0 where the system does not say."""
     try:
-        return len(os.listdir("/proc/self/fd"))
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - twice as fast
     except FileNotFoundError:
         return 0
     except OSError:  # there is none left to look with

@@ -12,12 +12,17 @@ from collections.abc import Sequence
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.channel import Channel, accept_channel
+from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.shared_memory import TOKEN_BYTES, is_same_user, listen
 
 MAX_INVITED = 1024
 """Clients that have been invited and have not come: those on other machines never do. Of more, the oldest are forgotten."""
 MAX_CHANNELS = 16
 """Chosen: each may take 128 MiB; further clients use ZeroMQ."""
+_AT_ONCE = 32
+"""Connections that are taken in before others get their turn."""
+_LOOKS = 4
+"""In one call: for a connection, its offer, and its first message."""
 
 _log = logging.getLogger("bbgrap.transport")
 
@@ -31,6 +36,7 @@ class Channels:
     def __init__(self) -> None:
         """Listen, if this system can."""
         self._selector = selectors.DefaultSelector()
+        self._complaints = Complaints(_log)
         self._open: dict[bytes, Channel] = {}
         self._strangers: dict[socket.socket, None] = {}
         self._ready: deque[tuple[bytes, Channel]] = deque()
@@ -74,28 +80,31 @@ class Channels:
 
     def receive(self) -> tuple[bytes, list[BytesLike]] | None:
         """Take a waiting message, or None."""
-        while True:
+        for _ in range(_LOOKS):
             while self._ready:
                 identity, channel = self._ready.popleft()
                 try:
                     frames = channel.receive()
                 except (ConnectionError, RemoteProtocolError) as error:
                     if isinstance(error, RemoteProtocolError):
-                        _log.warning("%s; the connection is closed", error)
+                        self._complaints.about("a process on this machine", f"{error}; the connection is closed")
                     self._forget(identity, channel)
                     continue
                 if frames is not None:
                     return identity, frames
             events = self._selector.select(0)
             if not events:
-                return None
+                break
             for key, _ in events:
                 self._attend(key)
+        return None  # whatever comes still: strangers must not keep the caller here
 
     def give_back(self) -> None:
-        """Tell clients what of their memory has been read."""
+        """Tell clients what of their memory has been read, and listen again; to be called some times a second."""
         for channel in self._open.values():
             channel.give_back()
+        if self._listener is not None and self._listener not in self._selector.get_map():
+            self._selector.register(self._listener, selectors.EVENT_READ)
 
     def close(self) -> None:
         """End all."""
@@ -117,15 +126,21 @@ class Channels:
             self._greet(key.fileobj)
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        while len(self._strangers) + len(self._open) >= MAX_CHANNELS and self._strangers:
-            self._turn_away(next(iter(self._strangers)))
+        """Take in who waits; after a crowd, nobody until the next `give_back`: every user of this machine may knock."""
+        for _ in range(_AT_ONCE):
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            self._take_in(connection)
+        self._selector.unregister(listener)
+
+    def _take_in(self, connection: socket.socket) -> None:
         if len(self._open) >= MAX_CHANNELS or not is_same_user(connection):
             connection.close()
             return
+        while len(self._strangers) + len(self._open) >= MAX_CHANNELS:
+            self._turn_away(next(iter(self._strangers)))
         connection.setblocking(False)
         self._strangers[connection] = None
         self._selector.register(connection, selectors.EVENT_READ)
@@ -136,7 +151,7 @@ class Channels:
         except BlockingIOError:
             return
         except RemoteProtocolError as error:
-            _log.warning("%s; the connection is closed", error)
+            self._complaints.about("a process on this machine", f"{error}; the connection is closed")
             self._turn_away(connection)
             return
         identity = self._invited.pop(word)

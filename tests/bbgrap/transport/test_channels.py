@@ -1,8 +1,12 @@
 """Many channels at one coordinator: everyone has its own, and strangers keep nobody out."""
 
 import contextlib
+import os
 import random
 import socket
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -89,6 +93,7 @@ def test_strangers_keep_nobody_out(many, client_of, stranger_of):
         stranger_of()
     client = client_of(ME)
     for _ in range(5):
+        many.give_back()  # as some times a second
         assert many.receive() is None
     assert client.receive() is None
     assert client.send([b"here"])
@@ -114,3 +119,43 @@ def test_the_last_place_is_the_last(many, client_of):
     assert many.receive() is None
     assert late.receive() is None
     assert late.ready
+
+
+KNOCK = """
+import os, socket, sys, time
+os.setuid(int(sys.argv[2]))
+print("here", flush=True)
+while True:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking:
+        knocking.setblocking(False)
+        knocking.connect_ex("\\0" + sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("user", [os.geteuid(), pytest.param(65534, marks=pytest.mark.skipif(os.geteuid() != 0, reason="other users"))])
+def test_a_crowd_keeps_nobody_out_and_the_caller_not_in(many, client_of, user, caplog):
+    command = [sys.executable, "-c", KNOCK, many._name, str(user)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as crowd:
+        try:
+            assert crowd.stdout.readline() == b"here\n"
+            began, calls, came = time.monotonic(), 0, []
+            while time.monotonic() < began + 0.5:
+                came.append(many.receive())
+                calls += 1
+                time.sleep(0.001)
+                if calls % 50 == 0:
+                    many.give_back()
+        finally:
+            crowd.kill()
+    assert calls > 30, "it was held for seconds in one call"
+    assert not any(came)
+    assert len(caplog.records) <= 1
+    for _ in range(40):  # those that wait still
+        many.give_back()
+        many.receive()
+    client = client_of(ME)
+    many.give_back()
+    assert many.receive() is None
+    assert client.receive() is None
+    assert client.send([b"hello"])
+    assert plain(many.receive()[1]) == [b"hello"]
