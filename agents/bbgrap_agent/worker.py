@@ -84,7 +84,14 @@ class Worker:
     """
 
     def __init__(
-        self, pipe: Pipe[FromWorker], plane: TcpDataPlane, join: Join, store: WeightStore, progress: Progress, settings: Settings
+        self,
+        pipe: Pipe[FromWorker],
+        plane: TcpDataPlane,
+        join: Join,
+        store: WeightStore,
+        progress: Progress,
+        settings: Settings,
+        identity: Identity | None = None,
     ) -> None:
         """Take over the connections; nothing is said before `run`."""
         self._pipe = pipe
@@ -93,6 +100,7 @@ class Worker:
         self._shared = SharedSegments()
         self._progress = progress
         self._settings = settings
+        self._identity = identity
         self._executor = Executor(
             plane,
             lambda epoch, request, reason: self._say(RequestFailed(epoch, request, reason)),
@@ -154,7 +162,7 @@ class Worker:
                 executor.post(lambda: executor.allow_pings(peers))
             case Measure(measurement):
                 self._later(
-                    lambda: Measured(measurement, measure_machine(self._join), ""),
+                    lambda: Measured(measurement, measure_machine(self._join, identity=self._identity), ""),
                     lambda fault: Measured(measurement, None, fault),
                     self._measuring,
                 )
@@ -246,7 +254,7 @@ def main(arguments: Sequence[str]) -> None:
     plane = TcpDataPlane("", settings.host, computes=True, listener=socket.socket(fileno=settings.listener), identity=identity)
     fingerprint = "" if identity is None else identity.fingerprint
     join = replace(introduce(settings.name, settings.threads, plane.address, None), fingerprint=fingerprint)
-    Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), Progress(settings.progress), settings).run()
+    Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), Progress(settings.progress), settings, identity).run()
     logging.shutdown()
     # A loader that is in a session cannot be told to end.
     os._exit(0)
