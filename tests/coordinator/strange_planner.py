@@ -52,8 +52,8 @@ def act(what: str, folder: Path, channel: Connection) -> None:
             channel.send_bytes(Reply().to_bytes())
         case "leaves a link":
             write_artifacts(folder, [variant(ARRAYS)])
-            (folder / "weights").rename(folder.parent / "secret")
-            (folder / "weights").symlink_to(folder.parent / "secret")
+            (folder / "weights").rename(folder.parent.parent / "secret")
+            (folder / "weights").symlink_to(folder.parent.parent / "secret")
             channel.send_bytes(Reply().to_bytes())
         case "leaves a folder":
             (folder / "variants").mkdir()
