@@ -5,8 +5,8 @@
     calls      no processes, programs, signals to others, looks into others, sockets beyond need   Linux on x86-64 and aarch64 (seccomp)
     folders    what is named is read, what is named is written, and nothing else                   Linux 5.13 and later (Landlock)
 
-Laws: it needs no rights; nothing of it can be given back; what the kernel lacks is left out and returned in words, for the log. Folders bind
-the calling thread and those it starts later, so this is called before there are others.
+Laws: it needs no rights; nothing of it can be given back; what the kernel lacks is left out and returned in words, for the log. Folders
+bind the calling thread and those it starts later, so this is called before there are others.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def _opened(path: Path) -> io.BufferedReader:
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, f"'{path.name}' is no plain file")
-    return open(handle, "rb")  # noqa: PTH123,SIM115 - a descriptor, which the caller closes
+    return open(handle, "rb")  # noqa: PTH123 - a descriptor, which the caller closes
 
 
 def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:

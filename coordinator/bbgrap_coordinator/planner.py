@@ -18,13 +18,13 @@ from pathlib import Path
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.engine.prepare import Made, prepare_graph, prepare_like
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Graph
 from bbgrap.planners.options import PlanOptions
-from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.transport.confinement import Bounds, confine, memory_bound
 from bbgrap.transport.exit_with_parent import exit_with_parent
