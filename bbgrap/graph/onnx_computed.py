@@ -29,8 +29,8 @@ _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLi
 """Never folded, but computed whenever the model runs."""
 _FOLLOWED = frozenset({"Add", "Cast", "Concat", "Gather", "Mul", "Slice", "Squeeze", "Sub", "Unsqueeze"})
 """Operators through which onnx follows content."""
-_SHAPE = 64
-"""Numbers that a value may have of which less is known."""
+_SHAPE = 8
+"""Numbers in a shape, most often."""
 
 
 def check_computed(proto: ModelProto) -> None:
@@ -80,9 +80,13 @@ def _steering(graph: GraphProto, outer: dict[str, int]) -> int:
             count = max((_length(attribute) for attribute in node.attribute), default=0)
         elif node.op_type in _NEW:
             count = _SHAPE
-        else:
+        elif node.op_type == "Concat":
             count = sum(counts.get(name, 0) for name in node.input)
-            total += count if node.op_type == "Concat" else 0
+            total += count
+        elif node.op_type in _FOLLOWED:
+            count = max((counts.get(name, 0) for name in node.input), default=0)
+        else:
+            count = 0
         if count:
             counts.update((name, count) for name in node.output)
         if total > 1 << 40:
