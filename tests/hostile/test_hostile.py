@@ -1,0 +1,44 @@
+"""Hostile models by seed against a cluster that serves somebody else: nobody else notices (all of them: python -m tests.hostile)."""
+
+import random
+from contextlib import suppress
+
+import pytest
+
+from bbgrap.errors import BbgrapError
+from bbgrap.graph.onnx_read import read_model
+from tests.hostile.__main__ import run
+from tests.hostile.kinds import KINDS, RARE_EVERY, make
+
+
+@pytest.mark.cluster
+def test_some_hostile_models_harm_nobody():
+    outcomes, faults = run(range(15))
+    assert faults == []
+    assert {outcome.how for outcome in outcomes} == {"refused", "agrees"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_thousand_hostile_models_harm_nobody():
+    outcomes, faults = run(range(1000))
+    assert (len(outcomes), faults) == (1000, [])
+
+
+def test_seeds_make_every_kind_and_the_same_model_again(tmp_path):
+    kinds = set()
+    for seed in range(RARE_EVERY - 1):
+        (tmp_path / str(seed)).mkdir()
+        made = make(seed, tmp_path / str(seed))
+        kinds.update(made.kind.split("+"))
+        content = made.path.read_bytes()
+        assert make(seed, tmp_path / str(seed)).path.read_bytes() == content
+    assert kinds >= set(KINDS)
+
+
+@pytest.mark.parametrize("seed", random.Random(0).sample(range(100_000), 60))
+def test_reading_them_here_is_refused_in_words_or_not_at_all(tmp_path, seed):
+    if seed % RARE_EVERY == RARE_EVERY - 1:
+        seed += 1
+    with suppress(BbgrapError):
+        read_model(make(seed, tmp_path).path)
