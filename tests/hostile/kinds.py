@@ -314,7 +314,8 @@ def feeds_of(proto: ModelProto, rng: random.Random) -> dict[str, tuple[int, tupl
     feeds = {}
     for value in proto.graph.input:
         tensor = value.type.tensor_type
-        shape = tuple(dim.dim_value if 0 < dim.dim_value <= 10_000_000 else rng.randint(1, 4) for dim in tensor.shape.dim)
+        given = [(dim.HasField("dim_value") and 0 <= dim.dim_value <= 10_000_000, dim.dim_value) for dim in tensor.shape.dim]
+        shape = tuple(size if is_given else rng.randint(1, 4) for is_given, size in given)
         if len(shape) > 64 or prod(shape) > 10_000_000:
             shape = (4,)
         feeds[value.name] = (tensor.elem_type if 0 < tensor.elem_type < 14 else 1, shape)
