@@ -11,7 +11,7 @@ from math import prod
 
 import onnx
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_limits import MAX_GROWTH, dtype_of
@@ -39,6 +39,11 @@ def check_computed(proto: ModelProto) -> None:
     Raises:
         ModelError: if it is more than any model needs.
     """
+    steps = {t.name for t in proto.graph.initializer if not t.dims and not numpy_helper.to_array(t).any()}
+    for node in proto.graph.node:
+        if node.op_type == "Range" and node.input[2:3] and node.input[2] in steps:
+            # Whoever infers shapes takes it for empty; onnxruntime refuses to run it.
+            raise ModelError(f"node '{node.name or node.output[0]}' (Range): expected steps that are not 0, got 0")
     steering = _steering(proto.graph, {})
     if steering > MAX_FOLLOWED:
         raise ModelError(f"it puts {steering} numbers together that steer shapes; expected at most {MAX_FOLLOWED}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
-from tests.hostile_models import FLOAT, HOSTILE, Hostile, add, long_attribute, long_constant, outside, plain, relu, saved, weight
+from tests.hostile_models import FLOAT, HOSTILE, Hostile, add, long_attribute, long_constant, outside, plain, relu, saved, sized, weight
 
 
 def computed_by_doubling(times: int, *, shape: bool = False) -> ModelProto:
@@ -78,6 +78,7 @@ def weights_from_a_pipe(folder: Path) -> Path:
 LARGE: dict[str, Hostile] = {
     "constants that double 30 times": Hostile(saved(lambda: computed_by_doubling(30)), "computed of its constants"),
     "constants that double 10 times": Hostile(saved(lambda: computed_by_doubling(10)), ""),
+    "Range by steps of 0": Hostile(saved(lambda: sized("Range", 0, 1, 0)), "steps that are not 0"),
     "sum of two lists of 2^30": Hostile(saved(long_input), ""),
     "shapes that double 30 times": Hostile(saved(lambda: computed_by_doubling(30, shape=True)), "steer shapes"),
     "Expand of a constant to 16 GB": Hostile(
