@@ -201,8 +201,11 @@ def _judge(hostile: HostileModel, feeds: Mapping[str, Any], found: Sequence[Any]
     """Compare with plain onnxruntime."""
     (folder / "feeds").write_bytes(pickle.dumps(dict(feeds)))
     command = [sys.executable, "-m", "tests.hostile.oracle", str(hostile.path), str(folder / "feeds"), str(folder / "out")]
+    said = b""
     with suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, check=False, capture_output=True, timeout=4 * SECONDS)
+        said = subprocess.run(command, check=False, capture_output=True, timeout=4 * SECONDS).stderr
+    if b"Got invalid dimensions for input" in said:
+        return "agrees"  # as far as it can: here the first size of an input may be another than the file says
     if not (folder / "out").exists():
         return "alone"
     wanted = pickle.loads((folder / "out").read_bytes())  # noqa: S301 - written by us

@@ -79,6 +79,7 @@ LARGE: dict[str, Hostile] = {
     "constants that double 30 times": Hostile(saved(lambda: computed_by_doubling(30)), "computed of its constants"),
     "constants that double 10 times": Hostile(saved(lambda: computed_by_doubling(10)), ""),
     "Range by steps of 0": Hostile(saved(lambda: sized("Range", 0, 1, 0)), "steps that are not 0"),
+    "Reshape of 4 to 3 numbers": Hostile(saved(lambda: sized("Reshape", [3])), ""),
     "sum of two lists of 2^30": Hostile(saved(long_input), ""),
     "shapes that double 30 times": Hostile(saved(lambda: computed_by_doubling(30, shape=True)), "steer shapes"),
     "Expand of a constant to 16 GB": Hostile(
