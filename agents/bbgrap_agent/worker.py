@@ -49,6 +49,7 @@ from bbgrap.protocol.messages import (
 from bbgrap.transport.descriptors import allow_many_descriptors
 from bbgrap.transport.identity import Identity
 from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap_agent.confinement import confine_worker
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.facts import introduce
 from bbgrap_agent.links import measure_links, unreachable
@@ -243,6 +244,7 @@ def main(arguments: Sequence[str]) -> None:
     faulthandler.enable()
     level = logging.DEBUG if settings.verbose else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    confine_worker(Path(settings.cache_dir))
     for descriptor in (settings.pipe, settings.listener, settings.progress):
         os.set_inheritable(descriptor, False)
     allow_many_descriptors()
@@ -270,11 +272,6 @@ def _follow(nanny: int) -> None:
         os._exit(0)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
-    with suppress(ImportError, OSError, ValueError):
-        import resource  # not on every system
-
-        # Writing gigabytes of memory to disk would keep the nanny from seeing the end.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 if __name__ == "__main__":
