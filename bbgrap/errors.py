@@ -66,5 +66,9 @@ class RemoteProtocolError(ProtocolError):
     """The other side sent something malformed, oversized or out of turn."""
 
 
+class OtherVersionError(RemoteProtocolError):
+    """The other side speaks another version of the protocol."""
+
+
 class LocalProtocolError(ProtocolError):
     """This side tried to send something malformed, oversized or out of turn: a bug or a wrong call."""

@@ -38,7 +38,7 @@ RECORD = Record(
     ((5, 8, 9), (9, 9, 12), (12, 12, 13)),
     20,
 )
-PEERS = (m.Peer(0, "a", "tcp://a:1"), m.Peer(1, "b", "tcp://b:1"), m.Peer(2, "host", "tcp://h:1"))
+PEERS = (m.Peer(0, "a", "tcp://a:1", "ab" * 32), m.Peer(1, "b", "tcp://b:1"), m.Peer(2, "host", "tcp://h:1"))
 
 AGENT: list[Any] = [
     m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", PROFILE),

@@ -20,7 +20,7 @@ from bbgrap.engine.load import load_graph
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.planners.bbgrap import all_descriptions
-from tests.hostile_models import HOSTILE
+from tests.hostile.large import ALL as HOSTILE
 
 ADDRESS_SPACE = 12 << 30
 """Of the process: a model that asks for more gets an error, and not this machine's memory."""

@@ -19,13 +19,14 @@ from typing import get_args
 from bbgrap import control
 from bbgrap.control import agent, client, coordinator_events
 from bbgrap.control.states import Role, diagram
-from bbgrap.protocol import client_messages, limits, messages
+from bbgrap.protocol import client_messages, key_messages, limits, messages, roles
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "protocol.md"
 
 DIRECTIONS = (
     ("agent → coordinator", messages.AgentMessage),
     ("coordinator → agent", messages.AgentCommand),
+    ("agent or client → coordinator, about keys", key_messages.KeyMessage),
     ("client → coordinator", client_messages.ClientMessage),
     ("coordinator → client", client_messages.ClientAnswer),
 )
@@ -35,6 +36,7 @@ PEERS = (("agent", agent.AgentMachine), ("client", client.ClientMachine))
 def redrawn(text: str) -> str:
     """Return the page with all generated blocks as the code has them now."""
     text = _replaced(text, "messages", message_table())
+    text = _replaced(text, "roles", roles_table())
     text = _replaced(text, "settings", settings_table())
     text = _replaced(text, "peers", peers_table())
     text = _replaced(text, "constants", constants_table(_modules(control)))
@@ -64,6 +66,15 @@ def message_table() -> str:
     """Return who sends which messages to whom."""
     rows = [f"| {direction} | {', '.join(f'`{kind.__name__}`' for kind in get_args(union))} |" for direction, union in DIRECTIONS]
     return "\n".join(["| from → to | messages |", "|---|---|", *rows, ""])
+
+
+def roles_table() -> str:
+    """Return which key may send which messages."""
+    names = {
+        kind: ", ".join(f"`{message.__name__}`" for message in sorted(may, key=lambda m: m.__name__)) for kind, may in roles.MAY.items()
+    }
+    rows = [f"| `{kind}` | {'all of agents, `Enrol`' if kind == roles.NODE else may} |" for kind, may in names.items()]
+    return "\n".join(["| key | may send |", "|---|---|", *rows, ""])
 
 
 def settings_table() -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from bbgrap.compiler.artifacts import SegmentModel
-from bbgrap.engine.calling import caller
+from bbgrap.engine.calling import caller, ending_after
 from bbgrap.engine.layout import SegmentCompiler
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import BbgrapError, ModelError
@@ -25,6 +25,9 @@ from bbgrap_agent.weights import WeightStore
 
 _SPIN_US = 1_000
 """How long idle helper threads wait busily: longer than an exchange of halos, short enough to leave idle machines idle."""
+
+_FIRST_RUN_S = 5.0
+"""How long a run may take that nobody asked for: what never ends would keep all other models from being loaded. Chosen."""
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -51,12 +54,14 @@ def load(
         shared,
     )
     try:
-        loaded = (load_compiled if compiling else load_portable)(deploy.schedule, deploy.segments, loader)
+        with ending_after(_FIRST_RUN_S):
+            loaded = (load_compiled if compiling else load_portable)(deploy.schedule, deploy.segments, loader)
     finally:
         store.loaded(ref.digest for model in deploy.segments for ref in model.weights.values())
     _log.info("epoch %d: %d segments, %d sessions made for them", deploy.epoch, len(deploy.segments), shared.made - before)
     names = tuple(s.name for s in deploy.segments)
-    _warm_up(loaded, names, shared)
+    with ending_after(_FIRST_RUN_S):
+        _warm_up(loaded, names, shared)
     peers = reachable(deploy.peers, coordinator_host)
     addresses, fingerprints = tuple(peer.address for peer in peers), tuple(peer.fingerprint for peer in peers)
     return Deployment(deploy.epoch, loaded.schedule, loaded.segments, names, addresses, loaded.slices, fingerprints)

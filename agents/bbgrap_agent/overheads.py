@@ -28,6 +28,7 @@ from bbgrap.runtime.blocked import aligned_empty
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalSend, Schedule
 from bbgrap.tdl.work import Work
+from bbgrap.transport.identity import Identity
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.zoo.builder import Builder
 from bbgrap_agent.executor import Deployment
@@ -85,11 +86,13 @@ def _segment(held: Array, count: int, threads: int) -> Callable[[], object]:
     return run
 
 
-def message_samples(budget_s: float) -> list[Sample]:
-    """Return what one end of a message costs the processor, by its bytes."""
-    sender, receiver = (TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1") for _ in range(2))
+def message_samples(budget_s: float, identity: Identity | None = None) -> list[Sample]:
+    """Return what one end of a message costs the processor, by its bytes; with an identity it is ciphered."""
+    sender, receiver = (TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1", identity=identity) for _ in range(2))
+    fingerprint = "" if identity is None else identity.fingerprint
     try:
-        sender.connect(receiver.address)
+        receiver.allow([fingerprint])
+        sender.connect(receiver.address, fingerprint)
         return [_message(sender, receiver, *of, budget_s / len(_ROWS)) for of in _ROWS]
     finally:
         sender.close()

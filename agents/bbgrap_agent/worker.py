@@ -49,6 +49,7 @@ from bbgrap.protocol.messages import (
 from bbgrap.transport.descriptors import allow_many_descriptors
 from bbgrap.transport.identity import Identity
 from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap_agent.confinement import confine_worker
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.facts import introduce
 from bbgrap_agent.links import measure_links, unreachable
@@ -84,7 +85,14 @@ class Worker:
     """
 
     def __init__(
-        self, pipe: Pipe[FromWorker], plane: TcpDataPlane, join: Join, store: WeightStore, progress: Progress, settings: Settings
+        self,
+        pipe: Pipe[FromWorker],
+        plane: TcpDataPlane,
+        join: Join,
+        store: WeightStore,
+        progress: Progress,
+        settings: Settings,
+        identity: Identity | None = None,
     ) -> None:
         """Take over the connections; nothing is said before `run`."""
         self._pipe = pipe
@@ -93,6 +101,7 @@ class Worker:
         self._shared = SharedSegments()
         self._progress = progress
         self._settings = settings
+        self._identity = identity
         self._executor = Executor(
             plane,
             lambda epoch, request, reason: self._say(RequestFailed(epoch, request, reason)),
@@ -154,7 +163,7 @@ class Worker:
                 executor.post(lambda: executor.allow_pings(peers))
             case Measure(measurement):
                 self._later(
-                    lambda: Measured(measurement, measure_machine(self._join), ""),
+                    lambda: Measured(measurement, measure_machine(self._join, identity=self._identity), ""),
                     lambda fault: Measured(measurement, None, fault),
                     self._measuring,
                 )
@@ -235,6 +244,7 @@ def main(arguments: Sequence[str]) -> None:
     faulthandler.enable()
     level = logging.DEBUG if settings.verbose else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    confine_worker(Path(settings.cache_dir))
     for descriptor in (settings.pipe, settings.listener, settings.progress):
         os.set_inheritable(descriptor, False)
     allow_many_descriptors()
@@ -246,7 +256,7 @@ def main(arguments: Sequence[str]) -> None:
     plane = TcpDataPlane("", settings.host, computes=True, listener=socket.socket(fileno=settings.listener), identity=identity)
     fingerprint = "" if identity is None else identity.fingerprint
     join = replace(introduce(settings.name, settings.threads, plane.address, None), fingerprint=fingerprint)
-    Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), Progress(settings.progress), settings).run()
+    Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), Progress(settings.progress), settings, identity).run()
     logging.shutdown()
     # A loader that is in a session cannot be told to end.
     os._exit(0)
@@ -262,11 +272,6 @@ def _follow(nanny: int) -> None:
         os._exit(0)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
-    with suppress(ImportError, OSError, ValueError):
-        import resource  # not on every system
-
-        # Writing gigabytes of memory to disk would keep the nanny from seeing the end.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ Which inputs and outputs these are, the session's own declarations say: sequence
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -21,11 +24,11 @@ Call = Callable[[Sequence[Array]], Sequence[Array]]
 
 def caller(session: ort.InferenceSession, inputs: Sequence[str], outputs: Sequence[str]) -> Call:
     """Return a function that runs a session on arrays; what is no array is unpacked before and packed after."""
-    run, names = session.run, list(outputs)
+    names = list(outputs)
     packed, strange = packed_names(session.get_inputs()), packed_names(session.get_outputs())
 
     def call(arrays: Sequence[Array]) -> Sequence[Array]:
-        results: Sequence[Array] = run(names, dict(zip(inputs, arrays, strict=True)))
+        results: Sequence[Array] = _run(session.run, names, dict(zip(inputs, arrays, strict=True)))
         return results
 
     def call_packed(arrays: Sequence[Array]) -> Sequence[Array]:
@@ -34,6 +37,37 @@ def caller(session: ort.InferenceSession, inputs: Sequence[str], outputs: Sequen
         return [pack_value(value) if name in strange else np.asarray(value) for name, value in zip(names, results, strict=True)]
 
     return call_packed if packed.intersection(inputs) or strange.intersection(outputs) else call
+
+
+@contextmanager
+def ending_after(seconds: float) -> Iterator[None]:
+    """Let every run of this thread end with an error when it takes longer; onnxruntime looks between two operators."""
+    _limit.seconds = seconds
+    try:
+        yield
+    finally:
+        _limit.seconds = 0.0
+
+
+class _Limit(threading.local):
+    seconds = 0.0
+
+
+_limit = _Limit()
+
+
+def _run(run: Callable[..., Any], names: Sequence[str], feeds: Mapping[str, object]) -> Any:  # noqa: ANN401 - what onnxruntime returns
+    seconds = _limit.seconds
+    if not seconds:
+        return run(names, feeds)
+    options = ort.RunOptions()
+    timer = threading.Timer(seconds, setattr, (options, "terminate", True))  # noqa: FBT003,RUF100
+    timer.daemon = True
+    timer.start()
+    try:
+        return run(names, feeds, options)
+    finally:
+        timer.cancel()
 
 
 def packed_names(arguments: Sequence[ort.NodeArg]) -> frozenset[str]:
@@ -47,13 +81,13 @@ def run_values(session: ort.InferenceSession, names: Sequence[str], feeds: dict[
     exotic = {item.name for item in session.get_outputs() if item.type.startswith("tensor(")} & packed_names(session.get_outputs())
     found: dict[str, Value] = {}
     if plain := [name for name in names if name not in exotic]:
-        found |= dict(zip(plain, session.run(plain, given), strict=True))
+        found |= dict(zip(plain, _run(session.run, plain, given), strict=True))
     if rest := [name for name in names if name in exotic]:
         # `run` gives no arrays of such numbers; this way takes tensors only.
         tensors = {
             name: value if isinstance(value, ort.OrtValue) else ort.OrtValue.ortvalue_from_numpy(value) for name, value in given.items()
         }
-        found |= {name: _content(value) for name, value in zip(rest, session.run_with_ort_values(rest, tensors), strict=True)}
+        found |= {name: _content(value) for name, value in zip(rest, _run(session.run_with_ort_values, rest, tensors), strict=True)}
     return [found[name] for name in names]
 
 

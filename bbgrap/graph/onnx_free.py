@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx
-import onnx.shape_inference
 
+from bbgrap.graph.onnx_computed import infer
 from bbgrap.graph.onnx_read import BROKEN, ModelFile
 from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import DType, Graph
@@ -48,7 +48,7 @@ def fixed_sizes(model: ModelFile) -> Sizes:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = infer(proto)
     except BROKEN:
         return {}
     values = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)

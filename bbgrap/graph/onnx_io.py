@@ -21,6 +21,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import lower, unique_name
+from bbgrap.graph.onnx_computed import infer
 from bbgrap.graph.onnx_limits import dtype_of
 from bbgrap.graph.onnx_read import (
     ModelFile,
@@ -140,12 +141,12 @@ def _inferred(proto: onnx.ModelProto, given: Mapping[str, TensorType]) -> dict[s
         value.ClearField("type")
     _cut(draft.graph, given)
     try:
-        found = onnx.shape_inference.infer_shapes(draft, data_prop=True)
+        found = infer(draft)
     except (onnx.shape_inference.InferenceError, RuntimeError):
         # Inference of control flow may fail in a branch that is never taken: nothing is inferred of these nodes then.
         _cut(draft.graph, {name: UNKNOWN for node in draft.graph.node if any(bodies_of(node)) for name in node.output})
         try:
-            found = onnx.shape_inference.infer_shapes(draft, data_prop=True)
+            found = infer(draft)
         except (onnx.shape_inference.InferenceError, RuntimeError):
             found = draft  # shapes that nobody knows are allowed
     return {value.name: type_of(value.type) for value in (*found.graph.value_info, *found.graph.output, *found.graph.input)}

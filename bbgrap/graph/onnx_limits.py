@@ -6,7 +6,8 @@ checks take time and memory in proportion to the file, whatever is in it; what t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
@@ -43,8 +44,41 @@ MAX_SPARSE_BYTES = 512 << 20
 MAX_STRINGS = 2 << 20
 """Texts in weights and attributes, together. Chosen: above the largest vocabularies; each takes some 60 bytes more than in the file."""
 
+MAX_ENTRIES = 8 << 20
+"""Numbers in lists that are attributes, together. Chosen: tables of trees have some 100,000; each takes 36 bytes in Python."""
+
+MAX_ATTRIBUTES = 400_000
+"""Of all nodes together: two for each, were there as many nodes as there may be; some milliseconds for a thousand of them."""
+
+MAX_WEIGHTS = 200_000
+"""As many as nodes."""
+
+MAX_VALUES = 1_000_000
+"""Inputs, outputs and declarations of graphs, and what their nodes read and make, together: five for each node."""
+
+MAX_OPSETS = 1000
+"""Domains of operators that a model imports. Chosen: exporters write up to six."""
+
+MAX_METADATA_BYTES = 64 << 20
+"""All that a model says of itself. Chosen: above any vocabulary that is kept there."""
+
+MAX_FILE_BYTES = 2 << 30
+"""A model's file without its weight files: what protobuf reads."""
+
 MAX_EXTENT = 2**31 - 1
 """Pads, strides, dilations and windows: kernels compute with products of them in 64 bits."""
+
+_STRINGS = "texts in weights and attributes"
+_ENTRIES = "numbers in lists that are attributes"
+_DENSE = "bytes in sparse weights, as dense ones, which they become"
+_MOST = {
+    _STRINGS: MAX_STRINGS,
+    _ENTRIES: MAX_ENTRIES,
+    _DENSE: MAX_SPARSE_BYTES,
+    "attributes": MAX_ATTRIBUTES,
+    "weights": MAX_WEIGHTS,
+    "values and declarations": MAX_VALUES,
+}
 
 _EXTENTS = frozenset({"pads", "strides", "dilations", "kernel_shape", "output_padding"})
 
@@ -73,8 +107,9 @@ def check_limits(proto: ModelProto) -> None:
     Raises:
         ModelError: if it is larger than any model, or would become so; the message does not name the file.
     """
-    _check_growth(proto)
     graphs = [proto.graph, *(GraphProto(node=function.node) for function in proto.functions)]
+    _check_counts(proto, graphs)
+    _check_growth(proto)
     names = [proto.graph.name, *(name for f in proto.functions for name in (f.name, f.domain, *f.input, *f.output, *f.attribute))]
     for graph in graphs:
         for body in _bodies(graph):
@@ -84,19 +119,50 @@ def check_limits(proto: ModelProto) -> None:
         raise _no_text(names)
     if len(longest.encode("utf-8", "replace")) > MAX_NAME_BYTES:
         raise ModelError(f"the name '{longest[:40]}...' has more than {MAX_NAME_BYTES} bytes")
-    dense = strings = 0
+    found: Counter[str] = Counter()
     for graph in graphs:
         for body in _bodies(graph):
-            for tensor in _tensors_of(body):
-                check_tensor(tensor)
-                strings += len(tensor.string_data)
-            strings += sum(len(attribute.strings) for node in body.node for attribute in node.attribute)
-            dense += sum(_check_sparse(sparse) for sparse in sparse_tensors(body))
             _check_declared(body)
-    if strings > MAX_STRINGS:
-        raise ModelError(f"it has {strings} texts in weights and attributes; expected at most {MAX_STRINGS}")
-    if dense > MAX_SPARSE_BYTES:
-        raise ModelError(f"its sparse weights take {dense} bytes as dense ones, which they become; expected at most {MAX_SPARSE_BYTES}")
+            found.update(_weighed(body))
+    _check_most(found)
+
+
+def _check_counts(proto: ModelProto, graphs: Iterable[GraphProto]) -> None:
+    """Check what takes no time to count, before anything that takes time for each of them."""
+    if len(proto.opset_import) > MAX_OPSETS or len(proto.functions) > MAX_NODES:
+        has = f"it imports {len(proto.opset_import)} domains and has {len(proto.functions)} functions"
+        raise ModelError(f"{has}; expected at most {MAX_OPSETS} and {MAX_NODES}")
+    said = sum(len(entry.key) + len(entry.value) for entry in proto.metadata_props[:MAX_STRINGS])
+    if said > MAX_METADATA_BYTES or len(proto.metadata_props) > MAX_STRINGS:
+        raise ModelError(f"its metadata has {said} letters in {len(proto.metadata_props)} entries; expected at most {MAX_METADATA_BYTES}")
+    found: Counter[str] = Counter()
+    for graph in graphs:
+        for body in _bodies(graph):
+            found["weights"] += len(body.initializer) + len(body.sparse_initializer)
+            found["values and declarations"] += sum(map(len, (body.input, body.output, body.value_info)))
+            for node in body.node:
+                found["attributes"] += len(node.attribute)
+                found["values and declarations"] += len(node.input) + len(node.output)
+            _check_most(found)  # before the bodies of its nodes are looked for
+
+
+def _weighed(graph: GraphProto) -> dict[str, int]:
+    """Return what a graph has of that is large by itself, bodies not included, once its weights are checked."""
+    strings = entries = 0
+    for tensor in _tensors_of(graph):
+        check_tensor(tensor)
+        strings += len(tensor.string_data)
+    for node in graph.node:
+        for attribute in node.attribute:
+            strings += len(attribute.strings)
+            entries += len(attribute.ints) + len(attribute.floats)
+    return {_STRINGS: strings, _ENTRIES: entries, _DENSE: sum(map(_check_sparse, sparse_tensors(graph)))}
+
+
+def _check_most(found: Mapping[str, int]) -> None:
+    for what, got in found.items():
+        if got > _MOST[what]:
+            raise ModelError(f"it has {got} {what}; expected at most {_MOST[what]}")
 
 
 def check_nodes(graph: GraphProto) -> None:

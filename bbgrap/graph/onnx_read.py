@@ -7,6 +7,8 @@ checker says against a model is only noted, in `ModelFile.fault`. One of the fil
 
 from __future__ import annotations
 
+import os
+import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +25,8 @@ from google.protobuf.message import Error as ProtobufError  # type: ignore[impor
 from onnx import TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_limits import check_limits, check_nodes, check_shared, dtype_of, sparse_tensors
+from bbgrap.graph.onnx_computed import check_computed
+from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, check_limits, check_nodes, check_shared, dtype_of, sparse_tensors
 from bbgrap.graph.onnx_tidy import drop_unread, graphs_of, make_dense, sort_nodes
 from bbgrap.graph.types import STORABLE, Array, DType
 
@@ -103,11 +106,7 @@ def read_model(path: Path) -> ModelFile:
             short, or not inside the directory of the model.
     """
     try:
-        data = path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model '{path}': cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        proto = onnx.ModelProto.FromString(data)
+        proto = onnx.ModelProto.FromString(_content(path))
     except (ProtobufError, MemoryError):
         raise ModelError(f"model '{path}': it is not an ONNX file, or it is cut short") from None
     if not proto.ir_version or not proto.graph.node:
@@ -123,12 +122,30 @@ def read_model(path: Path) -> ModelFile:
         if proto.functions:
             proto = onnx.inliner.inline_local_functions(proto)
         check_nodes(proto.graph)
-        return replace(_handle(path.stem, proto, path.parent), files=files, fault=fault)
+        model = _handle(path.stem, proto, path.parent)
+        check_computed(model.proto)
+        return replace(model, files=files, fault=fault)
     except ModelError as error:
         raise ModelError(f"model '{path}': {error}") from None
     except BROKEN as error:
         said = f"{_first_line(error)}; the ONNX checker rejects it: {fault}" if fault else f"it is broken: {_first_line(error)}"
         raise ModelError(f"model '{path}': {said}") from None
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a plain file: a pipe or a device might never end."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(handle, "rb") as stream:  # noqa: PTH123 - a descriptor
+            facts = os.fstat(stream.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise ModelError(f"model '{path}': cannot be read: it is no plain file")
+            if facts.st_size > MAX_FILE_BYTES:
+                kept = "keep its weights in a file beside it (onnx.save with save_as_external_data)"
+                raise ModelError(f"model '{path}': it has {facts.st_size} bytes, an ONNX file at most {MAX_FILE_BYTES}; {kept}")
+            return stream.read()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model '{path}': cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from bbgrap.errors import InputError
+from bbgrap.graph.onnx_computed import check_computed
 from bbgrap.graph.onnx_read import LEAST_IR_VERSION, ModelFile, ModelInput, array_of, describe, is_external
 from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import DType
@@ -54,6 +55,7 @@ def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -
     Raises:
         InputError: if a shape is for no input, has the wrong rank, or differs from a dimension that is fixed; or if one is missing
             for an input with free dimensions.
+        ModelError: if too much is computed of constants with these shapes.
     """
     model = _overridden(model, shapes)
     strangers = sorted(set(shapes) - {item.name for item in model.inputs})
@@ -78,6 +80,7 @@ def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -
         for size in fixed[value.name]:
             value.type.tensor_type.shape.dim.add().dim_value = size
     _forget_shapes(proto.graph)
+    check_computed(proto)  # again: constants may have followed from shapes that were free
     return describe(model.name, proto, model.weights)
 
 

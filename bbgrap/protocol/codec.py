@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast, get_args
 
 import msgpack
 
-from bbgrap.errors import BbgrapError, LocalProtocolError, RemoteProtocolError
+from bbgrap.errors import BbgrapError, LocalProtocolError, OtherVersionError, RemoteProtocolError
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
 from bbgrap.protocol.growth import check_growth
 from bbgrap.protocol.key_messages import Enrolled, KeyMessage
@@ -66,9 +66,12 @@ class Codec(Generic[M]):
 
         Raises:
             RemoteProtocolError: if they are anything but one valid message of this direction.
+            OtherVersionError: if that is because the sender is of another version.
         """
         try:
             return self._decode(frames)
+        except OtherVersionError:
+            raise
         except SchemaError as error:
             raise RemoteProtocolError(f"message: {error}") from error
         except BbgrapError as error:
@@ -92,7 +95,9 @@ class Codec(Generic[M]):
             case _:
                 raise SchemaError("expected [version, name, fields]")
         if version != PROTOCOL_VERSION:
-            raise SchemaError(f"expected protocol version {PROTOCOL_VERSION}, got {version}; install the same bbgrap on all machines")
+            raise OtherVersionError(
+                f"this side speaks protocol {PROTOCOL_VERSION}, the other {version}; install the same bbgrap on all machines"
+            )
         kind = self._kinds.get(name)
         if kind is None:
             raise SchemaError(f"'{name[:40]}' is no message of this direction")

@@ -11,12 +11,16 @@ the files hold, for who wrote them has read a stranger's model.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import json
 import mmap
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -132,8 +136,11 @@ def write_artifacts(folder: Path, variants: Sequence[PlannedVariant], base: Path
     places: dict[str, _Place] = {}
     there = {} if base is None else _places(base)
     if base is not None and there:
-        os.link(base / _WEIGHTS, folder / _INHERITED)
-    with (folder / _WEIGHTS).open("wb") as stream:
+        try:
+            os.link(base / _WEIGHTS, folder / _INHERITED)
+        except OSError:
+            there = {}  # no links here: they are written again
+    with (folder / _WEIGHTS).open("xb") as stream:
         for variant in variants:
             for digest, array in variant.artifacts.weights.items():
                 if digest not in places and digest not in there:
@@ -141,7 +148,7 @@ def write_artifacts(folder: Path, variants: Sequence[PlannedVariant], base: Path
                     places[digest] = _Place(TensorType(DType.of(array.dtype), array.shape), stream.tell())
                     stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     forms = tuple(_Variant(v.name, json.dumps(v.report), v.artifacts.devices, v.artifacts.host) for v in variants)
-    with (folder / _VARIANTS).open("wb") as stream:
+    with (folder / _VARIANTS).open("xb") as stream:
         stream.write(msgpack.packb(_Made(forms, places, there), default=plain_form))
 
 
@@ -161,7 +168,8 @@ def write_tiles(folder: Path, shapes: Mapping[str, tuple[int, ...]], plans: Sequ
         OSError: if it cannot be written.
     """
     cuts = _Cuts(tuple(Cut(shapes, plan.tiles) for plan in plans))
-    (folder / _TILES).write_bytes(msgpack.packb(cuts, default=plain_form))
+    with (folder / _TILES).open("xb") as stream:
+        stream.write(msgpack.packb(cuts, default=plain_form))
 
 
 def read_tiles(folder: Path) -> tuple[Cut, ...]:
@@ -179,8 +187,8 @@ def sync_artifacts(folder: Path) -> None:
     Raises:
         OSError: if it is not there, or the disk does not take it.
     """
-    for path in folder.iterdir():
-        with path.open("rb") as stream:
+    for name in (_VARIANTS, _WEIGHTS, _INHERITED, _TILES):
+        with suppress(FileNotFoundError), _opened(folder / name) as stream:
             os.fsync(stream.fileno())
     sync_folder(folder)
     sync_folder(folder.parent)
@@ -209,17 +217,31 @@ def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] 
 def digest_on_disk(folder: Path) -> str | None:
     """Return the digest by which a folder is known; None if it is not there."""
     try:
-        with (folder / _VARIANTS).open("rb") as stream:
+        with _opened(folder / _VARIANTS) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError:
         return None
 
 
 def _content(path: Path) -> bytes:
-    size = path.stat().st_size
-    if size > MAX_VARIANTS_BYTES:
-        raise SchemaError(f"it has {size} bytes, expected at most {MAX_VARIANTS_BYTES}")
-    return path.read_bytes()
+    with _opened(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > MAX_VARIANTS_BYTES:
+            raise SchemaError(f"it has {size} bytes, expected at most {MAX_VARIANTS_BYTES}")
+        return stream.read(size)
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    """Open a file that a planner has left: whatever leads elsewhere, or never ends, is refused.
+
+    Raises:
+        OSError: if it is not there, or no plain file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, f"'{path.name}' is no plain file")
+    return open(handle, "rb")  # noqa: PTH123 - a descriptor, which the caller closes
 
 
 def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:
@@ -240,7 +262,7 @@ def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:
 
 def _map(path: Path) -> mmap.mmap | bytes:
     """Return the content of a file; one mapping for all its names: each takes a descriptor."""
-    with path.open("rb") as stream:
+    with _opened(path) as stream:
         facts = os.fstat(stream.fileno())
         if not facts.st_size:
             return b""

@@ -6,9 +6,11 @@ The task is pickled, for it comes from us. The reply is JSON, and checked: who s
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -92,15 +94,21 @@ class Child:
 
     process: subprocess.Popen[bytes]
     channel: Connection
+    scratch: tempfile.TemporaryDirectory[str]
+    """The only place where it changes and removes files."""
 
     @classmethod
     def start(cls, command: Sequence[str], kind: str) -> Child:
         """Start one that makes plans or standbys."""
         ours, its = Pipe()
+        scratch = tempfile.TemporaryDirectory(prefix="bbgrap-planner-", ignore_cleanup_errors=True)
+        known = {name: value for name, value in os.environ.items() if not name.startswith("BBGRAP_")}  # no token, above all
+        told = {"TMPDIR": scratch.name, "OPENBLAS_NUM_THREADS": "1"}  # threads that are there early could not be confined
         with its:
             # a session of its own: what a terminal says to interrupt the coordinator is not for it
-            words = (sys.executable, *command, kind, str(its.fileno()))
-            return cls(subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=(its.fileno(),), start_new_session=True), ours)
+            words, given = (sys.executable, *command, kind, str(its.fileno())), (its.fileno(),)
+            process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=given, start_new_session=True, env={**known, **told})
+        return cls(process, ours, scratch)
 
     def ask(self, task: Task, limit_s: float) -> Reply:
         """Have a task done; the process ends if it takes longer than it may, and if what it says cannot be understood."""
@@ -133,6 +141,7 @@ class Child:
         assert self.process.stdin is not None, "a pipe"
         with suppress(BrokenPipeError):
             self.process.stdin.close()
+        self.scratch.cleanup()
 
 
 def _ended(process: subprocess.Popen[bytes]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from enum import Enum
 from pathlib import Path
@@ -46,6 +47,7 @@ def main(
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
 ) -> None:
     """Coordinate agents."""
+    os.umask(0o077)  # what is kept, by this process and its children, is its user's alone
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     from bbgrap_coordinator.planning import Planners
     from bbgrap_coordinator.service import serve

@@ -5,8 +5,10 @@ Not to be started by hand: its arguments are what it makes and the descriptor of
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import tempfile
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from pathlib import Path
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.engine.prepare import Made, prepare_graph, prepare_like
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
@@ -23,6 +26,7 @@ from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
+from bbgrap.transport.confinement import Bounds, confine, memory_bound
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap_coordinator.artifacts import read_tiles, write_artifacts, write_tiles
 from bbgrap_coordinator.child import Reply, Task
@@ -36,19 +40,37 @@ NICE = 10
 """How far plans give way to whoever computes requests on the same machine."""
 MODELS = 2
 """That are kept in memory, for further shapes."""
+FILES = 4096
+"""Descriptors: of each weight file of a model, and of what libraries open."""
+
+_log = logging.getLogger("bbgrap.coordinator")
 
 
 def main(prepare: Prepare = prepare_graph, standby: Standby = standby_of) -> None:
     """Plan until the coordinator ends."""
-    exit_with_parent(lambda: os._exit(0))  # in the middle of a plan, too
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
     maker = _Maker(prepare, standby)
     channel = Connection(int(sys.argv[2]))
     with suppress(EOFError, ConnectionError):  # the coordinator has ended
+        task: Task = channel.recv()
+        _confine(task)
+        exit_with_parent(lambda: os._exit(0))  # in the middle of a plan, too; a thread, so not before
         while True:
-            task: Task = channel.recv()
             channel.send_bytes(_reply(task, maker).to_bytes())
+            task = channel.recv()
+
+
+def _confine(task: Task) -> None:
+    """Give up what no task needs: all have their models and folders beside those of the first."""
+    models, plans = task.model.parent.parent, task.folder.parent
+    own = Path(tempfile.gettempdir())
+    missing = confine(Bounds(FILES, MAX_MODEL_BYTES, connects=False, reads=(models,), adds=(plans,), owns=(own,)))
+    if missing:
+        _log.warning("the process for %s is less confined than it should be: %s", sys.argv[1], "; ".join(missing))
+    else:
+        _log.info("the process for %s is confined: memory, files, calls and folders", sys.argv[1])
 
 
 class _Maker:
@@ -96,6 +118,8 @@ def _reply(task: Task, maker: _Maker) -> Reply:
         return Reply(Fault.of(error).value, str(error))
     except OSError as error:
         return Reply(Fault.PLAN.value, f"planner: the coordinator cannot keep what was planned: {error.strerror or error}")
+    except MemoryError:
+        return Reply(Fault.MODEL.value, f"planner: '{task.model.name}' needs more than the {memory_bound()} bytes that planning may take")
     except Exception as error:
         return Reply(Fault.PLAN.value, f"planner: {type(error).__name__}: {error}", traceback.format_exc())
     return Reply()

@@ -46,7 +46,7 @@ from bbgrap.control.coordinator_events import (
     ToClient,
     WriteChunk,
 )
-from bbgrap.errors import LocalProtocolError, RemoteProtocolError
+from bbgrap.errors import LocalProtocolError, OtherVersionError, RemoteProtocolError
 from bbgrap.protocol.client_messages import Failed, Fault, Greeting, StillWorking
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
@@ -191,11 +191,14 @@ class Server:
                 message = TO_COORDINATOR.decode(frames)
             except RemoteProtocolError as error:
                 self._complaints.about(self._keys.name_of(identity), f"messages are dropped: {error}")
+                if isinstance(error, OtherVersionError):  # whatever it is told, it sees the version, and says so
+                    self._say(identity, Refused(str(error), retry=False))
                 continue
             if why := self._keys.refusal(identity, message):
                 self._tell(Audit("refused", peer_of(identity), {"message": type(message).__name__, "reason": why}))
                 self._complaints.about(self._keys.name_of(identity), f"refused: {why}")
-                self._say(identity, refused(message, why))
+                # Who was shut out has been told, and may have a new key already: then it says this again with that.
+                self._say(identity, None if why == SHUT_OUT else refused(message, why))
             elif isinstance(message, KeyMessage):
                 self._answer(identity, message)
             else:
@@ -221,10 +224,12 @@ class Server:
         """End what goes on with keys that are not valid any more."""
         for key in keys:
             _log.info("%s is shut out", self._keys.name_of(key))
+            farewell = TO_CLIENT.encode(Failed(0, Fault.ACCESS, SHUT_OUT))
             if self._keys.is_node(key):
+                farewell = TO_AGENT.encode(Refused(SHUT_OUT, retry=False))
                 for identity in self._control.identities(key):
                     self._handle(FromPeer(identity, Leave(SHUT_OUT)))
-            self._control.disconnect(key, TO_AGENT.encode(Refused(SHUT_OUT, retry=False)))
+            self._control.disconnect(key, farewell)
 
     def _say(self, identity: bytes, answer: Answer | None) -> None:
         if isinstance(answer, Enrolled | Refused):

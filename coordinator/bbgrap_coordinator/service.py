@@ -64,7 +64,6 @@ def serve(
     directory = state_dir or home / "bbgrap" / "coordinator"
     allow_many_descriptors()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    os.umask(0o077)
     with ExitStack() as stack:
         stack.callback(context.term)
         state = State(_private(directory))

@@ -47,6 +47,14 @@ def act(what: str, folder: Path, channel: Connection) -> None:
             (folder / "weights").write_bytes(b"")
             (folder / "variants").write_bytes(msgpack.packb([[], {}, {}]))
             channel.send_bytes(Reply().to_bytes())
+        case "leaves a pipe":
+            os.mkfifo(folder / "variants")
+            channel.send_bytes(Reply().to_bytes())
+        case "leaves a link":
+            write_artifacts(folder, [variant(ARRAYS)])
+            (folder / "weights").rename(folder.parent.parent / "secret")
+            (folder / "weights").symlink_to(folder.parent.parent / "secret")
+            channel.send_bytes(Reply().to_bytes())
         case "leaves a folder":
             (folder / "variants").mkdir()
             channel.send_bytes(Reply().to_bytes())

@@ -44,6 +44,7 @@ NOT_RUN = {
     "make fuzz-readers FUZZ_READERS_ARGS='--reader read_model --seconds 3600'": "an hour",
     "make fuzz": "it installs and runs for minutes; `python -m tests.fuzzing --help` runs",
     "make fuzz FUZZ_ARGS='--models 5000 --seed 1 --minutes 60'": "an hour",
+    "python -m tests.hostile --seeds 0..1000": "minutes; tests/hostile runs it in small",
     "python tools/commands_page.py": "it writes into the tree; test_generated.py runs what it calls",
     "python tools/operators_page.py": "it writes into the tree; test_coverage.py runs what it calls",
     "python tools/protocol_page.py": "it writes into the tree; test_generated.py runs what it calls",

@@ -37,8 +37,8 @@ def groups_of(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Group, .
 def describe_reshape(site: Site) -> Description | None:
     """out[i...] = x at the same place in row-major order."""
     before, after = site.shape(0), site.output_shape
-    if prod(before) == 0:
-        return None
+    if not 0 < prod(before) == prod(after):
+        return None  # contradictory sizes are for onnxruntime to refuse
     out = tuple(Index(f"i{axis}", extent) for axis, extent in enumerate(after))
     subscripts: list[Subscript] = [Constant(0)] * len(before)
     fixed: list[Index] = []

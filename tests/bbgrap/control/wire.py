@@ -233,10 +233,12 @@ class Wire:
 
     # --- processes ----------------------------------------------------------------------------------------------------------------
 
-    def add_agent(self, name: str) -> FakeAgent:
+    def add_agent(self, name: str, fingerprint: str = "") -> FakeAgent:
         self.joined += 1
         identity = f"{name}/{self.joined}".encode()
-        agent = self.agents[identity] = FakeAgent(name, identity, AgentMachine(introduction(name), self.now))
+        agent = self.agents[identity] = FakeAgent(
+            name, identity, AgentMachine(replace(introduction(name), fingerprint=fingerprint), self.now)
+        )
         self.to_agent(agent, ae.Tick())
         return agent
 

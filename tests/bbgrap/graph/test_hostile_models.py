@@ -16,7 +16,7 @@ from bbgrap.graph import onnx_limits
 from bbgrap.graph.onnx_limits import check_limits
 from bbgrap.graph.onnx_read import read_model
 from tests import hostile_models as models
-from tests.hostile_models import HOSTILE
+from tests.hostile.large import ALL as HOSTILE
 from tests.reading_hostile_models import Reading, read_all
 
 SECONDS = 10.0

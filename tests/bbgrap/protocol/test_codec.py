@@ -157,7 +157,7 @@ def test_a_profile_that_cannot_be_is_refused(place, value):
 
 def test_another_version_is_named():
     header = msgpack.packb([99, "Heartbeat", []])
-    with pytest.raises(RemoteProtocolError, match=f"expected protocol version {m.PROTOCOL_VERSION}, got 99"):
+    with pytest.raises(RemoteProtocolError, match=f"this side speaks protocol {m.PROTOCOL_VERSION}, the other 99"):
         TO_COORDINATOR.decode([header])
 
 

@@ -11,12 +11,17 @@ import time
 import numpy as np
 import pytest
 
-from bbgrap.transport import receiver
+from bbgrap.transport import outbox, receiver
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.tls import RECORD_BYTES, Contexts, records
 from tests.bbgrap.transport.check_transport import check_transport, receive
 from tests.bbgrap.transport.locked import LockedCluster
+
+
+@pytest.fixture(autouse=True)
+def _quickly_told(monkeypatch):
+    monkeypatch.setattr(outbox, "_CONNECT_S", 0.3)
 
 
 @contextlib.contextmanager
@@ -89,9 +94,10 @@ def test_nobody_is_let_in_who_is_not_allowed_and_it_says_why():
     assert "does not let this node in" in sender.told.get(timeout=5)[1]
     assert target.receive(0.1) is None
     target.allow([sender.fingerprint])
+    sender._outbox._receivers[target.address].due += 60
     sender.connect(target.address)  # as by the next trial: it does not wait for the next try
     sender.send(target.address, b"again")
-    assert receive(target, timeout_s=0.5).header == b"again"
+    assert receive(target).header == b"again"
     sender.close()
     target.close()
 
@@ -184,12 +190,12 @@ def test_a_revoked_peer_is_cut_off_at_once_also_what_has_come_and_was_not_taken(
     with pair() as (sender, target):
         sender.send(target.address, b"first")
         assert receive(target).header == b"first"
-        for _ in range(3):
-            sender.send(target.address, b"more")
-        time.sleep(0.05)
-        assert receive(target).header == b"more"
-        target.allow([])
-        assert target.receive(0.05) is None
+        with secured(target, sender.identity) as connection:
+            assert connection.recv(8) == GREETING
+            connection.sendall(3 * frame_head(b"more", 0))  # in one record, so it is here as soon as the first is
+            assert receive(target).header == b"more"
+            target.allow([])
+            assert target.receive(0.05) is None
         assert not target._callers
         assert sender.told.get(timeout=5)[1]
         sender.send(target.address, b"and more")
@@ -291,15 +297,27 @@ def relay(port, cut=1 << 16):
             with contextlib.suppress(OSError):
                 while True:
                     inner, _ = server.accept()
+                    ends.append(inner)
                     outer = socket.create_connection(("127.0.0.1", port))
-                    ends.extend((inner, outer))
+                    ends.append(outer)
                     for way in ((inner, outer), (outer, inner)):
-                        threading.Thread(target=pass_on, args=way, daemon=True).start()
+                        threads.append(threading.Thread(target=pass_on, args=way))
+                        threads[-1].start()
 
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"tcp://127.0.0.1:{server.getsockname()[1]}", seen
-        for end in ends:
-            end.close()
+        threads = [threading.Thread(target=serve)]
+        threads[0].start()
+        try:
+            yield f"tcp://127.0.0.1:{server.getsockname()[1]}", seen
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            threads[0].join()
+            for end in ends:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+            for end in ends:
+                end.close()
 
 
 def test_after_very_much_a_connection_is_made_anew_and_nothing_is_missing(monkeypatch):

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import selectors
 import socket
 import ssl
 import time
@@ -125,27 +126,52 @@ def test_many_strangers_cost_little_and_leave_nothing(caplog):
         assert len(target._callers) == 1
 
 
-def test_without_descriptors_it_waits_and_goes_on(monkeypatch):
+class Exhausted:
+    """A listener when no descriptor is left."""
+
+    def __init__(self, listener):
+        self.fileno = listener.fileno
+        self.tries = 0
+
+    def accept(self):
+        self.tries += 1
+        raise OSError(24, "Too many open files")
+
+
+def test_without_descriptors_it_waits_and_goes_on():
     with knocked_at() as (sender, target):
         acceptor = target._acceptor
+        listener, exhausted = acceptor._listener, Exhausted(acceptor._listener)
 
-        class Exhausted:
-            """The listener when no descriptor is left."""
+        def listen_with(now, then):
+            acceptor._listener = then
+            acceptor._selector.unregister(now)
+            acceptor._selector.register(then, selectors.EVENT_READ)
 
-            tries = 0
-
-            def accept(self):
-                self.tries += 1
-                raise OSError(24, "Too many open files")
-
-        listener, acceptor._listener = acceptor._listener, (exhausted := Exhausted())
-        monkeypatch.setattr(acceptor, "_listener", exhausted)
-        acceptor._selector.modify(listener, 1)
-        with knock(target):
+        listen_with(listener, exhausted)
+        with knock(target) as stranger:
             time.sleep(0.3)
-            assert exhausted.tries < 50, "it would burn a core"
-            monkeypatch.setattr(acceptor, "_listener", listener)
+            assert 2 < exhausted.tries < 50, "it would burn a core"
+            listen_with(exhausted, listener)
+            stranger.sendall(client_hello())
+            assert stranger.recv(1) == b"\x16"
         still_heard(sender, target)
+
+
+def test_unknown_hosts_get_few_handshakes_and_those_of_peers_do_not_wait_for_them():
+    with knocked_at() as (_, target):
+        strangers, hello = [], client_hello()
+        for _ in range(40):
+            strangers.append(knock(target))
+            with contextlib.suppress(OSError):
+                strangers[-1].sendall(hello)
+        answered = sum(not is_closed(stranger, 0.2) for stranger in strangers)
+        assert 5 <= answered <= 20
+        with knock(target, "127.0.0.1") as neighbour:
+            neighbour.sendall(hello)
+            assert neighbour.recv(1) == b"\x16"
+        for stranger in strangers:
+            stranger.close()
 
 
 def test_any_bytes_before_and_in_a_handshake_end_the_connection_and_take_no_memory(monkeypatch):

@@ -88,7 +88,7 @@ def test_every_message_of_the_protocol_may_be_said_by_the_roles_of_the_table_and
                 assert told is None or (isinstance(told, Refused) and not told.retry) or told.fault is Fault.ACCESS
     assert allowed == {kind: set(MAY[kind]) for kind in kinds}
     stranger = Pair.make().public + bytes(SESSION_BYTES)
-    assert all("taken back" in house.ring.refusal(stranger, message) for message in examples)
+    assert all("was revoked" in house.ring.refusal(stranger, message) for message in examples)
 
 
 def test_what_the_roles_are_for():
@@ -142,7 +142,7 @@ def test_what_is_taken_back_is_worth_nothing_at_once_and_after_a_restart(house):
     assert [status.revoked for status in answer.keys if status.name == "laptop"] == [1000.0]
     for _ in range(2):
         assert not house.ring.admits(key)
-        assert "taken back" in house.ring.refusal(house.peer(token), ListTokens(1))
+        assert "was revoked" in house.ring.refusal(house.peer(token), ListTokens(1))
         house.open()
     answer, _ = house.do(RevokeToken(2, "laptop"))
     assert "no valid token or node is called 'laptop'" in answer.reason

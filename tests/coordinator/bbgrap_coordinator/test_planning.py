@@ -7,6 +7,7 @@ import queue
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -21,6 +22,7 @@ from bbgrap.engine.prepare import prepare
 from bbgrap.engine.standby import standby_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault, ModelFile
+from bbgrap.transport.confinement import memory_bound
 from bbgrap.zoo import materialize
 
 SHAPES = {"input": (1, 3, 32, 32)}
@@ -196,6 +198,16 @@ def test_what_is_cancelled_ends_with_its_process_and_its_folder_and_has_no_answe
     assert not strange.planners.wants(2)
 
 
+def test_it_reads_models_in_confinement(desk):
+    desk.standby(1)
+    assert isinstance(desk.answer(), Planned)
+    pid = desk.planners.standbys.pid
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2")
+    assert psutil.Process(pid).rlimit(psutil.RLIMIT_DATA)[1] == memory_bound()
+    assert b"BBGRAP_" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def test_an_answer_on_its_way_is_not_wanted_once_it_is_cancelled(strange):
     strange.plan(1, "some")
     assert strange.answer().job == 1
@@ -232,6 +244,8 @@ def test_how_long_jobs_may_take():
         ("leaves nothing", "cannot be used"),
         ("leaves no variants", "there are no variants"),
         ("leaves a folder", "cannot be used"),
+        ("leaves a pipe", "no plain file"),
+        ("leaves a link", "cannot be used"),
     ],
 )
 def test_what_it_says_is_not_believed(strange, what, words):

@@ -1,0 +1,51 @@
+"""What a worker does without: it runs models of strangers, and needs the data plane and the agent's cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from bbgrap.transport.confinement import Bounds, confine
+from bbgrap_agent.weights import MAX_WEIGHT_BYTES
+
+_FILES = 1 << 16
+"""Descriptors: of connections, and of every weight that is mapped."""
+_SPARE_BYTES = 1 << 20
+"""What a file of a weight has besides."""
+
+_log = logging.getLogger("bbgrap.agent")
+
+
+def confine_worker(cache: Path) -> None:
+    """Take from this process what it does without, and give it a folder for temporary files; before it has threads."""
+    cache.mkdir(parents=True, exist_ok=True)
+    tempfile.tempdir = str(_scratch(cache))
+    missing = confine(Bounds(_FILES, MAX_WEIGHT_BYTES + _SPARE_BYTES, connects=True, owns=(cache,)))
+    if missing:
+        _log.warning("the worker is less confined than it should be: %s", "; ".join(missing))
+    else:
+        _log.info("the worker is confined: memory, files, calls and folders")
+
+
+def _scratch(cache: Path) -> Path:
+    """Make a folder that is locked as long as this process lives; those that nobody has locked are removed: their workers were killed."""
+    for left in cache.glob("scratch-*"):
+        if _locked(left):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(dir=cache, prefix="scratch-"))
+    _locked(folder)
+    return folder
+
+
+def _locked(folder: Path) -> bool:
+    """Lock a folder, unless another process has; the lock ends with this process."""
+    try:
+        import fcntl  # not on every system
+
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True

@@ -1,0 +1,186 @@
+"""Keys between real processes: enrolled, taken back, replaced, and what is said when one does not fit."""
+
+import json
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+
+import bbgrap
+from bbgrap.errors import AccessError
+from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
+from bbgrap.protocol.key_messages import ListTokens
+from bbgrap.protocol.messages import PROTOCOL_VERSION
+from bbgrap.transport.access import Access
+from bbgrap.transport.control import ControlClient
+from tests.cluster import tiny
+
+pytestmark = pytest.mark.cluster
+X = np.ones((8, 4), np.float32)
+WITHIN_S = 30
+
+
+def until(look, what, within_s=WITHIN_S):
+    deadline = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with bbgrap.LocalCluster(agents=3) as cluster:
+        yield cluster
+
+
+def token(cluster, name, role="client"):
+    return cluster.connection.create_token(name, role)
+
+
+def requests(session):
+    (y,) = session.run(None, {"x": X})
+    np.testing.assert_array_equal(y, tiny.expected(X))
+
+
+def many_requests(session):
+    deadline = time.monotonic() + WITHIN_S
+    while time.monotonic() < deadline:
+        requests(session)
+
+
+def test_a_node_that_is_taken_back_ends_and_its_requests_run_elsewhere(cluster):
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster, planner="bbgrap")
+    requests(session)
+    stop = threading.Event()
+
+    def ask():
+        done = 0
+        while not stop.is_set():
+            requests(session)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        time.sleep(0.2)
+        began = time.monotonic()
+        keys = cluster.connection.revoke_token("agent2")
+        until(lambda: {node.name for node in cluster.connection.nodes()} == {"agent0", "agent1"}, "it is still there", 1.0)
+        taken = time.monotonic() - began
+        assert cluster.processes["agent2"].wait(WITHIN_S) == 1
+        time.sleep(0.5)
+        stop.set()
+        assert all(each.result() > 0 for each in asking)
+    assert taken < 1.0
+    assert next(key.revoked for key in keys if key.name == "agent2") > 0
+    assert "agent2" in cluster.processes
+    assert "was revoked" in cluster.log("agent2")
+    cluster.processes.pop("agent2").stdin.close()
+
+
+def test_a_token_that_is_replaced_in_its_file_loses_no_request(cluster, tmp_path):
+    file = tmp_path / "laptop.token"
+    file.write_text(token(cluster, "laptop"))
+    with bbgrap.connect(cluster.address, token_file=file) as connection:
+        session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=connection, planner="bbgrap")
+        requests(session)
+        for _ in range(3):
+            new = cluster.connection.rotate_token("laptop", 0.3)
+            requests(session)
+            file.write_text(new)
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline:
+                requests(session)
+
+
+def test_a_token_that_is_taken_back_fails_within_a_second_and_says_why(cluster):
+    with bbgrap.connect(cluster.address, token=token(cluster, "guest")) as connection:
+        session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=connection, planner="bbgrap")
+        requests(session)
+        cluster.connection.revoke_token("guest")
+        began = time.monotonic()
+        with pytest.raises(AccessError, match="was revoked"):
+            many_requests(session)
+        assert time.monotonic() - began < 1.0
+    requests(bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster, planner="bbgrap"))
+
+
+@pytest.mark.parametrize("role", ["reader", "agent"])
+def test_a_role_may_do_what_it_is_for_and_is_told_what_it_may_not(cluster, role):
+    text = token(cluster, f"a {role}", role)
+    if role == "agent":
+        with pytest.raises(AccessError, match="agent 'a agent' may not say Hello: that takes a key of 'reader' or 'client' or 'admin'"):
+            bbgrap.connect(cluster.address, token=text)
+        return
+    with bbgrap.connect(cluster.address, token=text) as connection:
+        assert connection.nodes()
+        for forbidden in (connection.profile, connection.tokens):
+            with pytest.raises(AccessError, match="reader 'a reader' may not say"):
+                forbidden()
+        with pytest.raises(AccessError, match="may not say OfferModel"):
+            requests(bbgrap.InferenceSession(tiny.model_bytes(), cluster=connection))
+
+
+def test_a_node_needs_its_token_once(cluster, tmp_path):
+    (tmp_path / "token").write_text(token(cluster, "hall", "agent"))
+    command = ["bbgrap-agent", "--join", cluster.address, "--name", "fourth", "--threads", "1", "--until-eof"]
+    command += ["--keys-dir", str(tmp_path / "keys"), "--cache-dir", str(tmp_path / "cache")]
+
+    def joined(*options):
+        with (tmp_path / "log").open("ab") as log:
+            process = subprocess.Popen([*command, *options], stdin=subprocess.PIPE, stdout=log, stderr=log)
+        try:
+            until(lambda: "fourth" in {node.name for node in cluster.connection.nodes()}, (tmp_path / "log").read_text())
+        finally:
+            process.stdin.close()
+            process.wait(WITHIN_S)
+        until(lambda: "fourth" not in {node.name for node in cluster.connection.nodes()}, "it has not left")
+
+    joined("--token-file", str(tmp_path / "token"))
+    cluster.connection.revoke_token("hall")
+    joined("--token-file", str(tmp_path / "nowhere"))
+    (key,) = (tmp_path / "keys").iterdir()
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert [k.by for k in cluster.connection.tokens() if k.name == "fourth" and not k.revoked] == ["hall"]
+    cluster.connection.revoke_token("fourth")
+    refused = subprocess.run([*command, "--token-file", str(tmp_path / "token")], capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 4
+    assert "does not know the key" in refused.stderr.splitlines()[-1]
+
+
+def test_another_version_is_told_so(cluster):
+    control = ControlClient(zmq.Context.instance(), cluster.address, lambda: Access().lock(cluster.address))
+    header = msgpack.packb([PROTOCOL_VERSION + 1, "Hello", [1]])
+    control.send([header])
+    frames = until(control.receive, "no answer")
+    assert f"speaks protocol {PROTOCOL_VERSION}, the other {PROTOCOL_VERSION + 1}" in TO_AGENT.decode(frames).reason
+    control.send(TO_COORDINATOR.encode(ListTokens(2)))
+    assert until(control.receive, "no answer")
+    control.close()
+
+
+def test_commands_manage_tokens_and_secrets_are_nowhere(cluster, tmp_path):
+    def run(*words):
+        command = ["bbgrap", *words, "--coordinator", cluster.address]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    text = run("token", "create", "desk", "--role", "reader", "--lasts", "1h").stdout.strip()
+    (tmp_path / "token").write_text(text)
+    assert len(json.loads(run("nodes", "--json", "--token-file", str(tmp_path / "token")).stdout)) >= 2
+    listed = json.loads(run("token", "list", "--json").stdout)
+    assert {key["name"]: key["kind"] for key in listed}["desk"] == "reader"
+    assert "until" in next(line for line in run("token", "list").stdout.splitlines() if "desk" in line)
+    assert run("token", "rotate", "desk", "--grace", "1s").stdout.strip() != text
+    assert "is taken back" in run("token", "revoke", "desk").stderr
+    body = text.rpartition("-")[2]
+    for path in cluster.logs.rglob("*"):
+        if path.is_file() and path.suffix != ".token":
+            assert body.encode() not in path.read_bytes(), path
+    for path in (cluster.logs / "state").rglob("*"):
+        assert not path.stat().st_mode & 0o077, path

@@ -1,0 +1,107 @@
+"""Small files that ask for much: of what is computed of constants, of counts that no model has, and of files that never end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
+
+from tests.hostile_models import FLOAT, HOSTILE, Hostile, add, long_attribute, long_constant, outside, plain, relu, saved, sized, weight
+
+
+def computed_by_doubling(times: int, *, shape: bool = False) -> ModelProto:
+    """A constant is put beside itself again and again, or a shape."""
+    nodes = [helper.make_node("Concat", [f"c{k}"] * 2, [f"c{k + 1}"], axis=0) for k in range(times)]
+    start = numpy_helper.from_array(np.ones(1024, np.float32), "c0")
+    nodes.append(helper.make_node("Shape", [f"c{times}"], ["y"]))
+    return plain([helper.make_node("Shape", ["x"], ["c0"]), *nodes]) if shape else plain(nodes, [start])
+
+
+def long_input() -> ModelProto:
+    """Of a sum of lists onnx follows every number when it infers shapes by content."""
+    return plain([helper.make_node("Add", ["x", "x"], ["y"])], shape=[1 << 30])
+
+
+def with_metadata(entries: int, each: int) -> ModelProto:
+    proto = plain([relu()])
+    helper.set_model_props(proto, {f"k{number}": "v" * each for number in range(entries)})
+    return proto
+
+
+def importing(domains: int) -> ModelProto:
+    proto = plain([relu()])
+    proto.opset_import.extend(helper.make_opsetid(f"d{number}", 1) for number in range(domains))
+    return proto
+
+
+def many_attributes(count: int) -> ModelProto:
+    node = relu()
+    for number in range(count):
+        node.attribute.add(name=f"a{number}", type=AttributeProto.INT)
+    return plain([node])
+
+
+def many_weights(count: int) -> ModelProto:
+    """No larger than its names: each weight has no elements."""
+    return plain([relu()], [TensorProto(name=f"w{number}", dims=[0], data_type=FLOAT) for number in range(count)])
+
+
+def sum_of_many(count: int) -> ModelProto:
+    return plain([helper.make_node("Sum", ["x"] * count, ["y"])])
+
+
+def a_pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def an_endless_device(folder: Path) -> Path:
+    (folder / "model.onnx").symlink_to("/dev/zero")
+    return folder / "model.onnx"
+
+
+def a_hole(folder: Path) -> Path:
+    """A file of 1 TB that takes no room."""
+    with (folder / "model.onnx").open("wb") as stream:
+        stream.truncate(1 << 40)
+    return folder / "model.onnx"
+
+
+def weights_from_a_pipe(folder: Path) -> Path:
+    path = saved(lambda: plain([add()], [outside()], [1024]))(folder)
+    os.mkfifo(folder / "w.bin")
+    return path
+
+
+LARGE: dict[str, Hostile] = {
+    "constants that double 30 times": Hostile(saved(lambda: computed_by_doubling(30)), "computed of its constants"),
+    "constants that double 10 times": Hostile(saved(lambda: computed_by_doubling(10)), ""),
+    "Range by steps of 0": Hostile(saved(lambda: sized("Range", 0, 1, 0)), "steps that are not 0"),
+    "Reshape of 4 to 3 numbers": Hostile(saved(lambda: sized("Reshape", [3])), ""),
+    "sum of two lists of 2^30": Hostile(saved(long_input), ""),
+    "shapes that double 30 times": Hostile(saved(lambda: computed_by_doubling(30, shape=True)), "steer shapes"),
+    "Expand of a constant to 16 GB": Hostile(
+        saved(
+            lambda: plain(
+                [helper.make_node("Expand", ["w", "n"], ["c"]), helper.make_node("Shape", ["c"], ["y"])],
+                [weight([1], bytes(4)), numpy_helper.from_array(np.array([1 << 32]), "n")],
+            )
+        ),
+        "computed of its constants",
+    ),
+    "attribute of 10^7 entries": Hostile(saved(lambda: long_attribute(10**7)), "lists that are attributes"),
+    "constant of 10^7 entries in an attribute": Hostile(saved(lambda: long_constant(10**7)), "lists that are attributes"),
+    "metadata of 100 MB": Hostile(saved(lambda: with_metadata(100, 1_000_000)), "metadata"),
+    "10,000 imported domains": Hostile(saved(lambda: importing(10_000)), "domains"),
+    "400,001 attributes": Hostile(saved(lambda: many_attributes(400_001)), "attributes"),
+    "200,001 weights of nothing": Hostile(saved(lambda: many_weights(200_001)), "weights"),
+    "Sum of 1,000,000 values": Hostile(saved(lambda: sum_of_many(1_000_000)), "values and"),
+    "a pipe as model": Hostile(a_pipe, "no plain file"),
+    "an endless device as model": Hostile(an_endless_device, "no plain file"),
+    "a model of 1 TB of nothing": Hostile(a_hole, "an ONNX file at most"),
+    "weights from a pipe": Hostile(weights_from_a_pipe, "missing"),
+}
+
+ALL = HOSTILE | LARGE
