@@ -9,8 +9,9 @@ import sqlite3
 import ssl
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from bbgrap.errors import RemoteProtocolError
 from bbgrap.local import LocalCluster
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.control import ControlClient
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.identity import Identity
@@ -38,6 +40,7 @@ _WELCOME_BYTES = 170
 """What CURVE answers to anybody who knows the coordinator's public key, besides its greeting."""
 NO_ANSWER_BYTES = _GREETING_BYTES + _WELCOME_BYTES
 
+UNIX = Path("/proc/net/unix")
 Address = tuple[str, int]
 
 
@@ -81,9 +84,10 @@ def processes_of(cluster: LocalCluster) -> list[psutil.Process]:
     return [*own, *(child for process in own for child in process.children(recursive=True))]
 
 
-def memory_of(cluster: LocalCluster) -> dict[int, int]:
-    """Return the resident bytes of every process."""
-    return {process.pid: process.memory_info().rss for process in processes_of(cluster)}
+def memory_of(cluster: LocalCluster, *, workers: bool = False) -> dict[int, int]:
+    """Return the resident bytes of every process; workers take hundreds of megabytes to measure themselves, when they will."""
+    found = processes_of(cluster)
+    return {process.pid: process.memory_info().rss for process in found if workers or "bbgrap_agent.worker" not in process.cmdline()}
 
 
 # --- control --------------------------------------------------------------------------------------------------------------------------
@@ -108,7 +112,7 @@ def say_to_coordinator(
         return heard, control.refused
 
 
-def _answer(frames: Any) -> Any:
+def _answer(frames: Sequence[BytesLike]) -> object:
     try:
         return TO_CLIENT.decode(frames)
     except RemoteProtocolError:
@@ -130,7 +134,7 @@ def raw_control() -> Iterator[bytes]:
     yield b"\x06" + struct.pack(">Q", 1 << 40) + said
 
 
-def _zmtp_frame(frame: Any, *, more: bool) -> bytes:
+def _zmtp_frame(frame: BytesLike, *, more: bool) -> bytes:
     return bytes([2 | more]) + struct.pack(">Q", len(frame)) + bytes(frame)
 
 
@@ -189,5 +193,4 @@ def listener() -> Iterator[tuple[str, socket.socket]]:
 
 def local_sockets() -> list[str]:
     """Return the names of the abstract sockets of shared-memory channels on this machine."""
-    with open("/proc/net/unix") as table:
-        return re.findall(r"@(bbgrap-[0-9a-f]{32})$", table.read(), re.MULTILINE)
+    return re.findall(r"@(bbgrap-[0-9a-f]{32})$", UNIX.read_text(), re.MULTILINE)
