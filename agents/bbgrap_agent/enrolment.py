@@ -22,6 +22,7 @@ from bbgrap.errors import AccessError, ExecutionError, UsageError
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.messages import Refused
+from bbgrap.protocol.tokens import KEY_BYTES
 from bbgrap.transport.access import Access
 from bbgrap.transport.certificates import make_request
 from bbgrap.transport.control import ControlClient
@@ -59,10 +60,13 @@ class KeyFile:
         """Return the keys, None if there are none that can be used."""
         try:
             found = json.loads(self._path.read_text())
-            return ClientLock(bytes.fromhex(found["server"]), Pair.of(bytes.fromhex(found["secret"])), f"this node ('{self._path}')")
+            server = bytes.fromhex(found["server"])
+            if len(server) != KEY_BYTES:
+                raise ValueError(f"expected the coordinator's key of {KEY_BYTES} bytes, got {len(server)}")
+            return ClientLock(server, Pair.of(bytes.fromhex(found["secret"])), f"this node ('{self._path}')")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, zmq.ZMQError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, zmq.ZMQError) as error:
             _log.warning("the key in '%s' cannot be used: %s", self._path, error)
             return None
 

@@ -89,7 +89,7 @@ def read_keys(path: Path) -> Kept:
         entries = tuple(Entry(**entry) for entry in found["entries"])
         if len(secrets.curve) != 32 or not all(map(_is_sound, entries)):
             raise ValueError("a key is none")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # the parsers of keys and certificates have errors of many kinds
         why = f"{type(error).__name__} {str(error)[:100]}"
         raise UsageError(f"keys '{path}': expected the keys of this cluster, got something else ({why}); restore the file") from None
     return Kept(secrets, entries)

@@ -18,15 +18,21 @@ try:
 except ImportError:  # an extra of its own: without it, inputs are only random
     atheris = None
 
-with nullcontext() if atheris is None or "--plain" in sys.argv else atheris.instrument_imports(include=["bbgrap"]):
+with (
+    nullcontext()
+    if atheris is None or "--plain" in sys.argv
+    else atheris.instrument_imports(include=["bbgrap", "bbgrap_agent.enrolment", "bbgrap_coordinator.key_file"])
+):
     from tests.fuzzing.readers.control import CONTROL
+    from tests.fuzzing.readers.coordinator_port import PORT
     from tests.fuzzing.readers.data import DATA
     from tests.fuzzing.readers.files import FILES
+    from tests.fuzzing.readers.keys import KEYS
 
 from tests.fuzzing.readers.mutate import damaged
 from tests.fuzzing.readers.reader import LONGEST, Reader, Tally, judge
 
-READERS = {reader.name: reader for reader in (*CONTROL, *DATA, *FILES)}
+READERS = {reader.name: reader for reader in (*CONTROL, *DATA, *FILES, *KEYS, *PORT)}
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - millions of small files are not for a disk
 MUTATED_BY_FORM = 0.5
 """Part of the inputs whose form is kept, where the reader knows it."""

@@ -19,12 +19,12 @@ from tests import hostile_models as models
 from tests.fuzzing.readers.mutate import in_protobuf
 from tests.fuzzing.readers.reader import Reader
 
-_FOLDER = Path(tempfile.mkdtemp(prefix="bbgrap-readers-"))
-atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+FOLDER = Path(tempfile.mkdtemp(prefix="bbgrap-readers-"))
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def _of_file(read: Callable[[Path], object], name: str) -> Callable[[bytes], object]:
-    path = _FOLDER / name
+    path = FOLDER / name
 
     def of(data: bytes) -> object:
         path.write_bytes(data)
@@ -63,7 +63,7 @@ def _quantity(data: bytes) -> None:
     assert math.isfinite(value)
 
 
-(_FOLDER / "w.bin").write_bytes(bytes(4096))
+(FOLDER / "w.bin").write_bytes(bytes(4096))
 
 FILES = [
     Reader("read_model", _of_file(read_model, "m.onnx"), MODELS, (BbgrapError,), mutate=in_protobuf),
