@@ -62,6 +62,7 @@ class KeyCheck:
         with self._socket:
             while (request := self._socket.recv_multipart()) != _STOP:
                 self._socket.send_multipart(answer(request, self._admits))
+            self._socket.unbind(_ZAP)
 
 
 def answer(request: list[bytes], admits: Callable[[bytes], bool]) -> list[bytes]:
