@@ -86,6 +86,8 @@ class _Child:
             self.process = subprocess.Popen(
                 [sys.executable, *_SAFELY, "-m", "bbgrap_agent.worker", *told.arguments()],
                 stdin=subprocess.DEVNULL,
+                # onnxruntime computes, with as many threads as it is told. A thread that numpy had started would not be confined.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=(told.pipe, told.listener, told.progress, *((secret,) if secret >= 0 else ())),
             )
             _first_to_go(self.process.pid)

@@ -82,7 +82,7 @@ def revoke(
     gone = max((key for key in found if key.name == name and key.revoked), key=lambda key: key.revoked)
     say(f"{gone.kind} '{name}' is taken back")
     by = next((key for key in found if key.name == gone.by and not key.revoked), None)
-    if by is not None:
+    if by is not None and by.name != "local":
         say(f"whoever has token '{by.name}', with which it was enrolled, can enrol it again; 'bbgrap token rotate {by.name}' prevents that")
     others = [key.name for key in found if key.by == name and not key.revoked]
     if others:

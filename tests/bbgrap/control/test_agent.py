@@ -222,6 +222,14 @@ def test_a_name_that_is_taken_is_asked_for_again_for_a_while():
     assert agent.now >= REFUSED_S
 
 
+def test_a_member_that_is_refused_for_good_ends_and_a_late_refusal_is_nothing():
+    agent = Driven()
+    agent.tell(m.Refused("taken", retry=True))
+    assert not any(isinstance(i, ae.Quit) for i in agent.done)
+    agent.tell(m.Refused("its key was revoked", retry=False))
+    assert ae.Quit("its key was revoked") in agent.done
+
+
 def test_a_message_out_of_turn_changes_nothing():
     agent = Driven()
     agent.handle(ae.Stop("bye"))
