@@ -20,7 +20,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-conformance test-network test-packages bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-conformance test-network test-packages bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-strangers bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -68,6 +68,9 @@ bench-unequal: $(VENV)/runtime.stamp ## one core and half a core (Linux, as root
 
 bench-streams: $(VENV)/runtime.stamp ## single requests per second over links, and with half a core (Linux, as root)
 	@$(BIN)/python -m benchmarks.streams $(STREAMS_ARGS)
+
+bench-strangers: $(VENV)/runtime.stamp ## how much slower a known client is while strangers knock
+	@$(BIN)/python -m benchmarks.strangers $(STRANGERS_ARGS)
 
 fuzz: $(VENV)/fuzz.stamp ## random models in random configurations, of other generators, too (docs/fuzzing.md)
 	@$(BIN)/python -m tests.fuzzing $(FUZZ_ARGS)

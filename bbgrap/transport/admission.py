@@ -1,8 +1,8 @@
 """Who comes in by a control port: ZeroMQ asks about each key here, and nobody is heard while too many wait to show theirs.
 
 ZeroMQ takes every connection, as long as there are descriptors: the coordinator would have none left for its files, and its thread would
-do nothing but try (it asks again and again). So a `Door` is shut while too many are open: the system then drops what would begin a
-connection, and whoever is known tries again within a second or two. Connections that are made are not touched.
+do nothing but try (it asks again and again). So a `Door` is shut while too many are open, or too many show wrong keys: the system then
+drops what would begin a connection, and whoever is known tries again after 1 s, 3 s ... Connections that are made are not touched.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from zmq.utils import z85
 _ZAP = "inproc://zeromq.zap.01"
 """Where ZeroMQ asks, by RFC 27."""
 _STOP = [b"stop"]
+_YES = b"200"
+REFUSED_PER_S, REFUSED_AT_ONCE = 250.0, 500.0
+"""Handshakes of keys that are not known; more of them shut the door. Each costs 0.6 ms, so that is 15 % of a core. Chosen."""
 MOST_OPEN = 8192
 """Descriptors until the door is shut, or half of those that the system grants. Chosen: twice what keeps from 5,000 strangers."""
 FEW = 4096
@@ -43,6 +46,8 @@ class KeyCheck:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], admits: Callable[[bytes], bool]) -> None:
         """Start; a context has one at most."""
+        self.refused = 0
+        """How often that was answered with no; read by other threads."""
         self._context, self._admits = context, admits
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
@@ -61,7 +66,9 @@ class KeyCheck:
     def _run(self) -> None:
         with self._socket:
             while (request := self._socket.recv_multipart()) != _STOP:
-                self._socket.send_multipart(answer(request, self._admits))
+                said = answer(request, self._admits)
+                self.refused += said[2] != _YES
+                self._socket.send_multipart(said)
             self._socket.unbind(_ZAP)
 
 
@@ -69,7 +76,7 @@ def answer(request: list[bytes], admits: Callable[[bytes], bool]) -> list[bytes]
     """Return what to say to ZeroMQ's question about a handshake; whatever is not a known key is refused."""
     version, number, mechanism, key = (*request[:2], *request[5:7]) if len(request) == 7 else (b"1.0", b"", b"", b"")
     if mechanism == b"CURVE" and len(key) == 32 and admits(key):
-        return [version, number, b"200", b"OK", z85.encode(key), b""]
+        return [version, number, _YES, b"OK", z85.encode(key), b""]
     return [version, number, b"400", b"unknown key", b"", b""]
 
 
@@ -84,21 +91,28 @@ class Door:
         self._listener = listener
         self._shut = False
         self._told = -TOLD_EVERY_S
+        self._refused = 0
+        self._left = REFUSED_AT_ONCE
+        self._looked = time.monotonic()
         self._most = min(MOST_OPEN, _granted() // 2)
         if _granted() < FEW:
             _log.warning(
                 "the system grants %d descriptors: a crowd of strangers can use them up; %d are better (ulimit -Hn)", _granted(), FEW
             )
 
-    def look(self) -> None:
-        """Shut the door, or open it again; to be called some times a second."""
-        shut = _open_now() > self._most
+    def look(self, refused: int = 0) -> None:
+        """Shut the door, or open it again; to be called some times a second, with the number of those that were refused so far."""
+        now = time.monotonic()
+        self._left = min(REFUSED_AT_ONCE, self._left + (now - self._looked) * REFUSED_PER_S) - (refused - self._refused)
+        self._looked, self._refused = now, refused
+        shut = self._left < 0 or _open_now() > self._most
         if shut == self._shut:
             return
         self._shut = shut
         if shut and time.monotonic() > self._told + TOLD_EVERY_S:
             self._told = time.monotonic()
-            _log.warning("more than %d connections: new ones wait until strangers have gone", self._most)
+            what = f"more than {REFUSED_PER_S:g} unknown keys a second" if self._left < 0 else f"more than {self._most} connections"
+            _log.warning("%s: new connections wait until strangers have gone", what)
         with suppress(OSError), socket.socket(fileno=os.dup(self._listener)) as listener:
             if shut:
                 code = ctypes.create_string_buffer(_DROP)

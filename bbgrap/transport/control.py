@@ -173,7 +173,7 @@ class ControlServer:
 
     def look_after_the_door(self) -> None:
         """Keep strangers from taking all descriptors; to be called some times a second."""
-        self._door.look()
+        self._door.look(self._guard.refused if self._guard is not None else 0)
 
     def _receive(self) -> tuple[bytes, list[BytesLike]] | None:
         while True:

@@ -12,7 +12,7 @@ from zmq.utils import z85
 
 from bbgrap.errors import UsageError
 from bbgrap.transport import admission
-from bbgrap.transport.admission import Door, KeyCheck, answer
+from bbgrap.transport.admission import REFUSED_AT_ONCE, REFUSED_PER_S, Door, KeyCheck, answer
 from bbgrap.transport.control import ControlClient, ControlServer
 from bbgrap.transport.locks import ClientLock, Pair, ServerLock
 
@@ -68,6 +68,25 @@ def test_a_door_that_is_shut_lets_nobody_new_in(monkeypatch):
             door.look()
             socket.create_connection(place, 3).close()
             there.close()
+
+
+def test_a_door_is_shut_while_too_many_keys_are_wrong():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        door = Door(listener.fileno())
+        place = listener.getsockname()
+        door.look(REFUSED_AT_ONCE - 1)
+        socket.create_connection(place, 1).close()
+        door.look(REFUSED_AT_ONCE + 0.4 * REFUSED_PER_S)
+        with pytest.raises(TimeoutError):
+            socket.create_connection(place, 0.2)
+        until = time.monotonic() + 5
+        while True:
+            door.look(REFUSED_AT_ONCE + 0.4 * REFUSED_PER_S)
+            try:
+                socket.create_connection(place, 0.1).close()
+                break
+            except TimeoutError:
+                assert time.monotonic() < until
 
 
 SERVER = """
