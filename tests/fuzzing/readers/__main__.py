@@ -52,7 +52,7 @@ def fuzz_plainly(reader: Reader, inputs: int, seconds: float, seed: int = 0) -> 
     for data in reader.seeds:
         judge(reader, data, tally)
     assert tally.taken == len(reader.seeds) or tally.findings, f"{reader.name}: a seed is not taken"
-    while tally.inputs < inputs and time.monotonic() < until:
+    while tally.inputs < inputs // reader.slower and time.monotonic() < until:
         data = chance.choice(reader.seeds)
         for _ in range(chance.choice((1, 1, 2, 5))):
             data = _next(reader, data, chance)

@@ -151,12 +151,13 @@ class _Recorded(Sequence[bytes]):
 
 
 PORT = [
-    Reader("coordinator's port", _stream, _Recorded(), ()),
+    Reader("coordinator's port", _stream, _Recorded(), (), slower=4),
     Reader(
         "coordinator's handshake",
         _handshake,
         [_HEAD.pack(part, 0, 0) for part in range(_PARTS)],
         (RemoteProtocolError,),
+        slower=20,
     ),
 ]
 

@@ -37,6 +37,8 @@ class Reader:
     times: int = 16
     beside: int = 1 << 20
     mutate: Mutator | None = None
+    slower: int = 1
+    """How many times fewer inputs it gets: each waits for another process."""
 
 
 @dataclass
