@@ -186,7 +186,7 @@ def _cluster(stack: ExitStack, places: Sequence[Place], bind: str, home: Path, l
             options += ["--cache-dir", str(cache_dir)]
         log = home / f"agent{number}.log"
         processes.append(stack.enter_context(_process(place, log, "bbgrap_agent.main", *options)))
-        _wait(lambda log=log: "data plane at" in log.read_text(), processes[-1], log)  # type: ignore[misc]
+        _wait(lambda log=log: "joined as" in log.read_text(), processes[-1], log)  # type: ignore[misc]
     access = Access(insecure=True) if lock == "insecure" else Access(token_file=keys / "local.token")
     return Reached(address, access, tuple(process.pid for process in processes))
 

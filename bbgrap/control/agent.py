@@ -198,6 +198,8 @@ class AgentMachine:
         return released
 
     def _on_refused(self, message: Refused, now: float) -> list[Instruction]:
+        if message.retry and self.state == "joined":  # it is late; for good is said to who is shut out
+            return []
         # A name stays taken for as long as the coordinator believes its last holder alive: a restarted agent waits that out once.
         self._refused_since = now if self._refused_since is None else self._refused_since
         if message.retry and now - self._refused_since < max(self._silence_s, REFUSED_S):

@@ -57,7 +57,13 @@ _ANSWERED = dict.fromkeys(("finished", "RequestFailed", "failed", "Cancel", "dea
 TABLES: Mapping[Role, Table] = {
     Role.AGENT: {
         "joining": {"Welcome": "joined", **_stays("joining", "Refused", "Rejoin", *_COMMANDS), "give up": "left", "stop": "left"},
-        "joined": {**_stays("joined", "Welcome", *_COMMANDS), "Rejoin": "joining", "silence": "joining", "stop": "left"},
+        "joined": {
+            **_stays("joined", "Welcome", "Refused", *_COMMANDS),
+            "Rejoin": "joining",
+            "silence": "joining",
+            "give up": "left",
+            "stop": "left",
+        },
         "left": {},
     },
     Role.AGENT_DEPLOYMENT: {

@@ -55,6 +55,7 @@ def write_token(home: Path, name: str, text: str) -> Path:
 def node_revoked(world: World, targets: tuple[str, ...], seconds: float) -> None:
     """Take back a node; it ends, and is started again with the join token."""
     agent = targets[0]
+    _wait_for(world, agent)
     key = _key(world, agent)
     if _revoke(world, agent):
         _see_it_end(world, agent, key)
@@ -65,6 +66,7 @@ def node_revoked(world: World, targets: tuple[str, ...], seconds: float) -> None
 def revoked_and_restarted(world: World, targets: tuple[str, ...], seconds: float) -> None:
     """Take back a node, and kill the coordinator before it has told anybody."""
     agent = targets[0]
+    _wait_for(world, agent)
     key = _key(world, agent)
     revoked = _revoke(world, agent)
     world.machines.kill(COORDINATOR)
@@ -197,6 +199,11 @@ def _done(world: World, ask: Callable[[], T], what: str) -> T | None:
     except BbgrapError as error:
         world.history.note("not done", asked=what, text=str(error))
         return None
+
+
+def _wait_for(world: World, agent: str) -> None:
+    """Wait until an agent has joined: one that starts may be about to enrol anew."""
+    wait(lambda: agent in {node.name for node in world.nodes()}, _ENDS_S)
 
 
 def _see_it_end(world: World, agent: str, key: ClientLock | None) -> None:
