@@ -222,6 +222,15 @@ def test_a_name_that_is_taken_is_asked_for_again_for_a_while():
     assert agent.now >= REFUSED_S
 
 
+def test_a_joined_agent_whose_key_is_taken_back_ends_and_says_why():
+    agent = Driven()
+    agent.tell(m.Refused("late", retry=True))
+    assert not any(isinstance(i, ae.Quit) for i in agent.done)
+    agent.tell(m.Refused("its key was revoked", retry=False))
+    assert ae.Quit("its key was revoked") in agent.done
+    assert agent.machine.state == "left"
+
+
 def test_a_message_out_of_turn_changes_nothing():
     agent = Driven()
     agent.handle(ae.Stop("bye"))
