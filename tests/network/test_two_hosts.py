@@ -75,7 +75,7 @@ def test_agents_on_two_hosts_answer_clients_on_both(hosts: None, tmp_path: Path)
             assert time.monotonic() < deadline, "\n".join(log.read_text() for log in tmp_path.glob("*.log"))
             time.sleep(0.3)
         for host in HOSTS:
-            done = run(host, keys, "submit", "zoo:tiny", "--verify")
+            done = run(host, keys, "submit", "zoo:tiny", "--planner", "bbgrap", "--verify")  # which cuts it whatever machines can do
             assert done.returncode == 0, done.stderr
             assert "over a, b" in done.stdout
     finally:
