@@ -311,8 +311,8 @@ def _check_keys(lines: Sequence[Line], verdict: Verdict) -> None:
                 verdict.breach("a wrong key was answered", f"{line['key']} at {line['t']:.1f}")
         elif line["what"] == "shut out":
             left, ended = line["left_s"], line["ended_s"]
-            verdict.shut_out_s.append(left or 0.0)
-            if left is None or left > SHUT_S:
+            verdict.shut_out_s.append(left)
+            if left > SHUT_S:
                 verdict.breach("a revoked node stayed", f"{line['agent']} at {line['t']:.1f}: {left} s")
             if ended is None:
                 verdict.breach("a revoked node did not end", f"{line['agent']} at {line['t']:.1f}")
