@@ -10,7 +10,7 @@ import pytest
 
 from bbgrap.errors import UsageError
 from benchmarks import network
-from benchmarks.lock_price import prices
+from benchmarks.lock_price import REST_PERCENT, prices
 from benchmarks.network import parse_locks
 
 
@@ -40,4 +40,4 @@ def test_two_clusters_run_the_same_plan_over_an_emulated_link():
     assert found["verified"]
     assert found["nodes_used"] == ["agent0", "agent1"]
     assert {lock: len(times) for lock, times in found["times_ms"].items()} == {"tls": 2, "insecure": 2}
-    assert max(found["idle_percent"].values()) < 5
+    assert max(found["idle_percent"].values()) < REST_PERCENT
