@@ -1,7 +1,8 @@
 """A coordinator and agents as processes that can be killed, stopped and started again, on hosts of their own where there is a network.
 
-A machine keeps its name, its folder and its address when it is started anew, as a real one does. Laws: what was started ends with the
-context; logs are appended to, so that a story can be read from its beginning.
+A machine keeps its name, its folder, its key and its address when it is started anew, as a real one does. The cluster is locked: agents
+and clients are given tokens of the coordinator, as files. Laws: what was started ends with the context; logs are appended to, so that a
+story can be read from its beginning.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from bbgrap.errors import ClusterUnavailableError
+from bbgrap.session import Connection, connect
 from benchmarks.lan import Lan
 
 COORDINATOR = "coordinator"
@@ -56,6 +58,22 @@ class Machines:
         """Return where a machine keeps its files."""
         return self.home / machine
 
+    def token(self, name: str) -> Path:
+        """Return the file with a token that the coordinator has made by itself: `local` (an admin's) or `join`."""
+        return self.folder(COORDINATOR) / "keys" / f"{name}.token"
+
+    def keys(self, agent: str) -> Path:
+        """Return where an agent keeps its own key."""
+        return self.folder(agent) / "keys"
+
+    def connect(self, timeout_s: float = _START_S) -> Connection:
+        """Connect as an admin.
+
+        Raises:
+            ClusterUnavailableError: if no coordinator answers.
+        """
+        return connect(self.address, timeout_s, token_file=self.token("local"))
+
     def log(self, machine: str) -> Path:
         """Return a machine's log."""
         return self.home / f"{machine}.log"
@@ -84,6 +102,7 @@ class Machines:
     def start_agent(self, name: str) -> None:
         """Start an agent with its name and its folder; returns at once."""
         options = ["--join", self.address, "--name", name, "--threads", "1", "--cache-dir", str(self.folder(name)), "--until-eof"]
+        options += ["--token-file", str(self.token("join")), "--keys-dir", str(self.keys(name))]
         if name in self.cores:
             options += ["--cores", str(self.cores[name])]
         self._start(name, "bbgrap_agent.main", *options)
@@ -189,8 +208,6 @@ def machines_at(home: Path, lan: Lan | None, agents: Sequence[str], cores: dict[
     Raises:
         ClusterUnavailableError: if one does not start.
     """
-    from bbgrap.session import connect
-
     with ExitStack() as stack:
         machines = Machines(home, lan, cores or {}, port=_PORT if lan is not None else free_port())
         stack.callback(machines.close)
@@ -198,7 +215,7 @@ def machines_at(home: Path, lan: Lan | None, agents: Sequence[str], cores: dict[
         machines.wait_coordinator()
         for name in agents:
             machines.start_agent(name)
-        with connect(machines.address, _START_S) as connection:
+        with machines.connect() as connection:
             for name in agents:
                 machines.wait(name, lambda name=name: name in {node.name for node in connection.nodes()})  # type: ignore[misc]
         yield machines

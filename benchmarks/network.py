@@ -5,6 +5,8 @@ with the input at hand; coordinator, client and input live on the first machine,
 Single node and cluster take turns run by run; times are medians, the speed-up is the median of the ratios within a turn. Plain
 onnxruntime with two threads, which shares its memory, has turns too: what no network could beat.
 
+`--locks tls,insecure` measures what locks cost instead (`benchmarks/lock_price.py`).
+
 Links are emulated (`benchmarks/testbed.py`), which needs root on Linux; else only `loopback` is measured. Results are added to
 `benchmarks/results/network-MODEL.json`, with a picture beside it; what was measured before for the same link and planner is replaced.
 """
@@ -27,11 +29,11 @@ from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
-from bbgrap.session import connect
 from benchmarks.exit_status import exit_status
+from benchmarks.lock_price import compare, print_prices
 from benchmarks.plots import grouped_bars
 from benchmarks.speedups import write_table
-from benchmarks.testbed import CORES, Rate, at, can_limit, open_testbed, probe
+from benchmarks.testbed import CORES, LOCKS, Lock, Rate, Reached, at, can_limit, open_testbed, probe
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = "resnet50,vgg16"
@@ -94,12 +96,12 @@ def parse_planner(text: str, transfer_dtype: TransferType = "exact") -> PlanOpti
     return plan_options(name, split or "rows", objective=objective or "latency", transfer_dtype=transfer_dtype)
 
 
-def measure(coordinator: str, job: Job) -> dict[str, Any]:
+def measure(coordinator: Reached, job: Job) -> dict[str, Any]:
     """Measure one model from inside the first machine; the object of `bbgrap bench --json`."""
     path = find_model(job.model.source)
     declared = inputs_of(path)
     feeds = random_inputs(declared, concrete_shapes(declared, None, job.model.batch), seed=0, pictures=job.pictures)
-    with connect(coordinator) as connection, step("measuring") as progress:
+    with coordinator.connect() as connection, step("measuring") as progress:
         if any(options.planner == "auto" for options in job.contenders):
             progress.update("profiling nodes and link")
             connection.profile()
@@ -206,10 +208,26 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     print_table(columns, cells, title="two agents, one core each")
 
 
-def measure_link(rate: Rate, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+def price_link(rate: Rate, jobs: Sequence[Job], locks: Sequence[Lock]) -> list[dict[str, Any]]:
+    """Measure all models over one link, on clusters that are locked in different ways."""
+    found = []
+    with open_testbed(rate, locks=locks) as bed:
+        bits_per_s, round_trip_s = probe(bed.places, bed.hosts[1])
+        link = {"link": rate.name, "measured_mbit_per_s": round(bits_per_s / 1e6, 1), "round_trip_us": round(round_trip_s * 1e6, 1)}
+        clusters = dict(zip(locks, bed.coordinators, strict=True))
+        for job in jobs:
+            for options in job.contenders:
+                say(f"{rate.name}: {job.model.name}, batch {job.model.batch}, {options.planner}")
+                date = datetime.now(UTC).isoformat(timespec="seconds")
+                row = at(bed.places[0], compare, clusters, job.model.source, job.model.batch, options, job.runs, job.pictures)
+                found.append({"model": job.model.name, "batch": job.model.batch, **link, **row, "date": date})
+    return found
+
+
+def measure_link(rate: Rate, jobs: Sequence[Job], lock: Lock = "tls") -> list[dict[str, Any]]:
     """Measure all models over one link."""
     found = []
-    with open_testbed(rate) as bed:
+    with open_testbed(rate, locks=(lock,)) as bed:
         bits_per_s, round_trip_s = probe(bed.places, bed.hosts[1])
         link = {"name": rate.name, "measured_mbit_per_s": round(bits_per_s / 1e6, 1), "round_trip_us": round(round_trip_s * 1e6, 1)}
         say(f"{rate.name}: a plain TCP connection gets {bits_per_s / 1e6:,.0f} Mbit/s, {round_trip_s * 1e6:.0f} µs there and back")
@@ -228,9 +246,13 @@ def _work(given: argparse.Namespace) -> int:
     if not can_limit() and any(rate.bits_per_s for rate in rates):
         say("no root here: links cannot be emulated, measuring loopback only")
         rates = [Rate("loopback", None)]
+    if given.locks:
+        priced = [row for rate in rates for row in price_link(rate, jobs, parse_locks(given.locks))]
+        print_json(priced) if given.json else print_prices(priced)
+        return _status([row["machine"]["busy"] for row in priced], [row["verified"] for row in priced])
     rows = []
     for rate in rates:
-        found = measure_link(rate, jobs)
+        found = measure_link(rate, jobs, given.lock)
         rows += found
         if given.save:
             say(f"written: {', '.join(map(str, (*keep(found), *write_table())))}")
@@ -238,9 +260,25 @@ def _work(given: argparse.Namespace) -> int:
         print_json(rows)
     else:
         print_rows(rows)
-    if any(row["facts"]["busy"] for row in rows):
+    return _status([row["facts"]["busy"] for row in rows], [row["verified"] for row in rows])
+
+
+def _status(busy: Sequence[bool], verified: Sequence[bool]) -> int:
+    if any(busy):
         say("this machine was busy with other work: do not trust these times")
-    return 0 if all(row["verified"] for row in rows) else 1
+    return 0 if all(verified) else 1
+
+
+def parse_locks(text: str) -> tuple[Lock, ...]:
+    """Read two of them, `tls,insecure`.
+
+    Raises:
+        UsageError: if it is something else.
+    """
+    found = tuple(lock for name in text.split(",") for lock in LOCKS if lock == name.strip())
+    if len(found) != 2 or len(set(found)) != 2 or text.count(",") != 1:
+        raise UsageError(f"locks: expected two of {', '.join(LOCKS)} with a comma, got '{text}'")
+    return found
 
 
 def main() -> int:
@@ -255,6 +293,8 @@ def main() -> int:
     parser.add_argument("--pictures", action="store_true", help="inputs with the values of pictures of 8 bits a colour, not any floats")
     parser.add_argument("--runs", type=int, default=0, help=f"turns that are counted; default: {RUNS}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} turns")
+    parser.add_argument("--lock", default="tls", choices=LOCKS, help="how the cluster is locked; default: %(default)s")
+    parser.add_argument("--locks", default="", help="two of them, as tls,insecure: what the first costs, with the same plan, in turns")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--save", action="store_true", help="keep the rows and their picture in benchmarks/results, and the table in the documents"

@@ -32,7 +32,6 @@ import zmq
 
 from bbgrap.cli.output import print_json, print_table, say
 from bbgrap.errors import ClusterUnavailableError, UsageError
-from bbgrap.session import connect
 from benchmarks.exit_status import exit_status
 from benchmarks.lan import Lan, enter_hub, lan_of
 from benchmarks.machines import COORDINATOR, Machines, machines_at
@@ -69,7 +68,7 @@ class Bed:
 
     def joined(self, name: str) -> None:
         """Wait until the coordinator knows an agent."""
-        with connect(self.machines.address, 60.0) as connection:
+        with self.machines.connect() as connection:
             self.machines.wait(name, lambda: name in {node.name for node in connection.nodes()})
 
 
@@ -186,13 +185,16 @@ class ClientProcess:
 
 
 @contextmanager
-def clients_of(machines: Machines, home: Path, name: str = "clients") -> Iterator[ClientProcess]:
-    """Start a process with clients on the hub."""
+def clients_of(machines: Machines, home: Path, name: str = "clients", token: Path | None = None) -> Iterator[ClientProcess]:
+    """Start a process with clients on the hub; without a token file of their own they have that of the coordinator's user."""
     history = home / f"{name}.jsonl"
     history.touch()
     command = ["-m", "benchmarks.clients", "--cluster", machines.address, "--history", str(history), "--folder", str(home / "models")]
+    surroundings = {**os.environ, "BBGRAP_TOKEN_FILE": str(token or machines.token("local"))}
     with (home / f"{name}.log").open("ab") as log:
-        process = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, bufsize=1)
+        process = subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, bufsize=1, env=surroundings
+        )
     assert process.stdin is not None
     stream = process.stdin
 

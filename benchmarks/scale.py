@@ -45,13 +45,13 @@ from bbgrap.engine.reference import Reference
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.message_layout import layouts_sent
-from bbgrap.session import InferenceSession, connect
+from bbgrap.session import InferenceSession
 from benchmarks.contention import Work, company
 from benchmarks.device_times import TURNS, Peers, Stopwatch, Walk, loaded
 from benchmarks.exit_status import exit_status
 from benchmarks.network import Job, ModelAt, measure, parse_planner
 from benchmarks.plots import lines
-from benchmarks.testbed import CORES, Place, Rate, at, can_limit, open_testbed, probe
+from benchmarks.testbed import CORES, Place, Rate, Reached, at, can_limit, open_testbed, probe
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = "resnet50,vgg16"
@@ -115,9 +115,9 @@ def idle_model(shape: Sequence[int]) -> bytes:
     return bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString())
 
 
-def look_around(coordinator: str, shape: tuple[int, ...]) -> Around:
+def look_around(coordinator: Reached, shape: tuple[int, ...]) -> Around:
     """Measure the second node, and a request that computes nothing; from the first machine."""
-    with connect(coordinator) as connection:
+    with coordinator.connect() as connection:
         profile = connection.profile("agent1")[0]
         session = InferenceSession(idle_model(shape), cluster=connection, planner="single")
         feed = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}

@@ -22,10 +22,10 @@ from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.output import print_json, print_table, say
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
-from bbgrap.session import Connection, connect
+from bbgrap.session import Connection
 from bbgrap.stream import measure_stream
 from benchmarks.exit_status import exit_status
-from benchmarks.testbed import Rate, at, can_limit, open_testbed
+from benchmarks.testbed import Rate, Reached, at, can_limit, open_testbed
 from benchmarks.unequal import CGROUP, limited
 
 RESULTS = Path(__file__).parent / "results" / "streams.json"
@@ -42,9 +42,9 @@ def measure(connection: Connection, model: str, requests: int) -> dict[str, Any]
     return measure_stream(path, feeds, connection, [options], requests=requests, threads=1, name=model, report=say)
 
 
-def over_link(coordinator: str, model: str, requests: int) -> dict[str, Any]:
+def over_link(coordinator: Reached, model: str, requests: int) -> dict[str, Any]:
     """Measure as a client of a test-bed's coordinator, on this process's core."""
-    with connect(coordinator) as connection:
+    with coordinator.connect() as connection:
         return measure(connection, model, requests)
 
 

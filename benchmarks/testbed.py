@@ -24,15 +24,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from bbgrap.bench import bound_to
 from bbgrap.errors import ClusterUnavailableError, UsageError
+from bbgrap.session import Connection
+from bbgrap.transport.access import Access
 
 CORES = (0, 1)
 """Of the two machines."""
@@ -59,6 +61,11 @@ _PORT = 7070
 _START_S = 60.0
 _STOP_S = 5.0
 _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+Lock = Literal["tls", "plain", "insecure"]
+"""How a cluster is locked: keys and TLS; keys, but tensors in clear; not at all."""
+LOCKS: tuple[Lock, ...] = get_args(Lock)
+_LOCKING: Mapping[Lock, Sequence[str]] = {"tls": (), "plain": ("--data-plane", "plain"), "insecure": ("--insecure",)}
 
 R = TypeVar("R")
 
@@ -109,14 +116,33 @@ class Place:
     core: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A coordinator, and how to connect to it from wherever: notes of tokens are found at addresses of one's own machine only."""
+
+    address: str
+    access: Access
+    processes: tuple[int, ...] = ()
+    """Numbers of the cluster's main processes."""
+
+    def connect(self, timeout_s: float = 3.0) -> Connection:
+        """Connect as an admin."""
+        return Connection(self.address, timeout_s, self.access)
+
+
 @dataclass(frozen=True)
 class Testbed:
-    """Two places, the address of each, and the coordinator's."""
+    """Two places, the address of each, and the coordinator of each cluster."""
 
     rate: Rate
     places: tuple[Place, Place]
     hosts: tuple[str, str]
-    coordinator: str
+    coordinators: tuple[Reached, ...]
+
+    @property
+    def coordinator(self) -> Reached:
+        """The first cluster's."""
+        return self.coordinators[0]
 
 
 def can_limit() -> bool:
@@ -125,8 +151,8 @@ def can_limit() -> bool:
 
 
 @contextmanager
-def open_testbed(rate: Rate, cache_dir: Path | None = None) -> Iterator[Testbed]:
-    """Start a coordinator and two agents joined by a link; they are gone afterwards.
+def open_testbed(rate: Rate, cache_dir: Path | None = None, locks: Sequence[Lock] = ("tls",)) -> Iterator[Testbed]:
+    """Start a coordinator and two agents joined by a link, once for each way to lock them; they are gone afterwards.
 
     Raises:
         UsageError: if this machine has fewer than two cores for this process, or namespaces are not allowed.
@@ -138,21 +164,31 @@ def open_testbed(rate: Rate, cache_dir: Path | None = None) -> Iterator[Testbed]
         stack.enter_context(terminable())
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bbgrap-testbed-", ignore_cleanup_errors=True)))
         places, hosts = stack.enter_context(linked(rate))
-        ready = home / "address"
-        common = ["--bind", f"tcp://{hosts[0]}:{0 if rate.bits_per_s is None else _PORT}", "--state-dir", str(home / "state")]
-        coordinator = stack.enter_context(
-            _process(places[0], home / "coordinator.log", "bbgrap_coordinator.main", *common, "--ready-file", str(ready), "--until-eof")
-        )
-        _wait(ready.exists, coordinator, home / "coordinator.log")
-        address = ready.read_text()
-        for number, place in enumerate(places):
-            options = ["--join", address, "--name", f"agent{number}", "--threads", "1", "--cores", str(place.core), "--until-eof"]
-            if cache_dir is not None:
-                options += ["--cache-dir", str(cache_dir)]
-            log = home / f"agent{number}.log"
-            agent = stack.enter_context(_process(place, log, "bbgrap_agent.main", *options))
-            _wait(lambda log=log: "data plane at" in log.read_text(), agent, log)
-        yield Testbed(rate, places, hosts, address)
+        clusters = []
+        for number, lock in enumerate(locks):
+            port = 0 if rate.bits_per_s is None else _PORT + number
+            clusters.append(_cluster(stack, places, f"tcp://{hosts[0]}:{port}", home / f"{lock}{number}", lock, cache_dir))
+        yield Testbed(rate, places, hosts, tuple(clusters))
+
+
+def _cluster(stack: ExitStack, places: Sequence[Place], bind: str, home: Path, lock: Lock, cache_dir: Path | None) -> Reached:
+    """Start a coordinator and its agents, until the stack is closed."""
+    home.mkdir()
+    ready, state, keys = home / "address", home / "state", home / "state" / "keys"
+    options = ["--bind", bind, "--state-dir", str(state), "--ready-file", str(ready), "--until-eof", *_LOCKING[lock]]
+    coordinator = stack.enter_context(_process(places[0], home / "coordinator.log", "bbgrap_coordinator.main", *options))
+    _wait(ready.exists, coordinator, home / "coordinator.log")
+    address, processes = ready.read_text(), [coordinator]
+    with_key = ["--insecure"] if lock == "insecure" else ["--token-file", str(keys / "join.token"), "--keys-dir", str(home / "keys")]
+    for number, place in enumerate(places):
+        options = ["--join", address, "--name", f"agent{number}", "--threads", "1", "--cores", str(place.core), "--until-eof", *with_key]
+        if cache_dir is not None:
+            options += ["--cache-dir", str(cache_dir)]
+        log = home / f"agent{number}.log"
+        processes.append(stack.enter_context(_process(place, log, "bbgrap_agent.main", *options)))
+        _wait(lambda log=log: "joined as" in log.read_text(), processes[-1], log)  # type: ignore[misc]
+    access = Access(insecure=True) if lock == "insecure" else Access(token_file=keys / "local.token")
+    return Reached(address, access, tuple(process.pid for process in processes))
 
 
 @contextmanager

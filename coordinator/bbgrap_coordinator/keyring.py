@@ -155,7 +155,9 @@ class KeyRing:
         except BbgrapError as error:
             return _refused_call(message, str(error)), []
         except OSError as error:
-            return _refused_call(message, f"keys: nothing has changed, for they cannot be written: {error.strerror or error}"), []
+            # A disk that is full may have room again: a node that has just started shall not be away for good.
+            why = f"keys: nothing has changed, for they cannot be written: {error.strerror or error}"
+            return _refused_call(message, why, retry=True), []
 
     def expired(self) -> list[bytes]:
         """Return the keys that have expired since this was asked."""
@@ -210,10 +212,10 @@ class KeyRing:
         write_secret(self.token_file(name), token.text)
         return token
 
-    def _made(self, role: Role, name: str, lasts_s: float) -> tuple[Token, Entry]:
+    def _made(self, role: Role, name: str, lasts_s: float, *replaced: Entry) -> tuple[Token, Entry]:
         pair, now = Pair.make(), self._clock()
         entry = Entry(pair.public.hex(), role.value, name, now, expires=now + lasts_s if lasts_s else 0.0)
-        self._change(entry)
+        self._change(*replaced, entry)
         return Token(role, self._pair.public, pair.secret), entry
 
     def _rotate(self, message: RotateToken) -> TokenMade:
@@ -222,8 +224,8 @@ class KeyRing:
             raise AccessError(f"'{old.name}' is a node: it has no token; to let it enrol anew, revoke it")
         now = self._clock()
         ends = now + message.grace_s
-        self._change(replace(old, name=f"{old.name} (rotated)", expires=min(old.expires or ends, ends)))
-        token, entry = self._made(_role(old.kind), old.name, old.expires - now if old.expires else 0.0)
+        replaced = replace(old, name=f"{old.name} (rotated)", expires=min(old.expires or ends, ends))
+        token, entry = self._made(_role(old.kind), old.name, old.expires - now if old.expires else 0.0, replaced)
         if old.name in {LOCAL, JOIN}:
             write_secret(self.token_file(old.name), token.text)
         return TokenMade(message.call, token.text, self._status(entry, 0))
@@ -256,9 +258,9 @@ class KeyRing:
 
     # --- keeping ------------------------------------------------------------------------------------------------------------------------
 
-    def _change(self, entry: Entry) -> None:
-        """Keep an entry, on the disk first."""
-        entries: dict[bytes, Entry] = {**self._entries, bytes.fromhex(entry.key): entry}
+    def _change(self, *changed: Entry) -> None:
+        """Keep entries, all of them or none, on the disk first."""
+        entries: dict[bytes, Entry] = {**self._entries, **{bytes.fromhex(entry.key): entry for entry in changed}}
         if len(entries) > MAX_ENTRIES:
             entries = _pruned(entries, self._clock())
         write_keys(self._path, Kept(self._secrets, tuple(entries.values())))
@@ -328,5 +330,5 @@ def refused(message: AgentMessage | ClientMessage | KeyMessage, why: str) -> Fai
     return None if isinstance(message, AgentMessage | Ask | Cancel) else Failed(message.call, Fault.ACCESS, why)
 
 
-def _refused_call(message: KeyMessage, why: str) -> Failed | Refused:
-    return Refused(why, retry=False) if isinstance(message, Enrol) else Failed(message.call, Fault.ACCESS, why)
+def _refused_call(message: KeyMessage, why: str, *, retry: bool = False) -> Failed | Refused:
+    return Refused(why, retry) if isinstance(message, Enrol) else Failed(message.call, Fault.ACCESS, why)

@@ -222,12 +222,13 @@ def test_a_name_that_is_taken_is_asked_for_again_for_a_while():
     assert agent.now >= REFUSED_S
 
 
-def test_a_member_that_is_refused_for_good_ends_and_a_late_refusal_is_nothing():
+def test_a_joined_agent_whose_key_is_taken_back_ends_and_says_why():
     agent = Driven()
-    agent.tell(m.Refused("taken", retry=True))
+    agent.tell(m.Refused("late", retry=True))
     assert not any(isinstance(i, ae.Quit) for i in agent.done)
     agent.tell(m.Refused("its key was revoked", retry=False))
     assert ae.Quit("its key was revoked") in agent.done
+    assert agent.machine.state == "left"
 
 
 def test_a_message_out_of_turn_changes_nothing():

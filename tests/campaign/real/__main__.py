@@ -29,11 +29,13 @@ from benchmarks.machines import COORDINATOR, machines_at
 from benchmarks.recovery import clients_of, os_setns
 from benchmarks.testbed import can_limit, terminable
 from tests.campaign.real.checker import check, read_histories, summary
+from tests.campaign.real.key_faults import write_token
 from tests.campaign.real.nemeses import NEMESES, Nemesis, draw, inflict, possible
-from tests.campaign.real.world import FREEZER, MEMORY, Victims, World, connected, disks, wait
+from tests.campaign.real.world import CLIENTS, FREEZER, GUESTS, MEMORY, Victims, World, disks, wait
 
 TASKS = ("send smooth 4 30 25", "send light_squeezenet 1 30 6", "send light_shufflenet 1 30 6", "send mobilenet_v2 1 30 4")
 VICTIM_TASKS = ("send smooth 2 30 25",)
+GUEST_TASKS = ("send smooth 1 30 10",)
 WATCHED = ("smooth", "mobilenet_v2")
 ROUND_S = 40.0
 """Of faults, before all is healed."""
@@ -72,13 +74,17 @@ def campaign(
             stack.enter_context(_in_hub(network))
             stack.enter_context(disks(home, (COORDINATOR, *names)))
         machines = stack.enter_context(machines_at(home, network, names))
-        clients = stack.enter_context(clients_of(machines, home))
+        connection = stack.enter_context(machines.connect())
+        files = {name: write_token(home, name, connection.create_token(name, "client")) for name in (CLIENTS, GUESTS)}
+        clients = stack.enter_context(clients_of(machines, home, CLIENTS, files[CLIENTS]))
+        guests = stack.enter_context(clients_of(machines, home, GUESTS, files[GUESTS]))
         victims = Victims(machines, home, history, VICTIM_TASKS)
         stack.callback(victims.close)
-        connection = stack.enter_context(connected(machines.address))
-        world = World(machines, history, names, rng, connection, clients.tell, victims.replace, has_disks=lan)
+        world = World(machines, history, names, rng, connection, clients.tell, victims.replace, guests, has_disks=lan)
         for line in (*tasks, *(f"watch {task}" for task in watched)):
             clients.tell(line)
+        for line in GUEST_TASKS:
+            guests.tell(line)
         victims.start()
         stopping = threading.Event()
         watching = threading.Thread(target=world.watch_workers, args=(stopping,))
@@ -88,6 +94,7 @@ def campaign(
         chosen = tuple(nemesis for nemesis in able if not kinds or nemesis.name in kinds)
         _rounds(world, chosen, minutes, lambda: _warm(clients.history, tasks))
         clients.tell("stop")
+        guests.tell("stop")
         victims.close()
         time.sleep(3.0)
     world.ungroup()

@@ -3,7 +3,8 @@
 It knows nothing of the code: it reads what clients sent and got, and what was done.
 
 Breaches are: an answer that is wrong, or a second one; no answer at all; an error that is not allowed, comes too late, or names nobody; a
-node that does not come back; memory, descriptors or disk that grow; a worker that dies of a model more than twice.
+node that does not come back; a key that was taken back and still opens something after a second; memory, descriptors or disk that grow;
+a worker that dies of a model more than twice.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ LATE_S = 1.0
 """How long after its deadline a request may end."""
 BACK_S = 10.0
 """When all nodes must be there after all faults are healed."""
+SHUT_S = 1.0
+"""How long a key that was taken back may be answered."""
+TAKEN_BACK = "client's token revoked"
+"""The fault during which the clients with this token may be refused."""
 RECOVERY_P99_S = 1.5
 AFTER_S = 5.0
 """How long after a fault a time without an answer is taken for its consequence."""
@@ -54,6 +59,10 @@ class Verdict:
     back_s: list[float] = field(default_factory=list)
     growth: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    knocks: Counter[str] = field(default_factory=Counter)
+    """What came of connections with wrong keys."""
+    shut_out_s: list[float] = field(default_factory=list)
+    """After how many seconds nodes that were taken back were gone."""
     errors: Counter[str] = field(default_factory=Counter)
     """Allowed ones, by task and kind."""
 
@@ -82,6 +91,8 @@ class Verdict:
             "slowest_request_by_kind_s": {kind: round(max(times), 3) for kind, times in sorted(self.waits_s.items())},
             "back_s": [round(seconds, 2) for seconds in self.back_s],
             "growth": self.growth,
+            "knocks": dict(self.knocks),
+            "shut_out_s": [round(seconds, 3) for seconds in self.shut_out_s],
             "errors": dict(self.errors),
         }
 
@@ -104,6 +115,7 @@ def check(lines: Sequence[Line]) -> Verdict:
     _check_return(lines, verdict)
     _check_growth(lines, verdict)
     _check_deaths(lines, verdict)
+    _check_keys(lines, verdict)
     for line in lines:
         if line["what"] == "broken":
             verdict.breach("the campaign itself", f"{line['kind']}: {line['text']}")
@@ -127,15 +139,42 @@ def _check_requests(lines: Sequence[Line], verdict: Verdict) -> None:
     full = [
         (line["t"], healed.get(line["fault"], line["t"]) + LATE_S) for line in lines if line["what"] == "fault" and "disk" in line["kind"]
     ]
+    barred = _barred(lines)
     verdict.requests = len(sent)
     for name, asked in sent.items():
-        mine = ends.get(name, [])
+        mine = [end for end in ends.get(name, []) if not _is_refused_rightly(end, barred)]
+        refused = len(ends.get(name, [])) - len(mine)
+        if refused and not mine:
+            verdict.errors["AccessError: its token was revoked"] += 1
+            continue
         if len(mine) > 1:
             verdict.breach("answered twice", f"{asked['task']} {name}")
         if mine:
             _check_end(asked, mine[0], full, verdict)
         elif int(name.partition(".")[0]) not in killed:
             verdict.breach("never answered", f"{asked['task']} {name}, sent at {asked['t']:.1f}")
+
+
+def _barred(lines: Sequence[Line]) -> list[tuple[int, float, float, float]]:
+    """Return when whose token (by the number of the process) was taken back: asked, done, and when another one was made."""
+    faults = {line["fault"]: line["t"] for line in lines if line["what"] == "fault" and line["kind"] == TAKEN_BACK}
+    asked, healed = faults.values(), [line["t"] for line in lines if line["what"] == "healed" and line["fault"] in faults]
+    return [
+        (
+            line["pid"],
+            max((t for t in asked if t <= line["t"]), default=line["t"]),
+            line["t"],
+            min((t for t in healed if t >= line["t"]), default=lines[-1]["t"]),
+        )
+        for line in lines
+        if line["what"] == "revoked"
+    ]
+
+
+def _is_refused_rightly(end: Line, barred: Sequence[tuple[int, float, float, float]]) -> bool:
+    pid = int(end["id"].partition(".")[0])
+    is_refused = end["what"] == "failed" and end["kind"] == "AccessError"
+    return is_refused and any(pid == its and asked <= end["t"] <= until + LATE_S for its, asked, _, until in barred)
 
 
 def _check_end(asked: Line, end: Line, full: Sequence[tuple[float, float]], verdict: Verdict) -> None:
@@ -255,6 +294,30 @@ def _check_deaths(lines: Sequence[Line], verdict: Verdict) -> None:
                 verdict.breach("a model ended too many workers", f"at {fault['t']:.1f}: {deaths}")
 
 
+def _check_keys(lines: Sequence[Line], verdict: Verdict) -> None:
+    """What was taken back opens nothing after a second."""
+    replaced = [(line["pid"], line["t"]) for line in lines if line["what"] == "replaced"]
+    for pid, _, done, _ in _barred(lines):
+        until = min((t for its, t in replaced if its == pid and t >= done), default=done)
+        late = [
+            line for line in lines if line["what"] == "answered" and done + SHUT_S < line["t"] < until and line["id"].startswith(f"{pid}.")
+        ]
+        for line in late:
+            verdict.breach("a revoked key was answered", f"{line['id']} at {line['t']:.1f}, {line['t'] - done:.1f} s later")
+    for line in lines:
+        if line["what"] == "knocked":
+            verdict.knocks["answered" if line["came"] else "refused" if line["why"] else "nobody there"] += 1
+            if line["came"]:
+                verdict.breach("a wrong key was answered", f"{line['key']} at {line['t']:.1f}")
+        elif line["what"] == "shut out":
+            left, ended = line["left_s"], line["ended_s"]
+            verdict.shut_out_s.append(left)
+            if left > SHUT_S:
+                verdict.breach("a revoked node stayed", f"{line['agent']} at {line['t']:.1f}: {left} s")
+            if ended is None:
+                verdict.breach("a revoked node did not end", f"{line['agent']} at {line['t']:.1f}")
+
+
 def summary(verdict: Verdict) -> None:
     """Print a verdict for people."""
     rows = [
@@ -273,6 +336,8 @@ def summary(verdict: Verdict) -> None:
         ("recovery alone, p50 / p99, s", f"{found['recovery_alone_s']['p50']} / {found['recovery_alone_s']['p99']}"),
         ("recovery together, p50 / p99, s", f"{found['recovery_together_s']['p50']} / {found['recovery_together_s']['p99']}"),
         ("all nodes back, at most, s", max(verdict.back_s, default=0.0)),
+        ("wrong keys that knocked", dict(verdict.knocks)),
+        ("revoked nodes gone, at most, s", f"{max(verdict.shut_out_s, default=0.0):.2f} of {len(verdict.shut_out_s)}"),
         ("largest growth", max(verdict.growth.items(), key=lambda entry: entry[1], default=("none", 1.0))),
         ("allowed errors", dict(verdict.errors)),
     ]

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.machines import COORDINATOR
+from tests.campaign.real import key_faults
 from tests.campaign.real.world import FREEZER, MEMORY, World
 
-Target = Literal["agent", "pair", "coordinator", "all", "none"]
+Target = Literal["agent", "pair", "coordinator", "agent and coordinator", "all", "none"]
 Work = Callable[[World, tuple[str, ...], float], None]
 
 
@@ -260,6 +261,13 @@ NEMESES = (
     Nemesis("new model", "none", (1.0, 2.0), _new_model, counts=False),
     Nemesis("restart storm", "all", (0.1, 1.0), _storm, blocks=True),
     Nemesis("rolling restart", "all", (0.0, 0.0), _rolling, counts=False, alone=True),
+    Nemesis("node revoked", "agent", (0.1, 2.0), key_faults.node_revoked),
+    Nemesis("revoked and restarted", "agent and coordinator", (0.0, 0.5), key_faults.revoked_and_restarted, blocks=True),
+    Nemesis("client's token rotated", "coordinator", (0.5, 3.0), key_faults.clients_rotated),
+    Nemesis("client's token revoked", "coordinator", (1.5, 3.0), key_faults.guests_revoked, counts=False),
+    Nemesis("join token rotated", "agent and coordinator", (0.3, 1.0), key_faults.join_rotated),
+    Nemesis("wrong tokens", "none", (2.0, 4.0), key_faults.wrong_tokens, counts=False),
+    Nemesis("strangers at every port", "none", (2.0, 5.0), key_faults.strangers_everywhere, counts=False),
 )
 
 
@@ -287,6 +295,8 @@ def draw(world: World, kinds: tuple[Nemesis, ...]) -> tuple[Nemesis, tuple[str, 
             return (nemesis, tuple(world.rng.sample(free, 2))) if len(free) > 2 else None
         case "coordinator":
             return None if COORDINATOR in world.hurt else (nemesis, (COORDINATOR,))
+        case "agent and coordinator":
+            return (nemesis, (world.rng.choice(free), COORDINATOR)) if len(free) > 1 and COORDINATOR not in world.hurt else None
         case "all":
             return None if world.hurt else (nemesis, (COORDINATOR, *world.agents))
 

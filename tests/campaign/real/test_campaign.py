@@ -8,6 +8,7 @@ from tests.campaign.real.checker import check, read_histories
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(300)]
 
 KINDS = ("agent killed", "nanny killed", "worker killed", "agent stopped", "coordinator killed", "killer model", "idle strangers")
+KINDS += ("node revoked", "revoked and restarted", "client's token rotated", "client's token revoked", "join token rotated")
 TASKS = ("send smooth 3 30 20",)
 
 

@@ -117,3 +117,39 @@ def test_gaps_and_quantiles():
     assert longest_gap([1.0, 2.0, 5.0], 1.5, 6.0) == 3.0
     assert longest_gap([1.0, 2.0, 5.0], 1.5, 6.0, [(2.5, 4.5)]) == 1.0
     assert (quantile([], 0.5), quantile([3.0, 1.0, 2.0], 0.5), quantile([3.0, 1.0, 2.0], 0.99)) == (0.0, 2.0, 3.0)
+
+
+def revoked(*lines):
+    began = {**fault(1, 1.0, "client's token revoked"), "counts": False}
+    return found(began, {"t": 1.1, "what": "revoked", "pid": 7}, {"t": 4.0, "what": "replaced", "pid": 7}, healed(1, 4.5), *lines)
+
+
+def test_who_has_a_revoked_token_is_refused_and_answered_with_the_next_one():
+    refused = failed(1, 2.0, "the coordinator does not know the key", "AccessError")
+    assert revoked(sent(1, 1.5), refused, sent(2, 1.5), answered(2, 1.9), sent(3, 3.0), answered(3, 4.2)) == set()
+    assert found(sent(1, 1.5), refused) == {"failed"}
+    late = failed(1, 6.0, "the coordinator does not know the key", "AccessError")
+    assert revoked(sent(1, 1.5), late) == {"failed"}
+
+
+def test_an_answer_to_a_revoked_token_is_found():
+    assert revoked(sent(1, 1.5), answered(1, 3.0)) == {"a revoked key was answered"}
+    assert revoked(sent(1, 1.5, client=8), answered(1, 3.0, client=8)) == set()
+
+
+def test_a_wrong_key_that_opens_something_is_found():
+    knocked = {"t": 1.0, "what": "knocked", "key": "an old one", "came": False, "why": "not known"}
+    assert check([knocked]).knocks == {"refused": 1}
+    assert found({**knocked, "came": True}) == {"a wrong key was answered"}
+
+
+@pytest.mark.parametrize(
+    ("left", "ended", "breaches"),
+    [
+        (0.2, 3.0, set()),
+        (1.5, 3.0, {"a revoked node stayed"}),
+        (0.2, None, {"a revoked node did not end"}),
+    ],
+)
+def test_a_revoked_node_that_stays_is_found(left, ended, breaches):
+    assert found({"t": 1.0, "what": "shut out", "agent": "agent0", "left_s": left, "ended_s": ended}) == breaches

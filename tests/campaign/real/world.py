@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import socket
 import subprocess
 import threading
@@ -14,15 +15,17 @@ from pathlib import Path
 
 from bbgrap.errors import BbgrapError, ClusterUnavailableError
 from bbgrap.protocol.client_messages import NodeStatus
-from bbgrap.session import Connection, connect
+from bbgrap.session import Connection
 from benchmarks.clients import History
 from benchmarks.lan import Lan
 from benchmarks.machines import COORDINATOR, Machines
-from benchmarks.recovery import clients_of
+from benchmarks.recovery import ClientProcess, clients_of
 
 FREEZER, MEMORY = Path("/sys/fs/cgroup/freezer"), Path("/sys/fs/cgroup/memory")
 RESTART_S = 30.0
 """How long a coordinator may refuse to start."""
+CLIENTS, GUESTS = "clients", "guests"
+"""The names of the two tokens that clients have; those of guests are taken back."""
 DISK_BYTES = 2 << 30
 """Of a machine's folder, where it is a file system of its own."""
 
@@ -43,6 +46,8 @@ class World:
     """Says something to the clients that nobody kills."""
     victims: Callable[[], None]
     """Kills the clients that may be killed, and starts others."""
+    guests: ClientProcess
+    """Clients with a token of their own, which may be taken back."""
     has_disks: bool = False
     hurt: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -140,13 +145,20 @@ class World:
 
     def strangers(self, host: str, port: int, count: int, said: bytes = b"") -> list[socket.socket]:
         """Connect so often to a port, and say something or nothing."""
-        made = []
-        for _ in range(count):
+        made: list[socket.socket] = []
+        until = time.monotonic() + 5.0  # a port may be blocked
+        while len(made) < count and time.monotonic() < until:
             with suppress(OSError):
                 stranger = socket.create_connection((host, port), 0.5)
                 made.append(stranger)
                 stranger.sendall(said)
         return made
+
+    def ports(self) -> list[tuple[str, int]]:
+        """Return the hosts and ports where anybody listens, as far as they are known."""
+        planes = re.findall(r"data plane at tcp://[^ ,]*:(\d+), incarnation", self.machines.log(COORDINATOR).read_text(errors="replace"))
+        mine = [(self.machines.host(COORDINATOR), port) for port in (self.machines.port, *map(int, planes[-1:]))]
+        return [*mine, *((self.machines.host(node.name), int(node.address.rpartition(":")[2])) for node in self.nodes())]
 
     # --- quiet points ---------------------------------------------------------------------------------------------------------------
 
@@ -201,7 +213,8 @@ class Victims:
     def start(self) -> None:
         """Start the next one."""
         self._count += 1
-        clients = self._stack.enter_context(clients_of(self._machines, self._home, f"victims{self._count}"))
+        token = self._home / f"{CLIENTS}.token"
+        clients = self._stack.enter_context(clients_of(self._machines, self._home, f"victims{self._count}", token))
         self._pid = clients.pid
         for line in self._lines:
             clients.tell(line)
@@ -220,11 +233,6 @@ class Victims:
     def close(self) -> None:
         """End the one that runs."""
         self._stack.close()
-
-
-def connected(address: str) -> Connection:
-    """Return a connection for looking at the nodes."""
-    return connect(address, 60.0)
 
 
 def wait(done: Callable[[], bool], seconds: float) -> float | None:

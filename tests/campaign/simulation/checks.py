@@ -96,8 +96,9 @@ class Checks:
             return
         if any(wish.trait in {"slow", *KILLERS} and begins - wish.deadline_s < wish.at < ends for wish in story.wishes):
             return
-        same = [o for o in self.world.outcomes if o.use.model == outcome.use.model]
-        if not any(o.ended and o.ended < outcome.asked - 2.0 for o in same) or any(m.trait for m in story.models):
+        # One that failed may have found nobody who had the model.
+        same = [o for o in self.world.outcomes if o.use.model == outcome.use.model and o.answers and isinstance(o.answers[0], c.RunResult)]
+        if not any(o.ended < outcome.asked - 2.0 for o in same) or any(m.trait for m in story.models):
             return
         slowest = min(speed for _, speed in story.agents)
         together = [o for o in self.world.outcomes if o.asked < outcome.ended and (not o.ended or o.ended > outcome.asked)]

@@ -64,7 +64,7 @@ class Client(Process):
         self.world, self.name = world, name
         self.identity = name.encode()
         self.machine = cm.ClientMachine("tcp://head:7070")
-        self.to_head = Line(world.clock, world.rng, world.control_latency(), partial(world.from_peer, self.identity))
+        self.to_head = Line(world.clock, world.rng, world.control_latency(), lambda message: world.from_peer(self.identity, message))
         self.from_head = Line(world.clock, world.rng, world.control_latency(), self._received)
         self._calls = 0
         self._waiting: dict[int, Callable[[c.FinalAnswer], None]] = {}

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
+from bbgrap.protocol import messages as m
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from tests.campaign.simulation.agents import EARLIER_S, Agent, Disk
 from tests.campaign.simulation.checks import Checks
@@ -19,6 +20,8 @@ CODECS = {"head": TO_COORDINATOR, "agent": TO_AGENT, "client": TO_CLIENT}
 MAILBOX = 2000
 """Messages that wait for a coordinator that is not there."""
 PROBE_S = 0.25
+SERVICE_S = 0.2
+"""Until a service manager starts again what has ended."""
 
 
 class World:
@@ -39,6 +42,8 @@ class World:
         self.outcomes: list[Outcome] = []
         self.agents: dict[str, Agent] = {}
         self.by_identity: dict[bytes, Agent | Client] = {}
+        self.shut_out: set[bytes] = set()
+        """Whose keys were taken back: nobody hears them."""
         self._mail: list[tuple[bytes, Any]] = []
         self._numbers = 0
         self.checks = Checks(self)
@@ -76,6 +81,8 @@ class World:
 
     def from_peer(self, identity: bytes, message: Any) -> None:  # noqa: ANN401
         """Take what arrives at the coordinator, or will when it is there again."""
+        if identity in self.shut_out:
+            return
         if self.head is not None:
             self.head.from_peer(identity, message)
         elif len(self._mail) < MAILBOX:
@@ -99,7 +106,7 @@ class World:
             self.head = Head(self, self.head_disk)
             mail, self._mail = self._mail, []
             for identity, message in mail:
-                self.head.from_peer(identity, message)
+                self.from_peer(identity, message)
 
     def start_agent(self, name: str) -> None:
         """Start an agent of that name, if there is none."""
@@ -114,7 +121,8 @@ class World:
         """End an agent, and its worker."""
         if self.agents.get(agent.name) is not agent:
             return
-        del self.agents[agent.name], self.by_identity[agent.identity]
+        del self.agents[agent.name]
+        self.by_identity.pop(agent.identity, None)
         agent.end()
         if agent.worker is not None:
             agent.worker.end()
@@ -171,6 +179,10 @@ class World:
             case "kill worker" | "exhaust worker" if agent is not None and agent.worker is not None and not agent.paused:
                 guilty = fault.kind == "exhaust worker"
                 agent.worker_dies(agent.worker, "out of memory" if guilty else "SIGKILL", guilty=guilty)
+            case "revoke node" if agent is not None and head is not None and not head.paused:
+                self._revoke(agent, head)
+                self.clock.after(fault.seconds, lambda: self.end_agent(agent, silent=False))
+                self.clock.after(fault.seconds + SERVICE_S, lambda: self.start_agent(fault.one))
             case "stop worker" if agent is not None and agent.worker is not None and not agent.worker.paused:
                 worker = agent.worker
                 worker.pause()
@@ -195,6 +207,8 @@ class World:
                 self.loads_fail = now + fault.seconds
             case "loads hang":
                 self.loads_hang = now + fault.seconds
+            case "client has another key":
+                self._another_key(self.clients[int(fault.one.split()[1])])
             case "client goes":
                 number = int(fault.one.split()[1])
                 self._client_goes(number)
@@ -233,6 +247,23 @@ class World:
                 case _:
                     line.cut = True
         self.clock.after(fault.seconds, lambda: [line.heal() for line in some])
+
+    def _revoke(self, agent: Agent, head: Head) -> None:
+        """Take back a node's key: the coordinator tells it so, if that arrives, and hears it no more."""
+        head.from_peer(agent.identity, m.Leave("its key was revoked"))
+        self.to_agent(agent.identity, m.Refused("its key was revoked", retry=False))
+        self.shut_out.add(agent.identity)
+        agent.to_head.reset()
+        del self.by_identity[agent.identity]
+
+    def _another_key(self, client: Client) -> None:
+        """Let a client connect anew with a token that replaces its own: it is somebody else to the coordinator."""
+        del self.by_identity[client.identity]
+        self._numbers += 1
+        client.identity = f"{client.name} key {self._numbers}".encode()
+        self.by_identity[client.identity] = client
+        client.to_head.reset()
+        client.from_head.reset()
 
     def _client_goes(self, number: int) -> None:
         client = self.clients[number]

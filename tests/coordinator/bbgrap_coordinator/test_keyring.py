@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+from bbgrap_coordinator import keyring
 from bbgrap_coordinator.key_file import read_keys
 from bbgrap_coordinator.keyring import JOIN, LOCAL, MAX_ENTRIES, KeyRing, NoKeys, refused
 
@@ -174,6 +175,14 @@ def test_a_replaced_token_goes_on_for_a_while(house):
     assert house.ring.token_file(JOIN).read_text() == answer.token
 
 
+def test_a_token_and_the_one_that_replaces_it_are_written_together(house, monkeypatch):
+    house.token("client", "laptop")
+    written = []
+    monkeypatch.setattr(keyring, "write_keys", lambda _, kept: written.append([entry.name for entry in kept.entries]))
+    house.do(RotateToken(1, "laptop", 30.0))
+    assert written == [[LOCAL, JOIN, "laptop (rotated)", "laptop"]]
+
+
 def test_a_node_renews_its_own_certificate_and_enrols_nobody(house):
     peer, _, _ = house.enrol("left")
     answer, _ = house.do(Enrol("left", peer[:32].hex(), make_request("y")[1]), peer)
@@ -228,8 +237,11 @@ def test_what_cannot_be_written_changes_nothing(house, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    node = house.token("agent", "hall")
     before = house.path.read_text()
     monkeypatch.setattr(os, "fsync", full)
+    _, answer, _ = house.enrol("left", node)
+    assert answer.retry  # the disk may have room again
     answer, _ = house.do(CreateToken(1, "client", "x", 0.0))
     assert "nothing has changed, for they cannot be written" in answer.reason
     assert house.path.read_text() == before
