@@ -34,7 +34,8 @@ def local(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what it puts aside with interrupts ignored
+        signal.signal(number, stop)
     with step(f"starting a coordinator and {agents} agent{'s' * (agents != 1)}"):
         cluster = LocalCluster(agents, threads, port=port)
     try:

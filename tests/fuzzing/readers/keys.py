@@ -32,7 +32,6 @@ _AUTHORITY = Authority.make()
 _KNOWN = _PAIR.public
 _TOKEN_FILE = FOLDER / "noted.token"
 _TOKEN_FILE.write_text(_TOKEN.text)
-logging.getLogger("bbgrap.agent").disabled = True  # a key that cannot be used is a line of its log
 
 
 def _token(data: bytes) -> None:
@@ -70,6 +69,15 @@ def _kept() -> bytes:
 
 
 def _agent_key(data: bytes) -> None:
+    log = logging.getLogger("bbgrap.agent")
+    log.disabled = True  # a key that cannot be used is a line of it
+    try:
+        _read_agent_key(data)
+    finally:
+        log.disabled = False
+
+
+def _read_agent_key(data: bytes) -> None:
     file = KeyFile(FOLDER, ADDRESS, "a")
     next_to = FOLDER / "127.0.0.1_7070-a.json"
     next_to.write_bytes(data)
