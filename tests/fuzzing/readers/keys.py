@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import struct
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -88,11 +88,13 @@ def _read_agent_key(data: bytes) -> None:
 
 
 def _note(data: bytes) -> None:
-    os.environ["TMPDIR"] = str(FOLDER)
-    local_tokens.tempfile.tempdir = None  # it is looked up again
-    note = local_tokens.note_token(ADDRESS, FOLDER)
-    note.write_bytes(data)
-    found = local_tokens.find_token(ADDRESS)
+    before, tempfile.tempdir = tempfile.tempdir, str(FOLDER)
+    try:
+        note = local_tokens.note_token(ADDRESS, FOLDER)
+        note.write_bytes(data)
+        found = local_tokens.find_token(ADDRESS)
+    finally:
+        tempfile.tempdir = before
     if found is None:
         raise AccessError("no note")
     assert isinstance(found, Path)
