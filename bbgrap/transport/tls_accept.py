@@ -34,9 +34,9 @@ STRANGERS_PER_S = 10.0
 KNOWN_PER_S = 20.0
 KNOWN_AT_ONCE = 64
 """Handshakes of one host of a peer. Chosen: its agents, several times over."""
-_BATCH = 32
-_PAUSE_S = 0.01
-"""After so many connections at once there is a pause: closing them costs something, too."""
+_BATCH = 64
+_PAUSE_S = 0.05
+"""After so many connections at once, and after one that came too often, there is a pause: each look takes time from those who compute."""
 
 _log = logging.getLogger("bbgrap.transport")
 
@@ -132,34 +132,39 @@ class Acceptor:
 
     def _accept(self) -> None:
         """Take in who waits, or close the connections of those that come too often."""
+        all_heard = True
         for _ in range(_BATCH):
             try:
                 connection, address = self._listener.accept()
             except BlockingIOError:
-                return
+                if all_heard:
+                    return
+                break
             except OSError:  # no descriptors left, or it is gone already
                 break
-            self._begin(connection, str(address[0]))
+            all_heard = self._begin(connection, str(address[0])) and all_heard
         time.sleep(_PAUSE_S)
 
-    def _begin(self, connection: socket.socket, host: str) -> None:
+    def _begin(self, connection: socket.socket, host: str) -> bool:
+        """Begin a handshake; return whether the rate of its host allows one."""
         now = time.monotonic()
         is_known = host in self._hosts
         rate = self._known.setdefault(host, _Rate(KNOWN_PER_S, KNOWN_AT_ONCE)) if is_known else self._strangers
         if not rate.take(now) or not self._make_room(is_known=is_known):
             connection.close()
             self._complaints.about(host, "data plane: it connects too often, and is not heard for a while")
-            return
+            return False
         try:
             connection.setblocking(False)
             detect_silence(connection)
             secure = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         except (OSError, ValueError):
             connection.close()
-            return
+            return True
         stranger = _Stranger(secure, host, is_known, now + HANDSHAKE_S)
         self._unfinished[stranger] = None
         self._selector.register(secure, selectors.EVENT_READ, stranger)
+        return True
 
     def _make_room(self, *, is_known: bool) -> bool:
         """End the oldest handshake if there are too many, of unknown hosts first; False if they all go before."""
