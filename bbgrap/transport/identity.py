@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import ssl
@@ -23,16 +22,6 @@ class Identity:
         """The SHA-256 of the certificate (DER), in hex."""
         return fingerprint_of(ssl.PEM_cert_to_DER_cert(self.certificate.decode()))
 
-    @property
-    def not_before(self) -> datetime.datetime:
-        """From when on the certificate is valid."""
-        return _validity(self.certificate)[0]
-
-    @property
-    def not_after(self) -> datetime.datetime:
-        """Until when the certificate is valid."""
-        return _validity(self.certificate)[1]
-
     def to_bytes(self) -> bytes:
         """Return all of it, with the key, for a pipe to a child."""
         return json.dumps([part.decode() for part in (self.key, self.certificate, self.authority)]).encode()
@@ -46,10 +35,3 @@ class Identity:
 def fingerprint_of(certificate: bytes) -> str:
     """Return the fingerprint of a certificate (DER)."""
     return hashlib.sha256(certificate).hexdigest()
-
-
-def _validity(certificate: bytes) -> tuple[datetime.datetime, datetime.datetime]:
-    from cryptography import x509  # only for those who ask
-
-    parsed = x509.load_pem_x509_certificate(certificate)
-    return parsed.not_valid_before_utc, parsed.not_valid_after_utc

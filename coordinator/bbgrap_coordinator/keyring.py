@@ -171,7 +171,7 @@ class KeyRing:
 
     def _enrol(self, identity: bytes, message: Enrol, connections: Callable[[bytes], int]) -> tuple[Enrolled | Refused, list[bytes]]:
         by, key = self._entries[key_of(identity)], bytes.fromhex(message.key)
-        ended: list[bytes] = []
+        replaced: list[Entry] = []
         if by.kind == NODE:
             if key != key_of(identity) or message.name != by.name:
                 return Refused(f"node '{by.name}' may renew its own certificate only; enrol others with a token", retry=False), []
@@ -182,19 +182,18 @@ class KeyRing:
                 if connections(bytes.fromhex(before.key)):
                     return Refused(f"the name '{message.name}' is taken by a live agent; choose another with --name", retry=True), []
                 # A machine that has lost its key comes again.
-                ended.append(bytes.fromhex(before.key))
-                self._change(replace(before, revoked=self._clock()))
+                replaced.append(replace(before, revoked=self._clock()))
             elif before is None or before.kind != NODE:
                 self._check_name(message.name)
             if key in self._entries and (before is None or before.key != message.key):
                 return Refused("this key is known already, under another name, or was taken back; make a new one", retry=False), []
             entry = Entry(message.key, NODE, message.name, self._clock(), by=by.name)
-        if self._authority is None:
-            self._change(replace(entry, fingerprint=""))
-            return Enrolled(b"", b"", self._clock()), ended
-        certificate = self._authority.sign(message.request, message.name)
-        self._change(replace(entry, fingerprint=fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate.decode()))))
-        return Enrolled(certificate, self._authority.certificate, self._clock()), ended
+        certificate, authority, fingerprint = b"", b"", ""
+        if self._authority is not None:  # first: a request that is none changes nothing
+            certificate, authority = self._authority.sign(message.request, message.name), self._authority.certificate
+            fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate.decode()))
+        self._change(*replaced, replace(entry, fingerprint=fingerprint))
+        return Enrolled(certificate, authority, self._clock()), [bytes.fromhex(gone.key) for gone in replaced]
 
     # --- tokens -----------------------------------------------------------------------------------------------------------------------
 

@@ -202,6 +202,9 @@ def test_a_name_belongs_to_the_machine_that_lives(house):
     assert answer == Refused("the name 'left' is taken by a live agent; choose another with --name", retry=True)
     assert house.ring.admits(first[:32])
     house.connected.clear()
+    answer, ended = house.do(Enrol("left", Pair.make().public.hex(), b"no request"), house.peer(token))
+    assert (type(answer), ended) == (Refused, [])
+    assert house.ring.admits(first[:32])
     second, answer, ended = house.enrol("left", token)
     assert isinstance(answer, Enrolled)
     assert ended == [first[:32]]
