@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from bbgrap.compiler.build import build_initial
+from bbgrap.compiler.build import StateLayout, build_initial
 from bbgrap.compiler.passes import DEFAULT_PASSES, ChunkInputs, SlowestFirst, optimize
 from bbgrap.compiler.passes.chunks import narrower
 from bbgrap.compiler.predict import Predictor
@@ -32,6 +32,7 @@ def compile_plan(
     *,
     instalments: bool = True,
     verify: bool = False,
+    begins: StateLayout | None = None,
 ) -> Compiled:
     """Build and optimise the program of a plan.
 
@@ -42,8 +43,9 @@ def compile_plan(
         dictionary_devices: Those that get the model's inputs encoded with dictionaries.
         instalments: Let inputs come in parts where that is expected to be faster.
         verify: Check every law between passes.
+        begins: Of a sequence's first request: how it leaves state for the next one (`bbgrap.compiler.passes.state.layout_of`).
     """
-    initial = replace(build_initial(plan, descriptions), transfers=transfers, dictionary_devices=dictionary_devices)
+    initial = replace(build_initial(plan, descriptions, begins), transfers=transfers, dictionary_devices=dictionary_devices)
     early = (ChunkInputs(Predictor(plan.cluster), narrower(plan.graph, descriptions)),) if instalments else ()
     passes = (*DEFAULT_PASSES, *early, SlowestFirst(plan.cluster))
     return Compiled(plan, initial, optimize(initial, passes, verify=verify))
