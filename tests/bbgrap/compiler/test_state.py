@@ -1,6 +1,5 @@
 """State: what one request leaves is what the next one begins with, whichever device needs which part of it."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
