@@ -41,12 +41,14 @@ StateLayout = Sequence[Sequence[tuple[str, ShapeMap]]]
 """What every agent holds of state between requests: inputs and regions of them, along an axis that grows all of it."""
 
 
-def build_initial(plan: Plan, descriptions: Mapping[str, Description | None], begins: StateLayout | None = None) -> Program:
-    """Return the initial program of a plan.
+def build_initial(
+    plan: Plan, descriptions: Mapping[str, Description | None], begins: StateLayout | None = None, *, open_sizes: bool = False
+) -> Program:
+    """Return the initial program of a plan; with `open_sizes` the host puts nothing together whose size moves.
 
     With `begins` it is that of a sequence's first request: state comes with the request, and is left as another program will find it.
     """
-    return _Builder(plan, descriptions, begins).run()
+    return _Builder(plan, descriptions, begins, open_sizes).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +61,17 @@ class _Held:
 
 
 class _Builder:
-    def __init__(self, plan: Plan, descriptions: Mapping[str, Description | None], begins: StateLayout | None) -> None:
+    def __init__(self, plan: Plan, descriptions: Mapping[str, Description | None], begins: StateLayout | None, open_sizes: bool) -> None:
         self.graph: Graph = plan.graph
         self.begins = begins
+        self.moving = plan.graph.moving if open_sizes else {}
         self.plan = plan
         self.descriptions = descriptions
         self.host = plan.cluster.host
         self.devices = [_DeviceBuilder(d) for d in range(self.host + 1)]
         self.messages = Messages()
         self.counter = WorkCounter(plan.graph, descriptions)
-        self.joined = joined_by_host(plan, descriptions)
+        self.joined = frozenset[str]() if open_sizes else joined_by_host(plan, descriptions)
         joined = (plan.graph.node_by_name[name] for name in self.joined)
         self.returned = {*plan.graph.answered, *(name for node in joined for name in node.inputs)}
         """What the host gets of agents."""
@@ -134,7 +137,7 @@ class _Builder:
 
     def _return(self, value: str, holders: list[_Held], kind: ReducerKind | None) -> None:
         """Bring a model output to the host; partial results are added up by an agent before, since the host computes nothing."""
-        if holders[0].part is None:
+        if holders[0].part is None and (len(holders) == 1 or value not in self.moving):
             self._gather(value, holders, self.host, kind)
             return
         adder = self.devices[holders[0].device]

@@ -61,6 +61,29 @@ def uncut(graph: Graph, name: str, region: ShapeMap) -> ShapeMap:
     return region
 
 
+def with_growth(graph: Graph, longer: Graph) -> Graph:
+    """Return a graph whose moving axes are those in which it differs from itself a request later, when what grows is longer.
+
+    Raises:
+        ModelError: if more than sizes differ: then what the model computes depends on how long its state is.
+    """
+    if [(n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in graph.nodes] != [
+        (n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in longer.nodes
+    ]:
+        raise ModelError(f"model '{graph.name}': its nodes are others when its state is longer")
+    if [(w.name, w.digest) for w in graph.weights.values()] != [(w.name, w.digest) for w in longer.weights.values()]:
+        changed = [
+            name for name, weight in graph.weights.items() if name not in longer.weights or longer.weights[name].digest != weight.digest
+        ]
+        raise ModelError(f"model '{graph.name}': constants are others when its state is longer: {', '.join(changed[:3])}")
+    moving: dict[str, frozenset[int]] = {}
+    for name, kind in graph.types.items():
+        if kind.shape is not None and (later := longer.types[name].shape) is not None:
+            axes = frozenset(axis for axis, (size, more) in enumerate(zip(kind.shape, later, strict=True)) if size != more)
+            moving |= {name: axes} if axes else {}
+    return replace(graph, moving=moving)
+
+
 def _growing(graph: Graph, name: str, output: str) -> list[int]:
     pairs = zip(graph.types[name].known_shape, graph.types[output].known_shape, strict=True)
     return [axis for axis, (before, after) in enumerate(pairs) if before != after]
