@@ -1,14 +1,18 @@
 import json
 import logging
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from bbgrap.observing.logs import JsonLines, TextLines
+from bbgrap.session import connect
 
 CODE = """
 import logging
+import os
 from bbgrap.observing.logs import LogFormat, inherited_format, name_node, write_logs
 write_logs(LogFormat({form!r}))
 name_node("left")
@@ -47,3 +51,33 @@ def test_records_of_other_libraries_are_lines_too(form):
     line = form.format(record)
     assert "model abababab" in line
     assert "[model" not in line
+
+
+@pytest.mark.cluster
+def test_processes_write_nothing_but_objects(tmp_path):
+    """A coordinator, an agent and its worker, which end with this test."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+
+    def start(module: str, *options: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", module, "--insecure", "--until-eof", "--log-format", "json", *options]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+    ready = tmp_path / "ready"
+    with start("bbgrap_coordinator.main", "--bind", "tcp://127.0.0.1:0", "--ready-file", str(ready)) as coordinator:
+        wait_for(ready.exists)
+        with start("bbgrap_agent.main", "--join", ready.read_text(), "--name", "left", "--threads", "1") as agent:
+            with connect(ready.read_text(), 30.0, insecure=True) as connection:
+                wait_for(connection.nodes)
+            ends = [process.communicate(timeout=60)[1].decode() for process in (agent, coordinator)]
+    theirs, ours = ([json.loads(line) for line in end.splitlines()] for end in ends)
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in (*theirs, *ours))
+    assert {line["node"] for line in theirs} == {"left"}
+    (joined,) = [line for line in ours if line["message"] == "agent 'left' joined; 1 are there"]
+    assert joined["node"] == "left"
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
