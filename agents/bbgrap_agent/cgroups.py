@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+import psutil
+
 _ROOT = Path("/")
 
 
@@ -43,6 +45,17 @@ def memory_bytes(root: Path = _ROOT) -> int | None:
     files = ("memory.max", "memory.limit_in_bytes")
     limits = [_number(folder / file) for folder in folders_of("memory", root) for file in files]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def free_bytes(root: Path = _ROOT) -> int:
+    """Return the bytes that are left: the machine's, or those of a group that has a limit if they are less."""
+    left: int = psutil.virtual_memory().available
+    for folder in folders_of("memory", root):
+        for limit, taken in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            most, used = _number(folder / limit), _number(folder / taken)
+            if most is not None and used is not None:
+                left = min(left, max(0, most - used))
+    return left
 
 
 def processors(root: Path = _ROOT) -> float | None:

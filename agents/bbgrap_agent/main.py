@@ -8,13 +8,13 @@ import math
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.observing.logs import LogFormat, name_node, write_logs
 from bbgrap.protocol.addresses import host_of, split_address
 
 _log = logging.getLogger("bbgrap.agent")
@@ -44,11 +44,14 @@ def main(
     ] = False,
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="BBGRAP_LOG_FORMAT", help="Lines of the log as text, or as JSON, an object a line.")
+    ] = LogFormat.TEXT,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
 ) -> None:
     """Join a coordinator and compute for it."""
     os.umask(0o077)
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    write_logs(log_format, verbose=verbose)
     try:
         chosen = parse_cores(cores) if cores else {core} if core is not None else set()
         if chosen:
@@ -110,6 +113,7 @@ def _work(
         compiling=int(compiling),
         verbose=int(verbose),
     )
+    name_node(settings.name)
     if access.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
     enrolment = enrol(address, access, settings.name, KeyFile(keys_dir or keys_folder(), address, settings.name))

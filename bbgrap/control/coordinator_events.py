@@ -13,6 +13,7 @@ from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.protocol.addresses import place_of
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
+from bbgrap.protocol.status_messages import EventKind
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
@@ -34,6 +35,10 @@ class Settings:
     verify_key: bytes = b""
     """What decides which ones: who does not know it cannot foresee them. At most 64 bytes."""
     fingerprint: str = ""
+    incarnation: int = 0
+    """Which start of a coordinator this is."""
+    started: float = 0.0
+    """When, in seconds since 1970."""
 
     @property
     def place(self) -> str:
@@ -128,7 +133,15 @@ class Compared:
     faults: tuple[str, ...] | None
 
 
-Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken | Compared
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something happened that is the process's own affair, and that operators should see: keys."""
+
+    text: str
+    kind: EventKind
+
+
+Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken | Compared | Noticed
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------
@@ -300,10 +313,16 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Write a line for the operator."""
+    """Write a line for the operator, and what it speaks of beside it; with `event` it is kept and told to who reads the status."""
 
     text: str
     is_warning: bool = False
+    event: EventKind | None = None
+    node: str = ""
+    model: str = ""
+    """Its digest."""
+    epoch: int = 0
+    request: int = 0
 
 
 AuditEvent = Literal[

@@ -135,4 +135,4 @@ class Standbys:
         standby.job = None
         standby.fails("", event.fault, event.reason, now)
         self.loading.touch(standby)
-        return [Log(f"no standby for model {standby.model[:8]}: {event.reason}")]
+        return [Log(f"no standby for model {standby.model[:8]}: {event.reason}", event="no plan", model=standby.model)]

@@ -13,13 +13,14 @@ from typing import Any, get_args
 from bbgrap.protocol import client_messages as client
 from bbgrap.protocol import key_messages as keys
 from bbgrap.protocol.messages import AgentMessage
+from bbgrap.protocol.status_messages import StatusCall
 
 
 class Role(Enum):
     """What a token is for."""
 
     READER = "reader"
-    """May look: which nodes are there."""
+    """May look: which nodes are there, and how the cluster is."""
     CLIENT = "client"
     """May bring models and run requests."""
     AGENT = "agent"
@@ -31,7 +32,7 @@ class Role(Enum):
 NODE = "node"
 """What a key is that was enrolled: no token, but a machine's own."""
 
-_READS = frozenset({client.Hello, client.ListNodes, client.Cancel, client.Ask})
+_READS = frozenset({client.Hello, client.ListNodes, client.Cancel, client.Ask, *get_args(StatusCall)})
 _RUNS = _READS | {client.OfferModel, client.ModelChunk, client.PrepareModel, client.RunModel}
 _COMPUTES = frozenset({*get_args(AgentMessage), keys.Enrol})
 _RULES = frozenset({client.MeasureNodes, client.SetProfile, *get_args(keys.TokenCall)})

@@ -30,7 +30,6 @@ from bbgrap.protocol.client_messages import (
     ListNodes,
     MeasureNodes,
     Nodes,
-    NodeStatus,
     Profiles,
     Progress,
     SetProfile,
@@ -38,6 +37,7 @@ from bbgrap.protocol.client_messages import (
 from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import CreateToken, KeyStatus, ListTokens, RevokeToken, RotateToken, TokenMade, Tokens
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
+from bbgrap.protocol.status_messages import NodeStatus, PlanShown, ReadPlan, ReadStatus, Status
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.access import Access
 from bbgrap.transport.control import ControlClient, check_address, is_listening, unavailable
@@ -137,6 +137,23 @@ class Connection:
         """Return the agents that live."""
         return self.ask(ListNodes(self.number()), Nodes).nodes
 
+    def status(self, events_after: int = 0, timeout_s: float | None = None) -> Status:
+        """Return how the cluster is: nodes, links, models and what serves them, counters; of what happened, events after that number.
+
+        Raises:
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
+        return self.ask(ReadStatus(self.number(), events_after), Status, timeout_s=timeout_s)
+
+    def shown_plan(self, plan: str, timeout_s: float | None = None) -> PlanShown:
+        """Return the report of what serves a plan, and the latest request that was recorded on it; `plan` is a key that a status tells.
+
+        Raises:
+            ExecutionError: if there is no such plan any more.
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
+        return self.ask(ReadPlan(self.number(), plan), PlanShown, timeout_s=timeout_s)
+
     def profile(self, node: str = "", on_progress: OnProgress | None = None, *, again: bool = True) -> tuple[NodeProfile, ...]:
         """Measure one node, or all of them, and return what was found; without `again` only those whose speeds nobody knows.
 
@@ -183,10 +200,14 @@ class Connection:
         """Return the number for a new call."""
         return next(self._numbers)
 
-    def ask(self, message: Call, expected: type[A], on_progress: OnProgress | None = None) -> A:
-        """Make a call and return its answer; a failure is raised as the error of its kind."""
+    def ask(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
+        """Make a call and return its answer; a failure is raised as the error of its kind.
+
+        Raises:
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
         try:
-            return self._call(message, expected, on_progress)
+            return self._call(message, expected, on_progress, timeout_s)
         except CallFailedError as failed:
             raise failed.error from None
 

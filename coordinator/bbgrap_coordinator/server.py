@@ -33,6 +33,7 @@ from bbgrap.control.coordinator_events import (
     HostRelease,
     Instruction,
     Log,
+    Noticed,
     PlanFailed,
     Planned,
     SaveModel,
@@ -210,6 +211,8 @@ class Server:
         answer, ended = self._keys.answer(identity, message, self._control.connections)
         if not isinstance(message, ListTokens):
             failed = {"refused": answer.reason} if isinstance(answer, Failed | Refused) else {}
+            if not failed:
+                self._handle(Noticed(f"{_KEY_EVENTS[type(message)]}: '{message.name}'", "key"))
             self._tell(Audit(_KEY_EVENTS[type(message)], peer_of(identity), {"name": message.name, **failed}))
         self._say(identity, answer)
         self._shut_out(ended)
@@ -277,8 +280,9 @@ class Server:
             case Compare():
                 # Beside the requests: numpy may take long.
                 self._comparisons.submit(lambda: self._events.put(compared(instruction)))
-            case Log(text, is_warning):
-                _log.log(logging.WARNING if is_warning else logging.INFO, text)
+            case Log():
+                known = {"node": instruction.node, "model": instruction.model, "epoch": instruction.epoch, "request": instruction.request}
+                _log.log(logging.WARNING if instruction.is_warning else logging.INFO, instruction.text, extra=known)
             case Audit():
                 self._tell(instruction)
 

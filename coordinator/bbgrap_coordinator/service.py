@@ -84,6 +84,8 @@ def serve(
             first_epoch=state.incarnation << _COUNTER_BITS,
             verify_fraction=verify_fraction,
             verify_key=secrets.token_bytes(32),
+            incarnation=state.incarnation,
+            started=time.time(),
             fingerprint="" if keys.data_identity is None else keys.data_identity.fingerprint,
         )
         machine = CoordinatorMachine(settings, stored, time.monotonic())

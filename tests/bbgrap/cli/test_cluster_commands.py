@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 from PIL import Image
 
+import bbgrap
 from bbgrap import zoo
 from bbgrap.cluster.files import read_profile
 from bbgrap.cluster.speeds import TYPICAL
@@ -47,6 +48,24 @@ def test_nodes(run, run_json, here):
     table = run("nodes").stdout
     assert "agent0" in table
     assert "agent1" in table
+
+
+def test_status_and_top(run, run_json, here, cluster, picture, monkeypatch):
+    session = bbgrap.InferenceSession("zoo:tiny", cluster=cluster, planner="bbgrap")
+    session.run(None, {"input": picture})
+    told = run_json("status")
+    assert [node["name"] for node in told["nodes"]] == ["agent0", "agent1"]
+    assert sum(model["requests"]["done"] for model in told["models"]) >= 1
+    assert told["uptime_s"] > 0
+    monkeypatch.setenv("COLUMNS", "60")
+    text = run("status").stdout
+    assert max(map(len, text.splitlines())) <= 60
+    assert "serves on agent0, agent1" in " ".join(text.split())
+    text = run("top", "--once", "--every", "0.1").stdout
+    assert "req/s" in text
+    assert "agent1" in text
+    refused = run("top")
+    assert (refused.exit_code, "give --once" in refused.stderr) == (2, True)
 
 
 def test_submit_files_and_write_the_answer(run_json, here, picture, tmp_path):
