@@ -6,8 +6,6 @@ agent that is lost runs again, on another variant of its plan or on the model's 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.audit import peer_of
 from bbgrap.control.blame import Blame
@@ -21,12 +19,12 @@ from bbgrap.control.coordinator_events import (
     Identity,
     Instruction,
     Log,
+    MachineRead,
     PlanFailed,
     Planned,
     RequestBroke,
     RequestDone,
     SaveModel,
-    SaveProfile,
     Settings,
     Tick,
     ToAgent,
@@ -39,6 +37,7 @@ from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, Plan, Variant
 from bbgrap.control.profiling import Profiling
+from bbgrap.control.questions import Questions
 from bbgrap.control.spares import Spares
 from bbgrap.control.standby import Standbys
 from bbgrap.control.stored import Stored
@@ -53,18 +52,15 @@ from bbgrap.protocol.client_messages import (
     Fault,
     Greeting,
     Hello,
-    ListNodes,
     MeasureNodes,
     ModelChunk,
-    Nodes,
     NodeStatus,
     OfferModel,
     PrepareModel,
-    Profiles,
     RunModel,
-    SetProfile,
     StillWorking,
 )
+from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.messages import (
     PROTOCOL_VERSION,
     AgentMessage,
@@ -111,6 +107,7 @@ class CoordinatorMachine:
         self.profiling = Profiling(settings, self.members)
         spares = Spares(self.members, self.links, self.loading, self.standbys)
         self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares)
+        self.questions = Questions(self.members, self.links, self.loading, self.planning, self.requests.verifying)
         self.blame = Blame(self.loading, self.planning, self.requests)
         self._restore(kept, now)
 
@@ -153,6 +150,8 @@ class CoordinatorMachine:
                 return self._on_link(None, address, now)
             case Compared():
                 return self.requests.verifying.compared(event, now)
+            case MachineRead(facts):
+                return self.questions.machine_read(facts, now)
 
     def _restore(self, stored: Stored, now: float) -> None:
         """Know the plans of an earlier coordinator; their agents will offer what they hold of them."""
@@ -248,6 +247,8 @@ class CoordinatorMachine:
                 return self.profiling.links_measured(member, message, now)
             case LinksTried():
                 return self._on_tried(member, message, now)
+            case Inspected():
+                return self.questions.inspected(member, message, now)
             case LinkBroken():
                 return self._on_link(member, message.address, now)
             case WorkerLost():
@@ -287,6 +288,7 @@ class CoordinatorMachine:
             Audit("left" if event == "Leave" else "lost", peer_of(member.identity, member.name)),
             *self.requests.lose_agent(member, variants),
             *self.profiling.lost(member, now),
+            *self.questions.lost(member, now),
             *self.links.allow(),
             *self.planning.world_changed(now),
         ]
@@ -350,12 +352,10 @@ class CoordinatorMachine:
 
     # --- clients ----------------------------------------------------------------------------------------------------------------
 
-    def _on_client(self, identity: Identity, message: ClientMessage, now: float) -> list[Instruction]:  # noqa: C901 - one branch per message
+    def _on_client(self, identity: Identity, message: ClientMessage, now: float) -> list[Instruction]:
         match message:
             case Hello():
                 return self._greet(identity, message)
-            case ListNodes():
-                return [ToClient(identity, Nodes(message.call, self.nodes()))]
             case OfferModel():
                 return self.uploads.offer(identity, message)
             case ModelChunk():
@@ -366,16 +366,13 @@ class CoordinatorMachine:
                 return self._on_run(identity, message, now)
             case MeasureNodes():
                 return self.profiling.begin(identity, message, now)
-            case SetProfile():
-                self.members.overrides[message.profile.name] = message.profile
-                answer = ToClient(identity, Profiles(message.call, (message.profile,)))
-                told = Audit("profile set", peer_of(identity), {"node": message.profile.name})
-                return [answer, SaveProfile(message.profile, by_hand=True), told, *self.planning.world_changed(now)]
             case Cancel():
                 return self.requests.cancel((identity, message.call))
             case Ask():
                 known = tuple(call for call in message.calls if self._will_answer((identity, call)))
                 return [ToClient(identity, StillWorking(message.calls, known))]
+            case _:
+                return self.questions.take(identity, message, now)
 
     def _greet(self, identity: Identity, hello: Hello) -> list[Instruction]:
         if hello.protocol == PROTOCOL_VERSION:
@@ -386,15 +383,10 @@ class CoordinatorMachine:
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         """Return the agents as `bbgrap nodes` lists them."""
-        return tuple(map(self._status, self.members.alive()))
-
-    def _status(self, member: Member) -> NodeStatus:
-        status = self.members.status(member, self.loading.loaded_bytes(member.name, standbys=True), self.links.unreachable(member.name))
-        verifying = self.requests.verifying
-        return replace(status, verified=verifying.verified[member.name], differed=verifying.differed[member.name])
+        return self.questions.nodes()
 
     def _will_answer(self, caller: Caller) -> bool:
-        return self.requests.is_known(caller) or self.profiling.is_known(caller)
+        return any(desk.is_known(caller) for desk in (self.requests, self.profiling, self.questions))
 
     def _on_prepare(self, identity: Identity, message: PrepareModel, now: float) -> list[Instruction]:
         caller = (identity, message.call)
@@ -450,7 +442,13 @@ class CoordinatorMachine:
         _, tried = self.links.overdue(now)
         done += tried
         self._clear_untried(now)
-        return [*done, *self.requests.overdue(now), *self.profiling.overdue(now), *self.requests.counts.report(now)]
+        return [
+            *done,
+            *self.requests.overdue(now),
+            *self.profiling.overdue(now),
+            *self.questions.overdue(now),
+            *self.requests.counts.report(now),
+        ]
 
     def _on_stalled(self, variant: Variant, number: int, now: float) -> list[Instruction]:
         """Run a request again with which nothing goes on, and have its agents try each other."""

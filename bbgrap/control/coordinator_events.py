@@ -12,6 +12,7 @@ from bbgrap.control.stored import StoredPlan
 from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.protocol.addresses import place_of
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
+from bbgrap.protocol.inspection import MachineFacts
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
@@ -128,7 +129,14 @@ class Compared:
     faults: tuple[str, ...] | None
 
 
-Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken | Compared
+@dataclass(frozen=True, slots=True)
+class MachineRead:
+    """Answer to `ReadMachine`: how the coordinator's machine is."""
+
+    facts: MachineFacts
+
+
+Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken | Compared | MachineRead
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------
@@ -210,6 +218,14 @@ class SaveProfile:
     """Keep what was measured of a node, or given by hand, over a restart."""
 
     profile: NodeProfile
+    by_hand: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetProfile:
+    """Keep no longer what was measured of a node, or given by hand."""
+
+    node: str
     by_hand: bool
 
 
@@ -299,6 +315,11 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadMachine:
+    """Find out how this machine is, beside the requests; answer with `MachineRead`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """Write a line for the operator."""
 
@@ -318,6 +339,7 @@ AuditEvent = Literal[
     "prepared",
     "ran",
     "profile set",
+    "profile removed",
     "measured",
     "token created",
     "token revoked",
@@ -350,6 +372,7 @@ Instruction = (
     | CancelPlanning
     | SaveModel
     | SaveProfile
+    | ForgetProfile
     | SavePlan
     | ForgetPlan
     | HostDeploy
@@ -358,6 +381,7 @@ Instruction = (
     | StartRequest
     | DropRequest
     | Compare
+    | ReadMachine
     | Log
     | Audit
 )

@@ -22,6 +22,7 @@ from bbgrap.errors import (
     UsageError,
 )
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.inspection import ForgetProfile, Inspection, InspectNodes, KnownProfiles, ListProfiles
 from bbgrap.protocol.key_messages import TokenCall, TokenMade, Tokens
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, FileName, Length, Name, Text
 from bbgrap.protocol.messages import Chunk, TensorHeader, Tensors
@@ -134,7 +135,21 @@ class Ask:
     calls: tuple[int, ...]
 
 
-ClientMessage = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | RunModel | MeasureNodes | SetProfile | Cancel | Ask
+ClientMessage = (
+    Hello
+    | ListNodes
+    | OfferModel
+    | ModelChunk
+    | PrepareModel
+    | RunModel
+    | MeasureNodes
+    | SetProfile
+    | ListProfiles
+    | ForgetProfile
+    | InspectNodes
+    | Cancel
+    | Ask
+)
 
 
 # --- coordinator -> client ------------------------------------------------------------------------------------------------------
@@ -305,6 +320,32 @@ class StillWorking:
     known: tuple[int, ...]
 
 
-FinalAnswer = Greeting | Nodes | ModelMissing | ModelStored | ModelPrepared | RunResult | Profiles | TokenMade | Tokens | Failed
+FinalAnswer = (
+    Greeting
+    | Nodes
+    | ModelMissing
+    | ModelStored
+    | ModelPrepared
+    | RunResult
+    | Profiles
+    | KnownProfiles
+    | Inspection
+    | TokenMade
+    | Tokens
+    | Failed
+)
 ClientAnswer = FinalAnswer | Progress | StillWorking
-Call = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | RunModel | MeasureNodes | SetProfile | TokenCall
+Call = (
+    Hello
+    | ListNodes
+    | OfferModel
+    | ModelChunk
+    | PrepareModel
+    | RunModel
+    | MeasureNodes
+    | SetProfile
+    | ListProfiles
+    | ForgetProfile
+    | InspectNodes
+    | TokenCall
+)

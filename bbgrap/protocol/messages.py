@@ -16,6 +16,7 @@ from typing import Annotated
 from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.graph.types import DType, TensorType
+from bbgrap.protocol.inspection import Inspect, Inspected
 from bbgrap.protocol.limits import (
     MAX_CHUNK_BYTES,
     MAX_PAYLOAD_FRAMES,
@@ -28,7 +29,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -216,6 +217,7 @@ AgentMessage = (
     | LinksTried
     | LinkBroken
     | WorkerLost
+    | Inspected
     | Leave
 )
 
@@ -326,5 +328,17 @@ class AnswerPings:
 
 
 AgentCommand = (
-    Welcome | Refused | Rejoin | HeartbeatSeen | Deploy | WeightChunk | Abandon | Release | Measure | MeasureLinks | TryLinks | AnswerPings
+    Welcome
+    | Refused
+    | Rejoin
+    | HeartbeatSeen
+    | Deploy
+    | WeightChunk
+    | Abandon
+    | Release
+    | Measure
+    | MeasureLinks
+    | TryLinks
+    | AnswerPings
+    | Inspect
 )

@@ -36,6 +36,7 @@ from bbgrap.protocol.client_messages import (
     SetProfile,
 )
 from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.inspection import ForgetProfile, Inspection, InspectNodes, KnownProfiles, ListProfiles
 from bbgrap.protocol.key_messages import CreateToken, KeyStatus, ListTokens, RevokeToken, RotateToken, TokenMade, Tokens
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
 from bbgrap.protocol.version import VERSION
@@ -147,6 +148,18 @@ class Connection:
     def add_profile(self, profile: NodeProfile) -> None:
         """Use a profile for the node of its name from now on, whatever is measured."""
         self.ask(SetProfile(self.number(), profile), Profiles)
+
+    def profiles(self) -> KnownProfiles:
+        """Return what is known of nodes: what was measured, and what was given by hand."""
+        return self.ask(ListProfiles(self.number()), KnownProfiles)
+
+    def forget_profile(self, node: str, *, measured: bool = False) -> KnownProfiles:
+        """Forget what was given by hand of a node, and with `measured` what was measured, too; return what was forgotten."""
+        return self.ask(ForgetProfile(self.number(), node, measured), KnownProfiles)
+
+    def inspect(self) -> Inspection:
+        """Return how the machines are, and who serves the models: what `bbgrap doctor` looks at."""
+        return self.ask(InspectNodes(self.number()), Inspection)
 
     def create_token(self, name: str, role: str, lasts_s: float = 0.0) -> str:
         """Make a token of a role (reader, client, agent, admin) that lasts so long (0: until it is revoked), and return its text."""
