@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, token, trace, zoo
+from bbgrap.cli import bench, demo, doctor, export, inspect, local, nodes, plan, profile, simulate, submit, token, trace, zoo
 from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.given import FreeDimensionsError
 from bbgrap.cli.output import print_result, report_error
@@ -95,6 +95,7 @@ for command in (
     export.export,
     local.local,
     nodes.nodes,
+    doctor.doctor,
     submit.submit,
     bench.bench,
     trace.trace,
