@@ -6,6 +6,7 @@ unavailable, 4 no access. `--debug`, before or after the command, shows the trac
 
 from __future__ import annotations
 
+import errno
 import shlex
 from typing import Annotated
 
@@ -52,6 +53,8 @@ def _verdict(error: Exception) -> tuple[str, int] | None:
         return None
     if isinstance(error, OSError) and error.filename is not None:
         return f"'{error.filename}': {error.strerror or error}", 1
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the output cannot be written: {error.strerror}", 1
     what = f"unexpected {type(error).__name__}: {error}"
     return f"{what}; this is a fault of bbgrap: run it again with --debug and report what you see", 1
 

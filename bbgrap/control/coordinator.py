@@ -204,6 +204,7 @@ class CoordinatorMachine:
         return [
             self.members.welcome(member, keep),
             Log(f"agent '{join.name}' joined; {len(self.members.by_name)} are there"),
+            *self.members.other_versions(join),
             Audit("joined", peer_of(identity, join.name), {"address": join.data_address, "version": join.version}),
             *self.links.joined(member, now),
             *done,

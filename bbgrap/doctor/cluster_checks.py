@@ -95,7 +95,7 @@ def _machines(facts: ClusterFacts) -> Iterator[Finding]:
         yield from check_process(name, machine, option)
         at[place].append((name, machine))
     for place, there in at.items():
-        names, first = " and ".join(name for name, _ in there), there[0][1]
+        names, first = ", ".join(name for name, _ in there), there[0][1]
         yield from check_machine(names, first, sum(machine.own_cores for _, machine in there))
         threads = sum(node.threads for node in facts.nodes if places[node.name] == place)
         if threads > first.cores:

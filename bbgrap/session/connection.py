@@ -7,6 +7,7 @@ wakes the others when their answers come. So a single caller pays for no hand-ov
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -20,7 +21,7 @@ import zmq
 
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import client as machine
-from bbgrap.errors import AccessError, BbgrapError, RemoteProtocolError
+from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.client_messages import (
     Call,
     Failed,
@@ -46,6 +47,9 @@ from bbgrap.transport.wakeup_queue import WakeupQueue
 
 A = TypeVar("A")
 OnProgress = Callable[[Progress], None]
+
+COORDINATOR = "BBGRAP_COORDINATOR"
+"""The environment variable that holds a coordinator's address; `bbgrap exec` sets it for the program."""
 
 _TICK_S = 0.25
 _STOP_TICK_S = 0.01
@@ -224,7 +228,7 @@ class Connection:
 
     def _call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
         if self._closed:
-            raise unavailable(self.address, 0)
+            raise ClusterUnavailableError(f"connection to {self.address}: it was closed; connect again")
         self._stops.check()
         number = message.call
         with self._lock:
@@ -345,15 +349,19 @@ class Connection:
 
 
 def connect(
-    address: str, timeout: float = 3.0, *, token: str = "", token_file: str | Path | None = None, insecure: bool = False
+    address: str = "", timeout: float = 3.0, *, token: str = "", token_file: str | Path | None = None, insecure: bool = False
 ) -> Connection:
-    """Connect to the coordinator at `tcp://HOST:PORT`; `timeout` in seconds.
+    """Connect to the coordinator at `tcp://HOST:PORT`, or that of BBGRAP_COORDINATOR; `timeout` in seconds.
 
     Without a token, BBGRAP_TOKEN or BBGRAP_TOKEN_FILE is used, or, for a coordinator of this user on this machine, its own. `insecure` is
     for a coordinator that was started so: nobody is known to anybody, and nothing is encrypted.
 
     Raises:
+        UsageError: if no address is given, nor in the environment.
         ClusterUnavailableError: if no coordinator answers in time.
         AccessError: if there is no token, or it is not taken.
     """
+    address = address or os.environ.get(COORDINATOR, "")
+    if not address:
+        raise UsageError(f"which cluster? give an address, or set {COORDINATOR}=tcp://HOST:PORT")
     return Connection(address, timeout, Access(token, None if token_file is None else Path(token_file), insecure))
