@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from bbgrap.cluster.profiles import NodeProfile
 from bbgrap.cluster.units import FLOPS, RATES, SIZES, TIMES, format_quantity
 
-LEAST_FLOPS, MOST_FLOPS = 1e7, 1e15
+LEAST_FLOPS, MOST_FLOPS = 1e7, 500e12
 """Operations per second of one node: a microcontroller does more than the first, no CPU does the second."""
 LEAST_RATE, MOST_RATE = 1e3, 1e13
 """Bytes per second, of memory or a link."""

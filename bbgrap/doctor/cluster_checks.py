@@ -113,6 +113,8 @@ def _clocks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 def _speeds(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     unknown = [node.name for node in nodes if node.profile is None or not node.profile.work]
+    if not nodes:
+        return
     if unknown:
         found, advice = f"not measured: {', '.join(unknown)}", "leave the cluster idle for some seconds, or run 'bbgrap profile'"
         yield Finding("note", "agents", "profiles", found, "speeds of every node", advice)
