@@ -7,6 +7,7 @@ from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as client
+from bbgrap.protocol import inspection as i
 from bbgrap.protocol import key_messages as k
 from bbgrap.protocol import messages as m
 from bbgrap.protocol import status_messages as s
@@ -41,6 +42,8 @@ RECORD = Record(
 )
 PEERS = (m.Peer(0, "a", "tcp://a:1", "ab" * 32), m.Peer(1, "b", "tcp://b:1"), m.Peer(2, "host", "tcp://h:1"))
 
+FACTS = i.MachineFacts("0.1.0", "3.11.7", 1e9, 4, 2, 1.5, 0.1, 0.0, 0.5, 0.25, 1 << 33, 1 << 32, "/cache", 1 << 36, "eth0", 1e9)
+
 AGENT: list[Any] = [
     m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", PROFILE),
     m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", None),
@@ -56,6 +59,7 @@ AGENT: list[Any] = [
     m.LinksTried(1, (0, 2)),
     m.LinkBroken("tcp://a:1", "reset"),
     m.WorkerLost("SIGFPE", 7, 8, True),
+    i.Inspected(1, FACTS),
     m.Leave("bye"),
 ]
 COMMANDS: list[Any] = [
@@ -71,6 +75,7 @@ COMMANDS: list[Any] = [
     m.MeasureLinks(1, PEERS),
     m.TryLinks(1, PEERS),
     m.AnswerPings(PEERS),
+    i.Inspect(1),
 ]
 CLIENT: list[Any] = [
     client.Hello(1, 1, "0.1.0"),
@@ -83,6 +88,9 @@ CLIENT: list[Any] = [
     client.SetProfile(1, PROFILE),
     s.ReadStatus(1, 17),
     s.ReadPlan(1, DIGEST),
+    i.ListProfiles(1),
+    i.ForgetProfile(1, "a", True),
+    i.InspectNodes(1),
     client.Cancel(1),
     client.Ask((1, 2)),
 ]
@@ -116,6 +124,8 @@ ANSWERS: list[Any] = [
     client.Profiles(1, (PROFILE,)),
     CLUSTER,
     s.PlanShown(1, "{}", ("a", "coordinator"), (RECORD,), 1e9),
+    i.KnownProfiles(1, (PROFILE,), ()),
+    i.Inspection(1, FACTS, (i.NodeFacts("a", FACTS, -0.5, 0.25),), ("b",), (i.ServedModel(DIGEST, "x 1x3", ("a",), "slow", 2),)),
     client.Failed(1, client.Fault.PLAN, "no"),
     client.StillWorking((1, 2), (1,)),
 ]

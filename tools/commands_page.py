@@ -27,7 +27,7 @@ Written by `tools/commands_page.py` from the commands themselves; do not edit.
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed, or not verified |
+| 1 | failed, not verified, or `doctor` found an error |
 | 2 | wrong usage |
 | 3 | no coordinator answers, or it has no agents |
 

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import socket
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -135,13 +136,15 @@ def _work(
 
 
 def _made(folder: Path) -> Path:
-    """Return a folder that is there.
+    """Return a folder that is there, and can be written to.
 
     Raises:
-        UsageError: if it cannot be made.
+        UsageError: if it cannot be made or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise UsageError(f"cache folder {folder}: {error.strerror}; choose another with --cache-dir") from error
     return folder
@@ -177,12 +180,14 @@ def pin(cores: set[int]) -> None:
 def own_address(coordinator: str) -> str:
     """Return the address of this machine on the way to the coordinator; nothing is sent."""
     host, port = split_address(coordinator)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, int(port)))
-            return str(probe.getsockname()[0])
+            probe.connect((host.strip("[]"), int(port)))
+            found = str(probe.getsockname()[0])
         except OSError as error:
             raise UsageError(f"coordinator '{coordinator}': its host cannot be found: {error.strerror or error}") from error
+    return f"[{found}]" if family == socket.AF_INET6 else found
 
 
 def own_host(advertised: str) -> str:

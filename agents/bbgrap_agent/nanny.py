@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bbgrap.control import agent_events as events
+from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Deploy, Heartbeat
 from bbgrap.transport.identity import Identity
 from bbgrap_agent.causes import cause_of, oom_kills, sentence_of
-from bbgrap_agent.cgroups import free_bytes
 from bbgrap_agent.patience import Patience
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
 from bbgrap_agent.progress import Progress, shared_memory
@@ -219,7 +219,7 @@ class Nanny:
             return None
         seconds = max(0.0, now - doing.since_ns / 1e9) if doing.request else 0.0
         if now - self._looked >= MEMORY_EVERY_S:
-            self._looked, self._free_bytes = now, free_bytes()
+            self._looked, self._free_bytes = now, free_memory_bytes()
         return Heartbeat(
             doing.epoch, doing.request, seconds, doing.steps, child.used_bytes, self._free_bytes, doing.busy_ns / 1e9 + seconds
         )

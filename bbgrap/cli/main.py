@@ -6,13 +6,14 @@ unavailable, 4 no access. `--debug`, before or after the command, shows the trac
 
 from __future__ import annotations
 
+import errno
 import shlex
 from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
-from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, status, submit, token, top, trace, zoo
+from bbgrap.cli import bench, demo, doctor, export, inspect, local, nodes, plan, profile, simulate, status, submit, token, top, trace, zoo
 from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.given import FreeDimensionsError
 from bbgrap.cli.output import print_result, report_error
@@ -52,6 +53,8 @@ def _verdict(error: Exception) -> tuple[str, int] | None:
         return None
     if isinstance(error, OSError) and error.filename is not None:
         return f"'{error.filename}': {error.strerror or error}", 1
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the output cannot be written: {error.strerror}", 1
     what = f"unexpected {type(error).__name__}: {error}"
     return f"{what}; this is a fault of bbgrap: run it again with --debug and report what you see", 1
 
@@ -97,6 +100,7 @@ for command in (
     nodes.nodes,
     status.status,
     top.top,
+    doctor.doctor,
     submit.submit,
     bench.bench,
     trace.trace,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bbgrap.protocol.inspection import Inspect, Inspected
 from bbgrap.protocol.messages import (
     AgentCommand,
     AgentMessage,
@@ -71,7 +72,7 @@ class Loaded:
 class Outcome:
     """A request failed on this agent or its records are there, or the answer to `Perform`: what the coordinator is told of it."""
 
-    message: RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken
+    message: RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken | Inspected
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +163,9 @@ class DropBefore:
 
 @dataclass(frozen=True, slots=True)
 class Perform:
-    """Measure this machine or its links and answer with an `Outcome`, or let peers measure theirs."""
+    """Measure or inspect this machine or its links and answer with an `Outcome`, or let peers measure theirs."""
 
-    message: Measure | MeasureLinks | TryLinks | AnswerPings
+    message: Measure | MeasureLinks | TryLinks | AnswerPings | Inspect
 
 
 @dataclass(frozen=True, slots=True)

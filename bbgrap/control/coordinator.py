@@ -21,13 +21,13 @@ from bbgrap.control.coordinator_events import (
     Identity,
     Instruction,
     Log,
+    MachineRead,
     Noticed,
     PlanFailed,
     Planned,
     RequestBroke,
     RequestDone,
     SaveModel,
-    SaveProfile,
     Settings,
     Tick,
     ToAgent,
@@ -42,6 +42,7 @@ from bbgrap.control.observed import Observed
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, Plan, Variant
 from bbgrap.control.profiling import Profiling
+from bbgrap.control.questions import Questions
 from bbgrap.control.spares import Spares
 from bbgrap.control.standby import Standbys
 from bbgrap.control.status import StatusReader
@@ -57,17 +58,14 @@ from bbgrap.protocol.client_messages import (
     Fault,
     Greeting,
     Hello,
-    ListNodes,
     MeasureNodes,
     ModelChunk,
-    Nodes,
     OfferModel,
     PrepareModel,
-    Profiles,
     RunModel,
-    SetProfile,
     StillWorking,
 )
+from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.messages import (
     PROTOCOL_VERSION,
     AgentMessage,
@@ -90,7 +88,6 @@ from bbgrap.protocol.messages import (
     WeightStored,
     WorkerLost,
 )
-from bbgrap.protocol.status_messages import ReadPlan, ReadStatus
 
 
 class CoordinatorMachine:
@@ -115,6 +112,7 @@ class CoordinatorMachine:
         self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares, self.observed)
         self.status = StatusReader(self.members, self.links, self.requests, self.observed)
         self.faults = LinkFaults(settings, self.members, self.links, self.loading, self.planning, self.requests)
+        self.questions = Questions(self.members, self.loading, self.planning, self.status)
         self.blame = Blame(self.loading, self.planning, self.requests)
         self._restore(kept, now)
 
@@ -162,6 +160,8 @@ class CoordinatorMachine:
                 return self.requests.verifying.compared(event, now)
             case Noticed(text, kind):
                 return [Log(text, event=kind)]
+            case MachineRead(facts):
+                return self.questions.machine_read(facts, now)
 
     def _restore(self, stored: Stored, now: float) -> None:
         """Know the plans of an earlier coordinator; their agents will offer what they hold of them."""
@@ -215,6 +215,7 @@ class CoordinatorMachine:
         return [
             self.members.welcome(member, keep),
             Log(f"agent '{join.name}' joined; {len(self.members.by_name)} are there", event="joined", node=join.name),
+            *self.members.other_versions(join),
             Audit("joined", peer_of(identity, join.name), {"address": join.data_address, "version": join.version}),
             *self.links.joined(member, now),
             *done,
@@ -258,6 +259,8 @@ class CoordinatorMachine:
                 return self.profiling.links_measured(member, message, now)
             case LinksTried():
                 return self.faults.tried(member, message, now)
+            case Inspected():
+                return self.questions.inspected(member, message, now)
             case LinkBroken():
                 return self.faults.broken(member, message.address, now)
             case WorkerLost():
@@ -299,6 +302,7 @@ class CoordinatorMachine:
             Audit(how, peer_of(member.identity, member.name)),
             *self.requests.lose_agent(member, variants),
             *self.profiling.lost(member, now),
+            *self.questions.lost(member, now),
             *self.links.allow(),
             *self.planning.world_changed(now),
         ]
@@ -318,18 +322,10 @@ class CoordinatorMachine:
 
     # --- clients ----------------------------------------------------------------------------------------------------------------
 
-    def _on_client(self, identity: Identity, message: ClientMessage, now: float) -> list[Instruction]:  # noqa: C901 - one branch per message
+    def _on_client(self, identity: Identity, message: ClientMessage, now: float) -> list[Instruction]:
         match message:
             case Hello():
                 return self._greet(identity, message)
-            case ListNodes():
-                return [ToClient(identity, Nodes(message.call, self.status.nodes()))]
-            case ReadStatus():
-                return [ToClient(identity, self.status.read(message, now))]
-            case ReadPlan():
-                shown = self.status.show(message)
-                unknown = _failed((identity, message.call), Fault.UNKNOWN_PLAN, "plan: the coordinator does not have it (any more)")
-                return [unknown if shown is None else ToClient(identity, shown)]
             case OfferModel():
                 return self.uploads.offer(identity, message)
             case ModelChunk():
@@ -340,16 +336,13 @@ class CoordinatorMachine:
                 return self._on_run(identity, message, now)
             case MeasureNodes():
                 return self.profiling.begin(identity, message, now)
-            case SetProfile():
-                self.members.overrides[message.profile.name] = message.profile
-                answer = ToClient(identity, Profiles(message.call, (message.profile,)))
-                told = Audit("profile set", peer_of(identity), {"node": message.profile.name})
-                return [answer, SaveProfile(message.profile, by_hand=True), told, *self.planning.world_changed(now)]
             case Cancel():
                 return self.requests.cancel((identity, message.call))
             case Ask():
                 known = tuple(call for call in message.calls if self._will_answer((identity, call)))
                 return [ToClient(identity, StillWorking(message.calls, known))]
+            case _:
+                return self.questions.take(identity, message, now)
 
     def _greet(self, identity: Identity, hello: Hello) -> list[Instruction]:
         if hello.protocol == PROTOCOL_VERSION:
@@ -359,7 +352,7 @@ class CoordinatorMachine:
         return [answer, Audit("refused", peer_of(identity), {"reason": reason})]
 
     def _will_answer(self, caller: Caller) -> bool:
-        return self.requests.is_known(caller) or self.profiling.is_known(caller)
+        return any(desk.is_known(caller) for desk in (self.requests, self.profiling, self.questions))
 
     def _on_prepare(self, identity: Identity, message: PrepareModel, now: float) -> list[Instruction]:
         caller = (identity, message.call)
@@ -415,7 +408,13 @@ class CoordinatorMachine:
         _, tried = self.links.overdue(now)
         done += tried
         self.faults.clear_untried(now)
-        return [*done, *self.requests.overdue(now), *self.profiling.overdue(now), *self.requests.counts.report(now)]
+        return [
+            *done,
+            *self.requests.overdue(now),
+            *self.profiling.overdue(now),
+            *self.questions.overdue(now),
+            *self.requests.counts.report(now),
+        ]
 
 
 def _failed(caller: Caller, fault: Fault, reason: str) -> ToClient:

@@ -12,6 +12,7 @@ from bbgrap.control.stored import StoredPlan
 from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.protocol.addresses import place_of
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
+from bbgrap.protocol.inspection import MachineFacts
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
 from bbgrap.protocol.status_messages import EventKind
 from bbgrap.runtime.recording import Record
@@ -141,7 +142,16 @@ class Noticed:
     kind: EventKind
 
 
-Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken | Compared | Noticed
+@dataclass(frozen=True, slots=True)
+class MachineRead:
+    """Answer to `ReadMachine`: how the coordinator's machine is."""
+
+    facts: MachineFacts
+
+
+Event = (
+    FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken | Compared | MachineRead | Noticed
+)
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------
@@ -223,6 +233,14 @@ class SaveProfile:
     """Keep what was measured of a node, or given by hand, over a restart."""
 
     profile: NodeProfile
+    by_hand: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetProfile:
+    """Keep no longer what was measured of a node, or given by hand."""
+
+    node: str
     by_hand: bool
 
 
@@ -312,6 +330,11 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadMachine:
+    """Find out how this machine is, beside the requests; answer with `MachineRead`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """Write a line for the operator, and what it speaks of beside it; with `event` it is kept and told to who reads the status."""
 
@@ -337,6 +360,7 @@ AuditEvent = Literal[
     "prepared",
     "ran",
     "profile set",
+    "profile removed",
     "measured",
     "token created",
     "token revoked",
@@ -369,6 +393,7 @@ Instruction = (
     | CancelPlanning
     | SaveModel
     | SaveProfile
+    | ForgetProfile
     | SavePlan
     | ForgetPlan
     | HostDeploy
@@ -377,6 +402,7 @@ Instruction = (
     | StartRequest
     | DropRequest
     | Compare
+    | ReadMachine
     | Log
     | Audit
 )

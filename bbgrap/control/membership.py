@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
-from bbgrap.control.coordinator_events import Identity, Instruction, Settings, ToAgent
+from bbgrap.control.coordinator_events import Identity, Instruction, Log, Settings, ToAgent
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.stored import Stored
 from bbgrap.graph.types import Array, TensorType
@@ -203,6 +203,21 @@ class Members:
         if join.name in self.by_name:
             return Refused(f"the name '{join.name}' is taken by a live agent; choose another with --name", retry=True)
         return None
+
+    def other_versions(self, join: Join) -> list[Instruction]:
+        """Warn of an agent that runs other versions than the coordinator, or than an agent that is there."""
+        others = (
+            ("bbgrap", join.version, {self.settings.version}),
+            ("onnxruntime", join.onnxruntime, {m.join.onnxruntime for m in self.alive()}),
+        )
+        return [
+            Log(
+                f"agent '{join.name}' has {what} {version}, others have {', '.join(sorted(there - {version}))}: install one version",
+                is_warning=True,
+            )
+            for what, version, there in others
+            if there - {version}
+        ]
 
     def heard(self, identity: Identity, event: str, now: float) -> Member | Rejoin:
         """Note a sign of life; a stranger is told to join."""

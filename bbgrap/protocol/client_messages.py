@@ -22,6 +22,7 @@ from bbgrap.errors import (
     UsageError,
 )
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.inspection import ForgetProfile, Inspection, InspectNodes, KnownProfiles, ListProfiles
 from bbgrap.protocol.key_messages import TokenCall, TokenMade, Tokens
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, FileName, Length, Name, Text
 from bbgrap.protocol.messages import Chunk, TensorHeader, Tensors
@@ -136,7 +137,20 @@ class Ask:
 
 
 ClientMessage = (
-    Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | RunModel | MeasureNodes | SetProfile | StatusCall | Cancel | Ask
+    Hello
+    | ListNodes
+    | OfferModel
+    | ModelChunk
+    | PrepareModel
+    | RunModel
+    | MeasureNodes
+    | SetProfile
+    | StatusCall
+    | ListProfiles
+    | ForgetProfile
+    | InspectNodes
+    | Cancel
+    | Ask
 )
 
 
@@ -284,7 +298,33 @@ class StillWorking:
 
 
 FinalAnswer = (
-    Greeting | Nodes | ModelMissing | ModelStored | ModelPrepared | RunResult | Profiles | StatusAnswer | TokenMade | Tokens | Failed
+    Greeting
+    | Nodes
+    | ModelMissing
+    | ModelStored
+    | ModelPrepared
+    | RunResult
+    | Profiles
+    | KnownProfiles
+    | Inspection
+    | StatusAnswer
+    | TokenMade
+    | Tokens
+    | Failed
 )
 ClientAnswer = FinalAnswer | Progress | StillWorking
-Call = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | RunModel | MeasureNodes | SetProfile | StatusCall | TokenCall
+Call = (
+    Hello
+    | ListNodes
+    | OfferModel
+    | ModelChunk
+    | PrepareModel
+    | RunModel
+    | MeasureNodes
+    | SetProfile
+    | ListProfiles
+    | ForgetProfile
+    | InspectNodes
+    | StatusCall
+    | TokenCall
+)

@@ -16,6 +16,7 @@ from typing import Annotated
 from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.graph.types import DType, TensorType
+from bbgrap.protocol.inspection import Inspect, Inspected
 from bbgrap.protocol.limits import (
     MAX_CHUNK_BYTES,
     MAX_PAYLOAD_FRAMES,
@@ -219,6 +220,7 @@ AgentMessage = (
     | LinksTried
     | LinkBroken
     | WorkerLost
+    | Inspected
     | Leave
 )
 
@@ -329,5 +331,17 @@ class AnswerPings:
 
 
 AgentCommand = (
-    Welcome | Refused | Rejoin | HeartbeatSeen | Deploy | WeightChunk | Abandon | Release | Measure | MeasureLinks | TryLinks | AnswerPings
+    Welcome
+    | Refused
+    | Rejoin
+    | HeartbeatSeen
+    | Deploy
+    | WeightChunk
+    | Abandon
+    | Release
+    | Measure
+    | MeasureLinks
+    | TryLinks
+    | AnswerPings
+    | Inspect
 )

@@ -7,6 +7,7 @@ wakes the others when their answers come. So a single caller pays for no hand-ov
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -20,7 +21,7 @@ import zmq
 
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import client as machine
-from bbgrap.errors import AccessError, BbgrapError, RemoteProtocolError
+from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.client_messages import (
     Call,
     Failed,
@@ -35,6 +36,7 @@ from bbgrap.protocol.client_messages import (
     SetProfile,
 )
 from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.inspection import ForgetProfile, Inspection, InspectNodes, KnownProfiles, ListProfiles
 from bbgrap.protocol.key_messages import CreateToken, KeyStatus, ListTokens, RevokeToken, RotateToken, TokenMade, Tokens
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
 from bbgrap.protocol.status_messages import NodeStatus, PlanShown, ReadPlan, ReadStatus, Status
@@ -45,6 +47,9 @@ from bbgrap.transport.wakeup_queue import WakeupQueue
 
 A = TypeVar("A")
 OnProgress = Callable[[Progress], None]
+
+COORDINATOR = "BBGRAP_COORDINATOR"
+"""The environment variable that holds a coordinator's address; `bbgrap exec` sets it for the program."""
 
 _TICK_S = 0.25
 _STOP_TICK_S = 0.01
@@ -165,6 +170,18 @@ class Connection:
         """Use a profile for the node of its name from now on, whatever is measured."""
         self.ask(SetProfile(self.number(), profile), Profiles)
 
+    def profiles(self) -> KnownProfiles:
+        """Return what is known of nodes: what was measured, and what was given by hand."""
+        return self.ask(ListProfiles(self.number()), KnownProfiles)
+
+    def forget_profile(self, node: str, *, measured: bool = False) -> KnownProfiles:
+        """Forget what was given by hand of a node, and with `measured` what was measured, too; return what was forgotten."""
+        return self.ask(ForgetProfile(self.number(), node, measured), KnownProfiles)
+
+    def inspect(self) -> Inspection:
+        """Return how the machines are, and who serves the models: what `bbgrap doctor` looks at."""
+        return self.ask(InspectNodes(self.number()), Inspection)
+
     def create_token(self, name: str, role: str, lasts_s: float = 0.0) -> str:
         """Make a token of a role (reader, client, agent, admin) that lasts so long (0: until it is revoked), and return its text."""
         return self.ask(CreateToken(self.number(), role, name, lasts_s), TokenMade).token
@@ -232,7 +249,7 @@ class Connection:
 
     def _call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
         if self._closed:
-            raise unavailable(self.address, 0)
+            raise ClusterUnavailableError(f"connection to {self.address}: it was closed; connect again")
         self._stops.check()
         number = message.call
         with self._lock:
@@ -353,15 +370,19 @@ class Connection:
 
 
 def connect(
-    address: str, timeout: float = 3.0, *, token: str = "", token_file: str | Path | None = None, insecure: bool = False
+    address: str = "", timeout: float = 3.0, *, token: str = "", token_file: str | Path | None = None, insecure: bool = False
 ) -> Connection:
-    """Connect to the coordinator at `tcp://HOST:PORT`; `timeout` in seconds.
+    """Connect to the coordinator at `tcp://HOST:PORT`, or that of BBGRAP_COORDINATOR; `timeout` in seconds.
 
     Without a token, BBGRAP_TOKEN or BBGRAP_TOKEN_FILE is used, or, for a coordinator of this user on this machine, its own. `insecure` is
     for a coordinator that was started so: nobody is known to anybody, and nothing is encrypted.
 
     Raises:
+        UsageError: if no address is given, nor in the environment.
         ClusterUnavailableError: if no coordinator answers in time.
         AccessError: if there is no token, or it is not taken.
     """
+    address = address or os.environ.get(COORDINATOR, "")
+    if not address:
+        raise UsageError(f"which cluster? give an address, or set {COORDINATOR}=tcp://HOST:PORT")
     return Connection(address, timeout, Access(token, None if token_file is None else Path(token_file), insecure))

@@ -1,9 +1,14 @@
 """The commands that need a cluster, against real processes."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
+import termios
 
 import numpy as np
 import onnx
@@ -16,6 +21,7 @@ from bbgrap import zoo
 from bbgrap.cluster.files import read_profile
 from bbgrap.cluster.speeds import TYPICAL
 from bbgrap.engine.reference import Reference
+from bbgrap.protocol.version import VERSION
 from bbgrap.tdl.work import KINDS
 from tests.bbgrap.cli.given_inputs import FORMS, write_files
 from tests.known_agents import known_cluster
@@ -48,6 +54,37 @@ def test_nodes(run, run_json, here):
     table = run("nodes").stdout
     assert "agent0" in table
     assert "agent1" in table
+    assert VERSION in table
+    assert len(table.splitlines()) == 3
+
+
+def test_nodes_are_whole_on_a_narrow_terminal(here, cluster):
+    screen, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    with subprocess.Popen(["bbgrap", "nodes"], stdout=other, env=os.environ) as process:
+        os.close(other)
+        text = ""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while read := os.read(screen, 4096):
+                text += read.decode()
+    os.close(screen)
+    assert process.returncode == 0
+    assert max(map(len, text.splitlines())) <= 60
+    for node in cluster.connection.nodes():
+        assert f"{node.name}  alive  {node.address}" in text
+
+
+def test_profiles_are_listed_shown_and_removed(run, run_json, here, tmp_path):
+    (tmp_path / "slow.yaml").write_text("name: slow\nwork: {conv3x3: 100}\n")
+    added = run("profile", "add", tmp_path / "slow.yaml")
+    assert "work 'conv3x3': flops is 100 FLOP/s" in added.stderr
+    assert "is a unit missing, like GFLOP/s?" in added.stderr
+    assert "slow" in [profile["name"] for profile in run_json("profile", "list")["by_hand"]]
+    line = next(line for line in run("profile", "list").stdout.splitlines() if line.startswith("slow"))
+    assert line.split() == ["slow", "no", "by", "hand", "1", "0", "-"]
+    assert "# by hand\nname: slow\nwork: {conv3x3: 100FLOP/s}" in run("profile", "show", "slow").stdout
+    assert run("profile", "remove", "slow").exit_code == 0
+    assert run("profile", "remove", "slow").exit_code == run("profile", "show", "slow").exit_code == 2
 
 
 def test_status_and_top(run, run_json, here, cluster, picture, monkeypatch):
