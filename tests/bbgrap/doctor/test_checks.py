@@ -9,7 +9,7 @@ from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
 from bbgrap.doctor.findings import exit_code, in_order
 from bbgrap.doctor.here import Folder, Host, LocalFacts, Package
 from bbgrap.doctor.local_checks import check_here
-from bbgrap.protocol.client_messages import NodeStatus
+from bbgrap.protocol.status_messages import NodeStatus
 from bbgrap.protocol.inspection import Inspection, MachineFacts, NodeFacts, ServedModel
 
 GIB = 1 << 30
