@@ -166,11 +166,11 @@ def _rest(sides: Sequence[_Side]) -> None:
     """
     until = time.monotonic() + _REST_WITHIN_S
     while True:
-        before = [used_s(side.reached.processes) for side in sides]
+        before = [_used_s(side.reached.processes) for side in sides]
         began = time.monotonic()
         time.sleep(_LOOK_S)
         for side, used in zip(sides, before, strict=True):
-            side.idle_percent = 100 * (used_s(side.reached.processes) - used) / (time.monotonic() - began)
+            side.idle_percent = 100 * (_used_s(side.reached.processes) - used) / (time.monotonic() - began)
         if all(side.idle_percent < REST_PERCENT for side in sides):
             return
         if time.monotonic() > until:
@@ -178,7 +178,7 @@ def _rest(sides: Sequence[_Side]) -> None:
             raise ClusterUnavailableError(f"locks: after {_REST_WITHIN_S:g} s without requests {busy}; expected below {REST_PERCENT:g} %")
 
 
-def used_s(processes: Sequence[int]) -> float:
+def _used_s(processes: Sequence[int]) -> float:
     """Return the seconds that processes and their children have computed."""
     total = 0.0
     for number in processes:

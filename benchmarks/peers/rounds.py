@@ -10,13 +10,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from bbgrap.bench import SETTLE_S, MachineWatch
 from bbgrap.cli.inputs import random_inputs
@@ -26,7 +27,6 @@ from bbgrap.comparison import Comparison
 from bbgrap.engine.reference import Reference
 from bbgrap.errors import ExecutionError
 from bbgrap.graph import Array
-from benchmarks.lock_price import used_s
 from benchmarks.peers.halves import Halves, halve
 from benchmarks.peers.known import OURS
 from benchmarks.peers.peer import Peer, Setting
@@ -65,6 +65,7 @@ class _Contender:
     times: list[list[float]] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     idle_percent: float = 0.0
+    memory_mib: float = 0.0
     comparison: Comparison | None = None
     failure: str = ""
 
@@ -183,17 +184,34 @@ def _close(contender: _Contender) -> None:
 
 
 def _look_at_rest(contenders: Sequence[_Contender], cluster: Sequence[int]) -> None:
-    """Note what everybody computes while nobody asks: the others' turns have that beside them."""
-
-    def used() -> list[float]:
-        own = [0.0 if contender.seat is None else contender.seat.used_s() for contender in contenders]
-        return [own[0] + used_s(cluster), *own[1:]]
-
-    earlier, began = used(), time.monotonic()
+    """Note what everybody holds, and computes while nobody asks: the others' turns have that beside them."""
+    owned = [[] if contender.seat is None else contender.seat.processes() for contender in contenders]
+    owned[0] += [process for number in cluster for main in [psutil.Process(number)] for process in (main, *main.children(recursive=True))]
+    earlier, began = [_used_s(processes) for processes in owned], time.monotonic()
     time.sleep(_IDLE_S)
     took = time.monotonic() - began
-    for contender, then, now in zip(contenders, earlier, used(), strict=True):
-        contender.idle_percent = 100 * (now - then) / took
+    for contender, then, processes in zip(contenders, earlier, owned, strict=True):
+        contender.idle_percent = 100 * (_used_s(processes) - then) / took
+        contender.memory_mib = _memory_bytes(processes) / 2**20
+
+
+def _used_s(processes: Sequence[psutil.Process]) -> float:
+    """Return the seconds that processes have computed."""
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _memory_bytes(processes: Sequence[psutil.Process]) -> int:
+    """Return the memory of processes; what several share is counted once."""
+    total = 0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
+    return total
 
 
 def _standing(contenders: Sequence[_Contender]) -> str:
@@ -211,6 +229,7 @@ def row_of(contender: _Contender, ours: _Contender) -> dict[str, Any]:
         "nodes": peer.nodes,
         "informative": peer.informative,
         "idle_percent": round(contender.idle_percent, 2),
+        "memory_mib": round(contender.memory_mib),
         "failure": contender.failure,
     }
     comparison = contender.comparison

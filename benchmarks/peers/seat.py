@@ -93,16 +93,13 @@ class Seat:
             self._pipe.send(turn)
         return self._answer(_TURN_S)
 
-    def used_s(self) -> float:
-        """Return the seconds that its processes have computed."""
-        total = 0.0
-        with suppress(psutil.NoSuchProcess):
+    def processes(self) -> list[psutil.Process]:
+        """Return its process and all that this one has started."""
+        try:
             main = psutil.Process(self._process.pid)
-            for process in (main, *main.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    times = process.cpu_times()
-                    total += times.user + times.system
-        return total
+            return [main, *main.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     def close(self) -> None:
         """Let it end, and end it if it does not."""

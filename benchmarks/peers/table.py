@@ -27,14 +27,14 @@ _MEASURED = {
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of a measurement; what is marked `ahead` is better than bbgrap."""
-    columns = ("model", "link", "peer", "p50 ms", "per second", "to bbgrap: latency", "throughput", "ahead", "answers", "idle %")
+    columns = ("model", "link", "peer", "p50 ms", "per second", "to bbgrap: latency", "throughput", "ahead", "answers", "idle %", "MiB")
     cells = []
     for row in rows:
         keys = ("p50_ms", "per_s", "latency_against_bbgrap", "throughput_against_bbgrap")
         ahead = "-" if row["informative"] else ", ".join(row.get("ahead", ()))
         answers = row["failure"].partition("\n")[0] or (row["same_by"] if row["verified"] else f"WRONG: {row['fault']}")
         numbers = (row.get(key) for key in keys)
-        cells.append((row["model"], row["link"], row["title"], *numbers, ahead, answers, row["idle_percent"]))
+        cells.append((row["model"], row["link"], row["title"], *numbers, ahead, answers, row["idle_percent"], row["memory_mib"]))
     print_table(columns, cells, title="two nodes of one core each; ratios above 1 are better than bbgrap")
 
 
