@@ -1,6 +1,6 @@
 """A pipeline of two stages over Ray: an actor on each node, onnxruntime inside; what crosses goes from store to store.
 
-Ray's compiled graphs would save some of its time per call, but end its own processes (2.60) when their stages are on two nodes.
+Ray's compiled graphs would save some time per call, but a check of its own fails in its daemon (2.60) where two nodes are on one host.
 """
 
 from __future__ import annotations

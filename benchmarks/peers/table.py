@@ -18,6 +18,7 @@ BEGIN, END = "<!-- peers -->", "<!-- end -->"
 KEY = ("model", "link", "peer")
 """What makes two rows the same measurement."""
 
+_NAMES = {model: name for (model, batch), name in MODELS.items() if batch == 1} | {"mobilenet_v2": "MobileNetV2"}
 _LINKS = {"loopback": "loopback", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s", "10gbit": "10 Gbit/s"}
 _MEASURED = {
     "latency": ("p50_ms", "Latency of single requests, median, ms"),
@@ -55,7 +56,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     for what, (key, title) in _MEASURED.items():
         lines += [f"{title}:", "", f"| | | {' | '.join(peers)} |", f"|---|---|{'---|' * len(peers)}"]
         for model, link in places:
-            name = MODELS.get((model, 1), model)
+            name = _NAMES.get(model, model)
             cells = [_cell(found.get((model, link, peer)), what, key) for peer in peers]
             lines.append(f"| {name} | {_LINKS.get(link, link)} | {' | '.join(cells)} |")
         lines.append("")
