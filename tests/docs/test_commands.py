@@ -49,6 +49,9 @@ NOT_RUN = {
     "python tools/operators_page.py": "it writes into the tree; test_coverage.py runs what it calls",
     "python tools/protocol_page.py": "it writes into the tree; test_generated.py runs what it calls",
     "python -m benchmarks.network --models resnet50,vgg16,unet,vit_b16,yolo,resnet50@10 --planners auto --save": "root, and half an hour",
+    "python -m benchmarks.peers": "root, and an hour; tests/benchmarks runs it in small",
+    "python -m benchmarks.peers --models vgg16 --links 1gbit --peers replicas,ray --rounds 3": "root, and minutes",
+    "pip install openvino ray distributed torch": "it installs",
 }
 
 SERVERS = {"bbgrap local --agents 2"}
