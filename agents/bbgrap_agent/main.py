@@ -16,6 +16,8 @@ import typer
 
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.protocol.addresses import host_of, split_address
+from bbgrap.settings.options import SettingsCommand
+from bbgrap.settings.version import Version
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -45,6 +47,7 @@ def main(
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
+    version: Version = False,
 ) -> None:
     """Join a coordinator and compute for it."""
     os.umask(0o077)
@@ -165,8 +168,10 @@ def pin(cores: set[int]) -> None:
         UsageError: if this process may not use them, or the system has no such thing.
     """
     try:
+        if not hasattr(os, "sched_setaffinity"):
+            raise ValueError("only Linux can")  # noqa: TRY004 - it is no matter of types
         os.sched_setaffinity(0, cores)
-    except (AttributeError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"cores: this process cannot be bound to {sorted(cores)}: {error}") from error
 
 
@@ -195,9 +200,13 @@ def own_host(advertised: str) -> str:
     return advertised
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+app.command(cls=SettingsCommand)(main)
+
+
 def run() -> None:
     """Start the command line."""
-    typer.run(main)
+    app(prog_name="bbgrap-agent")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from bbgrap.errors import BbgrapError
+from bbgrap.settings.options import SettingsCommand
+from bbgrap.settings.version import Version
 
 
 class DataPlane(Enum):
@@ -45,6 +47,7 @@ def main(
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
+    version: Version = False,
 ) -> None:
     """Coordinate agents."""
     os.umask(0o077)  # what is kept, by this process and its children, is its user's alone
@@ -73,9 +76,13 @@ def main(
         raise typer.Exit(1) from error
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+app.command(cls=SettingsCommand)(main)
+
+
 def run() -> None:
     """Start the command line."""
-    typer.run(main)
+    app(prog_name="bbgrap-coordinator")
 
 
 if __name__ == "__main__":
