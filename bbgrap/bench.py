@@ -90,8 +90,8 @@ class Contender:
     def __init__(self, model: Path, options: PlanOptions, cluster: Connection, expected: Sequence[Array], report: Report) -> None:
         """Make the session; nothing is deployed yet. Its answers will be compared with the expected one."""
 
-        def on_progress(progress: Any) -> None:  # noqa: ANN401 - the protocol's message; its three fields are plain
-            report(f"{options.planner}: {progress.stage} {progress.done} of {progress.total}")
+        def on_progress(progress: Any) -> None:  # noqa: ANN401 - the protocol's message; its text is plain
+            report(f"{options.planner}: {progress.text}")
 
         self.options = options
         self.session = InferenceSession(model, cluster=cluster, options=options, on_progress=on_progress)

@@ -169,7 +169,7 @@ def pin(cores: set[int]) -> None:
     """
     try:
         if not hasattr(os, "sched_setaffinity"):
-            raise ValueError("only Linux can")  # noqa: TRY004 - it is no matter of types
+            raise ValueError("only Linux can")
         os.sched_setaffinity(0, cores)
     except (OSError, ValueError) as error:
         raise UsageError(f"cores: this process cannot be bound to {sorted(cores)}: {error}") from error

@@ -12,11 +12,12 @@ from typing import Annotated
 import typer
 
 from bbgrap.cli import bench, config, demo, export, inspect, local, nodes, plan, profile, simulate, submit, token, trace, zoo
+from bbgrap.cli.completion import whole_words
 from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.given import FreeDimensionsError
-from bbgrap.cli.output import report_error
+from bbgrap.cli.output import report_error, say
 from bbgrap.errors import BbgrapError
-from bbgrap.settings.options import SettingsGroup, apply
+from bbgrap.settings.options import SettingsGroup, take_files
 from bbgrap.settings.version import Version
 
 
@@ -34,7 +35,8 @@ class _Group(SettingsGroup):
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # typer's own name for the type
         """Run the command; an error becomes a line and an exit code."""
         try:
-            apply(self, "bbgrap", ctx)
+            for remark in take_files(self, "bbgrap", ctx):
+                say(remark)
             return super().invoke(ctx)
         except Exception as error:  # whatever it is, people get a line, and a traceback with --debug
             verdict = None if ctx.params["debug"] else _verdict(error)
@@ -103,4 +105,5 @@ app.add_typer(token.app, name="token")
 
 def run() -> None:
     """Start the command line."""
-    app(prog_name="bbgrap")
+    with whole_words():
+        app(prog_name="bbgrap")

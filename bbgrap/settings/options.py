@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -135,7 +136,8 @@ class SettingsCommand(TyperCommand):
         take_variables(self)
         if not {"--help", "-h", "--version"} & set(args):  # help is there whatever the files say
             try:
-                apply(self, str(ctx.info_name), ctx)
+                for remark in take_files(self, str(ctx.info_name), ctx):
+                    typer.echo(f"{ctx.info_name}: {remark}", err=True)
             except UsageError as error:
                 typer.echo(f"{ctx.info_name}: {error}", err=True)
                 raise typer.Exit(error.exit_code) from None
@@ -146,18 +148,20 @@ class SettingsGroup(TyperGroup):
     """A program of several commands that takes settings."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's own name for the type
-        """Let variables set options; files are read when a command is called, see `apply`."""
+        """Let variables set options; files are read when a command is called, see `take_files`."""
         take_variables(self)
+        if ctx.resilient_parsing:  # a shell completes a word: it is no place for remarks
+            with suppress(UsageError):
+                take_files(self, str(ctx.info_name), ctx)
         return super().parse_args(ctx, args)
 
 
-def apply(program: Command, name: str, context: typer.Context) -> None:
-    """Read the files, and let them give the defaults.
+def take_files(program: Command, name: str, context: typer.Context) -> tuple[str, ...]:
+    """Read the files, and let them give the defaults; return what is to be said of files left out.
 
     Raises:
         UsageError: if a file is wrong.
     """
     files, remarks = read_files()
     context.default_map = defaults_of(program, name, context, files)
-    for remark in remarks:
-        typer.echo(f"{name}: {remark}", err=True)
+    return remarks
