@@ -23,7 +23,9 @@ _log = logging.getLogger("bbgrap.agent")
 
 
 def main(
-    join: Annotated[str, typer.Option(help="The coordinator: tcp://HOST:PORT.", envvar="BBGRAP_COORDINATOR")],
+    join: Annotated[
+        str, typer.Option(help="The coordinator: tcp://HOST:PORT, or mdns: the one that announces itself.", envvar="BBGRAP_COORDINATOR")
+    ],
     name: Annotated[
         str, typer.Option(help="A name of its own in the cluster; default: the host's, with -2, -3 ... for further agents.")
     ] = "",
@@ -87,6 +89,7 @@ def _work(
     from bbgrap.cluster.files import read_profile
     from bbgrap.transport.access import Access
     from bbgrap.transport.control import ControlClient, check_address
+    from bbgrap.transport.discovery import MDNS, discover
     from bbgrap.transport.exit_with_parent import exit_with_parent
     from bbgrap.transport.tcp import listen_at
     from bbgrap_agent.agent import Agent
@@ -94,18 +97,19 @@ def _work(
     from bbgrap_agent.names import OwnName
     from bbgrap_agent.worker_settings import Settings
 
-    address = check_address(join)
     access = Access("", token_file, insecure)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = _made(cache_dir or home / "bbgrap" / "agent")
+    own = None if name else OwnName(cache / "names")
+    called, keys = name if own is None else own.name, keys_dir or keys_folder()
+    address = discover(lambda at: KeyFile(keys, at, called).read() or access.lock(at)) if join == MDNS else check_address(join)
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Held here, so that the data plane keeps its address when a worker ends.
     listener = listen_at(f"tcp://{own_host(host)}:{data_port}")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = _made(cache_dir or home / "bbgrap" / "agent")
-    own = None if name else OwnName(cache / "names")
     verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
     settings = Settings(
-        name=name if own is None else own.name,
+        name=called,
         threads=threads,
         host=host,
         coordinator_host=host_of(address),
@@ -115,7 +119,7 @@ def _work(
     )
     if access.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
-    enrolment = enrol(address, access, settings.name, KeyFile(keys_dir or keys_folder(), address, settings.name))
+    enrolment = enrol(address, access, settings.name, KeyFile(keys, address, called))
     control = ControlClient(context, address, enrolment.find_lock, closed_before_sure=math.inf)
     given = None if profile is None else read_profile(profile)
     agent = Agent(control, listener, settings, given, enrolment.identity)

@@ -91,7 +91,12 @@ PictureLayout = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, alone on stdout.")]
 Coordinator = Annotated[
     str,
-    typer.Option(envvar="BBGRAP_COORDINATOR", metavar="tcp://HOST:PORT", help="Where the coordinator is.", show_default=False),
+    typer.Option(
+        envvar="BBGRAP_COORDINATOR",
+        metavar="tcp://HOST:PORT",
+        help="Where the coordinator is; mdns: it announces itself.",
+        show_default=False,
+    ),
 ]
 TokenFile = Annotated[
     Path | None,

@@ -32,6 +32,9 @@ def main(
         int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: that of the last time if it is free, else another.")
     ] = 0,
     advertise: Annotated[str, typer.Option(help="The host name or address agents reach this machine by.")] = "",
+    announces: Annotated[
+        bool, typer.Option("--announce", help="Be found on the local network by --join mdns and --coordinator mdns (extra mdns).")
+    ] = False,
     state_dir: Annotated[Path | None, typer.Option(help="Where models and plans are kept; default ~/.cache/bbgrap/coordinator.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the address to this file once it can be used.")] = None,
     insecure: Annotated[
@@ -62,6 +65,7 @@ def main(
                 planners=planners,
                 data_port=data_port,
                 advertise=advertise,
+                announces=announces,
                 state_dir=state_dir,
                 ready_file=ready_file,
                 until_eof=until_eof,
