@@ -9,6 +9,8 @@ PACKAGES := .venv-packages
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e
 CODE := $(wildcard bbgrap agents coordinator tests benchmarks tools)
 MAX_LINES := 500
+# What runs on Windows, too: clients. Agents and coordinators run on Linux and macOS.
+CLIENT := bbgrap/__init__.py bbgrap/cli bbgrap/session bbgrap/onnxruntime bbgrap/backend.py bbgrap/stream.py
 # More than cores: tests of clusters wait for much.
 TEST_PROCESSES ?= 3
 BENCH_ARGS ?= zoo:resnet50 --agents 2
@@ -20,7 +22,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-conformance test-network test-packages bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-strangers bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-conformance test-install test-network test-packages bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-strangers bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -43,6 +45,9 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 
 test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and models of torch's exporters on two agents
 	@$(PACKAGES)/bin/python -m pytest -m '' -rs tests/packages tests/exported $(PYTEST_ARGS)
+
+test-install: $(VENV)/test.stamp ## wheel and source package, built, and installed by uv and pipx
+	@$(BIN)/python -m pytest -m install $(PYTEST_ARGS)
 
 bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
@@ -100,6 +105,8 @@ lint: $(VENV)/dev.stamp
 types: $(VENV)/dev.stamp
 	@echo "checking types"
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin
+	@$(BIN)/mypy --no-error-summary --platform win32 --no-warn-unreachable --cache-dir .mypy_cache/win32 $(CLIENT)
 
 imports: $(VENV)/dev.stamp
 	@echo "checking import directions"

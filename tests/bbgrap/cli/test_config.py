@@ -49,13 +49,17 @@ def test_the_table_names_files_and_stray_variables(run, files, monkeypatch):
     assert "variable BBGRAP_SEEED is no option's" in result.stderr
 
 
-def test_commands_are_run_with_what_is_set(run_json, files, monkeypatch):
-    """From the command line over variables, the project's file and the user's to the default."""
-    assert len(run_json("plan", "zoo:tiny")["nodes_used"]) == 3
-    assert run_json("plan", "zoo:tiny", "--planner", "bbgrap")["split"] == "channels"
-    monkeypatch.setenv("BBGRAP_SPLIT", "rows")
-    assert run_json("plan", "zoo:tiny", "--planner", "bbgrap")["split"] == "rows"
-    assert run_json("plan", "zoo:tiny", "--planner", "bbgrap", "--split", "columns")["split"] == "columns"
+def test_the_command_line_goes_before_variables_the_projects_file_and_the_users(run, files, monkeypatch):
+    def planner(*args):
+        return run("plan", "zoo:tiny", *args).stderr.rpartition("got ")[2].strip()
+
+    files[0].write_text("[bbgrap]\nagents = 2\nplanner = 'the-users'\n")
+    assert planner() == "'the-users'"
+    files[1].write_text("[bbgrap]\nplanner = 'the-projects'\n")
+    assert planner() == "'the-projects'"
+    monkeypatch.setenv("BBGRAP_PLANNER", "the-variables")
+    assert planner() == "'the-variables'"
+    assert planner("--planner", "the-lines") == "'the-lines'"
 
 
 def test_a_wrong_file_is_one_line(run, files):
