@@ -9,6 +9,8 @@ PACKAGES := .venv-packages
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e
 CODE := $(wildcard bbgrap agents coordinator tests benchmarks tools)
 MAX_LINES := 500
+# What runs on Windows, too: clients. Agents and coordinators run on Linux and macOS.
+CLIENT := bbgrap/__init__.py bbgrap/cli bbgrap/session bbgrap/onnxruntime bbgrap/backend.py bbgrap/stream.py
 # More than cores: tests of clusters wait for much.
 TEST_PROCESSES ?= 3
 BENCH_ARGS ?= zoo:resnet50 --agents 2
@@ -46,6 +48,8 @@ test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and mo
 
 test-deploy: $(VENV)/test.stamp ## what is in deploy/, with the programs that it is for; those that are not installed are skipped with a line
 	@$(BIN)/python -m pytest -m deploy -rs --timeout=600 $(PYTEST_ARGS)
+test-install: $(VENV)/test.stamp ## wheel and source package, built, and installed by uv and pipx
+	@$(BIN)/python -m pytest -m install $(PYTEST_ARGS)
 
 bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
@@ -106,6 +110,8 @@ lint: $(VENV)/dev.stamp
 types: $(VENV)/dev.stamp
 	@echo "checking types"
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin
+	@$(BIN)/mypy --no-error-summary --platform win32 --no-warn-unreachable --cache-dir .mypy_cache/win32 $(CLIENT)
 
 imports: $(VENV)/dev.stamp
 	@echo "checking import directions"

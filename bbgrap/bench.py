@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,8 +90,8 @@ class Contender:
     def __init__(self, model: Path, options: PlanOptions, cluster: Connection, expected: Sequence[Array], report: Report) -> None:
         """Make the session; nothing is deployed yet. Its answers will be compared with the expected one."""
 
-        def on_progress(progress: Any) -> None:  # noqa: ANN401 - the protocol's message; its three fields are plain
-            report(f"{options.planner}: {progress.stage} {progress.done} of {progress.total}")
+        def on_progress(progress: Any) -> None:  # noqa: ANN401 - the protocol's message; its text is plain
+            report(f"{options.planner}: {progress.text}")
 
         self.options = options
         self.session = InferenceSession(model, cluster=cluster, options=options, on_progress=on_progress)
@@ -243,14 +244,14 @@ def _standing(turn: int, runs: int, single: Sequence[float], sessions: Sequence[
 
 def first_cores(count: int) -> frozenset[int]:
     """Return the first cores that this process may use; none where the system does not say."""
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    allowed: list[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return frozenset(allowed[:count])
 
 
 @contextmanager
 def bound_to(cores: frozenset[int]) -> Iterator[None]:
     """Bind this thread, and those it starts, to some cores; where the system cannot, leave it free."""
-    if not cores:
+    if sys.platform != "linux" or not cores:
         yield
         return
     before = os.sched_getaffinity(0)

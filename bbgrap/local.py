@@ -25,6 +25,7 @@ from bbgrap.session.connection import Connection, connect
 _START_S = 30.0
 """Starting a process and importing onnxruntime takes 1 s on a laptop, far longer on a busy or small machine."""
 _STOP_S = 3.0
+_FOR_CHILDREN = ("BBGRAP_CACHE_DIR", "BBGRAP_COMPILE", "BBGRAP_INSECURE", "BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE")
 
 
 class LocalCluster:
@@ -182,5 +183,7 @@ class LocalCluster:
 
 
 def _environment() -> Mapping[str, str]:
+    """Return the children's environment: what is said of other agents and coordinators, as a port or a core, is not for these."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("BBGRAP_") or name in _FOR_CHILDREN}
     # Agents have as many threads as they are told; the libraries' own pools must not add to them.
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return {**own, "BBGRAP_CONFIG": os.devnull, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

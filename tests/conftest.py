@@ -15,6 +15,8 @@ from hypothesis import settings
 # tests start the installed commands by name, whether or not the environment is activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
+os.environ["BBGRAP_CONFIG"] = os.devnull  # whatever the user of this machine has set
+
 settings.register_profile("default", max_examples=30, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=2_000, deadline=None, derandomize=False)
 settings.load_profile("default")

@@ -33,6 +33,8 @@ Written by `tools/commands_page.py` from the commands themselves; do not edit.
 
 | environment variable | meaning |
 |---|---|
+| `BBGRAP_OPTION` | `--option` of every command that has it: `BBGRAP_TOKEN_FILE` ([settings](../howto/installing.md#settings)) |
+| `BBGRAP_CONFIG` | the only file with settings that is read |
 | `BBGRAP_COORDINATOR` | the coordinator's address, where `--coordinator`, `--join` or a session's `cluster=` is not given |
 | `BBGRAP_COMPILE` | 0: agents run the portable segments, as with `--no-compile` |
 | `BBGRAP_LOG_FORMAT` | `json` or `text`, where `--log-format` is not given |

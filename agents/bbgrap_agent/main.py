@@ -17,12 +17,16 @@ import typer
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, name_node, write_logs
 from bbgrap.protocol.addresses import host_of, split_address
+from bbgrap.settings.options import SettingsCommand
+from bbgrap.settings.version import Version
 
 _log = logging.getLogger("bbgrap.agent")
 
 
 def main(
-    join: Annotated[str, typer.Option(help="The coordinator: tcp://HOST:PORT.", envvar="BBGRAP_COORDINATOR")],
+    join: Annotated[
+        str, typer.Option(help="The coordinator: tcp://HOST:PORT, or mdns: the one that announces itself.", envvar="BBGRAP_COORDINATOR")
+    ],
     name: Annotated[
         str, typer.Option(help="A name of its own in the cluster; default: the host's, with -2, -3 ... for further agents.")
     ] = "",
@@ -49,6 +53,7 @@ def main(
         LogFormat, typer.Option(envvar="BBGRAP_LOG_FORMAT", help="Lines of the log as text, or as JSON, an object a line.")
     ] = LogFormat.TEXT,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
+    version: Version = False,
 ) -> None:
     """Join a coordinator and compute for it."""
     os.umask(0o077)
@@ -88,6 +93,7 @@ def _work(
     from bbgrap.cluster.files import read_profile
     from bbgrap.transport.access import Access
     from bbgrap.transport.control import ControlClient, check_address
+    from bbgrap.transport.discovery import MDNS, discover
     from bbgrap.transport.exit_with_parent import exit_with_parent
     from bbgrap.transport.tcp import listen_at
     from bbgrap_agent.agent import Agent
@@ -95,18 +101,19 @@ def _work(
     from bbgrap_agent.names import OwnName
     from bbgrap_agent.worker_settings import Settings
 
-    address = check_address(join)
     access = Access("", token_file, insecure)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = _made(cache_dir or home / "bbgrap" / "agent")
+    own = None if name else OwnName(cache / "names")
+    called, keys = name if own is None else own.name, keys_dir or keys_folder()
+    address = discover(lambda at: KeyFile(keys, at, called).read() or access.lock(at)) if join == MDNS else check_address(join)
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Held here, so that the data plane keeps its address when a worker ends.
     listener = listen_at(f"tcp://{own_host(host)}:{data_port}")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = _made(cache_dir or home / "bbgrap" / "agent")
-    own = None if name else OwnName(cache / "names")
     verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
     settings = Settings(
-        name=name if own is None else own.name,
+        name=called,
         threads=threads,
         host=host,
         coordinator_host=host_of(address),
@@ -117,7 +124,7 @@ def _work(
     name_node(settings.name)
     if access.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
-    enrolment = enrol(address, access, settings.name, KeyFile(keys_dir or keys_folder(), address, settings.name))
+    enrolment = enrol(address, access, settings.name, KeyFile(keys, address, called))
     control = ControlClient(context, address, enrolment.find_lock, closed_before_sure=math.inf)
     given = None if profile is None else read_profile(profile)
     agent = Agent(control, listener, settings, given, enrolment.identity)
@@ -172,8 +179,10 @@ def pin(cores: set[int]) -> None:
         UsageError: if this process may not use them, or the system has no such thing.
     """
     try:
+        if not hasattr(os, "sched_setaffinity"):
+            raise ValueError("only Linux can")
         os.sched_setaffinity(0, cores)
-    except (AttributeError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"cores: this process cannot be bound to {sorted(cores)}: {error}") from error
 
 
@@ -204,9 +213,13 @@ def own_host(advertised: str) -> str:
     return advertised
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+app.command(cls=SettingsCommand)(main)
+
+
 def run() -> None:
     """Start the command line."""
-    typer.run(main)
+    app(prog_name="bbgrap-agent")
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class Progress:
 def shared_memory() -> int:
     """Return a file descriptor of new memory for a `Progress`; no name leads to it."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("bbgrap-progress")
+        descriptor: int = os.memfd_create("bbgrap-progress")
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -102,7 +103,9 @@ def values_by_name(texts: Sequence[str], names: Sequence[str]) -> dict[str, list
     for text in texts:
         name = next((name for name in names if text.startswith(f"{name}=")), None)
         if name is None and "=" in text:
-            raise InputError(f"input '{text.partition('=')[0]}': the model has no such input, it has {', '.join(names)}")
+            given = text.partition("=")[0]
+            near = "".join(f"; did you mean '{each}'?" for each in difflib.get_close_matches(given, names, 1))
+            raise InputError(f"input '{given}': the model has no such input, it has {', '.join(names)}{near}")
         if name is None and len(names) != 1:
             raise UsageError(f"input '{text}': expected NAME=..., the inputs are {', '.join(names)}")
         value = text if name is None else text.removeprefix(f"{name}=")

@@ -19,6 +19,7 @@ from bbgrap.errors import InputError, UsageError
 from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_indices import index_limits
 from bbgrap.graph.onnx_io import ModelInput
+from bbgrap.session.signature import how_to_fit
 
 _NO_ARRAY = (ValueError, EOFError, SyntaxError, MemoryError, zipfile.BadZipFile, zlib.error)
 """What numpy raises over broken files besides errors of the system."""
@@ -132,7 +133,8 @@ def check_tensor(item: ModelInput, array: Array) -> None:
         return
     pairs = zip(item.shape, array.shape, strict=False)
     if len(item.shape) != array.ndim or any(isinstance(size, int) and size != have for size, have in pairs):
-        raise InputError(f"input '{item.name}': expected shape {shape_text(item.shape)}, got {shape_text(array.shape)}")
+        how = how_to_fit(item.shape, array.shape)
+        raise InputError(f"input '{item.name}': expected shape {shape_text(item.shape)}, got {shape_text(array.shape)}{how}")
 
 
 def random_inputs(

@@ -11,16 +11,36 @@ import shlex
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from bbgrap.cli import bench, demo, doctor, export, inspect, local, nodes, plan, profile, simulate, status, submit, token, top, trace, zoo
+from bbgrap.cli import (
+    bench,
+    config,
+    demo,
+    doctor,
+    export,
+    inspect,
+    local,
+    nodes,
+    plan,
+    profile,
+    simulate,
+    status,
+    submit,
+    token,
+    top,
+    trace,
+    zoo,
+)
+from bbgrap.cli.completion import whole_words
 from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.given import FreeDimensionsError
-from bbgrap.cli.output import print_result, report_error
+from bbgrap.cli.output import report_error, say
 from bbgrap.errors import BbgrapError
+from bbgrap.settings.options import SettingsGroup, take_files
+from bbgrap.settings.version import Version
 
 
-class _Group(TyperGroup):
+class _Group(SettingsGroup):
     """Reports errors, and takes `--debug` wherever it stands."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's own name for the type
@@ -34,6 +54,8 @@ class _Group(TyperGroup):
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # typer's own name for the type
         """Run the command; an error becomes a line and an exit code."""
         try:
+            for remark in take_files(self, "bbgrap", ctx):
+                say(remark)
             return super().invoke(ctx)
         except Exception as error:  # whatever it is, people get a line, and a traceback with --debug
             verdict = None if ctx.params["debug"] else _verdict(error)
@@ -69,17 +91,9 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print_result(f"bbgrap {version('bbgrap')}")
-        raise typer.Exit
-
-
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)] = False,
+    version: Version = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Run any ONNX model on several CPU machines, block by block.
@@ -105,6 +119,7 @@ for command in (
     bench.bench,
     trace.trace,
     zoo.zoo,
+    config.config,
 ):
     app.command()(command)
 app.command("exec", context_settings=SETTINGS)(exec_program)
@@ -114,4 +129,5 @@ app.add_typer(token.app, name="token")
 
 def run() -> None:
     """Start the command line."""
-    app(prog_name="bbgrap")
+    with whole_words():
+        app(prog_name="bbgrap")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bbgrap.cli import completion
 from bbgrap.cli.given import Layout, Normalize, parse_numbers
 from bbgrap.errors import UsageError
 
@@ -16,7 +17,13 @@ if TYPE_CHECKING:  # numpy and the rest, which `--help` can do without
     from bbgrap.planners.options import PlanOptions
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME ('bbgrap zoo' lists the names).", show_default=False)
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An .onnx file, or zoo:NAME ('bbgrap zoo' lists the names).",
+        show_default=False,
+        autocompletion=completion.models,
+    ),
 ]
 Agents = Annotated[int | None, typer.Option(min=1, help="Plan for this many equal nodes.", show_default=False)]
 LocalAgents = Annotated[
@@ -26,8 +33,15 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads of each agent that is
 ClusterFile = Annotated[Path | None, typer.Option(help="Plan for the nodes of this cluster file (YAML).", show_default=False)]
 Shares = Annotated[str, typer.Option(help="Relative parts of the work, a number per node: 2,1,1.", show_default=False)]
 _WHO = "default: auto, which looks for the fastest plan, or bbgrap with --split."
-Planner = Annotated[str, typer.Option(help=f"Who plans: auto, bbgrap, single, ...; {_WHO}", show_default=False)]
-Contenders = Annotated[str, typer.Option(help=f"Who plans; several, separated by commas, take turns; {_WHO}", show_default=False)]
+Planner = Annotated[
+    str, typer.Option(help=f"Who plans: auto, bbgrap, single, ...; {_WHO}", show_default=False, autocompletion=completion.planners)
+]
+Contenders = Annotated[
+    str,
+    typer.Option(
+        help=f"Who plans; several, separated by commas, take turns; {_WHO}", show_default=False, autocompletion=completion.planners
+    ),
+]
 Objective = Annotated[str, typer.Option(help="What planner auto minimises: latency, throughput (of streams), memory.")]
 SearchSeconds = Annotated[float, typer.Option(help="How long planner auto may search.")]
 TransferDtype = Annotated[
@@ -77,7 +91,12 @@ PictureLayout = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, alone on stdout.")]
 Coordinator = Annotated[
     str,
-    typer.Option(envvar="BBGRAP_COORDINATOR", metavar="tcp://HOST:PORT", help="Where the coordinator is.", show_default=False),
+    typer.Option(
+        envvar="BBGRAP_COORDINATOR",
+        metavar="tcp://HOST:PORT",
+        help="Where the coordinator is; mdns: it announces itself.",
+        show_default=False,
+    ),
 ]
 TokenFile = Annotated[
     Path | None,

@@ -64,16 +64,8 @@ class Stage(Protocol):
     """How far a cluster says that it is."""
 
     @property
-    def stage(self) -> str:
-        """What it does."""
-
-    @property
-    def done(self) -> int:
-        """How many parts of it are done."""
-
-    @property
-    def total(self) -> int:
-        """How many there are."""
+    def text(self) -> str:
+        """What it does, and how much of it is done."""
 
 
 class Progress:
@@ -94,7 +86,7 @@ class Progress:
 
     def report(self, now: Stage) -> None:
         """Say how far a cluster is with what it was asked."""
-        self.update(f"{now.stage} {now.done} of {now.total}")
+        self.update(now.text)
 
     def finish(self) -> None:
         """Say how long the step took."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bbgrap.cli.completion import nodes
 from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 
@@ -22,7 +23,7 @@ app = typer.Typer(rich_markup_mode="rich")
 @app.callback(invoke_without_command=True)
 def profile(
     context: typer.Context,
-    node: Annotated[str, typer.Option(help="Only this node; default: all.", show_default=False)] = "",
+    node: Annotated[str, typer.Option(help="Only this node; default: all.", show_default=False, autocompletion=nodes)] = "",
     output: Annotated[
         Path | None, typer.Option(help="Also write a file: one node's profile, or a cluster file.", show_default=False)
     ] = None,

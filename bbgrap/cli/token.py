@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bbgrap.cli.completion import keys
 from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
 from bbgrap.cli.output import print_json, print_result, print_table, say
 
@@ -63,7 +64,7 @@ def list_(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
 
 @app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The token, or the node.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The token, or the node.", show_default=False, autocompletion=keys)],
     coordinator: Coordinator = "",
     token_file: TokenFile = None,
     insecure: Insecure = False,
@@ -91,7 +92,7 @@ def revoke(
 
 @app.command()
 def rotate(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The token.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The token.", show_default=False, autocompletion=keys)],
     grace: Grace = "1h",
     coordinator: Coordinator = "",
     token_file: TokenFile = None,

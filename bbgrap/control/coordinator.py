@@ -241,7 +241,7 @@ class CoordinatorMachine:
                 return self.loading.missing(member, message.epoch, message.digests, now)
             case WeightStored():
                 self.loading.progressed(member, now)
-                return member.acknowledge(message.digest, message.received)
+                return self.planning.fed(member, message.digest, message.received)
             case Deployed():
                 return self._on_deployed(member, message, now)
             case DeploymentFailed():

@@ -76,6 +76,10 @@ class Member:
     """The part of the last second in which its worker computed, 0 to 1."""
     _measured: tuple[float, float] = (float("-inf"), 0.0)
     """When that was found out last, and how long it had computed then."""
+    fed: int = 0
+    """Bytes of weights that it has of those that are being sent; 0 once it has all."""
+    to_feed: int = 0
+    """Their total."""
 
     @property
     def is_computing(self) -> bool:
@@ -116,17 +120,26 @@ class Member:
         """Send these weights, from their beginnings; unknown digests are left out."""
         for digest in digests:
             if digest in weights:
-                self.outgoing[digest] = _Outgoing(types[digest], encode_array(weights[digest]))
+                before, now = self.outgoing.get(digest), _Outgoing(types[digest], encode_array(weights[digest]))
+                if before is None:
+                    self.to_feed += len(now.content)
+                else:
+                    self.fed -= before.acknowledged
+                self.outgoing[digest] = now
         return self.pump()
 
     def acknowledge(self, digest: str, received: int) -> list[Instruction]:
         """Note that the first bytes of a weight arrived, and send more."""
         entry = self.outgoing.get(digest)
         if entry is not None:
+            before = entry.acknowledged
             entry.acknowledged = min(max(entry.acknowledged, received), len(entry.content))
+            self.fed += entry.acknowledged - before
             entry.sent = max(entry.sent, entry.acknowledged)  # it kept what came before a break: go on from there
             if entry.started and entry.acknowledged == len(entry.content):
                 del self.outgoing[digest]
+            if not self.outgoing:
+                self.fed = self.to_feed = 0
         return self.pump()
 
     def pump(self) -> list[Instruction]:

@@ -33,7 +33,7 @@ from bbgrap.control.planned import SCALED_FROM
 from bbgrap.control.plans import IN_USE_S, Job, Plan, Variant
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.program.dictionaries import dictionary_devices_of
-from bbgrap.protocol.client_messages import Fault, PrepareModel, Progress
+from bbgrap.protocol.client_messages import FEEDING, Fault, PrepareModel, Progress
 
 MAX_PLANS = 512
 """Plans that are remembered; the least recently asked one makes room."""
@@ -41,6 +41,8 @@ EARNED = 3
 """Requests after which further shapes of a model are planned. Chosen: shapes that come once are answered by the standby."""
 NO_ROOM = f"nodes have as many variants loaded as they may, of plans used in the last {IN_USE_S:.0f} s; it is loaded when some are not"
 ONE_NODE = Fault.PLAN, "planner: one node is the fastest for inputs half as large, so no plan is looked for"
+_TOLD_BYTES = 8 << 20
+"""How many bytes of weights an agent takes in until that is said again. Chosen: a tenth of a second at 1 Gbit/s."""
 SETTLE_S = 2.0
 """How long the agents stay as they are before a plan is made anew for nobody who waits: those that are away may come back at once."""
 
@@ -273,6 +275,15 @@ class Planning:
         kept = {job, plan.latest, *others[:1]}
         return [i for v in list(plan.variants) if v.job not in kept and not v.queue.running for i in self.loading.release(v)]
 
+    def fed(self, member: Member, digest: str, received: int) -> list[Instruction]:
+        """Note that an agent has so much of a weight, and send it more; after some megabytes, tell those who wait for that."""
+        before = member.fed
+        done = member.acknowledge(digest, received)
+        if member.fed // _TOLD_BYTES == before // _TOLD_BYTES:
+            return done
+        plans = {variant.plan: None for variant in self.loading.of_member(member.name) if member.name in variant.pending}
+        return [*done, *(instruction for plan in plans for instruction in self.progress(plan))]
+
     def progress(self, plan: Plan) -> list[Instruction]:
         """Tell those who wait how far a plan is."""
         if not plan.callers:
@@ -281,9 +292,13 @@ class Planning:
         if plan.job is not None or not newest:
             stage, done, total = "planning", 0, 1
         else:
-            stage = "measuring" if plan.timing is not None else "deploying"
-            total = sum(len(variant.parts) for variant in newest)
-            done = total - sum(_left(variant) for variant in newest)
+            fed = [self.members.by_name[name] for name in {n for v in newest for n in v.pending} if name in self.members.by_name]
+            if total := sum(member.to_feed for member in fed):
+                stage, done = FEEDING, sum(member.fed for member in fed)
+            else:
+                stage = "measuring" if plan.timing is not None else "deploying"
+                total = sum(len(variant.parts) for variant in newest)
+                done = total - sum(_left(variant) for variant in newest)
         return [ToClient(identity, Progress(call, stage, done, total)) for identity, call in plan.callers]
 
 

@@ -192,14 +192,25 @@ class ModelStored:
     complete: bool
 
 
+BRINGING, FEEDING = "bringing the model", "sending weights"
+IN_BYTES = (BRINGING, FEEDING)
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the coordinator does for a call now; not a final answer."""
+    """What is done for a call now; not a final answer. `done` and `total` are bytes for the stages of `IN_BYTES`."""
 
     call: int
     stage: Name
     done: int
     total: int
+
+    @property
+    def text(self) -> str:
+        """What people read."""
+        if self.stage in IN_BYTES:
+            return f"{self.stage} {self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB"
+        return f"{self.stage} {self.done} of {self.total}"
 
 
 @dataclass(frozen=True, slots=True)

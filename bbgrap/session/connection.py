@@ -43,6 +43,7 @@ from bbgrap.protocol.status_messages import NodeStatus, PlanShown, ReadPlan, Rea
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.access import Access
 from bbgrap.transport.control import ControlClient, check_address, is_listening, unavailable
+from bbgrap.transport.discovery import MDNS, discover
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
 A = TypeVar("A")
@@ -102,8 +103,8 @@ class Connection:
             ClusterUnavailableError: if no coordinator answers in time.
             RemoteProtocolError: if it speaks another version.
         """
-        self.address = check_address(address)
         self.access = access or Access()
+        self.address = discover(self.access.lock) if address == MDNS else check_address(address)
         try:
             self._control = ControlClient(zmq.Context.instance(), self.address, lambda: self.access.lock(self.address))
         except AccessError:
@@ -372,7 +373,9 @@ class Connection:
 def connect(
     address: str = "", timeout: float = 3.0, *, token: str = "", token_file: str | Path | None = None, insecure: bool = False
 ) -> Connection:
-    """Connect to the coordinator at `tcp://HOST:PORT`, or that of BBGRAP_COORDINATOR; `timeout` in seconds.
+    """Connect to the coordinator at `tcp://HOST:PORT`, that of BBGRAP_COORDINATOR, or `mdns`: the one that announces itself.
+
+    `timeout` is in seconds.
 
     Without a token, BBGRAP_TOKEN or BBGRAP_TOKEN_FILE is used, or, for a coordinator of this user on this machine, its own. `insecure` is
     for a coordinator that was started so: nobody is known to anybody, and nothing is encrypted.

@@ -101,7 +101,7 @@ class InferenceSession(Surface):
             split: Along what tensors are cut; None: rows.
             wait: Whether the first request of some shapes waits for their plan; None: unless the planner is `auto`.
             deadline_s: A request without an answer after this long fails, bringing the model and planning included.
-            on_progress: Called while a model is planned and deployed.
+            on_progress: Called while a model is brought, planned and deployed, with what has a `text`; in bytes where those count.
             kwargs: onnxruntime's `enable_fallback`, `disabled_optimizers` and `read_config_from_model`.
 
         Raises:
@@ -324,7 +324,7 @@ class InferenceSession(Surface):
     def _ask(self, shapes: Shapes, left_s: Callable[[], float], *, wait: bool) -> PreparedPlan:
         """Bring the model if it is not there, and ask who serves these shapes; with `wait`, once there is a plan."""
         # Not under the lock: requests must not wait while another shape is planned.
-        model = self._files.bring(self._connection, left_s)
+        model = self._files.bring(self._connection, left_s, self._on_progress)
         named = {arg.name: shape for arg, shape in zip(self._signature.inputs, shapes, strict=True)}
         options = replace(self.options, input_values=self._first_inputs.values(shapes))
         message = PrepareModel(self._connection.number(), model, named, options, wait)

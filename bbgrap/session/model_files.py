@@ -8,9 +8,9 @@ from pathlib import Path
 
 from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import ModelError
-from bbgrap.protocol.client_messages import ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel
+from bbgrap.protocol.client_messages import BRINGING, ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel, Progress
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
-from bbgrap.session.connection import Connection
+from bbgrap.session.connection import Connection, OnProgress
 
 
 class ModelFiles:
@@ -25,8 +25,10 @@ class ModelFiles:
         self._names = (path.name, *weight_files)
         self._described: tuple[ModelFile, ...] = ()
 
-    def bring(self, connection: Connection, left_s: Callable[[], float]) -> str:
+    def bring(self, connection: Connection, left_s: Callable[[], float], on_progress: OnProgress | None = None) -> str:
         """Bring the model to the coordinator, unless it is there; return its digest. `left_s` tells how many seconds are left for it.
+
+        `on_progress` hears of the bytes that are there, of those that were missing.
 
         Raises:
             ModelError: if a weight file is not beside the model.
@@ -37,12 +39,19 @@ class ModelFiles:
         digest = offer_digest(self._described)
         offer = OfferModel(connection.number(), digest, self._described)
         missing = connection.try_call(offer, ModelMissing, timeout_s=left_s()).digests
-        for file in self._described:
-            if file.digest in missing:
-                self._send(connection, file, left_s)
+        files = {file.digest: file for file in self._described if file.digest in missing}
+        done, total = 0, sum(file.size for file in files.values())
+
+        def tell(received: int) -> None:
+            if on_progress is not None:
+                on_progress(Progress(offer.call, BRINGING, done + received, total))
+
+        for file in files.values():
+            self._send(connection, file, left_s, tell)
+            done += file.size
         return digest
 
-    def _send(self, connection: Connection, file: ModelFile, left_s: Callable[[], float]) -> None:
+    def _send(self, connection: Connection, file: ModelFile, left_s: Callable[[], float], tell: Callable[[int], None]) -> None:
         offset, complete = 0, False
         with (self._folder / file.name).open("rb") as stream:
             while not complete:
@@ -50,6 +59,7 @@ class ModelFiles:
                 chunk = ModelChunk(connection.number(), file.digest, offset, (stream.read(MAX_CHUNK_BYTES),))
                 answer = connection.try_call(chunk, ModelStored, timeout_s=left_s())
                 offset, complete = answer.received, answer.complete
+                tell(offset)
 
     def _describe(self, name: str) -> ModelFile:
         if Path(name).name != name:

@@ -56,6 +56,25 @@ class NodeArg:
         dims = ", ".join("?" if dim is None else str(dim) for dim in self.shape) if self.has_rank else "..."
         return f"{self.dtype.name.lower()}[{dims}]"
 
+    @property
+    def example(self) -> str:
+        """What makes an array that fits, in Python; sizes that are free are 1."""
+        shape = tuple(dim if isinstance(dim, int) else 1 for dim in self.shape)
+        kind = "str" if self.dtype is DType.STRING else f"np.{self.dtype.numpy.name}"
+        return f"np.zeros({shape}, {kind})"
+
+
+def how_to_fit(expected: Sequence[int | str | None], got: Sequence[int]) -> str:
+    """Return what would make an array fit, as the end of a message: one more axis, or colours elsewhere. Empty if nothing simple does."""
+    ways = {"[np.newaxis] adds the first axis": (1, *got)}
+    if len(got) == 4:
+        orders = {"(0, 3, 1, 2)": (0, 3, 1, 2), "(0, 2, 3, 1)": (0, 2, 3, 1)}
+        ways = {f".transpose{text} moves the colours": tuple(got[axis] for axis in order) for text, order in orders.items()}
+    for text, shape in ways.items():
+        if len(shape) == len(expected) and all(dim == size or not isinstance(dim, int) for dim, size in zip(expected, shape, strict=True)):
+            return f"; {text}"
+    return ""
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
@@ -108,7 +127,9 @@ class Signature:
         if missing or not feed.keys() <= known:
             expected = ", ".join(f"'{arg.name}' {arg.declared}" for arg in self.inputs)
             got = ", ".join(f"'{name}'" for name in feed) or "none"
-            fault = InputError(f"inputs: expected {expected}, got {got}")
+            examples = [f"'{arg.name}': {arg.example}" for arg in self.inputs if arg.name in missing and arg.dtype is not DType.OTHER]
+            example = f"; for example {{{', '.join(examples[:3])}}}" if examples else ""
+            fault = InputError(f"inputs: expected {expected}, got {got}{example}")
             raise as_also(fault, ValueError) if missing else fault
         sizes: dict[str, int] = {}
         return [
@@ -150,7 +171,9 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
             sizes.setdefault(dim, size)
     if not fits:
         also = "".join(f" with {name} = {size}" for name, size in sizes.items() if name in arg.shape)
-        raise InputError(f"input '{arg.name}': expected {arg.declared}{also}, got {array.dtype}{list(array.shape)}")
+        raise InputError(
+            f"input '{arg.name}': expected {arg.declared}{also}, got {array.dtype}{list(array.shape)}{how_to_fit(arg.shape, array.shape)}"
+        )
     return array
 
 

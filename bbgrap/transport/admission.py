@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -122,11 +123,12 @@ class Door:
 
 
 def _granted() -> int:
-    try:
-        import resource  # not on every system
-    except ImportError:
-        return 2 * MOST_OPEN
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if sys.platform != "win32":
+        with suppress(ImportError):
+            import resource  # not on every system
+
+            return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 2 * MOST_OPEN
 
 
 def _open_now() -> int:

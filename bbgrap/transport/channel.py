@@ -16,6 +16,7 @@ import mmap
 import os
 import socket
 import struct
+import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -108,6 +109,8 @@ class Channel:
             ConnectionError: if the connection has ended.
             RemoteProtocolError: if it carried anything else; it cannot be used any more.
         """
+        if sys.platform == "win32":
+            raise ConnectionResetError("shared-memory channel: Windows has none")
         try:
             count, _, flags, _ = self._connection.recvmsg_into([self._packet])
         except BlockingIOError:
@@ -153,6 +156,8 @@ class Channel:
         return start
 
     def _say(self, frames: Sequence[tuple[int, int]], small: Sequence[BytesLike]) -> bool:
+        if sys.platform == "win32":
+            return False
         back = [self._read.popleft() for _ in range(min(len(self._read), _MOST_FRAMES))]
         head = [_HEAD.pack(len(frames), len(back)), *(_FRAME.pack(*frame) for frame in frames), struct.pack(f"<{len(back)}Q", *back)]
         size = sum(map(len, head)) + sum(map(len, small))

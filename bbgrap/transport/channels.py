@@ -6,6 +6,7 @@ import logging
 import secrets
 import selectors
 import socket
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
@@ -49,6 +50,8 @@ class Channels:
 
     def fileno(self) -> int:
         """A file descriptor that is readable when there is something to receive; for a poller."""
+        if sys.platform == "win32":
+            raise NotImplementedError("coordinators do not run on Windows")
         return self._selector.fileno()
 
     def invite(self, identity: bytes) -> str:

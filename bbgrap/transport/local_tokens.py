@@ -1,7 +1,7 @@
 """Where commands find the token of a coordinator on their own machine: its user needs to paste nothing there.
 
 A coordinator notes, in a folder of its user, the file with its token by the address it listens at. Laws: a note is believed only if it
-belongs to this user alone; an address of another machine never finds one.
+belongs to this user alone; an address of another machine never finds one. There are none on Windows, where no coordinator runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,11 +23,15 @@ _ANY = ("0.0.0.0", "*", "[::]")  # noqa: S104 - compared, not bound
 
 def _folder() -> Path:
     """Return the folder of this user's notes, which others cannot replace where they cannot rename: the sticky bit sees to that."""
+    if sys.platform == "win32":
+        raise NotImplementedError("coordinators do not run on Windows")
     return Path(tempfile.gettempdir()) / f"bbgrap-{os.geteuid()}-coordinators"
 
 
 def _is_own(path: Path, kind: Callable[[int], bool]) -> bool:
     """Whether something belongs to this user alone, and is what it seems to be, no link."""
+    if sys.platform == "win32":
+        return False
     status = path.lstat()
     return kind(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
@@ -42,6 +47,8 @@ def note_token(address: str, token_file: Path) -> Path:
     Raises:
         OSError: if it cannot be written.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError("coordinators do not run on Windows")
     folder = _folder()
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)

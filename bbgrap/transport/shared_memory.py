@@ -3,17 +3,19 @@
 The client makes the memory and offers it over a local socket. The name is of the abstract kind, so nothing of it is in a file system, and
 nothing is left behind however a process ends. Laws: both are processes of one user; the memory is sealed, so nobody can make it smaller
 under the other's feet.
+
+Only Linux has all of it; elsewhere there is none of it, and connections work without.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import secrets
 import socket
 import struct
+import sys
 from collections.abc import Callable
 
 from bbgrap.errors import RemoteProtocolError
@@ -28,12 +30,17 @@ WELCOME = b"welcome"
 
 def is_possible() -> bool:
     """Whether this system can share memory so."""
-    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS") and hasattr(socket, "SO_PEERCRED")
+    if sys.platform == "linux":
+        with contextlib.suppress(ImportError):
+            import fcntl
+
+            return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS") and hasattr(socket, "SO_PEERCRED")
+    return False
 
 
 def listen() -> tuple[str, socket.socket] | None:
     """Return a new name on this machine and the socket that listens there; None if the system has no such thing."""
-    if not is_possible():
+    if sys.platform != "linux" or not is_possible():
         return None
     name = f"bbgrap-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -49,8 +56,10 @@ def listen() -> tuple[str, socket.socket] | None:
 
 def offer_memory(name: str, token: bytes) -> tuple[socket.socket, mmap.mmap] | None:
     """Make memory and offer it to who listens at a name on this machine; None if nobody does, or not of this user."""
-    if not name or not is_possible():
+    if sys.platform != "linux" or not name or not is_possible():
         return None
+    import fcntl
+
     with contextlib.ExitStack() as stack:
         try:
             connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -78,6 +87,10 @@ def accept_memory(connection: socket.socket, is_known: Callable[[bytes], bool]) 
         RemoteProtocolError: if it is nothing that can be used safely.
         BlockingIOError: if nothing is there.
     """
+    if sys.platform != "linux":
+        raise RemoteProtocolError("shared memory: only Linux has it")
+    import fcntl
+
     try:
         token, descriptors, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 2)
     except BlockingIOError:
@@ -105,5 +118,7 @@ def accept_memory(connection: socket.socket, is_known: Callable[[bytes], bool]) 
 
 def is_same_user(connection: socket.socket) -> bool:
     """Whether the process at the other end of a local connection belongs to the user of this one."""
+    if sys.platform != "linux":
+        return False
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return bool(user == os.geteuid())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 LOOK_S = 0.1
@@ -65,15 +66,11 @@ def received_bytes(connection: socket.socket) -> int:
 
 
 def _fields(connection: socket.socket) -> tuple[int, ...] | None:
-    if not hasattr(socket, "TCP_INFO") or sys.platform != "linux":  # others have other fields
-        return None
-    try:
-        content = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-    except OSError:
-        return None
-    if len(content) < _INFO.size:
-        return None
-    return _INFO.unpack(content)
+    if sys.platform == "linux":  # others have other fields
+        with suppress(OSError, AttributeError):
+            content = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+            return _INFO.unpack(content) if len(content) >= _INFO.size else None
+    return None
 
 
 def _state(connection: socket.socket) -> _State | None:

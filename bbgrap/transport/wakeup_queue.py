@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import socket
+import sys
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -19,19 +22,17 @@ class WakeupQueue(Generic[T]):
     def __init__(self) -> None:
         """Open the pipe behind it."""
         self._items: deque[T] = deque()
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
+        self._pipe = _Pipe() if hasattr(select, "poll") else _Sockets()
 
     def fileno(self) -> int:
         """The file descriptor to poll."""
-        return self._read
+        return self._pipe.fileno()
 
     def put(self, item: T) -> None:
         """Add an item and wake the reader."""
         self._items.append(item)
         try:
-            os.write(self._write, b"\0")
+            self._pipe.write()
         except BlockingIOError:
             return  # Full: the reader is being woken already.
         except OSError:
@@ -40,7 +41,7 @@ class WakeupQueue(Generic[T]):
     def take(self) -> list[T]:
         """Return all items."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 65536)
+            self._pipe.read()
         taken = []
         while self._items:
             taken.append(self._items.popleft())
@@ -48,5 +49,49 @@ class WakeupQueue(Generic[T]):
 
     def close(self) -> None:
         """Close the pipe; further items are lost."""
+        self._pipe.close()
+
+
+class _Pipe:
+    """A pipe. Where processes are confined it is all they may have."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        if sys.platform != "win32":
+            for end in (self._read, self._write):
+                os.set_blocking(end, False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def write(self) -> None:
+        os.write(self._write, b"\0")
+
+    def read(self) -> None:
+        os.read(self._read, 65536)
+
+    def close(self) -> None:
         os.close(self._write)
         os.close(self._read)
+
+
+class _Sockets:
+    """Two sockets, for Windows, where pollers take nothing else."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        for end in (self._read, self._write):
+            end.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._read.fileno()
+
+    def write(self) -> None:
+        self._write.send(b"\0")
+
+    def read(self) -> None:
+        self._read.recv(65536)
+
+    def close(self) -> None:
+        self._write.close()
+        self._read.close()

@@ -12,6 +12,8 @@ import typer
 
 from bbgrap.errors import BbgrapError
 from bbgrap.observing.logs import LogFormat, write_logs
+from bbgrap.settings.options import SettingsCommand
+from bbgrap.settings.version import Version
 
 
 class DataPlane(Enum):
@@ -30,6 +32,9 @@ def main(
         int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: that of the last time if it is free, else another.")
     ] = 0,
     advertise: Annotated[str, typer.Option(help="The host name or address agents reach this machine by.")] = "",
+    announces: Annotated[
+        bool, typer.Option("--announce", help="Be found on the local network by --join mdns and --coordinator mdns (extra mdns).")
+    ] = False,
     state_dir: Annotated[Path | None, typer.Option(help="Where models and plans are kept; default ~/.cache/bbgrap/coordinator.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the address to this file once it can be used.")] = None,
     insecure: Annotated[
@@ -48,6 +53,7 @@ def main(
         LogFormat, typer.Option(envvar="BBGRAP_LOG_FORMAT", help="Lines of the log as text, or as JSON, an object a line.")
     ] = LogFormat.TEXT,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
+    version: Version = False,
 ) -> None:
     """Coordinate agents."""
     os.umask(0o077)  # what is kept, by this process and its children, is its user's alone
@@ -62,6 +68,7 @@ def main(
                 planners=planners,
                 data_port=data_port,
                 advertise=advertise,
+                announces=announces,
                 state_dir=state_dir,
                 ready_file=ready_file,
                 until_eof=until_eof,
@@ -76,9 +83,13 @@ def main(
         raise typer.Exit(1) from error
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+app.command(cls=SettingsCommand)(main)
+
+
 def run() -> None:
     """Start the command line."""
-    typer.run(main)
+    app(prog_name="bbgrap-coordinator")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
 from bbgrap.transport.descriptors import allow_many_descriptors
+from bbgrap.transport.discovery import announce
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap.transport.identity import Identity
 from bbgrap.transport.local_tokens import note_token
@@ -48,6 +49,7 @@ def serve(
     planners: Planners,
     data_port: int = 0,
     advertise: str = "",
+    announces: bool = False,
     state_dir: Path | None = None,
     ready_file: Path | None = None,
     until_eof: bool = False,
@@ -108,6 +110,8 @@ def serve(
                 _log.warning("data plane plain: whoever reaches its ports can read tensors and weights, and forge answers")
         else:
             _log.warning("insecure: anybody who reaches %s may use this cluster, join it, and read what it computes", control.address)
+        if announces:
+            stack.enter_context(announce(control.address, advertise))
         if ready_file is not None:
             draft = ready_file.with_suffix(".part")
             draft.write_text(control.address)

@@ -57,7 +57,7 @@ def test_arrays_of_an_archive(tmp_path):
     [
         (np.zeros((1, 5), np.int32), "expected int64, got int32; convert it with .astype('int64')"),
         (np.zeros((1, 6), np.int64), "expected shape [N, 5], got [1, 6]"),
-        (np.zeros((5,), np.int64), "expected shape [N, 5], got [5]"),
+        (np.zeros((5,), np.int64), "expected shape [N, 5], got [5]; [np.newaxis] adds the first axis"),
     ],
 )
 def test_tensors_that_do_not_fit(tmp_path, array, said):

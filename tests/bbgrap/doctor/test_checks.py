@@ -9,8 +9,8 @@ from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
 from bbgrap.doctor.findings import exit_code, in_order
 from bbgrap.doctor.here import Folder, Host, LocalFacts, Package
 from bbgrap.doctor.local_checks import check_here
-from bbgrap.protocol.status_messages import NodeStatus
 from bbgrap.protocol.inspection import Inspection, MachineFacts, NodeFacts, ServedModel
+from bbgrap.protocol.status_messages import NodeStatus
 
 GIB = 1 << 30
 MACHINE = MachineFacts("1.0", "3.12.1", 1e9, 4, 4, 0.0, 0.0, 0.0, 1.0, 1.0, 16 * GIB, 8 * GIB, "/cache", 50 * GIB, "eth0", 1e9)

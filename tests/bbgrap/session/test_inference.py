@@ -89,7 +89,7 @@ def test_the_first_inputs_of_a_shape_say_what_is_planned_for(values, first, aske
     for prepare in (True, False):
         cluster = FakeConnection()
         session = InferenceSession(model, cluster=SimpleNamespace(connection=cluster), options=PlanOptions(input_values=values))
-        session._files = SimpleNamespace(bring=lambda connection, left_s: "0" * 64)
+        session._files = SimpleNamespace(bring=lambda *_: "0" * 64)
         if prepare:
             with pytest.raises(OfferedError):
                 session.prepare({"input": SHAPE}, {"input": first})
@@ -103,7 +103,7 @@ def test_who_prepares_without_inputs_says_nothing_about_them():
     net = Builder("net", SHAPE)
     model, cluster = write_graph(net.graph(net.conv("input", "a", 8, 3)), weights="inline").data, FakeConnection()
     session = InferenceSession(model, cluster=SimpleNamespace(connection=cluster))
-    session._files = SimpleNamespace(bring=lambda connection, left_s: "0" * 64)
+    session._files = SimpleNamespace(bring=lambda *_: "0" * 64)
     for call in (lambda: session.prepare({"input": SHAPE}), lambda: session.run(None, {"input": PICTURE})):
         with pytest.raises(OfferedError):
             call()

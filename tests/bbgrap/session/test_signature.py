@@ -35,12 +35,23 @@ def test_lists_become_arrays():
         ({"image": np.zeros((2, 4, 7), np.float32), "label": ["a", "b"]}, r"input 'image': expected float\[N, 3, \?\] with N = 2, got"),
         ({"image": np.zeros((2, 3, 7), np.float32), "label": "a"}, r"input 'label': expected string\[N\] with N = 2, got <U1\[\]"),
         ({"image": np.zeros((2, 3, 7)), "label": ["a", "b"]}, r"got float64\[2, 3, 7\]; convert it with \.astype\(np\.float32\)"),
-        ({"image": np.zeros(1)}, r"inputs: expected 'image' float\[N, 3, \?\], 'label' string\[N\], got 'image'"),
+        (
+            {"image": np.zeros(1)},
+            r"inputs: expected 'image' float\[N, 3, \?\], 'label' string\[N\], got 'image'; for example {'label': np\.zeros",
+        ),
+        ({"image": np.zeros((3, 7), np.float32), "label": ["a"]}, r"got float32\[3, 7\]; \[np\.newaxis\] adds the first axis"),
     ],
 )
 def test_a_feed_that_does_not_fit(feed, message):
     with pytest.raises(InputError, match=message):
         signature(IMAGE, LABEL).check_feed(feed)
+
+
+def test_colours_at_the_other_end_are_noticed():
+    with pytest.raises(InputError, match=r"\.transpose\(0, 3, 1, 2\) moves the colours"):
+        signature(("x", DType.FLOAT, ("N", 3, None, None))).check_feed({"x": np.zeros((1, 20, 30, 3), np.float32)})
+    with pytest.raises(InputError, match=r"got float32\[1, 20, 30, 5\]$"):
+        signature(("x", DType.FLOAT, ("N", 3, None, None))).check_feed({"x": np.zeros((1, 20, 30, 5), np.float32)})
 
 
 def test_a_symbol_may_stand_for_two_sizes_as_in_onnxruntime():

@@ -1,0 +1,1 @@
+"""Options that are not on a command line: from files and the environment."""

@@ -1,0 +1,26 @@
+"""`--version`, the same in every program: what decides whether two machines go together."""
+
+from __future__ import annotations
+
+import platform
+from typing import Annotated
+
+import typer
+
+from bbgrap.protocol.version import VERSION
+
+
+def version_text() -> str:
+    """Return the versions of bbgrap, onnxruntime and Python."""
+    from importlib.metadata import version
+
+    return f"{VERSION} (onnxruntime {version('onnxruntime')}, Python {platform.python_version()})"
+
+
+def _show(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{context.info_name} {version_text()}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show, is_eager=True, show_envvar=False)]
