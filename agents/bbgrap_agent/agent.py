@@ -23,7 +23,7 @@ from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
-from bbgrap.protocol.inspection import Inspect, Inspected
+from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.key_messages import Enrolled
 from bbgrap.protocol.messages import LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed
 from bbgrap.transport.control import ControlClient
@@ -155,10 +155,9 @@ class Agent:
             case events.Load(deploy):
                 self._nanny.tell(deploy)
             case events.Perform(asked):
-                if isinstance(asked, Inspect):
-                    self._inspect(asked.inspection)
-                else:
-                    self._nanny.tell(asked)
+                self._nanny.tell(asked)
+            case events.ReadMachine(inspection):
+                self._read_machine(inspection)
             case events.Reconnect():
                 self._control.reopen()
             case events.Log(text):
@@ -166,13 +165,13 @@ class Agent:
             case events.Quit(fault):
                 self._fault = self._fault or fault
 
-    def _inspect(self, number: int) -> None:
+    def _read_machine(self, inspection: int) -> None:
         """Look how this machine is, in a thread of its own; one look at a time."""
         if self._inspecting is None or not self._inspecting.is_alive():
-            self._inspecting = threading.Thread(target=self._look, args=(number,), name="inspection", daemon=True)
+            self._inspecting = threading.Thread(target=self._look, args=(inspection,), name="inspection", daemon=True)
             self._inspecting.start()
 
-    def _look(self, number: int) -> None:
+    def _look(self, inspection: int) -> None:
         from bbgrap.doctor.machine import read_machine  # here: most agents are never asked
 
-        self._inbox.put(Inspected(number, read_machine(Path(self._settings.cache_dir), self._settings.host)))
+        self._inbox.put(Inspected(inspection, read_machine(Path(self._settings.cache_dir), self._settings.host)))

@@ -19,8 +19,8 @@ from bbgrap.control.agent_events import (
     Loaded,
     Log,
     Outcome,
-    Perform,
     Quit,
+    ReadMachine,
     Received,
     Reconnect,
     Say,
@@ -169,8 +169,8 @@ class AgentMachine:
                 return self._held.release(message.epoch, "Release")
             case Measure() | MeasureLinks() | TryLinks() | AnswerPings():
                 return self._asked.take(message, ready=self._worker_ready)
-            case Inspect():
-                return [Perform(message)]  # by the nanny: it can say how a machine is whose worker ends again and again
+            case Inspect(inspection):
+                return [ReadMachine(inspection)]
 
     def _ask_to_join(self, now: float) -> Instruction:
         self._spoke = now

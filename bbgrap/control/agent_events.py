@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bbgrap.protocol.inspection import Inspect, Inspected
+from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.messages import (
     AgentCommand,
     AgentMessage,
@@ -163,9 +163,16 @@ class DropBefore:
 
 @dataclass(frozen=True, slots=True)
 class Perform:
-    """Measure or inspect this machine or its links and answer with an `Outcome`, or let peers measure theirs."""
+    """Measure this machine or its links and answer with an `Outcome`, or let peers measure theirs."""
 
-    message: Measure | MeasureLinks | TryLinks | AnswerPings | Inspect
+    message: Measure | MeasureLinks | TryLinks | AnswerPings
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMachine:
+    """Find out how this machine is, without the worker; answer with an `Outcome`."""
+
+    inspection: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,4 +194,4 @@ class Quit:
     fault: str
 
 
-Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | DropBefore | Perform | Reconnect | Log | Quit
+Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | DropBefore | Perform | ReadMachine | Reconnect | Log | Quit

@@ -385,9 +385,9 @@ class Wire:
             case ae.Perform(m.TryLinks(trial, peers)):
                 lost = tuple(peer.device for peer in peers if self.is_cut((agent.name, peer.name)) or not self.is_there(peer.name))
                 self.to_agent(agent, ae.Outcome(m.LinksTried(trial, lost)))
-            case ae.Perform(i.Inspect(number)) if agent.ahead_s is not None:
+            case ae.ReadMachine(number) if agent.ahead_s is not None:
                 self.to_agent(agent, ae.Outcome(i.Inspected(number, replace(FACTS, clock_s=self.now + agent.ahead_s))))
-            case ae.Perform() | ae.Reconnect() | ae.Log():
+            case ae.Perform() | ae.ReadMachine() | ae.Reconnect() | ae.Log():
                 pass
 
     def is_there(self, name: str) -> bool:
