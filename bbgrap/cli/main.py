@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, token, trace, zoo
+from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, token, trace, up, zoo
 from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.given import FreeDimensionsError
 from bbgrap.cli.output import print_result, report_error
@@ -98,6 +98,7 @@ for command in (
     submit.submit,
     bench.bench,
     trace.trace,
+    up.up,
     zoo.zoo,
 ):
     app.command()(command)
