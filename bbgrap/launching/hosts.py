@@ -38,8 +38,11 @@ from bbgrap.transport.control import check_address
 _FILE_KEYS = ("cluster", "ssh_config", "coordinator", "defaults", "hosts")
 _COORDINATOR_KEYS = ("address", "bind", "ssh", "bin", "options", "join_token")
 _HOST_KEYS = ("name", "ssh", "bin", "cores", "memory", "advertise", "options")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"), "at most 64 letters, digits, '.', '_' and '-'"
+_FORMS = {
+    "cores": (re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*"), "a list like 0,2-3"),
+    "advertise": (re.compile(r"[\w.:\[\]-]+"), "a host name or an address"),
+}
 _SET_BY_UP = ("--join", "--name", "--bind", "--state-dir", "--ready-file", "--token-file", "--insecure", "--until-eof")
 """Options that the launcher gives itself, or that would leave it without a way to ask who joined."""
 
@@ -160,9 +163,9 @@ class _HostsDocument(Document):
         if name == COORDINATOR:
             self.fault(entries["name"], f"a host cannot be called '{COORDINATOR}'")
         options = self._options(entries.get("options") or defaults.get("options"), who)
-        for key, form in (("cores", _CORES), ("advertise", re.compile(r"[\w.:\[\]-]+"))):
+        for key, (form, called) in _FORMS.items():
             if key in entries:
-                options = (f"--{key}", self._matching(entries[key], f"{who}: '{key}'", form), *options)
+                options = (f"--{key}", self._matching(entries[key], f"{who}: '{key}'", form, called), *options)
         memory = round(self.number(entries["memory"], f"{who}: 'memory'", SIZES, 0)) if "memory" in entries else 0
         if memory and "--profile" in options:
             self.fault(entries["memory"], f"{who}: expected 'memory' or the option --profile, got both")
@@ -194,12 +197,12 @@ class _HostsDocument(Document):
         return (self.path.parent / Path(self.text(node, who)).expanduser()).absolute()
 
     def _name(self, node: yaml.Node, who: str) -> str:
-        return self._matching(node, who, _NAME)
+        return self._matching(node, who, *_NAME)
 
-    def _matching(self, node: yaml.Node, who: str, form: re.Pattern[str]) -> str:
+    def _matching(self, node: yaml.Node, who: str, form: re.Pattern[str], called: str) -> str:
         text = self.text(node, who)
         if text and not form.fullmatch(text):
-            self.fault(node, f"{who}: expected the form {form.pattern}, got '{text}'")
+            self.fault(node, f"{who}: expected {called}, got '{text}'")
         return text
 
     def _address(self, node: yaml.Node, who: str) -> str:

@@ -178,7 +178,7 @@ class Launch:
             if time.monotonic() > look:
                 late = [host for host in self._agents if host.name in waiting]
                 seen = {state.name: state for state in _each(late, lambda host: _seen(host, self._ask(host, "status")))}
-                states = [seen.get(state.name, state) for state in states]
+                states = [_later(state, seen[state.name]) if state.name in seen else state for state in states]
                 look = time.monotonic() + _LOOK_AT_HOSTS_S
             time.sleep(_AGAIN_S)
 
@@ -211,6 +211,11 @@ def _seen(host: Host, reply: Reply) -> HostState:
     if "ended" in reply.values:
         return HostState(host.name, host.where, "ended", fault="its process ended", log=reply.log)
     return HostState(host.name, host.where, "stopped", fault="it does not run")
+
+
+def _later(before: HostState, now: HostState) -> HostState:
+    """Return what is known after a second look; what runs stays what it was, started just now or before."""
+    return replace(now, process=before.process) if now.pid else now
 
 
 def _ended(host: Host, reply: Reply) -> HostState:

@@ -99,7 +99,7 @@ def _script(host: Host, cluster: str, action: str, command: Sequence[str], setti
     values = {**unset, "lines": "20", **settings, "action": action, "cluster": cluster, "name": host.name, "bin": host.bin}
     head = [f"{key}={shlex.quote(value)}" for key, value in values.items()]
     body = files("bbgrap.launching").joinpath("on_host.sh").read_text()
-    return "\n".join([*head, f"set -- {shlex.join(command)}", body, 'main "$@"', ""])
+    return "\n".join([*head, f"set -- {shlex.join(command)}", body, 'main "$@"', "exit", ""])
 
 
 def _reply(host: Host, done: subprocess.CompletedProcess[str]) -> Reply:
