@@ -26,6 +26,13 @@ def tell(tmp_path, monkeypatch):
     tell_("stop")
 
 
+def said(tell, line):
+    deadline = time.monotonic() + 30
+    while line not in tell("status").log:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def ended(pid):
     deadline = time.monotonic() + 30
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -45,6 +52,7 @@ def test_a_process_is_started_once_and_stopped(tell):
 
 def test_a_process_that_ended_is_told_with_the_end_of_its_log_and_started_again(tell):
     pid = int(tell("start", token="nobody").values["pid"])  # noqa: S106 - none
+    said(tell, "I am nobody")
     os.killpg(pid, signal.SIGKILL)
     ended(pid)
     seen = tell("status", lines="1")
@@ -74,8 +82,7 @@ def test_a_token_and_a_profile_are_in_no_arguments_and_quoted(tell, tmp_path):
 def test_who_does_not_end_is_killed(tell):
     stubborn = ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 600; done"]
     pid = int(tell("start", stubborn).values["pid"])
-    while tell("status").log != ("deaf",):
-        time.sleep(0.02)
+    said(tell, "deaf")
     began = time.monotonic()
     assert tell("stop").values == {"stopped": "1"}
     assert time.monotonic() - began > 5  # it was asked first
