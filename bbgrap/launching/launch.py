@@ -78,15 +78,17 @@ class Launch:
         Raises:
             HostError: if the coordinator does not start.
             AccessError: if there is no token for agents.
-            ClusterUnavailableError: if the coordinator does not answer.
         """
         own = self._file.coordinator.host
         first, tokens = ([], self._foreign_tokens()) if own is None else self._start_coordinator(own)
         report("the coordinator runs")
         states = _each(self._agents, lambda host: self._start_agent(host, tokens.join))
         report("agents are started")
-        with self._connect(tokens) as connection:
-            return [*first, *self._await_joined(connection, states, timeout_s, report)]
+        try:
+            with self._connect(tokens) as connection:
+                return [*first, *self._await_joined(connection, states, timeout_s, report)]
+        except BbgrapError as error:
+            return [*self._unasked(first, error), *states]
 
     def status(self) -> list[HostState]:
         """Say what runs, and who has joined."""
@@ -103,8 +105,7 @@ class Launch:
                     listed = _listed(connection)
                 return [*first, *(_without_excuse(replace(state, cluster=listed.get(state.name, ""))) for state in states)]
         except BbgrapError as error:
-            known = first[0] if first else HostState(COORDINATOR, own.where if own else self._file.coordinator.address, "unknown")
-            first = [replace(known, fault=str(error))]
+            first = self._unasked(first, error)
         return [*first, *(replace(state, fault=state.fault or "its coordinator cannot be asked") for state in states)]
 
     def stop(self) -> list[HostState]:
@@ -129,6 +130,12 @@ class Launch:
             return ["bbgrap-coordinator", *ours, *host.options]
         profile = ["--profile", f"{host.name}.profile.yaml"] if host.memory_bytes else []
         return ["bbgrap-agent", "--join", place.address, "--name", host.name, *profile, *host.options]
+
+    def _unasked(self, first: list[HostState], error: BbgrapError) -> list[HostState]:
+        """Return what is known of a coordinator that does not answer here."""
+        place = self._file.coordinator
+        known = first[0] if first else HostState(COORDINATOR, place.host.where if place.host else place.address, "unknown")
+        return [replace(known, fault=str(error))]
 
     def _start_coordinator(self, own: Host) -> tuple[list[HostState], _Tokens]:
         reply = self._ask(own, "start", ready="1", tokens="1")

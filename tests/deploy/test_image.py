@@ -61,6 +61,7 @@ def test_the_commands_run_in_the_image(image):
     assert image("bbgrap", "--version").startswith("bbgrap ")
     for command in ("bbgrap-coordinator", "bbgrap-agent"):
         assert "--verbose" in image(command, "--help")
+    assert "::bbgrap" in image("sh", "-c", "cat /opt/bbgrap/lib/python3*/site-packages/bbgrap/launching/on_host.sh")
     assert image("id", "-u").strip() == "10001"
 
 

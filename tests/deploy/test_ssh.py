@@ -159,3 +159,28 @@ def test_a_log_is_followed_until_whoever_looks_goes_away(up, short):
         watcher.send_signal(signal.SIGINT)
         watcher.communicate(timeout=30)
     wait_for(lambda: not [process for process in of_cluster(short) if process.name() == "tail"])
+
+
+def test_agents_join_a_coordinator_that_runs_already(up, short, hosts):
+    up("start", "left")
+    keys = short / "left/state/bbgrap/hosts/coordinator.state/keys"
+    document = {
+        "ssh_config": str(hosts),
+        "coordinator": {"address": up.address, "join_token": str(keys / "join.token")},
+        "hosts": [{"name": "guest", "ssh": "right", "bin": str(BIN)}],
+    }
+    (short / "guests.yaml").write_text(yaml.safe_dump(document))
+
+    def run(*args):
+        command = [BIN / "bbgrap", "up", short / "guests.yaml", *args, "--json", "--token-file", keys / "local.token"]
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": CODE}, capture_output=True, text=True, timeout=300, check=False)
+        return done.returncode, [(one["name"], one["process"], one["cluster"]) for one in json.loads(done.stdout)]
+
+    assert run() == (0, [("guest", "started", "alive")])
+    assert run("status") == (0, [("guest", "runs", "alive")])
+    assert run("stop") == (0, [("guest", "ended", "")])
+    assert {name: state["process"] for name, state in up("status", "--json", status=1).items()} == {
+        "coordinator": "runs",
+        "left": "runs",
+        "right": "stopped",
+    }
