@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.deploy.conftest import ROOT, needs
+from tests.deploy.conftest import BIN, ROOT, needs
 
 pytestmark = pytest.mark.deploy
 UNITS = sorted((ROOT / "deploy/systemd").rglob("*.service"))
@@ -50,3 +50,24 @@ def test_there_are_units_for_the_machine_and_for_a_user():
     assert {path.relative_to(ROOT / "deploy/systemd").as_posix() for path in UNITS} == {
         f"{where}/{name}" for where in ("system", "user") for name in ("bbgrap-agent@.service", "bbgrap-coordinator.service")
     }
+
+
+def allowed(name):
+    """The calls that a group of systemd's has, those of the groups in it among them."""
+    listed = subprocess.run(["systemd-analyze", "syscall-filter", name], capture_output=True, text=True, check=False).stdout.splitlines()
+    found = {line.strip() for line in listed[1:]}
+    return found.union(*(allowed(inner) for inner in found if inner.startswith("@")))
+
+
+@pytest.mark.timeout(400)
+def test_units_allow_every_call_that_a_cluster_makes(tmp_path):
+    needs(**{"systemd-analyze": "systemd", "strace": "strace"})
+    command = ["strace", "-f", "-qq", "-o", tmp_path / "calls", BIN / "bbgrap", "submit", "zoo:tiny", "--agents", "2", "--verify"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = set(re.findall(r"^\d+ +([a-z]\w+)\(", (tmp_path / "calls").read_text(errors="replace"), re.MULTILINE))
+    assert len(made) > 50
+    for path in (ROOT / "deploy/systemd/system").iterdir():
+        given = re.findall(r"^SystemCallFilter=(.*)", path.read_text(), re.MULTILINE)
+        assert given
+        assert made - set().union(*(allowed(one) if one.startswith("@") else {one} for one in " ".join(given).split())) == set()
