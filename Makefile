@@ -46,8 +46,9 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and models of torch's exporters on two agents
 	@$(PACKAGES)/bin/python -m pytest -m '' -rs tests/packages tests/exported $(PYTEST_ARGS)
 
-test-deploy: $(VENV)/test.stamp ## what is in deploy/, with the programs that it is for; those that are not installed are skipped with a line
-	@$(BIN)/python -m pytest -m deploy -rs --timeout=600 $(PYTEST_ARGS)
+test-deploy: $(VENV)/deploy.stamp ## ssh, Slurm, units, manifests, image, Prometheus: by the real programs, as far as they are here
+	@$(BIN)/python -m pytest -m deploy -rs --timeout=1200 $(PYTEST_ARGS)
+
 test-install: $(VENV)/test.stamp ## wheel and source package, built, and installed by uv and pipx
 	@$(BIN)/python -m pytest -m install $(PYTEST_ARGS)
 
@@ -167,6 +168,11 @@ $(VENV)/peers.stamp: $(VENV)/runtime.stamp pyproject.toml
 	@echo "installing OpenVINO, Ray, Dask and torch (minutes on a fresh machine)"
 	@for peer in openvino ray distributed '$(TORCH)'; do \
 	  $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt "$$peer" || echo "pip finds no $$peer" >&2; done
+	@touch $@
+
+$(VENV)/deploy.stamp: $(VENV)/test.stamp
+	@echo "installing the judge of manifests"
+	@$(INSTALL) '.[test,deploy]'
 	@touch $@
 
 # Of others' programs, in an environment of their own. Silero VAD asks for any torch, so it is installed without what it asks for;

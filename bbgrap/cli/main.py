@@ -29,6 +29,7 @@ from bbgrap.cli import (
     token,
     top,
     trace,
+    up,
     zoo,
 )
 from bbgrap.cli.completion import whole_words
@@ -118,6 +119,7 @@ for command in (
     submit.submit,
     bench.bench,
     trace.trace,
+    up.up,
     zoo.zoo,
     config.config,
 ):
