@@ -58,6 +58,10 @@ class ExecutionError(BbgrapError):
     """A request failed while it ran: a kernel error, a lost agent, a deadline."""
 
 
+class StateLostError(ExecutionError):
+    """A sequence cannot go on: its state is gone, and its inputs are not kept any more. Begin it again."""
+
+
 class ProtocolError(BbgrapError):
     """Bytes or messages that the protocol does not allow; subclasses say who broke it."""
 

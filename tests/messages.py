@@ -91,6 +91,8 @@ CLIENT: list[Any] = [
     i.ListProfiles(1),
     i.ForgetProfile(1, "a", True),
     i.InspectNodes(1),
+    client.ForkSequence(5, 6),
+    client.EndSequence(5),
     client.Cancel(1),
     client.Ask((1, 2)),
 ]

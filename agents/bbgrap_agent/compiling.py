@@ -21,7 +21,7 @@ import numpy as np
 
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.engine.layout import SegmentCompiler, block_size
-from bbgrap.errors import ModelError
+from bbgrap.errors import ExecutionError, ModelError
 from bbgrap.graph.onnx_layout import Boundary, Patch
 from bbgrap.graph.types import Array, DType
 from bbgrap.runtime.blocked import BlockedSlicePlan, blocked
@@ -96,7 +96,18 @@ class _Draft:
 
 def load_portable(schedule: Schedule, models: Sequence[SegmentModel], loader: Loader) -> Loaded:
     """Load the segments of a deployment as they were shipped."""
-    return Loaded(schedule, SlicePlan(schedule), tuple(map(loader.share_portable, models)))
+    used = _run(schedule)
+    segments = (loader.share_portable(model) if number in used else _not_run for number, model in enumerate(models))
+    return Loaded(schedule, SlicePlan(schedule), tuple(segments))
+
+
+def _run(schedule: Schedule) -> frozenset[int]:
+    """Return the segments that a schedule runs; those of a deployment's other program are not made for it."""
+    return frozenset(step.segment for step in schedule.steps if isinstance(step, LocalRun))
+
+
+def _not_run(inputs: Sequence[Array]) -> Sequence[Array]:
+    raise ExecutionError(f"a segment of another program was to run, on {len(inputs)} inputs")
 
 
 def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Loader) -> Loaded:
@@ -119,8 +130,12 @@ def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Lo
         portable.update(refused)
         for number in refused:
             del drafts[number]
-    segments = []
+    segments: list[Segment] = []
+    used = _run(schedule)
     for number, model in enumerate(models):
+        if number not in used:
+            segments.append(_not_run)
+            continue
         checked = drafts[number].checked if number in drafts else None
         segments.append(portable.get(number) or loader.share_portable(model) if checked is None else checked[1])
     _log.info("%d of %d segments compiled for this machine", len(drafts), len(models))

@@ -16,10 +16,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array
-from bbgrap.protocol.data import Frame, Headers, Kind
+from bbgrap.protocol.data import Frame, Headers, Kind, SequenceStart, unpack_sequence
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer
 from bbgrap.runtime.execution import Execution, Kernel, Sender, SlicePlan
@@ -31,6 +32,7 @@ from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
 from bbgrap_agent.early import EarlyMessages, Key
 from bbgrap_agent.progress import Progress
 from bbgrap_agent.recording import OnRecord, Recorder
+from bbgrap_agent.states import States
 
 MAX_RUNNING = 64
 """Requests of one deployment that run at a time, or four a device if these are more: twice what a coordinator has in flight. The rest is
@@ -43,10 +45,18 @@ SPIN_S = 200e-6
 """How long to wait busily for the next message of a request that runs."""
 
 _NOT_THE_SOURCE = "a message that claims to be of device {0} came over the connection of another node"
-_OF_REQUESTS = frozenset({Kind.DATA, Kind.START, Kind.RECORD})
+_OF_REQUESTS = frozenset({Kind.DATA, Kind.START, Kind.RECORD, Kind.STATE})
 
 Segment = Callable[[Sequence[Array]], Sequence[Array]]
 """A loaded segment; its inputs and outputs are in the order of `Run`."""
+
+
+class OnFailure(Protocol):
+    """Tells the coordinator that a request failed here; `lost`: the state that it goes on from is not here."""
+
+    def __call__(self, epoch: int, request: int, reason: str, *, lost: bool = False) -> None:
+        """Say it."""
+
 
 _NOBODY: tuple[str, Callable[[int], None]] = ("", lambda number: None)
 
@@ -58,7 +68,7 @@ class Deployment:
     """A deployment as the executor needs it.
 
     Invariants: `addresses` are the data planes of all devices, in device order, the host last; `fingerprints` are those of their
-    certificates, all "" on a plain data plane.
+    certificates, all "" on a plain data plane. `further` is what it is for requests of a sequence that go on from state.
     """
 
     epoch: int
@@ -68,6 +78,7 @@ class Deployment:
     addresses: tuple[str, ...]
     slices: SlicePlan
     fingerprints: tuple[str, ...] = ()
+    further: Deployment | None = None
     received: Mapping[int, MessageLayout] = field(init=False)
     sent: Mapping[int, MessageLayout] = field(init=False)
     headers: Headers = field(init=False)
@@ -82,7 +93,13 @@ class Deployment:
     @property
     def destinations(self) -> tuple[int, ...]:
         """The devices it sends to."""
-        return tuple(sorted({layout.peer for layout in self.sent.values()}))
+        also = () if self.further is None else self.further.destinations
+        return tuple(sorted({*also, *(layout.peer for layout in self.sent.values())}))
+
+    def layout(self, message: int) -> MessageLayout | None:
+        """Return what a message that comes here is, of whichever program."""
+        known = self.received.get(message)
+        return known if known is not None or self.further is None else self.further.received.get(message)
 
     def is_from(self, device: int, fingerprint: str) -> bool:
         """Whether a device is the peer with this fingerprint: what a message says of its source is worth nothing by itself."""
@@ -115,6 +132,7 @@ class _Running:
     execution: Execution
     send: Sender
     compute: Kernel
+    sequence: int = 0
     can_go_on: bool = True
 
 
@@ -127,12 +145,13 @@ class Executor:
     def __init__(
         self,
         plane: DataPlane,
-        on_failure: Callable[[int, int, str], None],
+        on_failure: OnFailure,
         on_record: OnRecord,
         clock: Clock = time.perf_counter_ns,
         *,
         on_broken: OnBroken = nobody_listens,
         progress: Progress | None = None,
+        states: States | None = None,
     ) -> None:
         """Own a data plane; `on_failure(epoch, request, reason)` and `on_record(epoch, request, record)` are called from this thread.
 
@@ -144,6 +163,7 @@ class Executor:
         plane.admit = self._admits
         plane.on_broken = on_broken
         self._on_failure = on_failure
+        self._states = states or States()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._deployments: dict[int, Deployment] = {}
         self._running: dict[Key, _Running] = {}
@@ -183,6 +203,7 @@ class Executor:
             self._end(key)
         self._early.drop_all(epoch)
         self._recorder.drop_all(epoch)
+        self._states.drop_all(epoch)
         for device in deployment.destinations:
             self.plane.disconnect(deployment.addresses[device])
 
@@ -238,6 +259,10 @@ class Executor:
                 self._deliver(running, frame, arrival)
             elif frame.kind in _OF_REQUESTS:
                 self._take(frame, arrival)
+            elif frame.kind is Kind.KEEP:
+                deployment = self._deployments.get(frame.epoch)
+                if deployment is not None and frame.source == deployment.schedule.host and deployment.is_from(frame.source, arrival.peer):
+                    self._states.share((frame.epoch, frame.request), unpack_sequence(arrival.payload))
             elif frame.kind is Kind.PING:
                 self._pings.answer(frame, arrival.payload, arrival.peer)
             elif frame.kind is Kind.CLOCK:
@@ -260,7 +285,8 @@ class Executor:
         if not deployment.is_from(frame.source, arrival.peer):
             raise RemoteProtocolError(_NOT_THE_SOURCE.format(frame.source))
         if frame.source == deployment.schedule.host:
-            running = self._begin(key, deployment, recorded=frame.kind is Kind.RECORD)
+            start = SequenceStart.parse(arrival.payload) if frame.kind is Kind.STATE else None
+            running = self._begin(key, deployment, start, recorded=frame.kind is Kind.RECORD or (start is not None and start.record))
             if running is not None and frame.kind is Kind.DATA:
                 self._deliver(running, frame, arrival)
         elif frame.kind is Kind.DATA:
@@ -284,23 +310,34 @@ class Executor:
         deployment = self._deployments.get(frame.epoch)
         if deployment is None or not deployment.is_from(frame.source, peer):
             return False
-        layout = deployment.received.get(frame.message)
+        layout = deployment.layout(frame.message)
         return layout is not None and layout.peer == frame.source and layout.admits(size)
 
-    def _begin(self, key: Key, deployment: Deployment, *, recorded: bool) -> _Running | None:
-        """Begin a request, with what came for it before; None if too many run."""
+    def _begin(self, key: Key, deployment: Deployment, start: SequenceStart | None, *, recorded: bool) -> _Running | None:
+        """Begin a request, with what came for it before; None if too many run, or the state is gone that it goes on from."""
         if self._is_full(deployment):
             self._end(key)
             self._on_failure(*key, f"busy: {len(self._running)} requests run on this agent")
             return None
+        held: Sequence[Array] = ()
+        if start is not None:
+            owner = (key[0], start.sequence)
+            found = self._states.begin(owner, start.before)
+            if start.before and (found is None or deployment.further is None):
+                self._end(key)
+                self._on_failure(*key, f"the state of sequence {start.sequence} is not here{self._states.why(owner)}", lost=True)
+                return None
+            if start.before and deployment.further is not None and found is not None:
+                deployment, held = deployment.further, found
         schedule, slices = deployment.schedule, deployment.slices
         if recorded:
             host = deployment.addresses[schedule.host], deployment.fingerprints[schedule.host]
-            execution: Execution = self._recorder.begin(key, schedule, slices, deployment.names, host)
+            execution: Execution = self._recorder.begin(key, schedule, slices, deployment.names, host, held)
         else:
-            execution = Execution(schedule, slices=slices)
+            execution = Execution(schedule, held, slices)
         compute = deployment.compute if self._progress is None else self._progress.shown(deployment.compute, *key)
         running = self._running[key] = _Running(deployment, execution, partial(deployment.send, self.plane, key[1]), compute)
+        running.sequence = 0 if start is None else start.sequence
         for message, parts in self._early.take(key):
             running.execution.deliver(message, parts)
         return running
@@ -336,6 +373,8 @@ class Executor:
             self._on_failure(key[0], key[1], str(error))
             return
         if finished:
+            if running.sequence:
+                self._states.keep((key[0], running.sequence), key[1], execution.results())
             self._end(key)
             self._recorder.give(key)
         running.can_go_on = limit is not None and execution.position != before
@@ -345,7 +384,7 @@ class Executor:
 
 
 def _parts_in(deployment: Deployment, frame: Frame, arrival: Arrival) -> list[Array]:
-    layout = deployment.received.get(frame.message)
+    layout = deployment.layout(frame.message)
     if layout is None or layout.peer != frame.source:
         raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
     if not deployment.is_from(frame.source, arrival.peer):

@@ -55,16 +55,24 @@ def load(
     )
     try:
         with ending_after(_FIRST_RUN_S):
-            loaded = (load_compiled if compiling else load_portable)(deploy.schedule, deploy.segments, loader)
+            how = load_compiled if compiling else load_portable
+            loaded = how(deploy.schedule, deploy.segments, loader)
+            further = None if deploy.further is None else how(deploy.further, deploy.segments, loader)
     finally:
         store.loaded(ref.digest for model in deploy.segments for ref in model.weights.values())
     _log.info("epoch %d: %d segments, %d sessions made for them", deploy.epoch, len(deploy.segments), shared.made - before)
     names = tuple(s.name for s in deploy.segments)
     with ending_after(_FIRST_RUN_S):
-        _warm_up(loaded, names, shared)
+        for program in (loaded, further):
+            if program is not None:
+                _warm_up(program, names, shared)
     peers = reachable(deploy.peers, coordinator_host)
     addresses, fingerprints = tuple(peer.address for peer in peers), tuple(peer.fingerprint for peer in peers)
-    return Deployment(deploy.epoch, loaded.schedule, loaded.segments, names, addresses, loaded.slices, fingerprints)
+
+    def deployment(program: Loaded, further: Deployment | None = None) -> Deployment:
+        return Deployment(deploy.epoch, program.schedule, program.segments, names, addresses, program.slices, fingerprints, further)
+
+    return deployment(loaded, None if further is None else deployment(further))
 
 
 def reachable(peers: Sequence[Peer], coordinator_host: str) -> tuple[Peer, ...]:

@@ -9,9 +9,10 @@ took least counts. Laws: used by the executor's thread only; a request without r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Kind, pack_clock, unpack_clock
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.runtime.execution import SlicePlan
@@ -60,11 +61,22 @@ class Recorder:
         """Whether an answer of a host's clock is awaited."""
         return any(recording.asked and not recording.compared for recording in self._recordings.values())
 
-    def begin(self, key: Key, schedule: Schedule, slices: SlicePlan, segments: tuple[str, ...], host: tuple[str, str]) -> RecordedExecution:
-        """Return the execution of a request that is to be recorded; `host` is the address of the host's data plane, and its fingerprint."""
+    def begin(
+        self,
+        key: Key,
+        schedule: Schedule,
+        slices: SlicePlan,
+        segments: tuple[str, ...],
+        host: tuple[str, str],
+        held: Sequence[Array] = (),
+    ) -> RecordedExecution:
+        """Return the execution of a request that is to be recorded; `host` is the address of the host's data plane, and its fingerprint.
+
+        `held` is the state that it begins with.
+        """
         if len(self._recordings) >= MAX_RECORDINGS:
             self.drop(next(iter(self._recordings)))
-        execution = RecordedExecution(schedule, self._clock, slices=slices)
+        execution = RecordedExecution(schedule, self._clock, held, slices)
         self._recordings[key] = _Recording(execution, segments, host[0])
         self._plane.connect(*host)
         return execution

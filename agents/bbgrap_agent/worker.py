@@ -59,6 +59,7 @@ from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
 from bbgrap_agent.probe import measure_machine
 from bbgrap_agent.progress import Progress
 from bbgrap_agent.shared import SharedSegments
+from bbgrap_agent.states import DEFAULT_BYTES, PART, States
 from bbgrap_agent.weights import WeightStore
 from bbgrap_agent.worker_settings import Settings
 
@@ -105,10 +106,11 @@ class Worker:
         self._identity = identity
         self._executor = Executor(
             plane,
-            lambda epoch, request, reason: self._say(RequestFailed(epoch, request, reason)),
+            self._failed,
             lambda epoch, request, record: self._say(Recorded(epoch, request, record)),
             on_broken=lambda address, reason: self._say(LinkBroken(address, reason)),
             progress=progress,
+            states=States(int(PART * join.memory_bytes) or DEFAULT_BYTES),
         )
         self._loader = ThreadPoolExecutor(1, "loader")
         self._links = ThreadPoolExecutor(_LINK_THREADS, "links")
@@ -137,6 +139,9 @@ class Worker:
         except Exception:  # without its executor a worker is of no use; the nanny starts another
             _log.exception("the executor failed")
             os._exit(EXECUTOR_FAILED)
+
+    def _failed(self, epoch: int, request: int, reason: str, *, lost: bool = False) -> None:
+        self._say(RequestFailed(epoch, request, reason, lost))
 
     def _say(self, message: FromWorker) -> None:
         self._pipe.send(message)

@@ -42,10 +42,14 @@ class SegmentModel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceArtifacts:
-    """Everything one device needs, apart from the bytes of the weights."""
+    """Everything one device needs, apart from the bytes of the weights.
+
+    `further` is its schedule for requests after the first one of a sequence, over the same segments; None without state.
+    """
 
     schedule: Schedule
     segments: tuple[SegmentModel, ...]
+    further: Schedule | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -55,8 +59,12 @@ class DeviceArtifacts:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """A whole deployment: devices 0..N-1, the host's schedule (device N), and the weight slices by digest (read-only arrays)."""
+    """A whole deployment: devices 0..N-1, the host's schedule (device N), and the weight slices by digest (read-only arrays).
+
+    `further` is the host's schedule for requests after the first one of a sequence; None without state.
+    """
 
     devices: tuple[DeviceArtifacts, ...]
     host: Schedule
     weights: Mapping[str, Array] = field(repr=False, compare=False)
+    further: Schedule | None = None

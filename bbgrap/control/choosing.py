@@ -12,6 +12,7 @@ from bbgrap.control.further import answer_more_at_once
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Members
 from bbgrap.control.plans import MAX_DEATHS, Plan, Request, Variant
+from bbgrap.control.sequences import Sequences, fits
 from bbgrap.control.standby import Standbys
 from bbgrap.control.watch import is_stuck
 
@@ -19,8 +20,11 @@ from bbgrap.control.watch import is_stuck
 class Choosing:
     """Chooses among the requests that are `open`, by number."""
 
-    def __init__(self, members: Members, loading: Loading, standbys: Standbys, open_requests: Mapping[int, Request]) -> None:
+    def __init__(
+        self, members: Members, loading: Loading, standbys: Standbys, sequences: Sequences, open_requests: Mapping[int, Request]
+    ) -> None:
         """Choose with what is known of these."""
+        self._sequences = sequences
         self._members = members
         self._loading = loading
         self._standbys = standbys
@@ -34,9 +38,10 @@ class Choosing:
         flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
         running = Counter(self._open[number].caller[0] for number in flying if number in self._open)
         waiting = [request for number in plan.waiting if (request := self._open[number]).held is None]
-        kinds: dict[tuple[str, bool], Request] = {}
+        kinds: dict[tuple[str, bool, int], Request] = {}
         for request in sorted(waiting, key=lambda r: (not r.lost, running[r.caller[0]], r.number)):
-            kinds.setdefault((request.blamed, len(request.lost) < MAX_DEATHS), request)
+            epoch = 0 if request.sequence is None else request.sequence.epoch
+            kinds.setdefault((request.blamed, len(request.lost) < MAX_DEATHS, epoch), request)
         return kinds.values()
 
     def _all_variants(self, plan: Plan) -> list[Variant]:
@@ -44,6 +49,11 @@ class Choosing:
 
     def choose(self, plan: Plan, request: Request, now: float) -> Variant | None:
         """Return what a request runs on now: the plan, or the standby until there is one; None if it has to wait."""
+        sequence = request.sequence
+        home = None if sequence is None else self._sequences.home(sequence)
+        if home is not None and sequence is not None and fits(home, sequence, request):
+            # The state is there: it waits for that rather than computing it anew.
+            return home if home.queue.has_room and not home.suspects and self._may_take(home, request) else None
         mine = [v for v in plan.open_variants if self._may_take(v, request)] if plan.serves else []
         has_copies = plan.standby is not None and bool(plan.standby.variants)
         standby = () if plan.helper is None else plan.helper.open_variants
@@ -55,10 +65,14 @@ class Choosing:
         if mine and not crowded and (len(request.lost) < MAX_DEATHS or not has_copies):
             queue = plan.policy.choose([variant.queue for variant in mine], now)
             return next((variant for variant in mine if variant.queue is queue), None)
-        return min((v for v in copies if v.queue.has_room), key=lambda v: (len(v.queue.running), v.usual_s, v.epoch), default=None)
+        homes = {v.epoch: 0 if sequence is None else self._sequences.homes(v.epoch) for v in copies}
+        free = [v for v in copies if v.queue.has_room]
+        return min(free, key=lambda v: (homes[v.epoch], len(v.queue.running), v.usual_s, v.epoch), default=None)
 
     def _may_take(self, variant: Variant, request: Request) -> bool:
-        """Whether no agent of a variant is busy with a segment of another request for unusually long."""
+        """Whether a variant is for such requests, and no agent of it is busy with a segment of another one for unusually long."""
+        if request.sequence is not None and not fits(variant, request.sequence, request):
+            return False
         members = [m for name in variant.parts if (m := self._members.by_name.get(name)) is not None]
         return not any(is_stuck(m, self._loading) and m.beat.request != request.number for m in members)
 

@@ -11,6 +11,7 @@ from typing import Literal
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.audit import peer_of
 from bbgrap.control.blame import Blame
+from bbgrap.control.callers import NO_AGENT
 from bbgrap.control.coordinator_events import (
     Audit,
     ChunkWritten,
@@ -33,7 +34,7 @@ from bbgrap.control.coordinator_events import (
     ToAgent,
     ToClient,
 )
-from bbgrap.control.dispatch import NO_AGENT, Requests
+from bbgrap.control.dispatch import Requests
 from bbgrap.control.link_faults import LinkFaults
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
@@ -54,8 +55,10 @@ from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
     ClientMessage,
+    EndSequence,
     Failed,
     Fault,
+    ForkSequence,
     Greeting,
     Hello,
     MeasureNodes,
@@ -334,6 +337,8 @@ class CoordinatorMachine:
                 return self._on_prepare(identity, message, now)
             case RunModel():
                 return self._on_run(identity, message, now)
+            case ForkSequence() | EndSequence():
+                return self.requests.sequences.take(identity, message, now)
             case MeasureNodes():
                 return self.profiling.begin(identity, message, now)
             case Cancel():
@@ -363,8 +368,9 @@ class CoordinatorMachine:
             return [_failed(caller, Fault.UNAVAILABLE, NO_AGENT)]
         if self.requests.is_known(caller):
             return []
-        saved: list[Instruction] = [] if message.model in self.standbys.by_model else [SaveModel(message.model, files)]
-        standby = self.standbys.of(message.model, files)
+        known_model = any(standby.model == message.model for standby in self.standbys.by_model.values())
+        saved: list[Instruction] = [] if known_model else [SaveModel(message.model, files)]
+        standby = self.standbys.of(message.model, files, message.options.state)
         self.loading.touch(standby)
         known = len(self.planning.plans)
         plan = self.planning.find(message, standby)
@@ -411,6 +417,7 @@ class CoordinatorMachine:
         return [
             *done,
             *self.requests.overdue(now),
+            *self.requests.sequences.overdue(now),
             *self.profiling.overdue(now),
             *self.questions.overdue(now),
             *self.requests.counts.report(now),

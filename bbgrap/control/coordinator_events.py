@@ -211,6 +211,7 @@ class StartStandby:
 
     job: int
     files: tuple[ModelFile, ...]
+    state: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +261,12 @@ class ForgetPlan:
 
 @dataclass(frozen=True, slots=True)
 class HostDeploy:
-    """Be the host of a deployment: connect to the devices that take part."""
+    """Be the host of a deployment: connect to the devices that take part. `further` is its part in a sequence's further requests."""
 
     epoch: int
     schedule: Schedule
     peers: tuple[Peer, ...]
+    further: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,8 @@ class HostPings:
 class StartRequest:
     """Run the host's schedule for a request; answer with `RequestDone` or `RequestBroke`. With `record`, note when, there and here.
 
-    `client` is who gets the outputs; empty: nobody.
+    `client` is who gets the outputs; empty: nobody. One of a `sequence` leaves state behind, and goes on from what request `before` has
+    left; 0: state is among its inputs.
     """
 
     epoch: int
@@ -294,6 +297,17 @@ class StartRequest:
     payload: Sequence[BytesLike]
     record: bool = False
     client: Identity = b""
+    sequence: int = 0
+    before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeepState:
+    """Have the devices of a deployment know the state of a sequence as that of another one, too; 0: forget it."""
+
+    epoch: int
+    sequence: int
+    other: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +414,7 @@ Instruction = (
     | HostRelease
     | HostPings
     | StartRequest
+    | KeepState
     | DropRequest
     | Compare
     | ReadMachine

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bbgrap.control.audit import Ending, RunCounts
+from bbgrap.control.callers import NO_AGENT, answer_callers
 from bbgrap.control.choosing import Choosing
 from bbgrap.control.coordinator_events import (
     Instruction,
@@ -30,6 +31,7 @@ from bbgrap.control.membership import Member, Members
 from bbgrap.control.observed import Observed
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import MAX_DEATHS, Caller, Plan, Request, Variant
+from bbgrap.control.sequences import Sequences
 from bbgrap.control.spares import Spares
 from bbgrap.control.standby import Standbys
 from bbgrap.control.states import Role, Tracker
@@ -39,8 +41,6 @@ from bbgrap.control.verifying import Verifying
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
 from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
-
-NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
 
 MAX_LOSSES = 6
 """Runs that may lose an agent that nobody blames the request for: machines that go one after the other take none of them with them."""
@@ -85,7 +85,8 @@ class Requests:
         self._lonely = 0
         self.now = 0.0
         """When the event came that is being handled."""
-        self.choosing = Choosing(members, loading, standbys, self.open)
+        self.sequences = Sequences(loading)
+        self.choosing = Choosing(members, loading, standbys, self.sequences, self.open)
         self.synthetic = SyntheticRequests(loading, planning)
         self.counts = RunCounts()
         self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)
@@ -117,8 +118,12 @@ class Requests:
             self.counts.ended(caller[0], plan, "refused")
             self.observed.of_model(plan).ended["refused"] += 1
             return [ToClient(caller[0], Failed(caller[1], Fault.BUSY, f"coordinator: {full}; submit again when some are answered"))]
+        sequence, done = self.sequences.admit(caller[0], message, plan, now) if message.sequence else (None, [])
+        if isinstance(sequence, tuple):
+            return [ToClient(caller[0], Failed(caller[1], *sequence))]
         number = next(self.loading.epochs)
         request = Request(number, caller, message, plan, now + message.deadline_s, Tracker(Role.REQUEST, f"request {number}"))
+        request.sequence = sequence
         self.open[number] = request
         self.by_caller[caller] = number
         self._bytes += request.bytes
@@ -128,7 +133,7 @@ class Requests:
         if plan.standby is not None:
             plan.standby.outstanding += 1
         self.loading.touch(plan)
-        return []
+        return done
 
     def _full(self, caller: Caller, message: RunModel, plan: Plan) -> str:
         """Return why a request is not taken, or nothing."""
@@ -171,14 +176,15 @@ class Requests:
         done += self.spares.consider(plan, now)
         done += self._load(plan, now)
         done += self.synthetic.go_on(plan, now, self._is_running())
-        done += self._answer_callers(plan)
+        done += answer_callers(plan, self.members)
+        done += self._refuse_lost(plan)
         while plan.waiting and not self.synthetic.has_turn:
             found = next(((r, v) for r in self.choosing.next(plan) if (v := self.choosing.choose(plan, r, now)) is not None), None)
             if found is None:
                 return [*done, *self._refuse_hopeless(plan)]
             request, variant = found
             plan.waiting.remove(request.number)
-            done.append(self._start(request, variant, now))
+            done += self._start(request, variant, now)
         return done
 
     def _load(self, plan: Plan, now: float) -> list[Instruction]:
@@ -189,26 +195,6 @@ class Requests:
         if standby is None or standby.is_proven or not self.choosing.can_answer(standby):
             return [*self.loading.advance(plan, now), *self.planning.progress(plan)]
         return self.synthetic.prove(standby, plan, now)
-
-    def _answer_callers(self, plan: Plan) -> list[Instruction]:
-        """Answer who waits for a plan, if it is there, or cannot be."""
-        if not plan.callers or (plan.job is not None and not plan.job.spare_for) or plan.timing is not None:
-            return []
-        newest = [variant for variant in plan.variants if variant.job == plan.latest]
-        is_ready = plan.serving and not plan.is_arriving
-        lacks_room = any(fault is Fault.BUSY for fault, _ in plan.failed.values())
-        # Who waits for a plan that has no place is told why, and that the standby answers.
-        if is_ready or (lacks_room and not plan.quarantine and plan.helper is not None and plan.helper.serving):
-            done: list[Instruction] = [ToClient(identity, plan.prepared(call)) for identity, call in plan.callers]
-            plan.callers.clear()
-            return done
-        if plan.quarantine:
-            return self._refuse_callers(plan, Fault.EXECUTION, plan.quarantine)
-        if plan.failed and not newest:
-            return self._refuse_callers(plan, *next(iter(plan.failed.values())))
-        if not self.members.by_name and not self.members.saw_agents:
-            return self._refuse_callers(plan, Fault.UNAVAILABLE, NO_AGENT)
-        return []
 
     def _refuse_hopeless(self, plan: Plan) -> list[Instruction]:
         """Answer the requests that nothing will ever run."""
@@ -223,19 +209,30 @@ class Requests:
         reasons = {} if standby is None else standby.failed
         return self._refuse_waiting(plan, *next(iter((reasons or plan.failed).values())))
 
-    def _start(self, request: Request, variant: Variant, now: float) -> Instruction:
+    def _refuse_lost(self, plan: Plan) -> list[Instruction]:
+        """Answer the requests of sequences whose state is gone for good."""
+        lost = [self.open[n] for n in plan.waiting if (s := self.open[n].sequence) is not None and self.sequences.is_lost(s)]
+        return [instruction for request in lost for instruction in self._fail_lost(request, "what held it is gone")]
+
+    def _fail_lost(self, request: Request, why: str) -> list[Instruction]:
+        label = "" if request.sequence is None else request.sequence.label
+        return self.fail(request.number, "failed", Fault.STATE_LOST, f"{label}: its state is lost: {why}; begin it again")
+
+    def _start(self, request: Request, variant: Variant, now: float) -> list[Instruction]:
         request.tracker.move("variant free")
         self._lonely = 0 if self._is_busy() else request.number
-        request.is_drawn = self.verifying.draw(request)
+        request.is_drawn = request.sequence is None and self.verifying.draw(request)
         request.epoch, message = variant.epoch, request.message
         variant.queue.running[request.number] = now
         variant.used = now
         request.overtook = {name: m.finished for name in variant.parts if (m := self.members.by_name.get(name)) is not None}
         if message.record:
             self.traces.begin(request.number, variant.devices)
+        if request.sequence is not None:
+            return self.sequences.start(request, request.sequence, variant)
         # What is compared later must not be where the client can write.
         client = b"" if request.is_drawn else request.caller[0]
-        return StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, client)
+        return [StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, client)]
 
     def _is_running(self) -> bool:
         return any(variant.queue.running for variant in self.loading.by_epoch.values())
@@ -253,11 +250,34 @@ class Requests:
         request = self.open.get(event.request)
         if request is None or not request.epoch:
             return []
+        if request.sequence is not None and not self.sequences.ran(request, request.sequence):
+            return self._go_on_replaying(request, now)
         if request.message.record:
             request.tracker.move("computed")
             self.traces.computed(event, now)
             return self._answer_traced(request)
         return self._answer(request, event, (), now)
+
+    def _go_on_replaying(self, request: Request, now: float) -> list[Instruction]:
+        """Run what comes next of a sequence whose state is made anew, under a new number."""
+        variant = self.loading.find(request.epoch)
+        if variant is None or request.sequence is None:
+            return []
+        del variant.queue.running[request.number]
+        self._renumber(request)
+        variant.queue.running[request.number] = now
+        if request.message.record:
+            self.traces.begin(request.number, variant.devices)
+        return self.sequences.start(request, request.sequence, variant)
+
+    def _renumber(self, request: Request) -> None:
+        """Give a request a new number: late messages are not those of its next run."""
+        self.open.pop(request.number)
+        self.traces.forget(request.number)
+        request.former = (*request.former[-3:], request.number)
+        request.number = next(self.loading.epochs)
+        self.open[request.number] = request
+        self.by_caller[request.caller] = request.number
 
     def recorded(self, member: Member, message: Recorded) -> list[Instruction]:
         """Take what an agent tells of when it did what for a request."""
@@ -277,6 +297,8 @@ class Requests:
         variant = self.loading.find(request.epoch)
         if variant is None:
             return []
+        if request.sequence is not None:
+            self.sequences.answered(request, request.sequence)
         plan, alone = variant.plan, self._lonely == request.number
         log: list[Instruction] = []
         plan.is_proven = True
@@ -318,8 +340,17 @@ class Requests:
             return self.synthetic.failed(message.request)
         if request.epoch != message.epoch:
             return []
+        if message.lost and request.sequence is not None:
+            return self._state_lost(request, variant, f"agent '{member.name}': {message.reason}")
         variant.plan.is_proven = True
         return self.fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
+
+    def _state_lost(self, request: Request, variant: Variant, reason: str) -> list[Instruction]:
+        """Make a sequence's state anew that an agent does not have, if what it is made of is kept."""
+        if request.sequence is None or not self.sequences.lost(request.sequence):
+            return self._fail_lost(request, reason)
+        told = Log(f"{request.sequence.label}: {reason}; {request.sequence.steps} requests run again", epoch=variant.epoch)
+        return [told, *self.take_back(variant, [request.number])[1]]
 
     def cancel(self, caller: Caller) -> list[Instruction]:
         """Forget a caller without an answer."""
@@ -417,25 +448,17 @@ class Requests:
         """Let requests of a variant, all unless told which, be the next ones to start, under new numbers: late messages are not theirs."""
         again, done = [], [*self.synthetic.taken_back(variant), *(self.verifying.taken_back(variant) if numbers is None else ())]
         for number in sorted(n for n in variant.queue.running if n in self.open and (numbers is None or n in numbers)):
-            request = self.open.pop(number)
+            request = self.open[number]
             done += self.loading.abandon(request.epoch, number, self._patience_with(request))
             del variant.queue.running[number]
             request.tracker.move("taken back")
-            request.former = (*request.former[-3:], number)
-            request.epoch, request.number = 0, next(self.loading.epochs)
-            self.open[request.number] = request
-            self.by_caller[request.caller] = request.number
-            self.traces.forget(number)
+            request.epoch = 0
+            self._renumber(request)
             request.plan.waiting.append(request.number)
             self.loading.touch(request.plan)
             again.append(request)
         self.loading.touch(variant.plan)
         return again, done
-
-    def _refuse_callers(self, plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
-        done: list[Instruction] = [ToClient(identity, Failed(call, fault, reason)) for identity, call in plan.callers]
-        plan.callers.clear()
-        return done
 
     def _refuse_waiting(self, plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
         return [instruction for number in list(plan.waiting) for instruction in self.fail(number, "failed", fault, reason)]
@@ -454,6 +477,8 @@ class Requests:
         self.counts.ended(request.caller[0], request.plan, how)
         self.observed.ended(request, how, self.now, None if variant is None else variant.queue.running[request.number])
         del self.open[request.number], self.by_caller[request.caller]
+        if request.sequence is not None:
+            request.sequence.is_open = False
         self._bytes -= request.bytes
         if request.plan.standby is not None:
             request.plan.standby.outstanding -= 1

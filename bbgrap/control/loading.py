@@ -104,7 +104,7 @@ class Loading:
         places = [*nodes, (COORDINATOR, host)]
         peers = tuple(Peer(device, name, *split_place(place)) for device, (name, place) in enumerate(places))
         parts = {
-            name: Deploy(epoch, peers, part.schedule, part.segments)
+            name: Deploy(epoch, peers, part.schedule, part.segments, part.further)
             for (name, _), part in zip(nodes, planned.artifacts.devices, strict=True)
             if part.schedule.steps
         }
@@ -164,7 +164,7 @@ class Loading:
         variant.hosted = True
         names = ", ".join(peer.name for peer in variant.peers)
         return [
-            HostDeploy(variant.epoch, variant.planned.artifacts.host, variant.peers),
+            HostDeploy(variant.epoch, variant.planned.artifacts.host, variant.peers, variant.planned.artifacts.further),
             Log(
                 f"'{variant.name}' of model {variant.plan.model[:8]} is ready on {names or 'no agent'} (epoch {variant.epoch})",
                 event="loaded",
@@ -361,6 +361,8 @@ class Loading:
         group = [variant for variant in plan.variants if variant.job == job]
         if any(variant.is_scaled for variant in group):
             return []  # it is made again in no time
+        if plan.state:
+            return []  # sequences end with the coordinator
         if not group and not (plan.is_standby and plan.planned and plan.quarantine):
             return []
         medians = plan.policy.medians

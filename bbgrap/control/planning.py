@@ -77,7 +77,9 @@ class Planning:
         key = plan_key(message)
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.plans[key] = Plan(key, message.model, standby.files, message.shapes, message.options, standby)
+            plan = self.plans[key] = Plan(
+                key, message.model, standby.files, message.shapes, message.options, standby, state=message.options.state
+            )
             plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
             # Other shapes of a model that ends workers end them, too.
             plan.quarantine = standby.quarantine
@@ -312,9 +314,9 @@ def plan_key(message: PrepareModel) -> str:
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def standby_key(model: str) -> str:
-    """Return the name of a model's standby."""
-    return hashlib.sha256(f"standby of {model}".encode()).hexdigest()
+def standby_key(model: str, state: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the name of a model's standby; it has one more for each state."""
+    return hashlib.sha256(f"standby of {model}{state or ''}".encode()).hexdigest()
 
 
 def world_of(cluster: Cluster) -> str:

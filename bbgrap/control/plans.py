@@ -18,6 +18,7 @@ from typing import Any
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import Base, Identity
 from bbgrap.control.planned import SCALED_FROM, PlannedVariant
+from bbgrap.control.sequence import Sequence
 from bbgrap.control.states import Tracker
 from bbgrap.control.trial import Trial
 from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timing
@@ -194,6 +195,8 @@ class Plan:
     """Of a standby: requests of its model that are not answered."""
     is_proven: bool = False
     """Of a standby: whether a request on it has ended without ending its worker."""
+    state: tuple[tuple[str, str], ...] = ()
+    """Inputs, and the outputs that they are in the next request of a sequence."""
 
     @property
     def is_standby(self) -> bool:
@@ -347,6 +350,7 @@ class Request:
     former: tuple[int, ...] = ()
     held: tuple[str, float] | None = None
     overtook: dict[str, int] = field(default_factory=dict)
+    sequence: Sequence | None = None
     is_drawn: bool = False
     """Whether it is verified when it has been answered."""
 

@@ -38,12 +38,13 @@ class Standbys:
         self.loading = loading
         self.by_model: dict[str, Plan] = {}
 
-    def of(self, model: str, files: tuple[ModelFile, ...]) -> Plan:
-        """Return the standby of a model; a new one, of which nothing is loaded yet, if there is none."""
-        standby = self.by_model.pop(model, None)
+    def of(self, model: str, files: tuple[ModelFile, ...], state: tuple[tuple[str, str], ...] = ()) -> Plan:
+        """Return the standby of a model that keeps this state; a new one, of which nothing is loaded yet, if there is none."""
+        name = standby_key(model, state) if state else model
+        standby = self.by_model.pop(name, None)
         if standby is None:
-            standby = Plan(standby_key(model), model, files, {}, None, None, LeastFinishTime(), serves=True)
-        self.by_model[model] = standby
+            standby = Plan(standby_key(model, state), model, files, {}, None, None, LeastFinishTime(), serves=True, state=state)
+        self.by_model[name] = standby
         return standby
 
     def forget_oldest(self) -> list[Instruction]:
@@ -69,7 +70,7 @@ class Standbys:
             if standby.job is not None:
                 return []
             standby.job = Job(next(self.loading.epochs), "", (), (), None, now)
-            return [StartStandby(standby.job.number, standby.files)]
+            return [StartStandby(standby.job.number, standby.files, standby.state)]
         there = [variant for variant in standby.variants if not variant.away]
         if len(there) >= COPIES or any(variant.tracker.state == "loading" for variant in there):
             return []

@@ -112,7 +112,7 @@ class StatusReader:
 
     def _models(self) -> Iterator[ModelStatus]:
         plans = sorted(self._requests.planning.plans.values(), key=lambda plan: -plan.asked)[:MAX_PLANS_TOLD]
-        standbys = self._requests.standbys.by_model
+        standbys = {plan.model: plan for plan in self._requests.standbys.by_model.values()}
         running: Counter[str] = Counter()
         waiting: Counter[str] = Counter()
         for request in self._requests.open.values():

@@ -11,7 +11,7 @@ weights (a request that overrides them is not for a standby).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ import onnxruntime as ort
 
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.compiler.memory import standby_bytes
+from bbgrap.compiler.sequences import for_sequences
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.load import refusal
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import ModelFile, ModelInput, read_model
 from bbgrap.graph.onnx_whole import whole_model
+from bbgrap.graph.state import check_pairs
 from bbgrap.graph.types import Array, DType
 from bbgrap.graph.weights import make_weight
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
@@ -37,16 +39,19 @@ _INPUTS, _OUTPUTS = 0, 1
 """The two messages of a request."""
 
 
-def standby_of(path: Path) -> PlannedVariant:
+def standby_of(path: Path, state: Sequence[tuple[str, str]] = ()) -> PlannedVariant:
     """Return a model, whole, for one device (device 0; the host is device 1).
+
+    With `state`, pairs of inputs and the outputs that they are in the next request of a sequence, these stay on the device.
 
     The report has `weight_bytes` and an estimate of `memory_bytes`, of whichever node it will be; `agents` and `nodes_used` are
     empty: which node that is, whoever deploys it says.
 
     Raises:
-        ModelError: if the file is no model, or onnxruntime cannot load it.
+        ModelError: if the file is no model, onnxruntime cannot load it, or it has no such state.
     """
     model = read_model(path)
+    check_pairs(model.name, tuple(item.name for item in model.inputs), tuple(item.name for item in model.outputs), state)
     data, arrays = whole_model(model)
     taken, given = _types(path, model, data, arrays)
     weights = {name: make_weight(name, array) for name, array in arrays.items()}
@@ -63,10 +68,18 @@ def standby_of(path: Path) -> PlannedVariant:
         {name: WeightRef(weight.digest, weight.type) for name, weight in weights.items()},
         whole=True,
     )
-    device = DeviceArtifacts(_device_schedule(inputs, outputs), (segment,))
-    host = _host_schedule(inputs, outputs, tuple(item.name for item in model.outputs))
-    artifacts = Artifacts((device,), host, {weight.digest: weight.array for weight in weights.values()})
-    return PlannedVariant(STANDBY, artifacts, _report(model, device.weight_bytes))
+    answered = tuple(item.name for item in model.outputs)
+    refs = {weight.digest: weight.array for weight in weights.values()}
+
+    def program(held: Sequence[str], kept: Sequence[str]) -> Artifacts:
+        device = DeviceArtifacts(_device_schedule(inputs, outputs, held, kept), (segment,))
+        return Artifacts((device,), _host_schedule(inputs, outputs, answered, held, kept), refs)
+
+    kept = [output for _, output in state]
+    artifacts = program((), kept)
+    if state:
+        artifacts = for_sequences(artifacts, program([name for name, _ in state], kept))
+    return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0].weight_bytes))
 
 
 def _types(path: Path, model: ModelFile, data: bytes, weights: Mapping[str, Array]) -> tuple[dict[str, DType], dict[str, DType]]:
@@ -95,19 +108,32 @@ def _input_spec(item: ModelInput, dtype: DType) -> BufferSpec:
     return BufferSpec(item.name, dtype, tuple(sizes) if concrete else None)
 
 
-def _device_schedule(inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...]) -> Schedule:
+def _device_schedule(
+    inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...], held: Collection[str], kept: Collection[str]
+) -> Schedule:
     ins, outs = _numbers(inputs, outputs)
-    receive: tuple[LocalStep, ...] = (LocalReceive(_INPUTS, _HOST, ins),) if ins else ()
-    send = LocalSend(_OUTPUTS, _HOST, tuple(LocalPart(buffer, None) for buffer in outs))
-    return Schedule(_DEVICE, _HOST, (*inputs, *outputs), (*receive, LocalRun(0, ins, outs), send))
+    given, answered = _without(inputs, 0, held), _without(outputs, len(inputs), kept)
+    places = {spec.name: number for number, spec in enumerate(outputs, len(inputs))}
+    holds = {spec.name: number for number, spec in enumerate(inputs)}
+    receive: tuple[LocalStep, ...] = (LocalReceive(_INPUTS, _HOST, given),) if given else ()
+    send = LocalSend(_OUTPUTS, _HOST, tuple(LocalPart(buffer, None) for buffer in answered))
+    steps = (*receive, LocalRun(0, ins, outs), send)
+    return Schedule(_DEVICE, _HOST, (*inputs, *outputs), steps, tuple(holds[n] for n in held), tuple(places[n] for n in kept))
 
 
-def _host_schedule(inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...], results: tuple[str, ...]) -> Schedule:
-    ins, outs = _numbers(inputs, outputs)
-    send: tuple[LocalStep, ...] = (LocalSend(_INPUTS, _DEVICE, tuple(LocalPart(buffer, None) for buffer in ins)),) if ins else ()
-    places = {spec.name: buffer for spec, buffer in zip(outputs, outs, strict=True)}
-    steps = (*send, LocalReceive(_OUTPUTS, _DEVICE, outs))
-    return Schedule(_HOST, _HOST, (*inputs, *outputs), steps, ins, tuple(places[name] for name in results))
+def _host_schedule(
+    inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...], results: tuple[str, ...], held: Collection[str], kept: Collection[str]
+) -> Schedule:
+    given, answered = _without(inputs, 0, held), _without(outputs, len(inputs), kept)
+    send: tuple[LocalStep, ...] = (LocalSend(_INPUTS, _DEVICE, tuple(LocalPart(buffer, None) for buffer in given)),) if given else ()
+    places = {spec.name: number for number, spec in enumerate(outputs, len(inputs))}
+    steps = (*send, LocalReceive(_OUTPUTS, _DEVICE, answered))
+    return Schedule(_HOST, _HOST, (*inputs, *outputs), steps, given, tuple(places[name] for name in results if name not in kept))
+
+
+def _without(specs: tuple[BufferSpec, ...], first: int, names: Collection[str]) -> tuple[int, ...]:
+    """Return the numbers of buffers, from `first` on, but for those of these names."""
+    return tuple(number for number, spec in enumerate(specs, first) if spec.name not in names)
 
 
 def _numbers(inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -9,7 +9,7 @@ cache that grows by a token is; that axis is never cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from bbgrap.errors import ModelError
@@ -41,6 +41,20 @@ def with_state(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     if len(set(pairs.values())) != len(pairs):
         raise ModelError(f"model '{graph.name}': an output is the state of two inputs")
     return replace(graph, state={name: pairs[name] for name in graph.inputs if name in pairs})
+
+
+def check_pairs(model: str, inputs: Collection[str], outputs: Collection[str], pairs: Collection[tuple[str, str]]) -> None:
+    """Check that pairs of a model's state are of an input and an output each, before anything of it is loaded.
+
+    Raises:
+        ModelError: if a name is none of the model's, or used twice.
+    """
+    for name, output in pairs:
+        if name not in inputs or output not in outputs:
+            known = f"the inputs are {', '.join(inputs) or 'none'}, the outputs {', '.join(outputs)}"
+            raise ModelError(f"state '{name}' of model '{model}', which '{output}' becomes: expected an input and an output; {known}")
+    if len({name for name, _ in pairs}) != len(pairs) or len({output for _, output in pairs}) != len(pairs):
+        raise ModelError(f"model '{model}': an input or output is state twice")
 
 
 def kept_region(graph: Graph, name: str, region: ShapeMap) -> ShapeMap:

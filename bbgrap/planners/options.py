@@ -36,7 +36,8 @@ class PlanOptions:
     node); for `throughput` a deployment by `auto` or `single` has the whole model on every node with room for it. `search_seconds` is how
     long it may look. `transfer_dtype` is what 32-bit floats become on their way to an agent. `input_values` are `few` if the model's inputs
     are of low cardinality, as pictures are: over slow links they travel in fewer bytes then, and stay exact
-    (`bbgrap.program.dictionaries`). `auto`: a session looks at the first ones; without any they are `any`.
+    (`bbgrap.program.dictionaries`). `auto`: a session looks at the first ones; without any they are `any`. `state` pairs inputs with the
+    outputs that they are in the next request of a sequence.
     """
 
     planner: str = "bbgrap"
@@ -46,6 +47,7 @@ class PlanOptions:
     search_seconds: float = 10.0
     transfer_dtype: TransferType = "exact"
     input_values: InputValues = "auto"
+    state: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Reject what does not exist."""
@@ -57,5 +59,7 @@ class PlanOptions:
         ):
             if value not in known:
                 raise UsageError(f"{name}: expected one of {', '.join(known)}, got '{value}'")
+        if any(len(set(names)) != len(names) for names in zip(*self.state, strict=True)):
+            raise UsageError("state: an input or output is listed twice")
         if not 0 < self.search_seconds <= MAX_SEARCH_SECONDS:
             raise UsageError(f"search seconds: expected a number above 0, at most {MAX_SEARCH_SECONDS:g}, got {self.search_seconds}")

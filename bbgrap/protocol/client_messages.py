@@ -19,6 +19,7 @@ from bbgrap.errors import (
     PlanError,
     ProgramError,
     RemoteProtocolError,
+    StateLostError,
     UsageError,
 )
 from bbgrap.planners.options import PlanOptions
@@ -29,7 +30,7 @@ from bbgrap.protocol.messages import Chunk, TensorHeader, Tensors
 from bbgrap.protocol.status_messages import NodeStatus, StatusAnswer, StatusCall
 from bbgrap.runtime.recording import Record
 
-# --- client -> coordinator: every one but `Ask` and `Cancel` is a call that gets one final answer ---------------------------------
+# --- client -> coordinator: all but `Ask`, `Cancel`, `ForkSequence` and `EndSequence` are calls that get one final answer ---------
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class PrepareModel:
 class RunModel:
     """Run one request on a plan; inputs in the model's order; an error if there is no answer within `deadline_s`.
 
-    With `record`, the answer tells when every device did what.
+    With `record`, the answer tells when every device did what. A request of a `sequence` (the client numbers them from 1; 0: of none) goes
+    on from the state that `step` requests before it have left; the first one, step 0, has that state among its inputs, others do not.
     """
 
     call: int
@@ -103,6 +105,23 @@ class RunModel:
     inputs: tuple[TensorHeader, ...]
     payload: Tensors
     record: bool = False
+    sequence: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ForkSequence:
+    """From here on another sequence has the same state, too; the next request of each goes on from there. There is no answer."""
+
+    sequence: int
+    other: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndSequence:
+    """Nobody wants the state of this sequence any more. There is no answer; one that is idle for long ends by itself."""
+
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +162,8 @@ ClientMessage = (
     | ModelChunk
     | PrepareModel
     | RunModel
+    | ForkSequence
+    | EndSequence
     | MeasureNodes
     | SetProfile
     | StatusCall
@@ -262,6 +283,7 @@ class Fault(Enum):
     PROTOCOL = "protocol"
     UNKNOWN_MODEL = "unknown-model"
     UNKNOWN_PLAN = "unknown-plan"
+    STATE_LOST = "state-lost"
 
     @property
     def error(self) -> type[BbgrapError]:
@@ -288,6 +310,7 @@ _ERRORS: dict[Fault, type[BbgrapError]] = {
     Fault.PROTOCOL: RemoteProtocolError,
     Fault.UNKNOWN_MODEL: ExecutionError,
     Fault.UNKNOWN_PLAN: ExecutionError,
+    Fault.STATE_LOST: StateLostError,
 }
 
 

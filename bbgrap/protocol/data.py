@@ -37,6 +37,11 @@ class Kind(IntEnum):
     CLOCK = 5
     """To the host: what does your clock show? From it: the answer, with the number asked for in `message`; number 0 comes unasked when a
     recorded request is over. The payload is the clock, see `pack_clock`."""
+    STATE = 6
+    """From the host to a device, before anything else: a request of a sequence begins. The payload is a `SequenceStart`."""
+    KEEP = 7
+    """From the host to a device: the state of sequence `request` is also that of the one in the payload (`pack_sequence`), or, if that is
+    0, nobody's any more."""
 
 
 class Frame(NamedTuple):
@@ -81,6 +86,51 @@ class Headers:
     def of(self, message: int, request: int) -> bytes:
         """Return what `Frame.to_bytes` does."""
         return self._starts[message] + _REQUEST.pack(request)
+
+
+_START = struct.Struct("<QQB")
+
+
+class SequenceStart(NamedTuple):
+    """How a request of a sequence begins: with the state that request `before` has left; 0: state is among its inputs."""
+
+    sequence: int
+    before: int
+    record: bool
+
+    def to_bytes(self) -> bytes:
+        """Return the payload."""
+        return _START.pack(self.sequence, self.before, self.record)
+
+    @classmethod
+    def parse(cls, payload: BytesLike) -> SequenceStart:
+        """Read a payload.
+
+        Raises:
+            RemoteProtocolError: if it is none.
+        """
+        if len(payload) != _START.size:
+            raise RemoteProtocolError(f"data message: expected the {_START.size} bytes of a sequence's request, got {len(payload)}")
+        sequence, before, record = _START.unpack(payload)
+        if not 0 < sequence <= MAX_INTEGER or before > MAX_INTEGER or record > 1:
+            raise RemoteProtocolError(f"data message: sequence {sequence} after request {before}, recorded {record}, is none")
+        return cls(sequence, before, bool(record))
+
+
+def pack_sequence(sequence: int) -> bytes:
+    """Return the payload of `KEEP`."""
+    return _REQUEST.pack(sequence)
+
+
+def unpack_sequence(payload: BytesLike) -> int:
+    """Return the sequence in the payload of a `KEEP`.
+
+    Raises:
+        RemoteProtocolError: if it is none.
+    """
+    if len(payload) != _REQUEST.size or (sequence := int(_REQUEST.unpack(payload)[0])) > MAX_INTEGER:
+        raise RemoteProtocolError(f"data message: expected a sequence in {_REQUEST.size} bytes, got {len(payload)} bytes")
+    return sequence
 
 
 def pack_clock(clock_ns: int) -> BytesLike:

@@ -29,7 +29,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -133,11 +133,12 @@ class DeploymentFailed:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request broke on this agent; the agent itself is well."""
+    """A request broke on this agent; the agent itself is well. `lost`: the state that it goes on from is not here."""
 
     epoch: int
     request: int
     reason: Text
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +263,16 @@ class HeartbeatSeen:
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """Be device `schedule.device` of deployment `epoch`; repeated until there is an answer."""
+    """Be device `schedule.device` of deployment `epoch`; repeated until there is an answer.
+
+    `further` is what it does for requests of a sequence after the first one: they go on from the state that the one before has left.
+    """
 
     epoch: int
     peers: tuple[Peer, ...]
     schedule: Schedule
     segments: tuple[SegmentModel, ...]
+    further: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,10 @@ from bbgrap.control import client as machine
 from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.client_messages import (
     Call,
+    EndSequence,
     Failed,
     FinalAnswer,
+    ForkSequence,
     Greeting,
     Hello,
     ListNodes,
@@ -239,6 +241,13 @@ class Connection:
         """
         return self._call(message, expected, on_progress, timeout_s)
 
+    def tell(self, message: ForkSequence | EndSequence) -> None:
+        """Say what has no answer; a closed connection says nothing."""
+        with self._lock:
+            if not self._closed:
+                self._outbox.append(TO_COORDINATOR.encode(message))
+        self._flush_soon()
+
     @contextmanager
     def stopping_when(self, asked: Callable[[], bool]) -> Iterator[None]:
         """Give up this thread's calls with `StoppedError` as soon as `asked()` is true; the coordinator drops what they wait for."""
@@ -273,10 +282,17 @@ class Connection:
         return answer
 
     def _forget(self, number: int) -> None:
-        """Tell the coordinator, now or by whoever leads, that an answer is not wanted any more."""
+        """Tell the coordinator that an answer is not wanted any more."""
         with self._lock:
             self._carry_out(self._machine.cancel(number))
             self._done.pop(number, None)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Send what is to be sent, now or by whoever leads."""
+        with self._lock:
+            if self._closed:
+                return
             if self._leading:
                 self._wakeups.put(None)
                 return

@@ -46,7 +46,9 @@ from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_values import values_of
 from bbgrap.session.prepared import PreparedPlan
+from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.signature import Signature
+from bbgrap.session.state_pairs import State, pairs_of
 from bbgrap.session.surface import Surface, has_foreign_operators, path_of
 from bbgrap.session.values import unpacked_output
 from bbgrap.session.which_cluster import HasConnection, connection_to
@@ -82,6 +84,7 @@ class InferenceSession(Surface):
         options: PlanOptions | None = None,
         planner: str | None = None,
         split: str | None = None,
+        state: State | None = None,
         wait: bool | None = None,
         deadline_s: float = 300.0,
         on_progress: OnProgress | None = None,
@@ -99,6 +102,7 @@ class InferenceSession(Surface):
             options: Everything about planning; overrides `planner` and `split`.
             planner: Who plans; None: `auto`, which looks for the fastest plan, or `bbgrap` if there is a `split`.
             split: Along what tensors are cut; None: rows.
+            state: Inputs, and the outputs that they are in the next request of a `sequence`; `auto` finds them by their usual names.
             wait: Whether the first request of some shapes waits for their plan; None: unless the planner is `auto`.
             deadline_s: A request without an answer after this long fails, bringing the model and planning included.
             on_progress: Called while a model is brought, planned and deployed, with what has a `text`; in bytes where those count.
@@ -118,6 +122,8 @@ class InferenceSession(Surface):
             self._waits = self.options.planner != AUTO if wait is None else wait
             self._path = self._written(path_or_bytes) if isinstance(path_or_bytes, bytes) else path_of(path_or_bytes)
             self._read(read_model(self._path))
+            if state is not None:
+                self.options = replace(self.options, state=pairs_of(state, self._signature, self._name))
             self._connection, is_mine = connection_to(cluster)
         if is_mine:
             weakref.finalize(self, self._connection.close)
@@ -163,7 +169,9 @@ class InferenceSession(Surface):
             ExecutionError: if the request failed; running it again is harmless.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
-        with speaking_onnxruntime(), self._until_terminated(run_options):
+        with speaking_onnxruntime(), self.until_terminated(run_options):
+            if self.options.state:
+                raise UsageError(f"model '{self._name}': this session has state: run it in one: with session.sequence() as s: s.run(...)")
             feed = values_of(input_feed)
             return self._fitting(feed)._run_once(output_names, feed)
 
@@ -189,11 +197,7 @@ class InferenceSession(Surface):
 
     def _answer(self, feeds: Sequence[Array], *, record: bool = False) -> RunResult:
         shapes = self._signature.shapes_of(feeds)
-        headers = tuple(
-            TensorHeader(arg.name, DType.UINT8 if arg.is_packed else arg.dtype, array.shape)
-            for arg, array in zip(self._signature.inputs, feeds, strict=True)
-        )
-        contents = tuple(encode_array(array) for array in feeds)
+        headers, contents = _encoded(self._signature, feeds)
         self._first_inputs.see(shapes, feeds)
         left_s = _time_left(self._deadline_s)
         result = self._retrying(lambda: self._run(shapes, headers, contents, left_s, record=record), left_s)
@@ -201,12 +205,38 @@ class InferenceSession(Surface):
             raise InputError(f"model '{self._name}': expected {len(self._signature.outputs)} outputs, got {len(result.outputs)}")
         return result
 
-    def _output(self, result: RunResult, index: int) -> Any:  # noqa: ANN401 - a list, a dictionary or None where the model says so
+    def sequence(self, initial: Mapping[str, Any] | None = None) -> StatefulRuns:
+        """Return requests that go on from each other; `initial` is the state before the first one, zeros or nothing where it is not given.
+
+        Raises:
+            UsageError: if the session has no state.
+        """
+        if not self.options.state:
+            raise UsageError(f"model '{self._name}': this session has no state; say which: InferenceSession(..., state='auto')")
+        return StatefulRuns(self, initial)
+
+    @property
+    def signature(self) -> Signature:
+        """What the model takes and gives, state among it."""
+        return self._signature
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the coordinator."""
+        return self._connection
+
+    def output(self, result: RunResult, index: int, signature: Signature) -> Any:  # noqa: ANN401 - see `_output`
+        """Return an output of an answer, of which a signature tells the types."""
+        if len(result.outputs) != len(signature.outputs):
+            raise InputError(f"model '{self._name}': expected {len(signature.outputs)} outputs, got {len(result.outputs)}")
         header = result.outputs[index]
         array = decode_array(header.dtype, header.shape, result.payload[index])
-        if self._signature.outputs[index].is_packed:
+        if signature.outputs[index].is_packed:
             return unpacked_output(array)
         return array if array.flags.writeable else array.copy()
+
+    def _output(self, result: RunResult, index: int) -> Any:  # noqa: ANN401 - a list, a dictionary or None where the model says so
+        return self.output(result, index, self._signature)
 
     def run_async(
         self,
@@ -346,13 +376,18 @@ class InferenceSession(Surface):
         *,
         record: bool,
     ) -> RunResult:
-        plan = self._plans.get(shapes) or self._first(shapes, left_s)
-        self._latest = shapes
+        plan = self.plan_for(shapes, left_s)
         result = self._submit(plan, headers, contents, left_s, record=record)
         if result.epoch != plan.epoch:
             # Another plan serves than before, or the standby: what `plan` shows is to be asked for again.
             plan.is_current = False
         return result
+
+    def plan_for(self, shapes: Shapes, left_s: Callable[[], float]) -> PreparedPlan:
+        """Return who serves these shapes."""
+        plan = self._plans.get(shapes) or self._first(shapes, left_s)
+        self._latest = shapes
+        return plan
 
     def _first(self, shapes: Shapes, left_s: Callable[[], float]) -> PreparedPlan:
         """Ask for the plan of new shapes: one thread does, the others wait for it."""
@@ -371,14 +406,16 @@ class InferenceSession(Surface):
         contents: tuple[bytes | memoryview, ...],
         left_s: Callable[[], float],
         *,
-        record: bool,
+        record: bool = False,
+        sequence: int = 0,
+        step: int = 0,
     ) -> RunResult:
         """Run a request; as long as the coordinator has too many of them, wait and say it again."""
         pause = _PAUSE_S
         while True:
             left = max(0.0, left_s())
             try:
-                message = RunModel(self._connection.number(), plan.key, left, headers, contents, record)
+                message = RunModel(self._connection.number(), plan.key, left, headers, contents, record, sequence, step)
                 # A little longer than the coordinator waits: it knows better what the request has waited for.
                 return self._connection.try_call(message, RunResult, timeout_s=left + _GRACE_S)
             except CallFailedError as failed:
@@ -386,6 +423,17 @@ class InferenceSession(Surface):
                     raise
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def submit(
+        self, plan: PreparedPlan, signature: Signature, feeds: Sequence[Array], left_s: Callable[[], float], *, sequence: int, step: int
+    ) -> RunResult:
+        """Run a request of a sequence, with inputs of a signature."""
+        return self._submit(plan, *_encoded(signature, feeds), left_s, sequence=sequence, step=step)
+
+    def retrying(self, work: Callable[[Callable[[], float]], R]) -> R:
+        """Do something within the deadline, which `work` is told, that a coordinator may have forgotten the plan for."""
+        left_s = _time_left(self._deadline_s)
+        return self._retrying(lambda: work(left_s), left_s)
 
     def _measure(self) -> None:
         """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand; without, a plan assumes usual ones."""
@@ -402,6 +450,15 @@ class InferenceSession(Surface):
         weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
         path.write_bytes(model)
         return path
+
+
+def _encoded(signature: Signature, feeds: Sequence[Array]) -> tuple[tuple[TensorHeader, ...], tuple[bytes | memoryview, ...]]:
+    """Return the inputs of a request as they travel."""
+    headers = tuple(
+        TensorHeader(arg.name, DType.UINT8 if arg.is_packed else arg.dtype, array.shape)
+        for arg, array in zip(signature.inputs, feeds, strict=True)
+    )
+    return headers, tuple(encode_array(array) for array in feeds)
 
 
 def _time_left(seconds: float) -> Callable[[], float]:

@@ -243,7 +243,7 @@ class Surface:
         return ort.OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
 
     @contextmanager
-    def _until_terminated(self, run_options: object) -> Iterator[None]:
+    def until_terminated(self, run_options: object) -> Iterator[None]:
         """End what this thread asks of the cluster as soon as the flag `terminate` of onnxruntime's run options is set."""
         if run_options is None:
             yield

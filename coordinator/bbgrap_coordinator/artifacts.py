@@ -68,6 +68,7 @@ class _Variant:
     report: Annotated[str, Length(MAX_REPORT_BYTES)]
     devices: tuple[DeviceArtifacts, ...]
     host: Schedule
+    further: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def write_artifacts(folder: Path, variants: Sequence[PlannedVariant], base: Path
                     stream.write(bytes(-stream.tell() % ALIGNMENT))
                     places[digest] = _Place(TensorType(DType.of(array.dtype), array.shape), stream.tell())
                     stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    forms = tuple(_Variant(v.name, json.dumps(v.report), v.artifacts.devices, v.artifacts.host) for v in variants)
+    forms = tuple(_Variant(v.name, json.dumps(v.report), v.artifacts.devices, v.artifacts.host, v.artifacts.further) for v in variants)
     with (folder / _VARIANTS).open("xb") as stream:
         stream.write(msgpack.packb(_Made(forms, places, there), default=plain_form))
 
@@ -280,18 +281,26 @@ def _variant(form: _Variant, arrays: Mapping[str, Array], on_use: Callable[[], N
     host = len(form.devices)
     if (form.host.device, form.host.host) != (host, host):
         raise SchemaError(f"variant '{form.name}': the host's schedule is that of device {form.host.device}, expected {host}")
+    if form.further is not None and (form.further.device, form.further.host) != (host, host):
+        raise SchemaError(f"variant '{form.name}': the host's further schedule is that of device {form.further.device}, expected {host}")
+    if any((device.further is None) != (form.further is None) for device in form.devices):
+        raise SchemaError(f"variant '{form.name}': some of its devices have a program for further requests, others have none")
     used: dict[str, Array] = {}
     for number, device in enumerate(form.devices):
         _check_device(number, host, device)
         for segment in device.segments:
             used |= _weights_of(segment, arrays)
     weights = MappedWeights(used, on_use)
-    return PlannedVariant(form.name, Artifacts(form.devices, form.host, weights), cast("Mapping[str, Any]", report))
+    return PlannedVariant(form.name, Artifacts(form.devices, form.host, weights, form.further), cast("Mapping[str, Any]", report))
 
 
 def _check_device(number: int, host: int, device: DeviceArtifacts) -> None:
     peers = tuple(Peer(peer, "", "") for peer in range(host + 1))
-    faults = check_deploy(Deploy(0, peers, device.schedule, device.segments)) if device.schedule.host == host else ("another host",)
+    faults = (
+        check_deploy(Deploy(0, peers, device.schedule, device.segments, device.further))
+        if device.schedule.host == host
+        else ("another host",)
+    )
     if faults or device.schedule.device != number:
         raise SchemaError(f"device {number}: {faults[0] if faults else f'its schedule is that of device {device.schedule.device}'}")
 

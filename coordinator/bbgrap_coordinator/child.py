@@ -46,12 +46,16 @@ class PlanTask:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a planner is to do: the model's file and its digest, the empty folder to fill, and what plan is wanted (None: a standby)."""
+    """What a planner is to do: the model's file and its digest, the empty folder to fill, and what plan is wanted (None: a standby).
+
+    `state` is that of a standby.
+    """
 
     model: Path
     digest: str
     folder: Path
     plan: PlanTask | None
+    state: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

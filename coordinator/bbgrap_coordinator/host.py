@@ -1,25 +1,26 @@
 """The host's part of requests: scatter the inputs, gather the outputs.
 
 The coordinator is the last device of every deployment. Laws: every device that takes part gets exactly one first message per request, its
-inputs or a bare start, and before it the word to record if that is wanted; what arrives for a request that is not running is dropped.
+inputs or a bare start, and before it the word to record, or of which sequence it is, if that is so;
+what arrives for a request that is not running is dropped.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from bbgrap.control.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
+from bbgrap.control.coordinator_events import HostDeploy, KeepState, RequestBroke, RequestDone, StartRequest
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.client_messages import Fault
-from bbgrap.protocol.data import Frame, Kind, pack_clock
+from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_clock, pack_sequence
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer, TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
@@ -40,10 +41,8 @@ _log = logging.getLogger("bbgrap.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
-class _Deployment:
+class _Program:
     schedule: Schedule
-    addresses: dict[int, str]
-    fingerprints: dict[int, str]
     received: dict[int, MessageLayout]
     sent: dict[int, MessageLayout]
     bare: tuple[int, ...]
@@ -52,10 +51,31 @@ class _Deployment:
     whole: frozenset[int]
     """Messages whose parts are outputs as they come."""
 
+    @classmethod
+    def of(cls, schedule: Schedule, devices: Collection[int]) -> _Program:
+        """Know a schedule of the host, for these devices."""
+        sent = dict(layouts_sent(schedule))
+        fed = {layout.peer for layout in sent.values()}
+        bare = tuple(device for device in sorted(devices) if device not in fed)
+        return cls(schedule, dict(layouts_received(schedule)), sent, bare, SlicePlan(schedule), _whole(schedule))
+
+
+@dataclass(frozen=True, slots=True)
+class _Deployment:
+    first: _Program
+    further: _Program | None
+    addresses: dict[int, str]
+    fingerprints: dict[int, str]
+
+    def program(self, start: StartRequest) -> _Program:
+        """Return what the host does for a request."""
+        return self.first if self.further is None or not start.before else self.further
+
 
 @dataclass(frozen=True, slots=True)
 class _Running:
     deployment: _Deployment
+    program: _Program
     epoch: int
     execution: Execution
     client: bytes
@@ -84,14 +104,9 @@ class Host:
     def install(self, deploy: HostDeploy) -> None:
         """Connect to the devices of a deployment."""
         addresses = {peer.device: peer.address for peer in deploy.peers}
-        sent = dict(layouts_sent(deploy.schedule))
-        fed = {layout.peer for layout in sent.values()}
-        bare = tuple(device for device in sorted(addresses) if device not in fed)
-        received = dict(layouts_received(deploy.schedule))
-        whole = _whole(deploy.schedule)
         prints = {peer.device: peer.fingerprint for peer in deploy.peers}
-        slices = SlicePlan(deploy.schedule)
-        self._deployments[deploy.epoch] = _Deployment(deploy.schedule, addresses, prints, received, sent, bare, slices, whole)
+        further = None if deploy.further is None else _Program.of(deploy.further, addresses)
+        self._deployments[deploy.epoch] = _Deployment(_Program.of(deploy.schedule, addresses), further, addresses, prints)
         for peer in deploy.peers:
             self._plane.connect(peer.address, peer.fingerprint)
 
@@ -118,23 +133,35 @@ class Host:
         deployment = self._deployments.get(start.epoch)
         if deployment is None:
             return RequestBroke(start.request, Fault.EXECUTION, f"deployment {start.epoch} has ended, submit again")
-        schedule = deployment.schedule
+        program = deployment.program(start)
+        schedule = program.schedule
         try:
             feeds = _feeds(schedule, start)
             if start.record:
-                execution: Execution = RecordedExecution(
-                    schedule, time.perf_counter_ns, feeds, deployment.slices, self._empty(start.client)
-                )
+                execution: Execution = RecordedExecution(schedule, time.perf_counter_ns, feeds, program.slices, self._empty(start.client))
             else:
-                execution = Execution(schedule, feeds, deployment.slices, self._empty(start.client))
+                execution = Execution(schedule, feeds, program.slices, self._empty(start.client))
         except BbgrapError as error:
             return RequestBroke(start.request, Fault.INPUT, str(error))
-        running = self._running[start.request] = _Running(deployment, start.epoch, execution, start.client)
-        kind, devices = (Kind.RECORD, tuple(deployment.addresses)) if start.record else (Kind.START, deployment.bare)
+        running = self._running[start.request] = _Running(deployment, program, start.epoch, execution, start.client)
+        kind, devices = (Kind.RECORD, tuple(deployment.addresses)) if start.record else (Kind.START, program.bare)
+        payload: tuple[bytes, ...] = ()
+        if start.sequence:
+            kind, devices = Kind.STATE, tuple(deployment.addresses)
+            payload = (SequenceStart(start.sequence, start.before, start.record).to_bytes(),)
         for device in devices:
             header = Frame(kind, schedule.device, start.epoch, start.request, 0).to_bytes()
-            self._plane.send(deployment.addresses[device], header)
+            self._plane.send(deployment.addresses[device], header, *payload)
         return self._advance(start.request, running)
+
+    def keep_state(self, keep: KeepState) -> None:
+        """Tell the devices of a deployment whose a state is, too, or that it is nobody's any more."""
+        deployment = self._deployments.get(keep.epoch)
+        if deployment is None:
+            return
+        for address in deployment.addresses.values():
+            header = Frame(Kind.KEEP, deployment.first.schedule.device, keep.epoch, keep.sequence, 0).to_bytes()
+            self._plane.send(address, header, pack_sequence(keep.other))
 
     def accept(self, arrival: Arrival) -> RequestDone | RequestBroke | None:
         """Take a message; returns the end of its request if this was the last one."""
@@ -150,7 +177,7 @@ class Host:
             running = self._running.get(frame.request)
             if frame.kind is not Kind.DATA or running is None or running.epoch != frame.epoch:
                 return None
-            layout = running.deployment.received.get(frame.message)
+            layout = running.program.received.get(frame.message)
             if layout is None or layout.peer != frame.source:
                 raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
             if running.deployment.fingerprints.get(frame.source) != arrival.peer:
@@ -168,12 +195,12 @@ class Host:
         except RemoteProtocolError:
             return False
         running = self._running.get(frame.request)
-        layout = None if running is None or running.epoch != frame.epoch else running.deployment.received.get(frame.message)
+        layout = None if running is None or running.epoch != frame.epoch else running.program.received.get(frame.message)
         if running is None or layout is None or layout.peer != frame.source or not layout.admits(size):
             return False
         if running.deployment.fingerprints.get(frame.source) != peer:
             return False
-        return (frame.message in running.deployment.whole and self._memory(running.client, size)) or True
+        return (frame.message in running.program.whole and self._memory(running.client, size)) or True
 
     def _empty(self, client: bytes) -> Empty:
         """Return what makes the arrays in which a client's outputs are joined."""
@@ -186,12 +213,12 @@ class Host:
         return empty
 
     def _advance(self, request: int, running: _Running) -> RequestDone | RequestBroke | None:
-        deployment, schedule = running.deployment, running.deployment.schedule
+        deployment, program, schedule = running.deployment, running.program, running.program.schedule
 
         def send(step: LocalSend, arrays: Mapping[int, Array]) -> None:
             header = Frame(Kind.DATA, schedule.device, running.epoch, request, step.message).to_bytes()
-            parts = deployment.slices.sent(step, arrays)
-            self._plane.send(deployment.addresses[step.destination], header, *pack(deployment.sent[step.message], parts))
+            parts = program.slices.sent(step, arrays)
+            self._plane.send(deployment.addresses[step.destination], header, *pack(program.sent[step.message], parts))
 
         try:
             if not running.execution.advance(_no_kernel, send):
@@ -214,7 +241,7 @@ class Host:
         """Tell a device of a deployment what the clock of records shows now."""
         deployment = self._deployments.get(epoch)
         if deployment is not None and device in deployment.addresses:
-            header = Frame(Kind.CLOCK, deployment.schedule.device, epoch, request, number).to_bytes()
+            header = Frame(Kind.CLOCK, deployment.first.schedule.device, epoch, request, number).to_bytes()
             self._plane.send(deployment.addresses[device], header, pack_clock(time.perf_counter_ns()))
 
 

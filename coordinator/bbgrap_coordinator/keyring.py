@@ -18,7 +18,7 @@ from typing import assert_never
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import AccessError, BbgrapError
-from bbgrap.protocol.client_messages import Ask, Cancel, ClientAnswer, ClientMessage, Failed, Fault
+from bbgrap.protocol.client_messages import Ask, Cancel, ClientAnswer, ClientMessage, EndSequence, Failed, Fault, ForkSequence
 from bbgrap.protocol.key_messages import (
     CreateToken,
     Enrol,
@@ -326,7 +326,9 @@ def refused(message: AgentMessage | ClientMessage | KeyMessage, why: str) -> Fai
     """Return what to answer to a message that is refused; None if it has no answer."""
     if isinstance(message, Join | Enrol):
         return Refused(why, retry=False)
-    return None if isinstance(message, AgentMessage | Ask | Cancel) else Failed(message.call, Fault.ACCESS, why)
+    if isinstance(message, AgentMessage | Ask | Cancel | ForkSequence | EndSequence):
+        return None
+    return Failed(message.call, Fault.ACCESS, why)
 
 
 def _refused_call(message: KeyMessage, why: str, *, retry: bool = False) -> Failed | Refused:

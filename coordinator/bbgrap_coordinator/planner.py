@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,7 +33,7 @@ from bbgrap_coordinator.artifacts import read_tiles, write_artifacts, write_tile
 from bbgrap_coordinator.child import Reply, Task
 
 Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[Made, ...]]
-Standby = Callable[[Path], PlannedVariant]
+Standby = Callable[[Path, Sequence[tuple[str, str]]], PlannedVariant]
 
 FIRST_TO_GO = "500"
 """Of 1,000, what Linux adds to this process when memory runs out and one must end: its end costs one plan, that of others every request."""
@@ -88,7 +88,7 @@ class _Maker:
     def make(self, task: Task) -> None:
         """Fill a task's folder."""
         if task.plan is None:
-            write_artifacts(task.folder, (self._standby(task.model),))
+            write_artifacts(task.folder, (self._standby(task.model, task.state),))
             return
         os.nice(max(0, NICE - os.nice(0)))
         model, plan = self._model(task), task.plan

@@ -170,7 +170,10 @@ class Planner:
             plan = PlanTask(job.shapes, job.cluster, job.options, bases)
         with models.folder(job.files) as path:
             folder = folders.make(job.job)
-            reply = self._reply(job, Task(path, " ".join(file.digest for file in job.files), folder, plan))
+            reply = self._reply(
+                job,
+                Task(path, " ".join(file.digest for file in job.files), folder, plan, job.state if isinstance(job, StartStandby) else ()),
+            )
         if reply.trace:
             _log.error("planning of job %d failed in its process:\n%s", job.job, reply.trace)
         if reply.fault:

@@ -33,6 +33,7 @@ from bbgrap.control.coordinator_events import (
     HostPings,
     HostRelease,
     Instruction,
+    KeepState,
     Log,
     MachineRead,
     Noticed,
@@ -269,6 +270,8 @@ class Server:
                 ended = self._host.start(instruction)
                 if ended is not None:
                     self._handle(ended)
+            case KeepState():
+                self._host.keep_state(instruction)
             case DropRequest():
                 self._host.drop(instruction.request)
             case HostDeploy():

@@ -1,0 +1,37 @@
+"""Those who wait for a plan: answered when it serves, or when it cannot."""
+
+from __future__ import annotations
+
+from bbgrap.control.coordinator_events import Instruction, ToClient
+from bbgrap.control.membership import Members
+from bbgrap.control.plans import Plan
+from bbgrap.protocol.client_messages import Failed, Fault
+
+NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
+
+
+def answer_callers(plan: Plan, members: Members) -> list[Instruction]:
+    """Answer who waits for a plan, if it is there, or cannot be."""
+    if not plan.callers or (plan.job is not None and not plan.job.spare_for) or plan.timing is not None:
+        return []
+    newest = [variant for variant in plan.variants if variant.job == plan.latest]
+    is_ready = plan.serving and not plan.is_arriving
+    lacks_room = any(fault is Fault.BUSY for fault, _ in plan.failed.values())
+    # Who waits for a plan that has no place is told why, and that the standby answers.
+    if is_ready or (lacks_room and not plan.quarantine and plan.helper is not None and plan.helper.serving):
+        done: list[Instruction] = [ToClient(identity, plan.prepared(call)) for identity, call in plan.callers]
+        plan.callers.clear()
+        return done
+    if plan.quarantine:
+        return _refused(plan, Fault.EXECUTION, plan.quarantine)
+    if plan.failed and not newest:
+        return _refused(plan, *next(iter(plan.failed.values())))
+    if not members.by_name and not members.saw_agents:
+        return _refused(plan, Fault.UNAVAILABLE, NO_AGENT)
+    return []
+
+
+def _refused(plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
+    done: list[Instruction] = [ToClient(identity, Failed(call, fault, reason)) for identity, call in plan.callers]
+    plan.callers.clear()
+    return done

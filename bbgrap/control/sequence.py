@@ -1,0 +1,74 @@
+"""One sequence of requests: how far it is, where its state is, and what that was made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bbgrap.control.coordinator_events import Identity
+from bbgrap.protocol.client_messages import RunModel
+from bbgrap.protocol.messages import BytesLike, TensorHeader
+
+_BESIDES_BYTES = 512
+"""What keeping a request takes beside its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The inputs of one request."""
+
+    inputs: tuple[TensorHeader, ...]
+    payload: tuple[BytesLike, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes to keep them."""
+        return sum(map(len, self.payload)) + _BESIDES_BYTES
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One sequence.
+
+    Invariants: `steps` of its requests are answered, and `given` are their inputs; None: they are not kept. The variant of `epoch` has the
+    `state` after `seen` of them, or after one more that is not answered yet, and that `before`, as (state, seen).
+    """
+
+    number: int
+    client: Identity
+    name: int
+    """What the client calls it."""
+    plan: str
+    """The key of its plan."""
+    model: str
+    used: float
+    given: list[Given] | None
+    steps: int = 0
+    epoch: int = 0
+    state: int = 0
+    seen: int = 0
+    before: tuple[int, int] = (0, 0)
+    is_open: bool = False
+    """Whether a request of it is not answered."""
+    losses: int = 0
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"sequence {self.name} of model {self.model[:8]}"
+
+    def place(self, epoch: int) -> None:
+        """Let its home be another one, where nothing of it is; 0: nowhere."""
+        self.epoch, self.state, self.seen, self.before = epoch, 0, 0, (0, 0)
+
+    def go_back(self) -> None:
+        """Forget what a request that is not part of it has left."""
+        if self.seen > self.steps:
+            self.state, self.seen = self.before
+
+    def next(self, message: RunModel) -> Given:
+        """Return the inputs of the request that is to run next: one that is answered already, or this one."""
+        return self.given[self.seen] if self.given is not None and self.seen < self.steps else Given(message.inputs, tuple(message.payload))
+
+    def coming(self, message: RunModel, *, at_home: bool) -> list[Given]:
+        """Return the inputs of all requests that are to run: from where the state is, or from the beginning, to this one."""
+        return [*(self.given or ())[self.seen if at_home else 0 :], Given(message.inputs, tuple(message.payload))]

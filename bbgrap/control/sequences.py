@@ -1,0 +1,207 @@
+"""Sequences of requests, each of which goes on from the state that the one before has left on the agents.
+
+    request 1 ── any variant, state comes with it ──► home: the variant with the state ◄── requests 2, 3, ... run there
+    the home is lost ──► another variant runs requests 1, 2, ... again ──► the newest one, and only it, is answered
+
+A state is known by the number of the run that has left it. Agents keep the one before, too, until the next run begins, so whatever was
+interrupted is repeated from the last whole state. Laws: the requests of a sequence run one at a time, in order; a request is part of the
+sequence once it is answered, and not before; the inputs that are kept are bounded in bytes, and a sequence whose inputs are gone ends with
+its state. Sequences do not outlive the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import replace
+
+from bbgrap.control.coordinator_events import Identity, Instruction, KeepState, StartRequest
+from bbgrap.control.loading import Loading
+from bbgrap.control.plans import Plan, Request, Variant
+from bbgrap.control.sequence import Given, Sequence
+from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunModel
+from bbgrap.protocol.messages import TensorHeader
+from bbgrap.runtime.schedule import Schedule
+
+MAX_SEQUENCES = 16_384
+"""At once; the one that is idle for longest makes room."""
+MAX_KEPT_BYTES = 256 << 20
+"""Of inputs that are kept for all sequences. Chosen: a million requests of some words each."""
+IDLE_S = 600.0
+"""After how long without a request a sequence ends: its client may be gone."""
+MAX_LOSSES = 3
+"""How often agents may not have the state of one request: more room does not come by trying."""
+
+
+class Sequences:
+    """The sequences of all clients, the least lately used first.
+
+    Invariants: `_kept` is the sum of what is kept of all of them.
+    """
+
+    def __init__(self, loading: Loading, limit: int = MAX_KEPT_BYTES) -> None:
+        """Start without any; keep at most `limit` bytes of inputs."""
+        self._loading = loading
+        self._limit = limit
+        self._known: dict[tuple[Identity, int], Sequence] = {}
+        self._kept = 0
+        self.replayed = 0
+        """Requests that ran again, to compute a state anew."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    # --- what clients want --------------------------------------------------------------------------------------------------------
+
+    def admit(self, client: Identity, message: RunModel, plan: Plan, now: float) -> tuple[Sequence | tuple[Fault, str], list[Instruction]]:
+        """Return the sequence of a request, or why it cannot be one of it."""
+        known = self._known.get((client, message.sequence))
+        what = f"sequence {message.sequence} of model {plan.model[:8]}"
+        if known is not None and known.is_open:
+            return (Fault.INPUT, f"{what}: its request before is not answered yet; they run one after the other"), []
+        if not message.step:
+            done = [] if known is None else self._end(known)
+            sequence = Sequence(next(self._loading.epochs), client, message.sequence, plan.key, plan.model, now, [])
+            return self._enter(sequence, now), [*done, *self._make_room()]
+        if known is None:
+            return (Fault.STATE_LOST, f"{what}: the coordinator does not know it, or not any more; begin it again"), []
+        if message.step == known.steps - 1:  # its client has not heard the answer
+            known.steps -= 1
+            if known.given is not None:
+                self._kept -= known.given.pop().nbytes
+        if message.step != known.steps or plan.key != known.plan:
+            return (Fault.INPUT, f"{what}: expected request {known.steps} of it, on the plan of the first one; got {message.step}"), []
+        return self._enter(known, now), []
+
+    def take(self, client: Identity, message: ForkSequence | EndSequence, now: float) -> list[Instruction]:
+        """Do what a client wants of a sequence besides requests."""
+        if isinstance(message, ForkSequence):
+            return self._fork(client, message, now)
+        # A request of it that runs is answered all the same.
+        known = self._known.get((client, message.sequence))
+        return [] if known is None else self._end(known)
+
+    def _fork(self, client: Identity, message: ForkSequence, now: float) -> list[Instruction]:
+        """Let another sequence go on from where one is; if that is not known, the other one's next request is told so."""
+        known, taken = (self._known.get((client, name)) for name in (message.sequence, message.other))
+        if known is None or (taken is not None and taken.is_open) or message.sequence == message.other:
+            return []
+        done = [] if taken is None else self._end(taken)
+        given = None if known.given is None else list(known.given)
+        other = replace(known, number=next(self._loading.epochs), name=message.other, given=given, is_open=False, used=now, losses=0)
+        other.go_back()
+        self._enter(other, now)
+        other.is_open = False
+        self._kept += sum(each.nbytes for each in given or ())
+        shared = [KeepState(known.epoch, known.number, other.number)] if self._loading.find(known.epoch) is not None else []
+        self._forget_inputs()
+        return [*done, *shared, *self._make_room()]
+
+    def overdue(self, now: float) -> list[Instruction]:
+        """Forget what is idle for long."""
+        idle = [s for s in self._known.values() if not s.is_open and now - s.used > IDLE_S]
+        return [instruction for sequence in idle for instruction in self._end(sequence)]
+
+    def _enter(self, sequence: Sequence, now: float) -> Sequence:
+        """Let a sequence be the one used last."""
+        key = sequence.client, sequence.name
+        self._known.pop(key, None)
+        self._known[key] = sequence
+        sequence.used, sequence.is_open = now, True
+        return sequence
+
+    def _make_room(self) -> list[Instruction]:
+        idle = [s for s in self._known.values() if not s.is_open] if len(self._known) > MAX_SEQUENCES else []
+        return [instruction for sequence in idle[:1] for instruction in self._end(sequence)]
+
+    def _end(self, sequence: Sequence) -> list[Instruction]:
+        self._known.pop((sequence.client, sequence.name), None)
+        self._drop_inputs(sequence)
+        return self._left_behind(sequence)
+
+    def _left_behind(self, sequence: Sequence) -> list[Instruction]:
+        return [KeepState(sequence.epoch, sequence.number)] if self._loading.find(sequence.epoch) is not None else []
+
+    # --- where they run -----------------------------------------------------------------------------------------------------------
+
+    def home(self, sequence: Sequence) -> Variant | None:
+        """Return the variant that has the state, if it can be reached or will be soon."""
+        home = self._loading.find(sequence.epoch)
+        return home if home is not None and home.is_ready and not home.plan.quarantine else None
+
+    def homes(self, epoch: int) -> int:
+        """Return how many sequences have their state on a variant."""
+        return sum(sequence.epoch == epoch for sequence in self._known.values())
+
+    def is_lost(self, sequence: Sequence) -> bool:
+        """Whether the state is gone, and what it was made of, too."""
+        return sequence.steps > 0 and sequence.given is None and self.home(sequence) is None
+
+    def start(self, request: Request, sequence: Sequence, variant: Variant) -> list[Instruction]:
+        """Run on a variant what comes next of a sequence: an old request while its state is made anew, then this one."""
+        left: list[Instruction] = []
+        if sequence.epoch != variant.epoch:
+            left = self._left_behind(sequence)
+            sequence.place(variant.epoch)
+        sequence.go_back()
+        is_own = sequence.seen == sequence.steps
+        self.replayed += not is_own
+        given = sequence.next(request.message)
+        record, client = (request.message.record, request.caller[0]) if is_own else (False, b"")
+        before = sequence.state if sequence.seen else 0
+        begin = StartRequest(variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, before)
+        return [*left, begin]
+
+    def ran(self, request: Request, sequence: Sequence) -> bool:
+        """Note that a run has left its state; whether it was that of the request itself, and of no old one."""
+        sequence.before = sequence.state, sequence.seen
+        sequence.state, sequence.seen = request.number, sequence.seen + 1
+        return sequence.seen > sequence.steps
+
+    def answered(self, request: Request, sequence: Sequence) -> None:
+        """Let a request be part of its sequence."""
+        message = request.message
+        sequence.steps, sequence.losses = sequence.steps + 1, 0
+        if sequence.given is not None and (sequence.client, sequence.name) in self._known:
+            # A client on this machine can write to what it sent.
+            given = Given(message.inputs, tuple(map(bytes, message.payload)))
+            sequence.given.append(given)
+            self._kept += given.nbytes
+            self._forget_inputs()
+
+    def lost(self, sequence: Sequence) -> bool:
+        """Note that an agent does not have the state; whether it can be made anew."""
+        sequence.place(0)
+        sequence.losses += 1
+        return sequence.losses < MAX_LOSSES and not self.is_lost(sequence)
+
+    # --- inputs -------------------------------------------------------------------------------------------------------------------
+
+    def _forget_inputs(self) -> None:
+        """Keep no more than may be kept: what is idle for longest goes first."""
+        for sequence in sorted(self._known.values(), key=lambda s: s.is_open) if self._kept > self._limit else ():
+            if self._kept <= self._limit:
+                break
+            self._drop_inputs(sequence)
+
+    def _drop_inputs(self, sequence: Sequence) -> None:
+        self._kept -= sum(each.nbytes for each in sequence.given or ())
+        sequence.given = None
+
+
+def fits(variant: Variant, sequence: Sequence, request: Request) -> bool:
+    """Whether a variant runs all requests of a sequence, from its beginning or, if it has its state, from there on."""
+    artifacts = variant.planned.artifacts
+    if artifacts.further is None:
+        return False
+    at_home = sequence.epoch == variant.epoch
+    coming = sequence.coming(request.message, at_home=at_home)
+    begins = not at_home or not sequence.seen
+    return all(_takes(artifacts.host if begins and not n else artifacts.further, given.inputs) for n, given in enumerate(coming))
+
+
+def _takes(schedule: Schedule, inputs: List[TensorHeader]) -> bool:
+    """Whether a program is for inputs of these shapes."""
+    specs = [schedule.buffers[buffer] for buffer in schedule.feeds]
+    return len(specs) == len(inputs) and all(
+        spec.shape is None or spec.shape == header.shape for spec, header in zip(specs, inputs, strict=True)
+    )

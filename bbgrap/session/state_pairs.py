@@ -1,0 +1,126 @@
+"""Which inputs of a model are its outputs in the next request, and what they are before the first one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from bbgrap.errors import UsageError
+from bbgrap.graph.types import Array, DType
+from bbgrap.session.signature import NodeArg, Signature
+
+State = Mapping[str, str] | Literal["auto"]
+"""Inputs and the outputs that they are in the next request; `auto`: by their names, else by their types."""
+
+_NAMES: tuple[Callable[[str], str | None], ...] = (
+    lambda name: name.replace("past_key_values", "present", 1) if "past_key_values" in name else None,
+    lambda name: re.sub(r"^past", "present", name) if name.startswith("past") else None,
+    lambda name: f"{name}_out",
+    lambda name: f"{name}_output",
+    lambda name: f"{name}n",
+    lambda name: f"{name}N",
+    lambda name: f"{name}.next",
+    lambda name: re.sub(r"^(in|input)(?=[_.])", "out", name) if re.match(r"(in|input)[_.]", name) else None,
+    lambda name: re.sub(r"^(in|input)(?=[_.])", "output", name) if re.match(r"(in|input)[_.]", name) else None,
+)
+"""How exporters call the output that an input becomes: transformers, Optimum, torch, Silero, and ours."""
+
+
+def pairs_of(state: State, signature: Signature, model: str) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of inputs and outputs that are a model's state, in the order of its inputs.
+
+    Raises:
+        UsageError: if a name is none of the model's, a pair differs in type, or `auto` finds none.
+    """
+    outputs = {arg.name: arg for arg in signature.outputs}
+    found = _found(signature) if state == "auto" else dict(state)
+    inputs = {arg.name: arg for arg in signature.inputs}
+    for name, output in found.items():
+        if name not in inputs or output not in outputs:
+            known = f"inputs {', '.join(inputs)}; outputs {', '.join(outputs)}"
+            raise UsageError(f"state '{name}': '{output}' of model '{model}': expected an input and an output, of {known}")
+        if not _is_like(inputs[name], outputs[output]):
+            raise UsageError(
+                f"state '{name}' of model '{model}': expected tensors of one type and rank, got {inputs[name].declared} as input "
+                f"and {outputs[output].declared} as '{output}'"
+            )
+    if not found:
+        raise UsageError(
+            f"state 'auto': no output of model '{model}' is called, or alone has the type, of an input; name them: {{in: out}}"
+        )
+    if len(set(found.values())) != len(found):
+        raise UsageError(f"state of model '{model}': an output is listed twice")
+    return tuple((arg.name, found[arg.name]) for arg in signature.inputs if arg.name in found)
+
+
+def _found(signature: Signature) -> dict[str, str]:
+    outputs = {arg.name: arg for arg in signature.outputs}
+    found: dict[str, str] = {}
+    for arg in signature.inputs:
+        names = (called(arg.name) for called in _NAMES)
+        if name := next((n for n in names if n in outputs and n != arg.name and _is_like(arg, outputs[n])), None):
+            found[arg.name] = name
+    if found:
+        return found
+    # `state` and `stateN` are among the names; what is left has to be the only one of its type on either side.
+    for arg in signature.inputs:
+        twins = [other for other in signature.inputs if _key(other) == _key(arg)]
+        matches = [other for other in signature.outputs if _key(other) == _key(arg)]
+        if len(twins) == len(matches) == 1 and arg.shape:
+            found[arg.name] = matches[0].name
+    return found
+
+
+def _key(arg: NodeArg) -> tuple[DType, tuple[int | str | None, ...]]:
+    return arg.dtype, tuple(arg.shape)
+
+
+def _is_like(one: NodeArg, other: NodeArg) -> bool:
+    """Whether two tensors may be one state: of one type, and of sizes that differ along one axis at most, as far as they are known."""
+    if one.dtype is not other.dtype or one.dtype in {DType.OTHER, DType.STRING}:
+        return False
+    if not one.has_rank or not other.has_rank:
+        return True
+    sizes = zip(one.shape, other.shape, strict=False)
+    differ = sum(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+    return len(one.shape) == len(other.shape) and differ <= 1
+
+
+def initial_state(
+    pairs: Sequence[tuple[str, str]], signature: Signature, feed: Mapping[str, Any], initial: Mapping[str, Any]
+) -> dict[str, Array]:
+    """Return the state before a first request with this feed: what is given, else zeros; nothing along an axis that grows.
+
+    Raises:
+        UsageError: if what is given is no state, or a size cannot be known.
+    """
+    inputs, outputs = ({arg.name: arg for arg in side} for side in (signature.inputs, signature.outputs))
+    if unknown := initial.keys() - {name for name, _ in pairs}:
+        raise UsageError(f"initial: {', '.join(sorted(unknown))} is no state; the state is {', '.join(name for name, _ in pairs)}")
+    sizes: dict[str, int] = {}
+    for arg in signature.inputs:
+        if arg.name in feed and arg.has_rank and not arg.is_packed:
+            sizes.update({d: n for d, n in zip(arg.shape, np.shape(feed[arg.name]), strict=False) if isinstance(d, str)})
+    return {name: np.asarray(initial[name]) if name in initial else _empty(inputs[name], outputs[output], sizes) for name, output in pairs}
+
+
+def _empty(arg: NodeArg, output: NodeArg, sizes: Mapping[str, int]) -> Array:
+    shape = []
+    for axis, dim in enumerate(arg.shape):
+        after = output.shape[axis] if output.has_rank and axis < len(output.shape) else None
+        if isinstance(dim, int):
+            shape.append(dim)
+        elif isinstance(dim, str) and dim in sizes:
+            shape.append(sizes[dim])
+        elif dim != after or dim is None:
+            shape.append(0)
+        else:
+            raise UsageError(
+                f"state '{arg.name}' {arg.declared}: how long its axis {axis} is, nobody says; give it: sequence(initial={{...}})"
+            )
+    if not arg.has_rank:
+        raise UsageError(f"state '{arg.name}': the model does not say its shape; give it: sequence(initial={{...}})")
+    return np.zeros(shape, arg.dtype.numpy)
