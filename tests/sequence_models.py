@@ -1,0 +1,101 @@
+"""Small models with state, as files, and what plain onnxruntime makes of a sequence of requests to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnxruntime as ort
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from bbgrap.graph.types import Array
+
+HEADS, SIZE, WIDTH = 2, 4, 8
+
+
+def _bytes(graph: GraphProto) -> bytes:
+    return bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString())
+
+
+def _tensor(name: str, shape: Sequence[int | str], kind: int = TensorProto.FLOAT) -> object:
+    return helper.make_tensor_value_info(name, kind, list(shape))
+
+
+def counter() -> bytes:
+    """A sum over requests of a convolution of what comes: the state is as large as a map."""
+    weight = numpy_helper.from_array(np.random.default_rng(1).standard_normal((4, 3, 3, 3)).astype(np.float32), "w")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["maps"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["maps", "total"], ["total.next"]),
+        helper.make_node("Relu", ["total.next"], ["y"]),
+    ]
+    inputs = [_tensor("x", (1, 3, 16, 16)), _tensor("total", (1, 4, 16, 16))]
+    return _bytes(helper.make_graph(nodes, "counter", inputs, [_tensor("y", (1, 4, 16, 16)), _tensor("total.next", (1, 4, 16, 16))], [weight]))
+
+
+def lstm() -> bytes:
+    """An LSTM over the frames of a chunk, and a probability: state as Silero's."""
+    random = np.random.default_rng(2)
+    weights = {"w": (1, 4 * WIDTH, WIDTH), "r": (1, 4 * WIDTH, WIDTH), "b": (1, 8 * WIDTH), "d": (WIDTH, 1)}
+    made = [numpy_helper.from_array(random.standard_normal(shape).astype(np.float32) / 3, name) for name, shape in weights.items()]
+    nodes = [
+        helper.make_node("LSTM", ["input", "w", "r", "b", "", "h", "c"], ["all", "hn", "cn"], hidden_size=WIDTH),
+        helper.make_node("MatMul", ["hn", "d"], ["score"]),
+        helper.make_node("Sigmoid", ["score"], ["output"]),
+    ]
+    state = (1, "batch", WIDTH)
+    inputs = [_tensor("input", ("frames", "batch", WIDTH)), _tensor("h", state), _tensor("c", state)]
+    return _bytes(helper.make_graph(nodes, "lstm", inputs, [_tensor("output", (1, "batch", 1)), _tensor("hn", state), _tensor("cn", state)], made))
+
+
+def decoder() -> bytes:
+    """Attention over a cache that grows by as many words as come: names and free axes as of exported decoders."""
+    random = np.random.default_rng(3)
+    made = [
+        numpy_helper.from_array(random.standard_normal((50, WIDTH)).astype(np.float32), "words"),
+        *(numpy_helper.from_array(random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / WIDTH, f"{name}.w") for name in "qkv"),
+        numpy_helper.from_array(np.array([0, 0, HEADS, SIZE], np.int64), "divide"),
+        numpy_helper.from_array(np.array([0, 0, WIDTH], np.int64), "join"),
+        numpy_helper.from_array(random.standard_normal((WIDTH, 50)).astype(np.float32), "out"),
+    ]
+    nodes: list[NodeProto] = [helper.make_node("Gather", ["words", "input_ids"], ["x"])]
+    for name in "qkv":
+        nodes += [
+            helper.make_node("MatMul", ["x", f"{name}.w"], [f"{name}.flat"]),
+            helper.make_node("Reshape", [f"{name}.flat", "divide"], [f"{name}.divided"]),
+            helper.make_node("Transpose", [f"{name}.divided"], [f"{name}.heads"], perm=[0, 2, 1, 3]),
+        ]
+    for name, kind in (("k", "key"), ("v", "value")):
+        nodes.append(helper.make_node("Concat", [f"past_key_values.0.{kind}", f"{name}.heads"], [f"present.0.{kind}"], axis=2))
+    nodes += [
+        helper.make_node("Transpose", ["present.0.key"], ["keys"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q.heads", "keys"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["shares"], axis=-1),
+        helper.make_node("MatMul", ["shares", "present.0.value"], ["mixed"]),
+        helper.make_node("Transpose", ["mixed"], ["together"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["together", "join"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "out"], ["logits"]),
+    ]
+    past, present = ("batch", HEADS, "past_length", SIZE), ("batch", HEADS, "past_length + length", SIZE)
+    inputs = [_tensor("input_ids", ("batch", "length"), TensorProto.INT64)]
+    inputs += [_tensor(f"past_key_values.0.{kind}", past) for kind in ("key", "value")]
+    outputs = [_tensor("logits", ("batch", "length", 50)), *(_tensor(f"present.0.{kind}", present) for kind in ("key", "value"))]
+    return _bytes(helper.make_graph(nodes, "decoder", inputs, outputs, made))
+
+
+class Alone:
+    """A sequence on plain onnxruntime, on one thread, with its state kept in memory."""
+
+    def __init__(self, model: bytes, pairs: Mapping[str, str], state: Mapping[str, Array]) -> None:
+        """Begin with this state."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._session = ort.InferenceSession(model, options)
+        self._pairs, self.state = pairs, dict(state)
+        self._names = [arg.name for arg in self._session.get_outputs()]
+
+    def run(self, feed: Mapping[str, Array]) -> list[Array]:
+        """Return what is no state of the answer to the next request."""
+        found = dict(zip(self._names, self._session.run(None, {**feed, **self.state}), strict=True))
+        self.state = {name: found[output] for name, output in self._pairs.items()}
+        return [found[name] for name in self._names if name not in self._pairs.values()]
