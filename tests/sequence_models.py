@@ -30,7 +30,9 @@ def counter() -> bytes:
         helper.make_node("Relu", ["total.next"], ["y"]),
     ]
     inputs = [_tensor("x", (1, 3, 16, 16)), _tensor("total", (1, 4, 16, 16))]
-    return _bytes(helper.make_graph(nodes, "counter", inputs, [_tensor("y", (1, 4, 16, 16)), _tensor("total.next", (1, 4, 16, 16))], [weight]))
+    return _bytes(
+        helper.make_graph(nodes, "counter", inputs, [_tensor("y", (1, 4, 16, 16)), _tensor("total.next", (1, 4, 16, 16))], [weight])
+    )
 
 
 def lstm() -> bytes:
@@ -45,7 +47,9 @@ def lstm() -> bytes:
     ]
     state = (1, "batch", WIDTH)
     inputs = [_tensor("input", ("frames", "batch", WIDTH)), _tensor("h", state), _tensor("c", state)]
-    return _bytes(helper.make_graph(nodes, "lstm", inputs, [_tensor("output", (1, "batch", 1)), _tensor("hn", state), _tensor("cn", state)], made))
+    return _bytes(
+        helper.make_graph(nodes, "lstm", inputs, [_tensor("output", (1, "batch", 1)), _tensor("hn", state), _tensor("cn", state)], made)
+    )
 
 
 def decoder() -> bytes:

@@ -13,12 +13,16 @@ from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import Compiled, compile_plan
 from bbgrap.compiler.direct import build_direct
+from bbgrap.compiler.export import export
+from bbgrap.compiler.passes.state import layout_of
 from bbgrap.compiler.predict import Predictor
+from bbgrap.compiler.sequences import for_sequences
 from bbgrap.control.planned import SCALED_FROM, PlannedVariant
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.variants import beside, is_guarded, lacks_of, serves_streams, variant_of, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
+from bbgrap.graph.state import with_state
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.pieces import Pieces
@@ -54,10 +58,39 @@ def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
     Raises:
         PlanError: if no plan exists, or none that fits the nodes' memory.
     """
+    if options.state:
+        return (prepare_sequences(with_state(graph, dict(options.state)), cluster, options),)
     if serves_streams(options) and (variants := whole_on_each(graph, cluster, options)):
         return variants
     forecast, planned = fit(graph, cluster, options)
     return ((planned, forecast.compiled.plan), *(beside(forecast, planned) if is_guarded(options) else ()))
+
+
+def prepare_sequences(graph: Graph, cluster: Cluster, options: PlanOptions) -> Made:
+    """Return the way to run a model with state: the plan's program for further requests, and one for a first request that suits it.
+
+    Raises:
+        PlanError: if no plan exists, none fits the nodes' memory, or the state grows.
+    """
+    for name, output in graph.state.items():
+        before, after = graph.types[name], graph.types[output]
+        if before.shape != after.shape:
+            raise PlanError(
+                f"model '{graph.name}': its state '{name}' grows, from {before} to {after}, and a plan is for one size: "
+                "sequences stay on the nodes that have the model whole"
+            )
+    forecast, planned = fit(graph, cluster, options)
+    program = forecast.compiled.optimized
+    first = compile_plan(
+        forecast.compiled.plan,
+        forecast.descriptions,
+        program.transfers,
+        program.dictionary_devices,
+        instalments=False,
+        begins=layout_of(program),
+    )
+    made = replace(planned, artifacts=for_sequences(export(first.optimized), planned.artifacts))
+    return made, forecast.compiled.plan
 
 
 def prepare_like(
@@ -68,6 +101,8 @@ def prepare_like(
     Raises:
         PlanError: if it can be like none of them, does not fit the nodes' memory, or one node is expected to be as fast.
     """
+    if options.state:
+        raise PlanError(f"model '{graph.name}': with state every plan is one of its own")
     start = time.perf_counter()
     descriptions, dictionary_devices = all_descriptions(graph), dictionary_devices_of(cluster, options.input_values)
     pieces, predictor = Pieces(graph, descriptions), Predictor(cluster)
