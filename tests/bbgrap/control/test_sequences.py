@@ -1,0 +1,306 @@
+"""Sequences on the control machines: whatever is lost, an answer is the sum of what its sequence was given, once each and in order."""
+
+from dataclasses import replace
+
+import numpy as np
+from bbgrap_agent.states import States
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.compiler.sequences import for_sequences
+from bbgrap.control import agent_events as ae
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control.planning import plan_key
+from bbgrap.control.sequences import MAX_LOSSES, Sequences
+from bbgrap.graph.types import DType
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
+from bbgrap.runtime.schedule import BufferSpec
+from tests.bbgrap.control.wire import CLIENT, Wire, plan_of, prepare_message, standby_of
+
+STATE = (("total", "total.next"),)
+OPTIONS = PlanOptions(state=STATE)
+
+
+def stateful(made):
+    """Let every device that works keep what its segment makes, and begin with it."""
+
+    def device(part, *, feeds):
+        schedule = part.schedule
+        if not schedule.steps:
+            return part
+        buffers = (*schedule.buffers, BufferSpec("state", DType.FLOAT, None))
+        return replace(part, schedule=replace(schedule, buffers=buffers, results=(1,), feeds=(len(buffers) - 1,) if feeds else ()))
+
+    def program(*, feeds):
+        host = replace(made.host, buffers=tuple(replace(spec, shape=None) for spec in made.host.buffers))
+        return Artifacts(tuple(device(part, feeds=feeds) for part in made.devices), host, made.weights)
+
+    return for_sequences(program(feeds=False), program(feeds=True))
+
+
+def with_state(planned):
+    return replace(planned, variants=tuple(replace(v, artifacts=stateful(v.artifacts)) for v in planned.variants))
+
+
+class Counters(Wire):
+    """A wire whose agents add up what the requests of a sequence bring."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.states = {}
+        self.standby = lambda job: with_state(standby_of(job))
+        self.plan = lambda job: with_state(plan_of(job))
+
+    def carry_coordinator(self, instruction):
+        if isinstance(instruction, ce.KeepState):
+            for agent in self.working(instruction.epoch):
+                self.held(agent).share((instruction.epoch, instruction.sequence), instruction.other)
+        else:
+            super().carry_coordinator(instruction)
+
+    def working(self, epoch):
+        names = [peer.name for peer in self.parts.get(epoch, ())]
+        return [agent for agent in self.agents.values() if agent.name in names and epoch in agent.loaded]
+
+    def held(self, agent):
+        return self.states.setdefault(agent.identity, States())
+
+    def finish_requests(self, only=None):
+        """Finish what can be; with `only`, just the first so many agents of each request do their part, and no request ends."""
+        done = False
+        for number, start in list(self.started.items()):
+            agents = self.working(start.epoch)
+            if number not in self.started or not start.sequence or len(agents) < len(self.parts[start.epoch]):
+                continue
+            totals = set()
+            for agent in agents[:only]:
+                owner = start.epoch, start.sequence
+                found = self.held(agent).begin(owner, start.before)
+                if start.before and found is None:
+                    del self.started[number]
+                    self.to_agent(agent, ae.Outcome(m.RequestFailed(start.epoch, number, "gone", lost=True)))
+                    break
+                total = (int(found[0][0]) if start.before else 0) + int(bytes(start.payload[0]))
+                self.held(agent).keep(owner, number, [np.array([total])])
+                totals.add(total)
+            else:
+                if only is None:
+                    (total,) = totals
+                    del self.started[number]
+                    self.to_coordinator(ce.RequestDone(number, (m.TensorHeader("y", DType.INT64, (1,)),), (str(total).encode(),)))
+            done = done or only is None
+        return super().finish_requests() or done if only is None else False
+
+    def run_of(self, sequence, step, value):
+        key = plan_key(prepare_message(0, replace(OPTIONS, input_values="any")))
+        header = (m.TensorHeader("x", DType.INT64, (1,)),)
+        return self.call(lambda n: c.RunModel(n, key, 1e6, header, (str(value).encode(),), sequence=sequence, step=step))
+
+    def tell(self, message):
+        self.to_coordinator(ce.FromPeer(CLIENT, message))
+
+
+def counters(*names):
+    wire = Counters(ce.Settings("0.1.0", "tcp://head:1"), options=OPTIONS)
+    for name in names:
+        wire.add_agent(name)
+    wire.offer()
+    wire.until_answered(wire.prepare())
+    return wire
+
+
+def total(wire, sequence, step, value):
+    call = wire.run_of(sequence, step, value)
+    wire.until_answered(call)
+    answer = wire.answer(call)
+    return int(bytes(answer.payload[0])) if isinstance(answer, c.RunResult) else answer.fault
+
+
+def test_a_sequence_stays_where_its_state_is_and_nothing_is_loaded_for_it():
+    wire = counters("a", "b")
+    wire.settle()
+    deployed, homes = set(wire.coordinator.loading.by_epoch), set()
+    for step in range(20):
+        call = wire.run_of(1, step, 1)
+        wire.deliver_all()
+        (start,) = wire.started.values()
+        homes.add(start.epoch)
+        assert bool(start.before) == bool(step)
+        wire.until_answered(call)
+        assert int(bytes(wire.answer(call).payload[0])) == step + 1
+    assert len(homes) == 1
+    assert set(wire.coordinator.loading.by_epoch) == deployed
+    assert len(wire.jobs) == 1
+
+
+def test_requests_of_one_sequence_do_not_overtake_each_other():
+    wire = counters("a", "b")
+    first, second = wire.run_of(1, 0, 5), wire.run_of(1, 1, 7)
+    wire.deliver_all()
+    assert wire.answer(second).fault is c.Fault.INPUT
+    wire.settle()
+    assert isinstance(wire.answer(first), c.RunResult)
+    assert total(wire, 1, 3, 7) is c.Fault.INPUT
+    assert total(wire, 1, 1, 7) == 12
+
+
+def test_who_has_not_heard_an_answer_asks_again_and_nothing_is_counted_twice():
+    wire = counters("a", "b")
+    assert [total(wire, 1, step, 1) for step in range(4)] == [1, 2, 3, 4]
+    assert total(wire, 1, 3, 10) == 13
+    assert total(wire, 1, 4, 1) == 14
+
+
+def test_a_death_is_made_up_for_by_running_all_requests_again():
+    wire = counters("a", "b", "c")
+    assert [total(wire, 1, step, step) for step in range(6)] == [0, 1, 3, 6, 10, 15]
+    wire.crash(wire.agent("a"))
+    assert total(wire, 1, 6, 6) == 21
+    assert wire.coordinator.requests.sequences.replayed == 6
+    assert total(wire, 1, 7, 7) == 28
+    assert wire.coordinator.requests.sequences.replayed == 6
+
+
+def test_a_sequence_whose_inputs_are_not_kept_is_lost_with_its_state_and_the_others_go_on():
+    wire = counters("a", "b")
+    requests = wire.coordinator.requests
+    requests.sequences._limit = 1300
+    assert [total(wire, 1, step, 1) for step in range(2)] == [1, 2]
+    assert [total(wire, 2, step, 1) for step in range(2)] == [1, 2]
+    for states in wire.states.values():
+        states.drop_all(next(iter(wire.coordinator.loading.by_epoch)))
+    wire.states.clear()
+    assert total(wire, 1, 2, 1) is c.Fault.STATE_LOST
+    assert total(wire, 2, 2, 1) == 3
+    assert total(wire, 1, 0, 4) == 4  # begun again
+
+
+def test_an_agent_without_room_for_one_state_ends_the_sequence_in_words():
+    wire = counters("a", "b")
+    assert total(wire, 1, 0, 1) == 1
+    wire.states = {agent.identity: States(limit=0) for agent in wire.agents.values()}
+    call = wire.run_of(1, 1, 1)
+    wire.until_answered(call)
+    assert wire.answer(call).fault is c.Fault.STATE_LOST
+    assert "sequence 1 of model" in wire.answer(call).reason
+    assert MAX_LOSSES == 3
+
+
+def test_forks_go_on_from_the_same_state_each_by_itself():
+    wire = counters("a", "b")
+    assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
+    wire.tell(c.ForkSequence(1, 2))
+    assert (total(wire, 1, 3, 10), total(wire, 2, 3, 100), total(wire, 1, 4, 1)) == (13, 103, 14)
+    wire.crash(wire.agent("a"))
+    assert (total(wire, 2, 4, 1), total(wire, 1, 5, 1)) == (104, 15)
+
+
+def test_what_is_ended_or_idle_for_long_is_forgotten_everywhere():
+    wire = counters("a", "b")
+    total(wire, 1, 0, 1)
+    total(wire, 2, 0, 1)
+    wire.tell(c.EndSequence(1))
+    assert total(wire, 1, 1, 1) is c.Fault.STATE_LOST
+    assert {len(states._states) for states in wire.states.values() if states.nbytes} == {1}
+    wire.wait(1)
+    wire.now += 700
+    wire.wait(1)
+    assert len(wire.coordinator.requests.sequences) == 0
+    assert not any(states.nbytes for states in wire.states.values())
+
+
+class SequencesOnAFakeWire(RuleBasedStateMachine):
+    """What may go wrong, goes wrong; each sequence counts on."""
+
+    def __init__(self):
+        super().__init__()
+        self.wire = counters("a", "b", "c")
+        self.given = {}
+        self.open = {}
+
+    @rule(sequence=st.integers(1, 3), value=st.integers(1, 9))
+    def run(self, sequence, value):
+        if sequence not in self.open:
+            given = self.given.setdefault(sequence, [])
+            self.open[sequence] = self.wire.run_of(sequence, len(given), value), value
+
+    @rule(sequence=st.integers(1, 3), other=st.integers(1, 3))
+    def fork(self, sequence, other):
+        if sequence != other and not {sequence, other} & self.open.keys() and self.given.get(sequence):
+            self.wire.settle()
+            self.wire.tell(c.ForkSequence(sequence, other))
+            self.given[other] = list(self.given[sequence])
+
+    @precondition(lambda self: self.wire.pending())
+    @rule(data=st.data(), count=st.integers(1, 10))
+    def deliver(self, data, count):
+        for _ in range(count):
+            if self.wire.pending():
+                self.wire.deliver(data.draw(st.sampled_from(self.wire.pending())))
+
+    @precondition(lambda self: self.wire.pending())
+    @rule(data=st.data())
+    def drop(self, data):
+        key = data.draw(st.sampled_from(self.wire.pending()))
+        self.wire.queues[key].pop(data.draw(st.integers(0, len(self.wire.queues[key]) - 1)))
+
+    @rule()
+    def finish(self):
+        self.wire.finish_requests()
+
+    @rule(count=st.integers(1, 2))
+    def some_of_its_agents_do_their_part(self, count):
+        self.wire.finish_requests(only=count)
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, 3.0]))
+    def time(self, seconds):
+        self.wire.pass_time(seconds)
+
+    @precondition(lambda self: len(self.wire.agents) > 1)
+    @rule(name=st.sampled_from("abc"))
+    def crash(self, name):
+        for agent in [agent for agent in self.wire.agents.values() if agent.name == name]:
+            self.wire.crash(agent)
+
+    @rule(name=st.sampled_from("abc"))
+    def come_back(self, name):
+        if all(agent.name != name for agent in self.wire.agents.values()):
+            self.wire.add_agent(name)
+
+    @rule(name=st.sampled_from("abc"))
+    def states_make_room(self, name):
+        for agent in self.wire.agents.values():
+            if agent.name == name:
+                self.wire.states.pop(agent.identity, None)
+
+    @invariant()
+    def answers_are_sums(self):
+        for sequence, (call, value) in list(self.open.items()):
+            for answer in self.wire.answers[call]:
+                del self.open[sequence]
+                if isinstance(answer, c.RunResult):
+                    self.given[sequence].append(value)
+                    assert int(bytes(answer.payload[0])) == sum(self.given[sequence])
+                else:
+                    # An agent that loses it again and again, or three agents that die with it, end a request, no sequence.
+                    assert answer.fault is c.Fault.STATE_LOST or "lost while it ran" in answer.reason, answer
+
+    @invariant()
+    def what_is_kept_is_counted(self):
+        sequences: Sequences = self.wire.coordinator.requests.sequences
+        assert sequences._kept == sum(given.nbytes for s in sequences._known.values() for given in s.given or ())
+
+    def teardown(self):
+        if not self.wire.agents:
+            self.wire.add_agent("a")
+        for call, _ in list(self.open.values()):
+            self.wire.until_answered(call)
+        self.answers_are_sums()
+
+
+TestSequencesOnAFakeWire = SequencesOnAFakeWire.TestCase
+TestSequencesOnAFakeWire.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -1,0 +1,127 @@
+"""Sequences on real processes: what plain onnxruntime answers with its state in memory, whoever is lost meanwhile."""
+
+import numpy as np
+import pytest
+
+import bbgrap
+from bbgrap.errors import StateLostError, UsageError
+from tests.known_agents import known_cluster
+from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, counter, decoder, lstm
+
+pytestmark = pytest.mark.cluster
+MANY, STEPS = 8, 6
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    with known_cluster(3, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
+        yield cluster
+
+
+def words(random, step):
+    return {"input_ids": random.integers(0, 50, (1, 5 if step == 0 else 1))}
+
+
+def sound(random, step):
+    return {"input": random.standard_normal((4 - step % 2, 1, WIDTH)).astype(np.float32)}
+
+
+def picture(random, step):
+    return {"x": random.standard_normal((1, 3, 16, 16)).astype(np.float32)}
+
+
+EMPTY = {f"past_key_values.0.{kind}": np.zeros((1, HEADS, 0, SIZE), np.float32) for kind in ("key", "value")}
+CASES = {
+    "decoder": (decoder, words, EMPTY),
+    "lstm": (lstm, sound, {name: np.zeros((1, 1, WIDTH), np.float32) for name in "hc"}),
+    "counter": (counter, picture, {"total": np.zeros((1, 4, 16, 16), np.float32)}),
+}
+
+
+def interleaved(session, model, feeds, state, meanwhile=lambda step: None):
+    """Run sequences in turns, and compare each answer with that of plain onnxruntime."""
+    alone = [Alone(model, dict(session.options.state), state) for _ in range(MANY)]
+    sequences = [session.sequence() for _ in range(MANY)]
+    random = np.random.default_rng(0)
+    for step in range(STEPS):
+        meanwhile(step)
+        for sequence, other in zip(sequences, alone, strict=True):
+            feed = feeds(random, step)
+            for got, want in zip(sequence.run(None, feed), other.run(feed), strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    for sequence in sequences:
+        sequence.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interleaved_sequences_answer_as_each_does_alone(three, name):
+    model, feeds, state = CASES[name]
+    session = bbgrap.InferenceSession(model(), cluster=three, state="auto")
+    before = None
+
+    def loaded():
+        return [line for line in three.log("coordinator", 10_000).splitlines() if "is ready on" in line or "plan" in line]
+
+    def count(step):
+        nonlocal before
+        if name == "decoder" and step == 3:
+            before = loaded()
+
+    interleaved(session, model(), feeds, state, count)
+    assert before is None or loaded() == before  # a cache that grows plans nothing and deploys nothing
+
+
+def test_a_plan_over_all_agents_leaves_state_where_it_is_made(three):
+    session = bbgrap.InferenceSession(counter(), cluster=three, state="auto", planner="bbgrap")
+    interleaved(session, counter(), picture, CASES["counter"][2])
+    assert session.plan.report["serving"] == "bbgrap"
+    assert len(session.plan.report["nodes_used"]) == 3
+
+
+def test_forks_and_resets(three):
+    session = bbgrap.InferenceSession(decoder(), cluster=three, state="auto")
+    alone = Alone(decoder(), dict(session.options.state), EMPTY)
+    random = np.random.default_rng(1)
+    with session.sequence() as sequence:
+        feeds = [words(random, step) for step in range(4)]
+        for feed in feeds[:3]:
+            want = alone.run(feed)
+            np.testing.assert_array_equal(sequence.run(None, feed)[0], want[0])
+        kept = alone.state
+        with sequence.fork() as other:
+            answers = [each.run(["logits"], feeds[3])[0] for each in (sequence, other, sequence)]
+        np.testing.assert_array_equal(answers[0], answers[1])
+        np.testing.assert_array_equal(answers[0], alone.run(feeds[3])[0])
+        np.testing.assert_array_equal(answers[2], alone.run(feeds[3])[0])
+        sequence.reset(kept)
+        np.testing.assert_array_equal(sequence.run(None, feeds[3])[0], answers[0])
+
+
+def test_what_has_no_state_or_another_is_refused_in_words(three):
+    session = bbgrap.InferenceSession(lstm(), cluster=three, state={"h": "hn", "c": "cn"})
+    with pytest.raises(UsageError, match="session has state"):
+        session.run(None, sound(np.random.default_rng(0), 0))
+    with pytest.raises(UsageError, match="has no state"):
+        bbgrap.InferenceSession(lstm(), cluster=three).sequence()
+    with pytest.raises(UsageError, match="expected an input and an output"):
+        bbgrap.InferenceSession(lstm(), cluster=three, state={"h": "nothing"})
+    sequence = session.sequence()
+    sequence.run(None, sound(np.random.default_rng(0), 0))
+    other = sequence.fork()
+    sequence.close()
+    other.run(None, sound(np.random.default_rng(0), 1))
+    other._session.connection.tell(bbgrap.protocol.client_messages.EndSequence(other._number))
+    with pytest.raises(StateLostError, match="sequence"):
+        other.run(None, sound(np.random.default_rng(0), 1))
+
+
+@pytest.mark.parametrize("planner", ["auto", "bbgrap"])
+def test_an_agent_killed_in_the_middle_changes_no_answer(tmp_path_factory, planner):
+    with known_cluster(3, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
+        session = bbgrap.InferenceSession(counter(), cluster=cluster, state="auto", planner=planner)
+
+        def kill(step):
+            if step == 3:
+                cluster.kill(cluster.connection.nodes()[0].name if planner == "bbgrap" else session.plan.report["standby"][0])
+
+        interleaved(session, counter(), picture, CASES["counter"][2], kill)
