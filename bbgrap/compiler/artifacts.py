@@ -52,6 +52,11 @@ class DeviceArtifacts:
     further: Schedule | None = None
 
     @property
+    def takes_part(self) -> bool:
+        """Whether it does anything."""
+        return bool(self.schedule.steps) or (self.further is not None and bool(self.further.steps))
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the distinct weight slices this device holds."""
         return sum({ref.digest: ref.type.nbytes for s in self.segments for ref in s.weights.values()}.values())

@@ -106,7 +106,7 @@ class Loading:
         parts = {
             name: Deploy(epoch, peers, part.schedule, part.segments, part.further)
             for (name, _), part in zip(nodes, planned.artifacts.devices, strict=True)
-            if part.schedule.steps
+            if part.takes_part
         }
         queue = InFlightQueue(epoch, IN_FLIGHT_PER_NODE * max(1, len(parts)))
         variant = Variant(plan, job, world, planned, queue, nodes, parts, Tracker(Role.VARIANT, f"epoch {epoch}"), now, known.place)

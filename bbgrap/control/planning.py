@@ -230,8 +230,8 @@ class Planning:
             reason = f"planner: expected programs for {len(job.names)} devices, got {wrong or 'none'}"
             return [ForgetPlan(event.job), *self.fail(plan, job, Fault.PLAN, reason, now)]
         chosen = event.variants[:1] if job.spare_for else event.variants
-        parts = [[device.schedule.steps for device in planned.artifacts.devices] for planned in chosen]
-        coming = {name: sum(bool(steps[device]) for steps in parts) for device, name in enumerate(job.names)}
+        parts = [planned.artifacts.devices for planned in chosen]
+        coming = {name: sum(devices[device].takes_part for devices in parts) for device, name in enumerate(job.names)}
         # Where what it was to be like is gone, it was searched for.
         scaled = all(SCALED_FROM in planned.report for planned in chosen)
         done = self.loading.make_room(coming, plan, now, scaled=scaled)

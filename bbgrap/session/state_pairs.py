@@ -71,7 +71,8 @@ def _found(signature: Signature) -> dict[str, str]:
         matches = [other for other in signature.outputs if _key(other) == _key(arg)]
         if len(twins) == len(matches) == 1 and arg.shape:
             found[arg.name] = matches[0].name
-    return found
+    # A model to which nothing comes is none: one of them is no state, and which one nobody says.
+    return found if len(found) < len(signature.inputs) else {}
 
 
 def _key(arg: NodeArg) -> tuple[DType, tuple[int | str | None, ...]]:

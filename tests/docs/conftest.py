@@ -18,6 +18,7 @@ from bbgrap.session import connect
 from bbgrap.zoo import materialize
 from tests.bbgrap.cli.models import write_model
 from tests.docs.documents import ROOT
+from tests.sequence_models import decoder
 
 HEAD = "tcp://192.168.1.10:7070"
 """The coordinator's address in the documents."""
@@ -39,6 +40,7 @@ def folder(tmp_path_factory) -> Path:
     write_model(made / "text.onnx", [node], [("tokens", TensorProto.FLOAT, sizes)], [("y", TensorProto.FLOAT, sizes)], [])
     free = [("images", TensorProto.FLOAT, ["N", 3, "H", "W"])], [("boxes", TensorProto.FLOAT, ["N", 3, "H", "W"])]
     write_model(made / "yolo.onnx", [helper.make_node("Relu", ["images"], ["boxes"], "relu")], *free)
+    (made / "decoder.onnx").write_bytes(decoder())
     for name in ("cat.jpg", "dog.jpg", "street.jpg"):
         Image.new("RGB", (64, 48), (200, 100, 50)).save(made / name)
     for name in ("x.npy", "image.npy"):

@@ -1,0 +1,78 @@
+"""Which inputs are state, by the names that exporters give, and what they are before the first request."""
+
+import numpy as np
+import pytest
+
+from bbgrap.errors import UsageError
+from bbgrap.graph.types import DType
+from bbgrap.session.signature import NodeArg, Signature
+from bbgrap.session.state_pairs import initial_state, pairs_of
+
+
+def signature(inputs, outputs):
+    def args(side):
+        return tuple(NodeArg(name, dtype, list(shape), has_rank=True) for name, (dtype, shape) in side.items())
+
+    return Signature(args(inputs), args(outputs))
+
+
+PAST, PRESENT = (DType.FLOAT, ("batch", 2, "past", 4)), (DType.FLOAT, ("batch", 2, "past + 1", 4))
+CELL, ROW = (DType.FLOAT, (2, 1, 8)), (DType.FLOAT, ("batch", 8))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "pairs"),
+    [
+        (
+            {"ids": (DType.INT64, ("batch", 1)), "past_key_values.0.key": PAST, "past_key_values.0.value": PAST},
+            {"logits": ROW, "present.0.key": PRESENT, "present.0.value": PRESENT},
+            {"past_key_values.0.key": "present.0.key", "past_key_values.0.value": "present.0.value"},
+        ),
+        ({"x": ROW, "past_0": PAST}, {"y": ROW, "present_0": PRESENT}, {"past_0": "present_0"}),
+        ({"input": ROW, "h": CELL, "c": CELL}, {"output": ROW, "hn": CELL, "cn": CELL}, {"h": "hn", "c": "cn"}),
+        ({"input": ROW, "state": CELL}, {"output": ROW, "stateN": CELL}, {"state": "stateN"}),
+        ({"x": ROW, "cache": CELL}, {"y": ROW, "cache_out": CELL}, {"cache": "cache_out"}),
+        ({"x": ROW, "w": CELL}, {"loss": (DType.FLOAT, ()), "w.next": CELL}, {"w": "w.next"}),
+        ({"x": (DType.INT64, (1,)), "memory": CELL}, {"y": ROW, "what": CELL}, {"memory": "what"}),
+    ],
+)
+def test_pairs_are_found(inputs, outputs, pairs):
+    assert dict(pairs_of("auto", signature(inputs, outputs), "m")) == pairs
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("auto", "name them"),
+        ({"x": "nothing"}, "expected an input and an output"),
+        ({"x": "b"}, "of one type and rank"),
+        ({"x": "a", "z": "a"}, "listed twice"),
+    ],
+)
+def test_what_is_no_state_is_refused(state, said):
+    row = (DType.FLOAT, (3,))
+    model = signature({"x": row, "z": row}, {"a": row, "b": (DType.INT64, (3,)), "c": row})
+    with pytest.raises(UsageError, match=said):
+        pairs_of(state, model, "m")
+
+
+def test_types_alone_do_not_say_which_of_all_inputs_is_no_state():
+    with pytest.raises(UsageError, match="name them"):
+        pairs_of("auto", signature({"x": ROW, "memory": CELL}, {"y": ROW, "what": CELL}), "m")
+
+
+def test_before_the_first_request_there_are_zeros_and_nothing_along_what_grows():
+    model = signature({"ids": (DType.INT64, ("batch", 1)), "past_0": PAST, "cell": CELL}, {"present_0": PRESENT, "cell_out": CELL})
+    pairs = pairs_of("auto", model, "m")
+    state = initial_state(pairs, model, {"ids": np.zeros((3, 1))}, {})
+    assert {name: array.shape for name, array in state.items()} == {"past_0": (3, 2, 0, 4), "cell": (2, 1, 8)}
+    given = initial_state(pairs, model, {"ids": np.zeros((3, 1))}, {"past_0": np.ones((3, 2, 5, 4))})
+    assert given["past_0"].shape == (3, 2, 5, 4)
+    with pytest.raises(UsageError, match="no state"):
+        initial_state(pairs, model, {}, {"ids": np.zeros(1)})
+
+
+def test_a_size_that_nobody_says_is_asked_for():
+    model = signature({"x": (DType.FLOAT, (1,)), "h": (DType.FLOAT, ("units",))}, {"hn": (DType.FLOAT, ("units",))})
+    with pytest.raises(UsageError, match="initial="):
+        initial_state((("h", "hn"),), model, {"x": np.zeros(1)}, {})
