@@ -11,21 +11,55 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from bbgrap.errors import StateLostError
 from bbgrap.graph.types import Array
+from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunResult
-from bbgrap.session.connection import CallFailedError
+from bbgrap.session.connection import CallFailedError, Connection
+from bbgrap.session.first_inputs import Shapes
 from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_values import values_of
 from bbgrap.session.prepared import PreparedPlan
+from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import initial_state
 
-if TYPE_CHECKING:
-    from bbgrap.session.inference import InferenceSession
+R = TypeVar("R")
+
+
+class Session(Protocol):
+    """What a sequence needs of its session."""
+
+    options: PlanOptions
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the coordinator."""
+
+    @property
+    def signature(self) -> Signature:
+        """What the model takes and gives, state among it."""
+
+    def until_terminated(self, run_options: object) -> AbstractContextManager[None]:
+        """End the calls of a block when the options say so."""
+
+    def retrying(self, work: Callable[[Callable[[], float]], R]) -> R:
+        """Do something within the deadline."""
+
+    def plan_for(self, shapes: Shapes, left_s: Callable[[], float]) -> PreparedPlan:
+        """Return who serves these shapes."""
+
+    def submit(
+        self, plan: PreparedPlan, signature: Signature, feeds: Sequence[Array], left_s: Callable[[], float], *, sequence: int, step: int
+    ) -> RunResult:
+        """Run a request of a sequence."""
+
+    def output(self, result: RunResult, index: int, signature: Signature) -> Any:  # noqa: ANN401 - what the model says it is
+        """Return an output of an answer."""
 
 
 class StatefulRuns:
@@ -34,7 +68,7 @@ class StatefulRuns:
     Invariants: `_step` requests of it have been answered; they ran on `_plan`.
     """
 
-    def __init__(self, session: InferenceSession, initial: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, session: Session, initial: Mapping[str, Any] | None = None) -> None:
         """Begin before the first request; nothing is sent."""
         self._session = session
         self._initial = dict(initial or {})
