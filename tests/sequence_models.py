@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
@@ -97,6 +98,11 @@ class Alone:
         self._session = ort.InferenceSession(model, options)
         self._pairs, self.state = pairs, dict(state)
         self._names = [arg.name for arg in self._session.get_outputs()]
+
+    @staticmethod
+    def weights_of(model: bytes) -> list[Array]:
+        """Return the weights of a model."""
+        return [numpy_helper.to_array(item) for item in onnx.load_from_string(model).graph.initializer]
 
     def run(self, feed: Mapping[str, Array]) -> list[Array]:
         """Return what is no state of the answer to the next request."""

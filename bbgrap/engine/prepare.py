@@ -22,7 +22,6 @@ from bbgrap.engine.load import load_graph
 from bbgrap.engine.variants import beside, is_guarded, lacks_of, serves_streams, variant_of, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
-from bbgrap.graph.state import with_state
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.pieces import Pieces
@@ -58,8 +57,6 @@ def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
     Raises:
         PlanError: if no plan exists, or none that fits the nodes' memory.
     """
-    if options.state:
-        return (prepare_sequences(with_state(graph, dict(options.state)), cluster, options),)
     if serves_streams(options) and (variants := whole_on_each(graph, cluster, options)):
         return variants
     forecast, planned = fit(graph, cluster, options)
@@ -67,18 +64,11 @@ def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
 
 
 def prepare_sequences(graph: Graph, cluster: Cluster, options: PlanOptions) -> Made:
-    """Return the way to run a model with state: the plan's program for further requests, and one for a first request that suits it.
+    """Return the way to run a model whose state keeps its size: a program for further requests, and one for a first request.
 
     Raises:
-        PlanError: if no plan exists, none fits the nodes' memory, or the state grows.
+        PlanError: if no plan exists, or none fits the nodes' memory.
     """
-    for name, output in graph.state.items():
-        before, after = graph.types[name], graph.types[output]
-        if before.shape != after.shape:
-            raise PlanError(
-                f"model '{graph.name}': its state '{name}' grows, from {before} to {after}, and a plan is for one size: "
-                "sequences stay on the nodes that have the model whole"
-            )
     forecast, planned = fit(graph, cluster, options)
     program = forecast.compiled.optimized
     first = compile_plan(

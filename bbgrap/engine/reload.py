@@ -38,6 +38,11 @@ class ReloadedModel:
         self._model = read_model(path)
         self._order: dict[str, int] = {}
 
+    @property
+    def declared(self) -> Mapping[str, tuple[int | str | None, ...]]:
+        """The inputs whose rank is declared, with the sizes and symbols of their axes."""
+        return {item.name: tuple(item.shape) for item in self._model.inputs if item.shape is not None}
+
     def graph(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         """Load the model, whose file is there now, for concrete input shapes; raises what `load_graph` raises."""
         overrides = shapes.keys() - {item.name for item in self._model.inputs}  # weights that are inputs this time

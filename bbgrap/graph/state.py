@@ -85,7 +85,7 @@ def with_growth(graph: Graph, longer: Graph) -> Graph:
         (n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in longer.nodes
     ]:
         raise ModelError(f"model '{graph.name}': its nodes are others when its state is longer")
-    if [(w.name, w.digest) for w in graph.weights.values()] != [(w.name, w.digest) for w in longer.weights.values()]:
+    if {w.name: w.digest for w in graph.weights.values()} != {w.name: w.digest for w in longer.weights.values()}:
         changed = [
             name for name, weight in graph.weights.items() if name not in longer.weights or longer.weights[name].digest != weight.digest
         ]

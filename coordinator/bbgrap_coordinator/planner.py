@@ -19,10 +19,12 @@ from pathlib import Path
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.uploads import MAX_MODEL_BYTES
-from bbgrap.engine.prepare import Made, prepare_graph, prepare_like
+from bbgrap.engine.growing import grows, prepare_growing
+from bbgrap.engine.prepare import Made, prepare_graph, prepare_like, prepare_sequences
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import BbgrapError
+from bbgrap.graph.state import with_state
 from bbgrap.graph.types import Graph
 from bbgrap.observing.logs import inherited_format, write_logs
 from bbgrap.planners.options import PlanOptions
@@ -30,7 +32,7 @@ from bbgrap.protocol.client_messages import Fault
 from bbgrap.transport.confinement import Bounds, confine, memory_bound
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap_coordinator.artifacts import read_tiles, write_artifacts, write_tiles
-from bbgrap_coordinator.child import Reply, Task
+from bbgrap_coordinator.child import PlanTask, Reply, Task
 
 Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[Made, ...]]
 Standby = Callable[[Path, Sequence[tuple[str, str]]], PlannedVariant]
@@ -95,7 +97,9 @@ class _Maker:
         cuts = [(folder, cut) for folder, place in plan.bases for cut in read_tiles(folder)[place : place + 1]]
         if not cuts:
             graph = model.graph(task.model, plan.shapes)
-            made = self._prepare(graph, plan.cluster, plan.options)
+            made = (
+                self._stateful(model, task.model, graph, plan) if plan.options.state else self._prepare(graph, plan.cluster, plan.options)
+            )
             write_artifacts(task.folder, [variant for variant, _ in made])
             write_tiles(task.folder, plan.shapes, [cut for _, cut in made])
         else:
@@ -103,6 +107,12 @@ class _Maker:
             graph = model.graph(task.model, plan.shapes)
             # Its weights are those of any of them.
             write_artifacts(task.folder, (prepare_like(graph, others, plan.cluster, plan.options),), cuts[0][0])
+
+    def _stateful(self, model: ReloadedModel, path: Path, graph: Graph, plan: PlanTask) -> tuple[Made, ...]:
+        graph = with_state(graph, dict(plan.options.state))
+        if not grows(graph):
+            return (prepare_sequences(graph, plan.cluster, plan.options),)
+        return (prepare_growing(graph, lambda shapes: model.graph(path, shapes), model.declared, plan.cluster, plan.options),)
 
     def _model(self, task: Task) -> ReloadedModel:
         model = self._models.pop(task.digest, None) or ReloadedModel(task.model)

@@ -63,7 +63,7 @@ def test_interleaved_sequences_answer_as_each_does_alone(three, name):
 
 
 def test_a_cache_that_grows_plans_nothing_and_deploys_nothing(three):
-    session = bbgrap.InferenceSession(decoder(), cluster=three, state="auto")
+    session = bbgrap.InferenceSession(decoder(), cluster=three, state="auto", planner="bbgrap", split="channels")
     before = []
 
     def loaded():
@@ -72,13 +72,23 @@ def test_a_cache_that_grows_plans_nothing_and_deploys_nothing(three):
 
     def count(step):
         if step == 1:
-            # Both copies are there, and the planner has said that a plan would be for one length of it only.
-            wait_until(lambda: "grows" in (told := session.plan.report).get("why_not", "") and len(told["standby"]) == 2)
+            wait_until(lambda: len(session.plan.report["standby"]) == 2)
             before.extend(loaded())
 
     interleaved(session, decoder(), words, EMPTY, count)
+    assert len(session.plan.report["nodes_used"]) == 3
     assert before
     assert loaded() == before
+
+
+def test_a_request_of_another_length_takes_its_sequence_to_the_standby(three):
+    session = bbgrap.InferenceSession(decoder(), cluster=three, state="auto", planner="bbgrap", split="channels")
+    alone = Alone(decoder(), dict(session.options.state), EMPTY)
+    random = np.random.default_rng(2)
+    with session.sequence() as sequence:
+        for count in (5, 1, 1, 3, 1, 2):
+            feed = {"input_ids": random.integers(0, 50, (1, count))}
+            np.testing.assert_allclose(sequence.run(None, feed)[0], alone.run(feed)[0], rtol=1e-5, atol=1e-5)
 
 
 def wait_until(condition):

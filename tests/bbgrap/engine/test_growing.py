@@ -1,0 +1,80 @@
+"""One program for all lengths of a state: what it answers, and that nothing else passes for one."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap.cluster import Cluster
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts
+from bbgrap.compiler.simulate import simulate_step
+from bbgrap.engine.growing import prepare_growing
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.reload import ReloadedModel
+from bbgrap.errors import PlanError
+from bbgrap.graph.state import with_state
+from bbgrap.planners.options import PlanOptions
+from tests.sequence_models import HEADS, SIZE, Alone, decoder
+
+PAIRS = {f"past_key_values.0.{kind}": f"present.0.{kind}" for kind in ("key", "value")}
+
+
+def prepared(tmp_path, model, shapes, pairs, options):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model)
+    loader = ReloadedModel(path)
+    first = with_state(loader.graph(path, shapes), pairs)
+    return prepare_growing(first, lambda other: loader.graph(path, other), loader.declared, Cluster.even(2), options)
+
+
+def halves(artifacts):
+    """A deployment's two programs, each as one that has no other."""
+    first = Artifacts(tuple(DeviceArtifacts(d.schedule, d.segments) for d in artifacts.devices), artifacts.host, artifacts.weights)
+    further = Artifacts(tuple(DeviceArtifacts(d.further, d.segments) for d in artifacts.devices), artifacts.further, artifacts.weights)
+    return first, further
+
+
+@pytest.mark.parametrize("options", [PlanOptions("single"), PlanOptions("bbgrap", "channels"), PlanOptions("soybean")])
+def test_words_after_a_prompt_are_answered_as_plain_onnxruntime_does(tmp_path, options):
+    empty = {name: np.zeros((1, HEADS, 0, SIZE), np.float32) for name in PAIRS}
+    shapes = {"input_ids": (1, 5), **{name: array.shape for name, array in empty.items()}}
+    planned, _ = prepared(tmp_path, decoder(), shapes, PAIRS, options)
+    first, further = halves(planned.artifacts)
+    assert not {s.message for s in first.host.steps if hasattr(s, "message")} & {
+        s.message for s in further.host.steps if hasattr(s, "message")
+    }
+    alone, random = Alone(decoder(), PAIRS, empty), np.random.default_rng(0)
+    words = random.integers(0, 50, (1, 5))
+    outputs, state = simulate_step(first, [words, *empty.values()], [()] * first.host.host, local_kernels(first))
+    np.testing.assert_allclose(outputs[0], alone.run({"input_ids": words})[0], rtol=1e-5, atol=1e-6)
+    kernels = local_kernels(further)
+    for _ in range(70):  # past the length that it was planned with
+        words = random.integers(0, 50, (1, 1))
+        outputs, state = simulate_step(further, [words], state, kernels)
+        np.testing.assert_allclose(outputs[0], alone.run({"input_ids": words})[0], rtol=1e-5, atol=1e-6)
+    if options.planner != "single":
+        used = [device.weight_bytes for device in planned.artifacts.devices]
+        whole = sum(array.nbytes for array in Alone.weights_of(decoder()))
+        assert max(used) < 0.8 * whole
+
+
+def hidden_length() -> bytes:
+    """A cache of which the answer depends by its length, which folds to a constant."""
+    nodes = [
+        helper.make_node("Concat", ["past_0", "x"], ["present_0"], axis=1),
+        helper.make_node("Shape", ["present_0"], ["shape"]),
+        helper.make_node("Cast", ["shape"], ["sizes"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMax", ["sizes"], ["length"], keepdims=0),
+        helper.make_node("ReduceSum", ["present_0", "axes"], ["sum"], keepdims=0),
+        helper.make_node("Div", ["sum", "length"], ["mean"]),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, length, 4]) for name, length in (("x", 1), ("past_0", "past"))]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("mean", [1, 4]), ("present_0", [1, "n", 4]))
+    ]
+    graph = helper.make_graph(nodes, "hidden", inputs, outputs, [numpy_helper.from_array(np.array([1], np.int64), "axes")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+def test_a_length_that_is_hidden_in_a_constant_is_found(tmp_path):
+    with pytest.raises(PlanError, match="its state grows"):
+        prepared(tmp_path, hidden_length(), {"x": (1, 1, 4), "past_0": (1, 0, 4)}, {"past_0": "present_0"}, PlanOptions("single"))
