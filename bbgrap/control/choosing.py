@@ -76,6 +76,14 @@ class Choosing:
         members = [m for name in variant.parts if (m := self._members.by_name.get(name)) is not None]
         return not any(is_stuck(m, self._loading) and m.beat.request != request.number for m in members)
 
+    def fits_nowhere(self, plan: Plan, request: Request) -> bool:
+        """Whether all that is loaded for a plan is for other requests than this one of a sequence, and nothing else will be."""
+        copies = [] if plan.helper is None else plan.helper.open_variants
+        there = [*(plan.open_variants if plan.serves else ()), *copies]
+        if not there or (not copies and plan.helper is not None and self.can_answer(plan.helper)):
+            return False
+        return request.sequence is not None and not any(fits(variant, request.sequence, request) for variant in there)
+
     def can_answer(self, standby: Plan) -> bool:
         """Whether a model's standby answers, or will."""
         failed = standby.failed and not standby.variants and standby.job is None

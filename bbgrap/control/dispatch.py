@@ -31,7 +31,7 @@ from bbgrap.control.membership import Member, Members
 from bbgrap.control.observed import Observed
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import MAX_DEATHS, Caller, Plan, Request, Variant
-from bbgrap.control.sequences import Sequences
+from bbgrap.control.sequences import NO_PROGRAM, Sequences
 from bbgrap.control.spares import Spares
 from bbgrap.control.standby import Standbys
 from bbgrap.control.states import Role, Tracker
@@ -210,9 +210,11 @@ class Requests:
         return self._refuse_waiting(plan, *next(iter((reasons or plan.failed).values())))
 
     def _refuse_lost(self, plan: Plan) -> list[Instruction]:
-        """Answer the requests of sequences whose state is gone for good."""
-        lost = [self.open[n] for n in plan.waiting if (s := self.open[n].sequence) is not None and self.sequences.is_lost(s)]
-        return [instruction for request in lost for instruction in self._fail_lost(request, "what held it is gone")]
+        """Answer the requests of sequences whose state is gone for good, and those whose inputs nothing takes."""
+        waiting = [(request, s) for number in plan.waiting if (s := (request := self.open[number]).sequence) is not None]
+        lost = [i for request, s in waiting if self.sequences.is_lost(s) for i in self._fail_lost(request, "what held it is gone")]
+        odd = [request for request, _ in waiting if request.number in self.open and self.choosing.fits_nowhere(plan, request)]
+        return [*lost, *(i for r in odd for i in self.fail(r.number, "failed", Fault.INPUT, NO_PROGRAM.format(r.number)))]
 
     def _fail_lost(self, request: Request, why: str) -> list[Instruction]:
         label = "" if request.sequence is None else request.sequence.label

@@ -22,6 +22,8 @@ from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, Ru
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.runtime.schedule import Schedule
 
+NO_PROGRAM = "request {}: nothing that is loaded takes inputs of these numbers and shapes, with what came before them in their sequence"
+
 MAX_SEQUENCES = 16_384
 """At once; the one that is idle for longest makes room."""
 MAX_KEPT_BYTES = 256 << 20
@@ -56,6 +58,8 @@ class Sequences:
         """Return the sequence of a request, or why it cannot be one of it."""
         known = self._known.get((client, message.sequence))
         what = f"sequence {message.sequence} of model {plan.model[:8]}"
+        if not plan.state:
+            return (Fault.INPUT, f"{what}: its plan was asked for without state; prepare the model with it"), []
         if known is not None and known.is_open:
             return (Fault.INPUT, f"{what}: its request before is not answered yet; they run one after the other"), []
         if not message.step:
@@ -147,8 +151,7 @@ class Sequences:
         self.replayed += not is_own
         given = sequence.next(request.message)
         record, client = (request.message.record, request.caller[0]) if is_own else (False, b"")
-        before = sequence.state if sequence.seen else 0
-        begin = StartRequest(variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, before)
+        begin = StartRequest(variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, sequence.state)
         return [*left, begin]
 
     def ran(self, request: Request, sequence: Sequence) -> bool:
@@ -161,7 +164,7 @@ class Sequences:
         """Let a request be part of its sequence."""
         message = request.message
         sequence.steps, sequence.losses = sequence.steps + 1, 0
-        if sequence.given is not None and (sequence.client, sequence.name) in self._known:
+        if sequence.given is not None and self._known.get((sequence.client, sequence.name)) is sequence:
             # A client on this machine can write to what it sent.
             given = Given(message.inputs, tuple(map(bytes, message.payload)))
             sequence.given.append(given)

@@ -190,6 +190,20 @@ def test_an_agent_without_room_for_one_state_ends_the_sequence_in_words():
     assert MAX_LOSSES == 3
 
 
+def test_inputs_that_nothing_takes_and_plans_without_state_are_refused():
+    wire = counters("a", "b")
+    assert total(wire, 1, 0, 1) == 1
+    key = plan_key(prepare_message(0, replace(OPTIONS, input_values="any")))
+    call = wire.call(lambda n: c.RunModel(n, key, 1e6, (), (), sequence=1, step=1))
+    wire.until_answered(call)
+    assert wire.answer(call).fault is c.Fault.INPUT
+    assert total(wire, 1, 1, 1) == 2
+    wire.until_answered(wire.call(lambda n: prepare_message(n, PlanOptions())))
+    call = wire.call(lambda n: c.RunModel(n, plan_key(prepare_message(n, PlanOptions(input_values="any"))), 1e6, (), (), sequence=2))
+    wire.until_answered(call)
+    assert "without state" in wire.answer(call).reason
+
+
 def test_forks_go_on_from_the_same_state_each_by_itself():
     wire = counters("a", "b")
     assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
