@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := .venv-packages
+DEPLOY := .venv-deploy
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e
 CODE := $(wildcard bbgrap agents coordinator tests benchmarks tools)
 MAX_LINES := 500
@@ -20,7 +21,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-conformance test-network test-packages bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-strangers bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-conformance test-network test-packages test-deploy bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-strangers bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -43,6 +44,9 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 
 test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and models of torch's exporters on two agents
 	@$(PACKAGES)/bin/python -m pytest -m '' -rs tests/packages tests/exported $(PYTEST_ARGS)
+
+test-deploy: $(DEPLOY)/deploy.stamp ## Ray and Dask with nodes that go and come, and other ways to start a cluster, for real
+	@$(DEPLOY)/bin/python -m pytest -m deploy -rs tests/deploy $(PYTEST_ARGS)
 
 bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
@@ -122,7 +126,7 @@ pins: ## renew constraints.txt from what is newest now
 	@mv build/pins/new.txt constraints.txt
 
 clean: ## delete .venv, caches and build results
-	rm -rf $(VENV) $(PACKAGES) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PACKAGES) $(DEPLOY) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # --- .venv: one stamp per set of packages, renewed when the project file or the pins change ---
@@ -159,6 +163,13 @@ $(PACKAGES)/packages.stamp: pyproject.toml constraints.txt
 	@$(PACKAGES)/bin/python -m pip --disable-pip-version-check -qq install --no-deps 'silero-vad~=6.2'
 	@$(PACKAGES)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt '$(TORCH)' \
 	  || echo "pip finds no $(TORCH): Silero VAD and exported models are skipped (make test-packages TORCH=...)" >&2
+	@touch $@
+
+# Of its own, as Ray and Dask bring many packages.
+$(DEPLOY)/deploy.stamp: pyproject.toml constraints.txt
+	@echo "installing Ray and Dask into $(DEPLOY) (minutes on a fresh machine)"
+	@$(PYTHON) -m venv $(DEPLOY)
+	@$(subst $(BIN),$(DEPLOY)/bin,$(INSTALL)) '.[test,ray,dask]'
 	@touch $@
 
 # where there is no wheel of atheris, inputs are random

@@ -91,6 +91,9 @@ def _work(
     from bbgrap_agent.names import OwnName
     from bbgrap_agent.worker_settings import Settings
 
+    agents: list[Agent] = []
+    if until_eof:  # from the start: a parent may end while this waits for a coordinator
+        exit_with_parent(lambda: agents[0].stop("its parent ended") if agents else os._exit(0))
     address = check_address(join)
     access = Access("", token_file, insecure)
     host = advertise or own_address(address)
@@ -118,8 +121,7 @@ def _work(
     agent = Agent(control, listener, settings, given, enrolment.identity)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
-    if until_eof:
-        exit_with_parent(lambda: agent.stop("its parent ended"))
+    agents.append(agent)
     _log.info("agent '%s' joins %s, data plane at port %d", settings.name, address, listener.getsockname()[1])
     try:
         return agent.run()

@@ -1,0 +1,1 @@
+"""Clusters on other machines, started by what a site has for that."""

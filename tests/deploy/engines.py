@@ -1,0 +1,91 @@
+"""What the tests of Ray and Dask share: requests that go on while nodes come and go, and looks for processes that are left."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import psutil
+
+import bbgrap
+from bbgrap.engine.spread import Witnesses
+from bbgrap.launching.engine_cluster import EngineCluster
+from bbgrap.zoo import materialize
+
+START_S = 240.0
+"""How long a cluster may take to start: several suites may run on the machine."""
+
+
+def wait_for(condition: Callable[[], object], within_s: float = 180.0) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def agents_of(address: str) -> list[psutil.Process]:
+    """The processes of agents that have joined a coordinator, or want to."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if "bbgrap_agent.main" in command and address in command:
+            found.append(process)
+    return found
+
+
+def names(cluster: EngineCluster) -> list[str]:
+    """The agents that have joined."""
+    return sorted(node.name for node in cluster.connection.nodes())
+
+
+class Requests:
+    """ResNet50, asked for without a pause until the block ends; then the answers are compared with onnxruntime's."""
+
+    def __init__(self, cluster: EngineCluster, folder: Path) -> None:
+        self.path = materialize("resnet50", folder)
+        # This planner divides among all, so whoever is lost had a part.
+        self.session = bbgrap.InferenceSession(self.path, cluster=cluster, planner="bbgrap")
+        self.feed = {self.session.get_inputs()[0].name: np.random.default_rng(0).standard_normal((1, 3, 224, 224), np.float32)}
+        self.answers: list[list[np.ndarray]] = []
+        self.failures: list[Exception] = []
+        self.stopping = threading.Event()
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Among whom the model is divided now."""
+        return self.session.prepare({name: array.shape for name, array in self.feed.items()}).agents
+
+    def ask(self) -> None:
+        """Ask until told to stop."""
+        while not self.stopping.is_set():
+            try:
+                self.answers.append(self.session.run(None, self.feed))
+            except Exception as error:
+                self.failures.append(error)
+
+    def some_more(self, count: int = 5) -> None:
+        """Wait for further answers."""
+        enough = len(self.answers) + count
+        wait_for(lambda: self.failures or len(self.answers) >= enough)
+
+    def __enter__(self) -> Self:
+        self.thread = threading.Thread(target=self.ask)
+        self.thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stopping.set()
+        self.thread.join()
+        if kind is None:
+            assert self.failures == []
+            witnesses = Witnesses(self.path, self.feed)
+            for answer in {
+                id(answer): answer for answer in (self.answers[0], self.answers[len(self.answers) // 2], self.answers[-1])
+            }.values():
+                assert witnesses.judge(answer).verified
+            for answer in self.answers:
+                np.testing.assert_allclose(answer[0], self.answers[0][0], rtol=1e-3, atol=1e-3)
