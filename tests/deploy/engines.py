@@ -47,17 +47,22 @@ class Requests:
 
     def __init__(self, cluster: EngineCluster, folder: Path) -> None:
         self.path = materialize("resnet50", folder)
-        # This planner divides among all, so whoever is lost had a part.
-        self.session = bbgrap.InferenceSession(self.path, cluster=cluster, planner="bbgrap")
+        self.cluster, self.session = cluster, self._new_session(cluster)
         self.feed = {self.session.get_inputs()[0].name: np.random.default_rng(0).standard_normal((1, 3, 224, 224), np.float32)}
         self.answers: list[list[np.ndarray]] = []
         self.failures: list[Exception] = []
         self.stopping = threading.Event()
 
+    def _new_session(self, cluster: EngineCluster) -> bbgrap.InferenceSession:
+        # This planner divides among all, so whoever is lost had a part.
+        return bbgrap.InferenceSession(self.path, cluster=cluster, planner="bbgrap")
+
     @property
     def agents(self) -> tuple[str, ...]:
-        """Among whom the model is divided now."""
-        return self.session.prepare({name: array.shape for name, array in self.feed.items()}).agents
+        """Among whom the model is divided for sessions that begin now; they have been asked, too."""
+        session = self._new_session(self.cluster)
+        self.answers.append(session.run(None, self.feed))
+        return session.plan.agents
 
     def ask(self) -> None:
         """Ask until told to stop."""
