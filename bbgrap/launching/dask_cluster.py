@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.launching.engine_agent import AgentLook, AgentOrder
@@ -62,9 +63,10 @@ class DaskCluster(EngineCluster):
         self._local: LocalCluster | None = None
         self._plugin = ""
         deadline = time.monotonic() + timeout_s
-        self._owns_client = not isinstance(client, Client)
+        given: Any = client
+        self._owns_client = not isinstance(given, Client)
         try:
-            self._client = Client(client, timeout=timeout_s) if self._owns_client else client
+            self._client = Client(given, timeout=timeout_s) if self._owns_client else given
         except (OSError, ValueError) as error:
             raise ClusterUnavailableError(f"dask cluster: no scheduler answers at '{client}': {error}") from error
         if self._client.asynchronous:
@@ -118,12 +120,14 @@ class DaskCluster(EngineCluster):
     def _register(self, order: AgentOrder) -> None:
         from bbgrap.launching.dask_plugin import AgentPlugin
 
-        self._plugin = f"bbgrap-{order.address}"
+        name = f"bbgrap-{order.address}"
         try:
-            self._client.register_plugin(AgentPlugin(order), name=self._plugin)
-        except Exception as error:
-            # Whatever a worker raises comes here as it is.
+            self._client.register_plugin(AgentPlugin(order), name=name)
+        except Exception as error:  # whatever a worker raises comes here as it is
+            with suppress(Exception):  # workers that have none say so
+                self._client.unregister_worker_plugin(name)
             raise ClusterUnavailableError(f"dask cluster: a worker cannot own an agent: {type(error).__name__}: {error}") from error
+        self._plugin = name
 
 
 def _own_host(scheduler: str) -> str:

@@ -107,12 +107,13 @@ class EngineCluster(ABC):
 
     def close(self) -> None:
         """Stop all agents and the coordinator; the engine goes on."""
-        if self._connection is not None:
-            which_cluster.leave(self._connection)
-        self.end()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        try:
+            self.end()
+        finally:
+            if connection is not None:
+                which_cluster.leave(connection)
+                connection.close()
 
     def __enter__(self) -> Self:
         which_cluster.enter(self.connection)

@@ -62,6 +62,8 @@ class RayCluster(EngineCluster):
             ClusterUnavailableError: if there are too few nodes, or an agent does not start; the message has the end of its log.
         """
         check_counts(self.engine, agents, threads, least_threads=1)
+        if coordinator not in {"driver", "actor"}:
+            raise UsageError(f"ray cluster: expected the coordinator in 'driver' or 'actor', got '{coordinator}'")
         if coordinator == "actor" and host:
             raise UsageError(
                 "ray cluster: expected host= with the coordinator beside the driver only, got both; an actor's node is Ray's choice"
@@ -152,8 +154,8 @@ class RayCluster(EngineCluster):
 
         chosen = {} if where is None else {"bundle_label_selector": where}
         group = placement_group([self._bundle] * count, strategy="STRICT_SPREAD", **chosen)
-        self._groups.append(group)
         if not group.wait(max(1.0, deadline - time.monotonic())):
+            self._ray.util.remove_placement_group(group)
             alive = sum(node["Alive"] for node in self._ray.nodes())
             free = self._ray.available_resources()
             raise ClusterUnavailableError(
@@ -161,12 +163,10 @@ class RayCluster(EngineCluster):
                 f" got {alive} nodes in all, with { {name: free.get(name, 0.0) for name in self._bundle} } free together;"
                 " add nodes, or ask for fewer agents"
             )
-        others = {name: amount for name, amount in self._bundle.items() if name not in {"CPU", "memory"}}
+        self._groups.append(group)
         for bundle in range(count):
             options = self._ray.remote(AgentActor).options(
                 num_cpus=self._bundle["CPU"],
-                memory=self._bundle.get("memory"),
-                resources=others,
                 max_restarts=-1,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
             )
@@ -179,10 +179,10 @@ class RayCluster(EngineCluster):
         for answer in answered:
             try:
                 found.append((asked[answer], self._ray.get(answer)))
-            except self._ray.exceptions.ActorUnavailableError:  # it is being started again
-                continue
-            except self._ray.exceptions.RayError as error:
+            except self._ray.exceptions.ActorDiedError as error:
                 raise ClusterUnavailableError(f"ray cluster: an actor cannot own an agent: {error}") from error
+            except self._ray.exceptions.RayActorError:  # it is being started again
+                continue
         return found
 
 
