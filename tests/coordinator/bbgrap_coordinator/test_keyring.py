@@ -183,6 +183,12 @@ def test_a_token_and_the_one_that_replaces_it_are_written_together(house, monkey
     assert written == [[LOCAL, JOIN, "laptop (rotated)", "laptop"]]
 
 
+def test_who_asks_again_before_the_answer_came_gets_the_same_certificate(house):
+    peer, first, _ = house.enrol("left")
+    again, _ = house.do(Enrol("left", peer[:32].hex(), REQUEST), peer)
+    assert again.certificate == first.certificate
+
+
 def test_a_node_renews_its_own_certificate_and_enrols_nobody(house):
     peer, _, _ = house.enrol("left")
     answer, _ = house.do(Enrol("left", peer[:32].hex(), make_request("y")[1]), peer)
