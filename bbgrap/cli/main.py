@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, simulate, submit, token, trace, zoo
+from bbgrap.cli import bench, demo, export, inspect, local, nodes, plan, profile, serve, simulate, submit, token, trace, zoo
 from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.given import FreeDimensionsError
 from bbgrap.cli.output import print_result, report_error
@@ -94,6 +94,7 @@ for command in (
     simulate.simulate,
     export.export,
     local.local,
+    serve.serve,
     nodes.nodes,
     submit.submit,
     bench.bench,
