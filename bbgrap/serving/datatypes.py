@@ -43,7 +43,7 @@ _OF_ONNX = {f"tensor({name.lower()})": name for name in NUMPY} | {
 _MAX_RANK = 64
 """numpy's."""
 
-_FROM = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "V": "iuf"}
+_FROM = {"b": "b", "i": "iu", "u": "iuO", "f": "iuf", "V": "iuf"}
 """Of what kinds of numbers in a list a tensor of a kind may be made."""
 
 
@@ -120,6 +120,9 @@ def of_list(name: str, datatype: str, shape: tuple[int, ...], data: Sequence[Any
     dtype = NUMPY[datatype]
     try:
         array = np.array(data, object) if datatype == "BYTES" else np.array(data)
+        if dtype.kind == "u" and array.dtype.kind == "f":  # what numpy makes of small integers beside such from 2 ** 63 on
+            whole = np.array(data, object)
+            array = whole if all(type(item) is int for item in whole.flat) else array
     except (ValueError, OverflowError, RecursionError) as error:
         raise malformed(f"input '{name}': data: {error}") from None
     if array.size != prod(shape):
@@ -128,8 +131,10 @@ def of_list(name: str, datatype: str, shape: tuple[int, ...], data: Sequence[Any
     if datatype == "BYTES":
         return _shaped(name, _list_of_texts(name, flat), shape)
     if flat.size and flat.dtype.kind not in _FROM[dtype.kind]:
-        raise malformed(f"input '{name}': data: expected numbers of {datatype}, got {_shown(flat[0].item())} among others")
+        raise malformed(f"input '{name}': data: expected numbers of {datatype}, got {_shown(flat.tolist()[0])} among others")
     if dtype.kind in "iu" and flat.size:
+        if flat.dtype.kind == "O" and not all(type(item) is int for item in flat):
+            raise malformed(f"input '{name}': data: expected numbers of {datatype}, got {_shown(flat[0])} among others")
         least, most = int(flat.min()), int(flat.max())
         if least < np.iinfo(dtype).min or most > np.iinfo(dtype).max:
             raise malformed(f"input '{name}': data: expected numbers of {datatype}, got {least} to {most}")

@@ -32,8 +32,8 @@ R = TypeVar("R")
 DEADLINE_S = 300.0
 """Of a request that says nothing else; as a session's."""
 
-_LOOK_EVERY_S, _SILENT_S = 1.0, 3.0
-"""How often the coordinator is asked whether it is there, and how long its answer may take."""
+_LOOK_EVERY_S, _SILENT_S = 1.0, 2.0
+"""How often the coordinator is asked whether it is there, and after how long without an answer it is away."""
 
 _PATIENCE_S = 10.0
 """So long requests that run wait for a coordinator that is away: one that is started anew goes on with them."""
@@ -81,24 +81,37 @@ class Gateway:
         self._gave_up = False
         self._threads = ThreadPoolExecutor(limits.in_flight, "bbgrap-serve")
         self._beside = ThreadPoolExecutor(2, "bbgrap-serve-beside")
+        self._watcher = ThreadPoolExecutor(1, "bbgrap-serve-watch")
         self._batchers: dict[ServedModel, Batcher] = {}
 
     # --- whether it serves ------------------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         """Keep looking whether the coordinator is there."""
+        loop = asyncio.get_running_loop()
         while True:
+            asking = loop.run_in_executor(self._watcher, self._unless_stopping, self._list_nodes)
+            asking.add_done_callback(lambda future: future.cancelled() or future.exception())  # whoever has stopped waiting has seen it
+            if not (await asyncio.wait([asking], timeout=_SILENT_S))[0]:
+                self._note_away(f"the coordinator at {self.connection.address} does not answer")
             try:
-                self.nodes = len((await self.beside(self._list_nodes)).nodes)
+                self.nodes = len((await asking).nodes)
                 self._away_since, self._away = None, ""
-            except (BbgrapError, CallFailedError, TimeoutError) as error:
-                reason = getattr(error, "error", error)
-                self._away_since = self._away_since or time.monotonic()
-                self._away = str(reason) or f"the coordinator at {self.connection.address} does not answer"
+            except (BbgrapError, CallFailedError, StoppedError, TimeoutError) as error:
+                self._note_away(str(error) or f"the coordinator at {self.connection.address} does not answer")
             await asyncio.sleep(_LOOK_EVERY_S)
 
+    def _note_away(self, why: str) -> None:
+        self._away_since = self._away_since or time.monotonic()
+        self._away = why
+
     def _list_nodes(self) -> Nodes:
-        return self.connection.try_call(ListNodes(self.connection.number()), Nodes, timeout_s=_SILENT_S)
+        # Longer than a connection takes to be opened anew, which the call does by itself.
+        return self.connection.try_call(ListNodes(self.connection.number()), Nodes, timeout_s=_PATIENCE_S)
+
+    def _unless_stopping(self, work: Callable[[], R]) -> R:
+        with self.connection.stopping_when(lambda: self.is_draining):
+            return work()
 
     def why_not_ready(self) -> str:
         """Return why requests are better sent elsewhere; empty if they are not."""
@@ -151,8 +164,7 @@ class Gateway:
             if limit.expired():
                 raise RefusedError(Refusal.DEADLINE, f"model '{model.name}': its deadline of {left_s:g} s passed") from None
             if isinstance(error, StoppedError):
-                why = "the server is stopping" if self._gave_up else self._away or "the coordinator was away"
-                raise RefusedError(Refusal.UNAVAILABLE, why) from None
+                raise RefusedError(Refusal.UNAVAILABLE, self._away or "the server is stopping") from None
             raise refusal_of(error) from error
         except asyncio.CancelledError:
             model.statistics.failed(time.perf_counter_ns() - began)
@@ -164,12 +176,12 @@ class Gateway:
 
     async def beside(self, work: Callable[[], R]) -> R:
         """Do what is not inference in a thread: loading, looking at folders, parsing what is large."""
-        return await asyncio.get_running_loop().run_in_executor(self._beside, work)
+        return await asyncio.get_running_loop().run_in_executor(self._beside, self._unless_stopping, work)
 
     def close(self) -> None:
         """End the threads; requests must have ended."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._beside.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._beside, self._watcher):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     # --- inside -----------------------------------------------------------------------------------------------------------------------
 

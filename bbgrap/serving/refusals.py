@@ -6,6 +6,7 @@ import logging
 from enum import Enum
 
 from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, InputError, UsageError
+from bbgrap.session.connection import StoppedError
 
 _log = logging.getLogger("bbgrap.serving")
 
@@ -64,6 +65,8 @@ def refusal_of(error: Exception) -> RefusedError:
             kind = Refusal.UNAVAILABLE
         case BbgrapError():
             kind = Refusal.FAILED
+        case StoppedError():
+            return RefusedError(Refusal.UNAVAILABLE, "the server is stopping")
         case _:
             _log.error("a request failed unexpectedly", exc_info=error)
             return RefusedError(Refusal.FAILED, f"unexpected {type(error).__name__}; the server's log has more")
