@@ -65,12 +65,16 @@ def serve(
         from bbgrap.serving.gateway import Limits
         from bbgrap.serving.server import listen
     except ImportError as error:
-        raise UsageError(f"serve: {error.name} is not installed: pip install 'bbgrap[serve]'") from None
+        package = (error.name or "a package").partition(".")[0]
+        raise UsageError(f"serve: {package} is not installed: pip install 'bbgrap[serve]'") from None
     limits = Limits(max_in_flight, max_body << 20, max_batch, batch_delay / 1e3)
     with (
         listen("--http", http) as listening,
         open_cluster(coordinator, agents, threads, token_file=token_file, insecure=insecure) as connection,
     ):
+        for option, address in (("--http", http), ("--grpc", grpc)):
+            if address and not address.startswith(("127.", "localhost:", "[::1]:")):
+                say(f"{option} {address}: whoever reaches it may use these models, and what is sent can be read on the network")
         _serve(connection, named, folder, options, limits, listening, grpc)
 
 

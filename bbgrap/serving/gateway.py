@@ -154,11 +154,11 @@ class Gateway:
         """
         began = time.perf_counter_ns()
         left_s = DEADLINE_S if timeout_s is None else min(timeout_s, DEADLINE_S)
-        ended = False
+        is_over = False
         limit = asyncio.timeout(left_s)
         try:
             async with limit:
-                answer, where = await self._answer(model, work, lambda: ended)
+                answer, where = await self._answer(model, work, lambda: is_over)
         except Exception as error:
             model.statistics.failed(time.perf_counter_ns() - began)
             if limit.expired():
@@ -170,7 +170,7 @@ class Gateway:
             model.statistics.failed(time.perf_counter_ns() - began)
             raise
         finally:
-            ended = True
+            is_over = True
         model.statistics.succeeded(time.perf_counter_ns() - began, where)
         return answer
 

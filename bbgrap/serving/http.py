@@ -36,7 +36,7 @@ from bbgrap.serving.infer import Infer
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "model_repository(unload_dependents)", "statistics")
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
 _JSON_LENGTH = "inference-header-content-length"
 _BODY_S = 30.0

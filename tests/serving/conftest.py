@@ -30,7 +30,9 @@ class Server:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "COLUMNS": "80"})
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
-        assert self.url.startswith("http://"), log.read_text()
+        if not self.url.startswith("http://"):
+            self.end()
+            raise AssertionError(log.read_text())
         found = re.search(r"gRPC at (\S+);", self.said("Ctrl-C"))
         self.grpc = found[1] if found else ""
 
