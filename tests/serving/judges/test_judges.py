@@ -92,7 +92,17 @@ def test_perf_analyzer(protocol, cluster, models, tmp_path, perf_analyzer):
     with serving(cluster.address, models, tmp_path / "log", "--grpc", "127.0.0.1:0") as server:
         place = server.url.removeprefix("http://") if protocol == "http" else server.grpc
         command = [program, "-m", "rows", "-i", protocol, "-u", place, "--shape", "x:8,4", "--input-data", "zero"]
-        command += ["--concurrency-range", "1:16:5", "--measurement-interval", "2500", "--max-trials", "3", "-s", "1000", "-v"]
+        command += [
+            "--concurrency-range",
+            "1:16:5",
+            "--measurement-interval",
+            "2500",
+            "--max-trials",
+            "3",
+            "-s",
+            "1000000",
+            "-v",
+        ]  # any window is stable enough
         done = subprocess.run(command, capture_output=True, text=True, env=surroundings, timeout=300, check=False)
         said = done.stdout + done.stderr
         assert done.returncode == 0, said
