@@ -56,24 +56,23 @@ def server_metadata() -> dict[str, Any]:
 def make_app(gateway: Gateway, more: Sequence[BaseRoute] = ()) -> Starlette:
     """Return the application, which has further routes as well."""
     api = _Api(gateway)
-    routes: list[BaseRoute] = [
-        Route("/v2", _answering(api.server), methods=["GET"]),
-        Route("/v2/", _answering(api.server), methods=["GET"]),
-        Route("/v2/health/live", _answering(api.live), methods=["GET"]),
-        Route("/v2/health/ready", _answering(api.ready), methods=["GET"]),
-        Route("/v2/models/stats", _answering(api.all_stats), methods=["GET"]),
-        Route("/v2/repository/index", _answering(api.index), methods=["POST"]),
-        Route("/v2/repository/models/{model}/load", _answering(api.load), methods=["POST"]),
-        Route("/v2/repository/models/{model}/unload", _answering(api.unload), methods=["POST"]),
+    roots = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+    asked = [  # routes are tried in this order
+        *(("POST", f"{root}/infer", api.infer) for root in roots),
+        ("GET", "/v2", api.server),
+        ("GET", "/v2/", api.server),
+        ("GET", "/v2/health/live", api.live),
+        ("GET", "/v2/health/ready", api.ready),
+        ("GET", "/v2/models/stats", api.all_stats),
+        ("POST", "/v2/repository/index", api.index),
+        ("POST", "/v2/repository/models/{model}/load", api.load),
+        ("POST", "/v2/repository/models/{model}/unload", api.unload),
+        *(("GET", root, api.metadata) for root in roots),
+        *(("GET", f"{root}/ready", api.model_ready) for root in roots),
+        *(("GET", f"{root}/config", api.config) for root in roots),
+        *(("GET", f"{root}/stats", api.stats) for root in roots),
     ]
-    for root in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        routes += [
-            Route(root, _answering(api.metadata), methods=["GET"]),
-            Route(f"{root}/ready", _answering(api.model_ready), methods=["GET"]),
-            Route(f"{root}/config", _answering(api.config), methods=["GET"]),
-            Route(f"{root}/stats", _answering(api.stats), methods=["GET"]),
-            Route(f"{root}/infer", _answering(api.infer), methods=["POST"]),
-        ]
+    routes = [Route(path, _answering(endpoint), methods=[method]) for method, path, endpoint in asked]
     return Starlette(routes=[*routes, *more], exception_handlers={HTTPException: _unrouted})
 
 
@@ -201,24 +200,27 @@ class _Api:
         announced = request.headers.get("content-length", "0")
         if int(announced) > most:
             raise _too_large(most)
-        body = bytearray()
-        while True:
-            try:
-                async with asyncio.timeout(_BODY_S):
+        body: bytes | bytearray = b""
+        try:
+            async with asyncio.timeout(_BODY_S) as limit:
+                while True:
                     message = await request.receive()
-            except TimeoutError:
-                raise RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {_BODY_S:g} s") from None
-            if message["type"] == "http.disconnect":
-                raise malformed("body: the connection ended before it")
-            part = message.get("body", b"")
-            if not message.get("more_body", False) and not body:
-                body = part  # uvicorn gave all of it at once
-            else:
-                body += part
-            if len(body) > most:
-                raise _too_large(most)
-            if not message.get("more_body", False):
-                return body
+                    limit.reschedule(asyncio.get_running_loop().time() + _BODY_S)
+                    if message["type"] == "http.disconnect":
+                        raise malformed("body: the connection ended before it")
+                    part: bytes = message.get("body", b"")
+                    if not body:
+                        body = part
+                    elif isinstance(body, bytes):
+                        body = bytearray(body) + part
+                    else:
+                        body += part
+                    if len(body) > most:
+                        raise _too_large(most)
+                    if not message.get("more_body", False):
+                        return body
+        except TimeoutError:
+            raise RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {_BODY_S:g} s") from None
 
 
 def _too_large(most: int) -> RefusedError:
