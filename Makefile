@@ -53,6 +53,9 @@ test-deploy: $(DEPLOY)/deploy.stamp ## ssh, Slurm, Ray, Dask, units, manifests, 
 test-install: $(VENV)/test.stamp ## wheel and source package, built, and installed by uv and pipx
 	@$(BIN)/python -m pytest -m install $(PYTEST_ARGS)
 
+test-clients: $(VENV)/test.stamp ## tritonclient, kserve's client, perf_analyzer and curl against bbgrap serve (environments of their own)
+	@$(BIN)/python -m pytest -m clients tests/serving/judges $(PYTEST_ARGS)
+
 bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.overheads
