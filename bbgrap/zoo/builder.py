@@ -151,10 +151,12 @@ class Builder:
         n, *rest = self.shape(x)
         return self.node("Flatten", name, [x], (n, prod(rest)), {"axis": 1})
 
-    def dense(self, x: str, name: str, features: int) -> str:
-        """Add a fully connected layer with biases."""
+    def dense(self, x: str, name: str, features: int, *, bias: bool = True) -> str:
+        """Add a fully connected layer."""
         n, width = self.shape(x)
-        inputs = [x, self.drawn(f"{name}.weight", (features, width), width), self.bias(f"{name}.bias", features)]
+        inputs = [x, self.drawn(f"{name}.weight", (features, width), width)]
+        if bias:
+            inputs.append(self.bias(f"{name}.bias", features))
         return self.node("Gemm", name, inputs, (n, features), {"transB": 1})
 
     def linear(self, x: str, name: str, features: int) -> str:
