@@ -6,7 +6,7 @@ A rule adds nodes that compute, from the gradient `dy` of a node's output, those
               weights: a convolution of the data with dy as the weights, batch and channels exchanged, strides become dilations; sums over
               the batch are then sums over input channels
     MaxPool   a convolution with constant weights takes every window apart, [N, C*K, H', W']; dy stands where an element is the maximum;
-              the transposed convolution puts it back. Elements that are both the maximum of a window get dy both.
+              the transposed convolution puts it back (where windows do not overlap, DepthToSpace). Elements that are both the maximum of a window get dy both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.types import DType, Node
+from bbgrap.graph.types import Attribute, DType, Node
 from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.training.norm import gradient_of_norm
 
@@ -53,13 +53,12 @@ class _Window:
 
 def _pair(node: Node, name: str, usual: int) -> Pair:
     value = node.attributes.get(name, (usual, usual))
-    match value:
-        case (int(), int()):
-            return value
-        case (int(top), int(left), int(bottom), int(right)) if (top, left) == (bottom, right):
-            return top, left
-        case _:
-            raise ModelError(f"training: node '{node.name}' ({node.op}): expected equal {name} on both sides of maps, got {value!r}")
+    numbers = np.asarray(value).tolist()
+    if len(numbers) == 4 and numbers[:2] == numbers[2:]:
+        numbers = numbers[:2]
+    if len(numbers) != 2:
+        raise ModelError(f"training: node '{node.name}' ({node.op}): expected equal {name} on both sides of maps, got {value!r}")
+    return numbers[0], numbers[1]
 
 
 def _relu(b: Builder, node: Node, dy: str, names: Mapping[int, str]) -> dict[int, str]:
@@ -117,7 +116,7 @@ def _scattered(b: Builder, dy: str, weight: str, name: str, shape: tuple[int, ..
         weight = b.node("Pad", f"{name}.filters", [weight, pads], (*b.shape(weight)[:2], *kernel))
         window = _Window((kernel[0], kernel[1]), window.strides, window.pads)
     ends = window.ends(b.shape(dy), shape)
-    attributes = {
+    attributes: dict[str, Attribute] = {
         "kernel_shape": window.kernel,
         "strides": window.strides,
         "pads": (*window.pads, *(max(0, end) for end in ends)),
@@ -131,7 +130,7 @@ def _weight_gradient(b: Builder, x: str, dy: str, name: str, shape: tuple[int, .
     exchange = (1, 0, 2, 3)
     data, filters = b.transpose(x, f"{name}.data", exchange), b.transpose(dy, f"{name}.filters", exchange)
     ends = window.ends(b.shape(dy), b.shape(x))
-    attributes = {
+    attributes: dict[str, Attribute] = {
         "kernel_shape": b.shape(dy)[2:],
         "dilations": window.strides,
         "pads": (*window.pads, *(max(0, end) for end in ends)),
@@ -152,7 +151,7 @@ def _max_pool(b: Builder, node: Node, dy: str, names: Mapping[int, str]) -> dict
     (n, c, h, w), (rows, columns) = b.shape(x), b.shape(y)[2:]
     apart = np.tile(np.eye(count, dtype=np.float32).reshape(count, 1, *window.kernel), (c, 1, 1, 1))
     filters = b.weight(f"windows.{'x'.join(map(str, window.kernel))}.{c}", apart)
-    attributes = {"kernel_shape": window.kernel, "strides": window.strides, "pads": window.pads * 2, "group": c}
+    attributes: dict[str, Attribute] = {"kernel_shape": window.kernel, "strides": window.strides, "pads": window.pads * 2, "group": c}
     pieces = b.node("Conv", f"{names[0]}.apart", [x, filters], (n, c * count, rows, columns), attributes)
     split, joined = ((n, c, count, rows, columns), (n, c * count, rows, columns))
     to_split, to_joined = (b.weight(f"{names[0]}.{label}", np.array(s, np.int64)) for label, s in (("split", split), ("joined", joined)))
@@ -165,6 +164,9 @@ def _max_pool(b: Builder, node: Node, dy: str, names: Mapping[int, str]) -> dict
     chosen = b.node("Cast", f"{names[0]}.chosen", [chosen], split, {"to": DType.FLOAT.value})
     spread = b.node("Mul", f"{names[0]}.spread", [chosen, wide], split)
     spread = b.node("Reshape", f"{names[0]}.pieces", [spread, to_joined], joined)
+    side = window.kernel[0]
+    if window == _Window((side, side), (side, side), (0, 0)) and (h, w) == (side * rows, side * columns):  # windows side by side: a copy
+        return {0: b.node("DepthToSpace", names[0], [spread], (n, c, h, w), {"blocksize": side, "mode": "CRD"})}
     return {0: _scattered(b, spread, filters, names[0], (n, c, h, w), window, group=c)}
 
 

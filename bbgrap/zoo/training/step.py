@@ -114,7 +114,7 @@ def _sum(b: Builder, value: str, parts: list[str]) -> str:
     """Add up what the readers of a value say of its gradient, once."""
     while len(parts) > 1:
         name = f"{value}.gradient" if len(parts) == 2 else f"{value}.gradient.sum{len(parts)}"
-        parts[:2] = [b.binary("Add", *parts[:2], name)]
+        parts[:2] = [b.binary("Add", parts[0], parts[1], name)]
     return parts[0]
 
 
