@@ -6,7 +6,8 @@ A rule adds nodes that compute, from the gradient `dy` of a node's output, those
               weights: a convolution of the data with dy as the weights, batch and channels exchanged, strides become dilations; sums over
               the batch are then sums over input channels
     MaxPool   a convolution with constant weights takes every window apart, [N, C*K, H', W']; dy stands where an element is the maximum;
-              the transposed convolution puts it back (where windows do not overlap, DepthToSpace). Elements that are both the maximum of a window get dy both.
+              the transposed convolution puts it back (where windows do not overlap, DepthToSpace). Of a window with two maxima both get
+              dy; torch gives it to the first. Behind a Relu, where most such windows are, they are zero and get nothing in the end.
 """
 
 from __future__ import annotations

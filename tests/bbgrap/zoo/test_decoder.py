@@ -7,11 +7,15 @@ import onnxruntime as ort
 import pytest
 
 from bbgrap import zoo
+from bbgrap.cluster import Cluster
+from bbgrap.engine.load import load_graph
 from bbgrap.graph import check_graph
 from bbgrap.graph.onnx_io import read_model, save_graph, to_graph, with_input_shapes
 from bbgrap.graph.weights import make_weight
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo.decoder import Sizes, decoder, free_axes
-from tests.partition import assert_close
+from tests.partition import all_values, assert_close, compiled, plain_outputs, run_checked
 
 GROUPED = Sizes(2, 48, 6, 2, 100, 64)
 
@@ -185,3 +189,20 @@ def test_the_types_are_those_that_onnx_infers_of_the_file(batch, sequence, past,
 def test_parameter_counts(name, parameters):
     weights = zoo.build(name).weights.values()
     assert sum(weight.array.size for weight in weights if weight.array.dtype == np.float32 and weight.array.ndim) == parameters
+
+
+@pytest.mark.parametrize("planner", ["model-parallel", "soybean", "fewer-exchanges"])
+@pytest.mark.parametrize(("sequence", "past"), [(1, 7), (6, 0)])
+def test_a_divided_decoder_answers_the_same(planner, sequence, past, tmp_path):
+    built = decoder("grouped", GROUPED, sequence=sequence, past=past)
+    save_graph(built, tmp_path / "m.onnx", free=free_axes(built))
+    graph = load_graph(tmp_path / "m.onnx", {name: built.types[name].known_shape for name in built.inputs})
+    assert None not in all_descriptions(graph).values()
+    random = np.random.default_rng(0)
+    shapes = [graph.types[name].known_shape for name in graph.inputs]
+    feeds = [random.standard_normal(shape, np.float32) if len(shape) == 4 else np.ones(shape, np.int64) for shape in shapes]
+    parts = compiled(graph, Cluster.even(2), PlanOptions(planner=planner))
+    for name, got, want in zip(
+        graph.outputs, run_checked(parts.optimized, feeds, all_values(graph, feeds)), plain_outputs(graph, feeds), strict=True
+    ):
+        assert_close(got, want, name)

@@ -32,11 +32,9 @@ def test_every_operator_of_a_step_is_described(name):
     assert None not in all_descriptions(step.graph).values()
 
 
-USUAL = (
-    {("branches", 2, planner) for planner in FOR_TRAINING}
-    | {("perceptron", 4, planner) for planner in FOR_TRAINING}
-    | {("perceptron", 2, "auto")}
-)
+USUAL = {(*case, planner) for case in (("branches", 2), ("perceptron", 4)) for planner in FOR_TRAINING} | {("perceptron", 2, "auto")}
+"""What the default suite tries; the others are slow tests."""
+
 CASES = [
     pytest.param(*case, marks=() if case in USUAL else pytest.mark.slow)
     for case in ((name, nodes, planner) for name in NETWORKS for nodes in (2, 4) for planner in NAMES)
