@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 def branches(batch: int = 3) -> Graph:
     """Build a network with every operator that has a gradient, windows that overlap or leave gaps, and a sum of two branches."""
-    b = Builder("branches", (batch, 2, 11, 11))
+    b = Builder("branches", (batch, 2, 19, 19))
     x = b.act("Relu", b.norm(b.conv("input", "conv1", 4, 3, stride=2), "norm1"), "relu1")
     x = b.max_pool(x, "pool1", 3, 2, 1)
     y = b.norm(b.conv(x, "conv2", 4, 3), "norm2")
     x = b.act("Relu", b.binary("Add", b.conv(x, "down", 4, 1), y, "add"), "relu2")
     attributes = {"kernel_shape": (2, 2), "strides": (1, 1), "pads": (0,) * 4}
-    x = b.node("AveragePool", "pool2", [x], (batch, 4, 2, 2), attributes)
+    x = b.node("AveragePool", "pool2", [x], (batch, 4, 4, 4), attributes)
     x = b.act("Relu", b.conv(x, "conv3", 6, 1, stride=2, bias=True), "relu3")
     x = b.act("Relu", b.dense(b.flatten(b.mean(x, "mean"), "flat"), "fc1", 7), "relu4")
     return b.graph(b.dense(x, "fc2", 4, bias=False))
