@@ -11,9 +11,18 @@ input. Normalisations use the statistics of the batch, and keep none for later.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from bbgrap.errors import ModelError
+from bbgrap.graph.types import Graph
+from bbgrap.graph.weights import make_weight
 from bbgrap.zoo.training.networks import NETWORKS
 from bbgrap.zoo.training.step import MOMENTUM, RATE, TrainingStep, step_of
+
+_LAST = 0.1
+"""Chosen: with it AlexNet and VGG learn from the first step on at the default rate."""
 
 __all__ = ["TrainingStep", "build", "names", "step_of"]
 
@@ -39,4 +48,11 @@ def build(name: str, batch: int, *, rate: float = RATE, momentum: float = MOMENT
         raise ModelError(f"training: there is no network '{name}'; there are {', '.join(names())}")
     if batch < 1:
         raise ModelError(f"training of '{name}': expected a batch of 1 or more, got {batch}")
-    return step_of(NETWORKS[name](batch), rate=rate, momentum=momentum)
+    return step_of(_calmed(NETWORKS[name](batch)), rate=rate, momentum=momentum)
+
+
+def _calmed(network: Graph) -> Graph:
+    """Make the weights of the last layer smaller: the seeded ones keep the size of maps, so logits and first gradients would be large."""
+    name = next(node.inputs[1] for node in reversed(network.nodes) if node.op in ("Conv", "Gemm"))
+    array = network.weights[name].array * np.float32(_LAST)
+    return replace(network, weights={**network.weights, name: make_weight(name, array)})

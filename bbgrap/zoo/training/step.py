@@ -13,8 +13,8 @@ from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.training.gradients import RULES
 from bbgrap.zoo.training.norm import normalized
 
-RATE, MOMENTUM = 0.01, 0.9
-"""The usual choice for AlexNet and VGG."""
+RATE, MOMENTUM = 0.001, 0.9
+"""Chosen: the usual momentum, and a rate at which the networks of this package learn from their seeded weights without a warm-up."""
 
 _PARAMETERS = {"Conv": slice(1, None), "Gemm": slice(1, None), "BatchNormalization": slice(1, 3)}
 """Which inputs of an operator are learned. The statistics that a normalisation has in the forward network are not used in training."""
