@@ -22,7 +22,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-conformance test-install test-network test-packages bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-strangers bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
+.PHONY: help demo test test-slow test-conformance test-platforms test-network test-packages bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-strangers bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -46,8 +46,8 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and models of torch's exporters on two agents
 	@$(PACKAGES)/bin/python -m pytest -m '' -rs tests/packages tests/exported $(PYTEST_ARGS)
 
-test-install: $(VENV)/test.stamp ## wheel and source package, built, and installed by uv and pipx
-	@$(BIN)/python -m pytest -m install $(PYTEST_ARGS)
+test-platforms: $(VENV)/test.stamp ## packages built and installed by uv and pipx, agents as on macOS, mDNS between processes
+	@$(BIN)/python -m pytest -m platforms tests/platforms $(PYTEST_ARGS)
 
 bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
