@@ -22,7 +22,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-conformance test-platforms test-network test-packages bench bench-network bench-planning bench-prediction bench-recovery bench-scale bench-strangers bench-streams bench-unequal soak fuzz fuzz-readers campaign simulate check format-check lint types imports sizes format dev pins clean
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -46,6 +46,9 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and models of torch's exporters on two agents
 	@$(PACKAGES)/bin/python -m pytest -m '' -rs tests/packages tests/exported $(PYTEST_ARGS)
 
+test-deploy: $(VENV)/deploy.stamp ## ssh, Slurm, units, manifests, image, Prometheus: by the real programs, as far as they are here
+	@$(BIN)/python -m pytest -m deploy -rs --timeout=1200 $(PYTEST_ARGS)
+
 test-platforms: $(VENV)/test.stamp ## packages built and installed by uv and pipx, agents as on macOS, mDNS between processes
 	@$(BIN)/python -m pytest -m platforms tests/platforms $(PYTEST_ARGS)
 
@@ -55,6 +58,9 @@ bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what t
 
 bench-network: $(VENV)/runtime.stamp ## two machines on an emulated network against one (links need root)
 	@$(BIN)/python -m benchmarks.network $(NETWORK_ARGS)
+
+bench-peers: $(VENV)/peers.stamp ## against onnxruntime, OpenVINO, replicas, Ray, Dask and torch on two nodes (links need root)
+	@$(BIN)/python -m benchmarks.peers $(PEERS_ARGS)
 
 bench-planning: $(VENV)/runtime.stamp ## planner auto against all others, against enumeration, and its search time
 	@$(BIN)/python -m benchmarks.planning $(PLANNING_ARGS)
@@ -155,6 +161,18 @@ $(VENV)/test.stamp: $(VENV)/created.stamp pyproject.toml constraints.txt
 $(VENV)/fuzz.stamp: $(VENV)/test.stamp
 	@echo "installing generators of models for fuzzing (minutes on a fresh machine)"
 	@$(INSTALL) '.[test,fuzz]' || echo "some generators of models are missing: their sources are skipped" >&2
+	@touch $@
+
+# a peer that cannot be installed is left out with a line
+$(VENV)/peers.stamp: $(VENV)/runtime.stamp pyproject.toml
+	@echo "installing OpenVINO, Ray, Dask and torch (minutes on a fresh machine)"
+	@for peer in openvino ray distributed '$(TORCH)'; do \
+	  $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt "$$peer" || echo "pip finds no $$peer" >&2; done
+	@touch $@
+
+$(VENV)/deploy.stamp: $(VENV)/test.stamp
+	@echo "installing the judge of manifests"
+	@$(INSTALL) '.[test,deploy]'
 	@touch $@
 
 # Of others' programs, in an environment of their own. Silero VAD asks for any torch, so it is installed without what it asks for;

@@ -176,7 +176,7 @@ def _cluster(stack: ExitStack, places: Sequence[Place], bind: str, home: Path, l
     home.mkdir()
     ready, state, keys = home / "address", home / "state", home / "state" / "keys"
     options = ["--bind", bind, "--state-dir", str(state), "--ready-file", str(ready), "--until-eof", *_LOCKING[lock]]
-    coordinator = stack.enter_context(_process(places[0], home / "coordinator.log", "bbgrap_coordinator.main", *options))
+    coordinator = stack.enter_context(process_at(places[0], home / "coordinator.log", "bbgrap_coordinator.main", *options))
     _wait(ready.exists, coordinator, home / "coordinator.log")
     address, processes = ready.read_text(), [coordinator]
     with_key = ["--insecure"] if lock == "insecure" else ["--token-file", str(keys / "join.token"), "--keys-dir", str(home / "keys")]
@@ -185,7 +185,7 @@ def _cluster(stack: ExitStack, places: Sequence[Place], bind: str, home: Path, l
         if cache_dir is not None:
             options += ["--cache-dir", str(cache_dir)]
         log = home / f"agent{number}.log"
-        processes.append(stack.enter_context(_process(place, log, "bbgrap_agent.main", *options)))
+        processes.append(stack.enter_context(process_at(place, log, "bbgrap_agent.main", *options)))
         _wait(lambda log=log: "joined as" in log.read_text(), processes[-1], log)  # type: ignore[misc]
     access = Access(insecure=True) if lock == "insecure" else Access(token_file=keys / "local.token")
     return Reached(address, access, tuple(process.pid for process in processes))
@@ -332,7 +332,7 @@ def _answer(pipe: Pipe, place: Place, work: Callable[..., Any], arguments: tuple
 
 
 @contextmanager
-def _process(place: Place, log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+def process_at(place: Place, log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a module at a place as long as the context lasts."""
     prefix = ["ip", "netns", "exec", place.namespace] if place.namespace else []
     surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -7,8 +7,10 @@ from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as client
+from bbgrap.protocol import inspection as i
 from bbgrap.protocol import key_messages as k
 from bbgrap.protocol import messages as m
+from bbgrap.protocol import status_messages as s
 from bbgrap.runtime.recording import Record, StepLabel
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 
@@ -40,6 +42,8 @@ RECORD = Record(
 )
 PEERS = (m.Peer(0, "a", "tcp://a:1", "ab" * 32), m.Peer(1, "b", "tcp://b:1"), m.Peer(2, "host", "tcp://h:1"))
 
+FACTS = i.MachineFacts("0.1.0", "3.11.7", 1e9, 4, 2, 1.5, 0.1, 0.0, 0.5, 0.25, 1 << 33, 1 << 32, "/cache", 1 << 36, "eth0", 1e9)
+
 AGENT: list[Any] = [
     m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", PROFILE),
     m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", None),
@@ -55,6 +59,7 @@ AGENT: list[Any] = [
     m.LinksTried(1, (0, 2)),
     m.LinkBroken("tcp://a:1", "reset"),
     m.WorkerLost("SIGFPE", 7, 8, True),
+    i.Inspected(1, FACTS),
     m.Leave("bye"),
 ]
 COMMANDS: list[Any] = [
@@ -70,6 +75,7 @@ COMMANDS: list[Any] = [
     m.MeasureLinks(1, PEERS),
     m.TryLinks(1, PEERS),
     m.AnswerPings(PEERS),
+    i.Inspect(1),
 ]
 CLIENT: list[Any] = [
     client.Hello(1, 1, "0.1.0"),
@@ -80,10 +86,33 @@ CLIENT: list[Any] = [
     client.RunModel(1, DIGEST, 3.0, (TENSOR,), (b"0123", b""), True),
     client.MeasureNodes(1, "", False),
     client.SetProfile(1, PROFILE),
+    s.ReadStatus(1, 17),
+    s.ReadPlan(1, DIGEST),
+    i.ListProfiles(1),
+    i.ForgetProfile(1, "a", True),
+    i.InspectNodes(1),
     client.Cancel(1),
     client.Ask((1, 2)),
 ]
-STATUS = client.NodeStatus("a", "tcp://a:1", "alive", 1, 2, 3, "0.1.0", "1.31.1", 26, None)
+STATUS = s.NodeStatus("a", "tcp://a:1", "alive", 1, 2, 3, "0.1.0", "1.31.1", 26, None)
+LATENCY = s.Latency((0,) * len(s.LATENCY_BUCKETS_S) + (2,), 130.5)
+VARIANT = s.VariantStatus("auto", 7, "ready", ("a",), 1, 4, 0.01, 0.02)
+PLAN = s.PlanStatus(
+    DIGEST, {"x": (1, 3)}, "auto", "latency", "plan", "auto", "measured", 7, ("a",), {"a": 5}, 0.01, 0.02, 4, 0, 1, (VARIANT,),
+    (s.SegmentStatus("a", 0, 0.5, 0.25),),
+)  # fmt: skip
+CLUSTER = s.Status(
+    1,
+    "0.1.0",
+    3,
+    1e9,
+    1e9 + 5,
+    (STATUS,),
+    (s.LinkStatus("a", "b", 1e8, 1e-4, True),),
+    (s.ModelStatus(DIGEST, "m", {"done": 2}, LATENCY, 0.5, 1, 2, ("a",), (PLAN,)),),
+    (s.ExchangeStatus("a", "b", 12),),
+    (s.ClusterEvent(1, 1e9, "joined", "a joined", "a"),),
+)
 ANSWERS: list[Any] = [
     client.Greeting(1, "0.1.0", 2),
     client.Nodes(1, (STATUS,)),
@@ -93,6 +122,10 @@ ANSWERS: list[Any] = [
     client.ModelPrepared(1, DIGEST, 7, ("a", "b"), "{}"),
     client.RunResult(1, 7, (TENSOR,), (b"0123",), (RECORD,)),
     client.Profiles(1, (PROFILE,)),
+    CLUSTER,
+    s.PlanShown(1, "{}", ("a", "coordinator"), (RECORD,), 1e9),
+    i.KnownProfiles(1, (PROFILE,), ()),
+    i.Inspection(1, FACTS, (i.NodeFacts("a", FACTS, -0.5, 0.25),), ("b",), (i.ServedModel(DIGEST, "x 1x3", ("a",), "slow", 2),)),
     client.Failed(1, client.Fault.PLAN, "no"),
     client.StillWorking((1, 2), (1,)),
 ]

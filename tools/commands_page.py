@@ -27,7 +27,7 @@ Written by `tools/commands_page.py` from the commands themselves; do not edit.
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed, or not verified |
+| 1 | failed, not verified, or `doctor` found an error |
 | 2 | wrong usage |
 | 3 | no coordinator answers, or it has no agents |
 
@@ -37,6 +37,7 @@ Written by `tools/commands_page.py` from the commands themselves; do not edit.
 | `BBGRAP_CONFIG` | the only file with settings that is read |
 | `BBGRAP_COORDINATOR` | the coordinator's address, where `--coordinator`, `--join` or a session's `cluster=` is not given |
 | `BBGRAP_COMPILE` | 0: agents run the portable segments, as with `--no-compile` |
+| `BBGRAP_LOG_FORMAT` | `json` or `text`, where `--log-format` is not given |
 | `XDG_CACHE_HOME` | folder of zoo models, of agents' weights and of the coordinator's models; default `~/.cache` |
 | `ORT_DISABLE_TELEMETRY` | 0: onnxruntime may report to its makers; off otherwise |
 

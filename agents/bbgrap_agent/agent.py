@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import zmq
 
@@ -21,6 +23,7 @@ from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
+from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.key_messages import Enrolled
 from bbgrap.protocol.messages import LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed
 from bbgrap.transport.control import ControlClient
@@ -58,10 +61,12 @@ class Agent:
         """Take over the connections; nothing is started or sent before `run`. With an identity the data plane is locked."""
         self._control = control
         self._profile = profile
-        self._inbox: WakeupQueue[FromWorker | Ended | _Stop] = WakeupQueue()
+        self._inbox: WakeupQueue[FromWorker | Ended | _Stop | Inspected] = WakeupQueue()
         self._nanny = Nanny(listener, settings, self._inbox.put, identity)
         self._machine: AgentMachine | None = None
         self._fault: str | None = None
+        self._settings = settings
+        self._inspecting: threading.Thread | None = None
 
     def stop(self, reason: str) -> None:
         """Leave politely; may be called from a signal handler."""
@@ -110,7 +115,7 @@ class Agent:
             except RemoteProtocolError as error:
                 _log.warning("dropped a message of the coordinator: %s", error)
 
-    def _take(self, event: FromWorker | Ended | _Stop) -> None:
+    def _take(self, event: FromWorker | Ended | _Stop | Inspected) -> None:
         match event:
             case _Stop(reason):
                 if self._machine is None:
@@ -128,7 +133,7 @@ class Agent:
                     self._machine = AgentMachine(replace(introduction, profile=self._profile), time.monotonic())
                 else:
                     self._handle(event)
-            case RequestFailed() | Recorded() | Measured() | LinksMeasured() | LinksTried() | LinkBroken():
+            case RequestFailed() | Recorded() | Measured() | LinksMeasured() | LinksTried() | LinkBroken() | Inspected():
                 self._handle(events.Outcome(event))
             case events.WeightsChecked() | events.WeightArrived() | events.Loaded():
                 self._handle(event)
@@ -151,9 +156,22 @@ class Agent:
                 self._nanny.tell(deploy)
             case events.Perform(asked):
                 self._nanny.tell(asked)
+            case events.ReadMachine(inspection):
+                self._read_machine(inspection)
             case events.Reconnect():
                 self._control.reopen()
             case events.Log(text):
                 _log.info(text)
             case events.Quit(fault):
                 self._fault = self._fault or fault
+
+    def _read_machine(self, inspection: int) -> None:
+        """Look how this machine is, in a thread of its own; one look at a time."""
+        if self._inspecting is None or not self._inspecting.is_alive():
+            self._inspecting = threading.Thread(target=self._look, args=(inspection,), name="inspection", daemon=True)
+            self._inspecting.start()
+
+    def _look(self, inspection: int) -> None:
+        from bbgrap.doctor.machine import read_machine  # here: most agents are never asked
+
+        self._inbox.put(Inspected(inspection, read_machine(Path(self._settings.cache_dir), self._settings.host)))

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from bbgrap_agent.cgroups import folders_of
+from bbgrap.doctor.cgroups import folders_of
 from bbgrap_agent.progress import Doing
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL})

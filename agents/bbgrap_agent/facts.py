@@ -8,10 +8,10 @@ import onnxruntime
 import psutil
 
 from bbgrap.cluster.types import NodeProfile
+from bbgrap.doctor.cgroups import memory_bytes, processors
 from bbgrap.engine.sessions import usable_cores
 from bbgrap.protocol.messages import PROTOCOL_VERSION, Join
 from bbgrap.protocol.version import VERSION
-from bbgrap_agent.cgroups import memory_bytes, processors
 
 _OPSET_BY_MINOR = {22: 22, 23: 23, 24: 25}
 _NEWEST_OPSET = 26

@@ -8,13 +8,14 @@ import math
 import os
 import signal
 import socket
-import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.observing.logs import LogFormat, name_node, write_logs
 from bbgrap.protocol.addresses import host_of, split_address
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
@@ -48,12 +49,15 @@ def main(
     ] = False,
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="BBGRAP_LOG_FORMAT", help="Lines of the log as text, or as JSON, an object a line.")
+    ] = LogFormat.TEXT,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
     version: Version = False,
 ) -> None:
     """Join a coordinator and compute for it."""
     os.umask(0o077)
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    write_logs(log_format, verbose=verbose)
     try:
         chosen = parse_cores(cores) if cores else {core} if core is not None else set()
         if chosen:
@@ -117,6 +121,7 @@ def _work(
         compiling=int(compiling),
         verbose=int(verbose),
     )
+    name_node(settings.name)
     if access.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
     enrolment = enrol(address, access, settings.name, KeyFile(keys, address, called))
@@ -138,13 +143,15 @@ def _work(
 
 
 def _made(folder: Path) -> Path:
-    """Return a folder that is there.
+    """Return a folder that is there, and can be written to.
 
     Raises:
-        UsageError: if it cannot be made.
+        UsageError: if it cannot be made or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise UsageError(f"cache folder {folder}: {error.strerror}; choose another with --cache-dir") from error
     return folder
@@ -182,12 +189,14 @@ def pin(cores: set[int]) -> None:
 def own_address(coordinator: str) -> str:
     """Return the address of this machine on the way to the coordinator; nothing is sent."""
     host, port = split_address(coordinator)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, int(port)))
-            return str(probe.getsockname()[0])
+            probe.connect((host.strip("[]"), int(port)))
+            found = str(probe.getsockname()[0])
         except OSError as error:
             raise UsageError(f"coordinator '{coordinator}': its host cannot be found: {error.strerror or error}") from error
+    return f"[{found}]" if family == socket.AF_INET6 else found
 
 
 def own_host(advertised: str) -> str:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bbgrap.control import agent_events as events
+from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Deploy, Heartbeat
 from bbgrap.transport.identity import Identity
@@ -38,6 +39,8 @@ MAX_FIRST_TRIES = 3
 """Workers that end with a status before one was ever ready: then something is wrong with this installation, and the agent ends."""
 START_S = 120.0
 """How long a worker may take until it is ready. Chosen: a hundred times what it takes on a laptop."""
+MEMORY_EVERY_S = 1.0
+"""How often it is looked how much memory is left."""
 _STOP_S = 2.5
 """How long a worker may take to end when it is told to."""
 _REAP_S = 1.0
@@ -166,6 +169,8 @@ class Nanny:
         self._due = 0.0
         self._was_ready = False
         self._failures = 0
+        self._looked = float("-inf")
+        self._free_bytes = 0
 
     def start_if_due(self, now: float) -> None:
         """Start a worker if there is none, and the last one is long enough ago."""
@@ -213,7 +218,11 @@ class Nanny:
         if stopped and child.ready:
             return None
         seconds = max(0.0, now - doing.since_ns / 1e9) if doing.request else 0.0
-        return Heartbeat(doing.epoch, doing.request, seconds, doing.steps, child.used_bytes)
+        if now - self._looked >= MEMORY_EVERY_S:
+            self._looked, self._free_bytes = now, free_memory_bytes()
+        return Heartbeat(
+            doing.epoch, doing.request, seconds, doing.steps, child.used_bytes, self._free_bytes, doing.busy_ns / 1e9 + seconds
+        )
 
     def ended(self, event: Ended, now: float) -> events.WorkerDied | None:
         """Take the end of a worker; return it in words, if it was ready."""

@@ -1,6 +1,6 @@
 """What a worker does just now, in memory that its nanny sees: which kernel since when, and which deployment it loads.
 
-    count | epoch | request | since | count        the kernel; the count grows at its begin and at its end
+    count | epoch | request | since | busy | count   the kernel; the count grows at its begin and at its end
     epoch | since                                  the deployment that is loaded; zeros: none
 
 Laws: writing takes less than a microsecond and waits for nobody; times are nanoseconds of the monotonic clock, which processes share.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from bbgrap.graph.types import Array
 from bbgrap.runtime.execution import Kernel
 
-_KERNEL = struct.Struct("=QQQQQ")
+_KERNEL = struct.Struct("=QQQQQQ")
 _LOAD = struct.Struct("=QQ")
 _LOAD_PLACE = 64
 _SIZE = 128
@@ -29,7 +29,10 @@ _TRIES = 8
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What a worker does: zeros where it does nothing; `steps` are the kernels that have ended, `since_ns` times when something began."""
+    """What a worker does: zeros where it does nothing; `steps` are the kernels that have ended, `since_ns` times when something began.
+
+    `busy_ns` is how long the kernels that have ended took in all.
+    """
 
     epoch: int = 0
     request: int = 0
@@ -37,6 +40,7 @@ class Doing:
     steps: int = 0
     loading: int = 0
     loading_since_ns: int = 0
+    busy_ns: int = 0
 
 
 class Progress:
@@ -49,16 +53,20 @@ class Progress:
         """Map the memory behind a file descriptor, which stays open."""
         self._memory = mmap.mmap(descriptor, _SIZE)
         self._count = 0
+        self._began = 0
+        self._busy = 0
 
     def begin(self, epoch: int, request: int) -> None:
         """A kernel begins."""
         self._count = count = self._count + 1
-        _KERNEL.pack_into(self._memory, 0, count, epoch, request, time.monotonic_ns(), count)
+        self._began = began = time.monotonic_ns()
+        _KERNEL.pack_into(self._memory, 0, count, epoch, request, began, self._busy, count)
 
     def end(self) -> None:
         """The kernel has ended."""
         self._count = count = self._count + 1
-        _KERNEL.pack_into(self._memory, 0, count, 0, 0, 0, count)
+        self._busy = busy = self._busy + time.monotonic_ns() - self._began
+        _KERNEL.pack_into(self._memory, 0, count, 0, 0, 0, busy, count)
 
     def shown(self, compute: Kernel, epoch: int, request: int) -> Kernel:
         """Return a function that computes segments for a request, and shows it."""
@@ -85,9 +93,10 @@ class Progress:
         tries = 0
         while True:
             tries += 1
-            count, epoch, request, since, again = _KERNEL.unpack_from(self._memory, 0)
+            count, epoch, request, since, busy, again = _KERNEL.unpack_from(self._memory, 0)
             if count == again or tries == _TRIES:  # a writer that died in the middle leaves two counts for ever
-                return Doing(epoch, request, since, count // 2, *_LOAD.unpack_from(self._memory, _LOAD_PLACE))
+                loading, loading_since = _LOAD.unpack_from(self._memory, _LOAD_PLACE)
+                return Doing(epoch, request, since, count // 2, loading, loading_since, busy)
 
     def close(self) -> None:
         """Unmap the memory."""

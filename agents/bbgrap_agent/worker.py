@@ -30,6 +30,7 @@ from pathlib import Path
 from bbgrap.control.agent_events import CheckWeights, Drop, DropBefore, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
 from bbgrap.engine.sessions import share_arena
 from bbgrap.errors import BbgrapError, ExecutionError
+from bbgrap.observing.logs import inherited_format, name_node, write_logs
 from bbgrap.protocol.messages import (
     AnswerPings,
     Deploy,
@@ -242,8 +243,8 @@ def main(arguments: Sequence[str]) -> None:
     _follow(settings.nanny)
     # Where a model ends this process, the log says in which kernel; the nanny says the rest.
     faulthandler.enable()
-    level = logging.DEBUG if settings.verbose else logging.INFO
-    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    write_logs(inherited_format(), verbose=bool(settings.verbose))
+    name_node(settings.name)
     confine_worker(Path(settings.cache_dir))
     for descriptor in (settings.pipe, settings.listener, settings.progress):
         os.set_inheritable(descriptor, False)

@@ -51,7 +51,7 @@ def explain_forecast(forecast: Forecast, options: PlanOptions) -> Iterator[str]:
     yield ""
     yield from _table(forecast, names)
     yield ""
-    yield _bottleneck(forecast, names)
+    yield bottleneck(forecast, names)
     if forecast.found is not None:
         yield ""
         yield "The next best alternatives:"
@@ -154,7 +154,8 @@ def tiles_in_words(plan: Plan, node: str) -> str:
     return f"{' x '.join(labels)} {sizes}"
 
 
-def _bottleneck(forecast: Forecast, names: list[str]) -> str:
+def bottleneck(forecast: Forecast, names: list[str]) -> str:
+    """Return who keeps a request from being faster, and by what."""
     timeline, used = forecast.timeline, forecast.compiled.plan.devices_used
     busiest = max(used, key=lambda device: (timeline.busy_s(device, "compute"), -device))
     computing = timeline.busy_s(busiest, "compute")

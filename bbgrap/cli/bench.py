@@ -100,7 +100,7 @@ def print_comparison(report: dict[str, Any]) -> None:
         numbers = [result[key] for key in ("median_ms", "p95_ms", "speedup", "max_abs_err", "max_rel_err", "bit_identical")]
         rows.append(
             (
-                f"{result['planner']} ({result['split']}){_lossy(result)}{', dictionaries' if result['palettes'] else ''}",
+                f"{_planned(result)}{_lossy(result)}{', dictionaries' if result['palettes'] else ''}",
                 *numbers,
                 result["transfers"],
                 result["bytes_sent"],
@@ -139,6 +139,11 @@ def _print_doubts(report: dict[str, Any]) -> None:
     for result in report["results"]:
         if result["fault"]:
             print_result(f"{result['planner']}: {result['fault']}")
+
+
+def _planned(result: dict[str, Any]) -> str:
+    """Return who planned, and along what if that was asked for: `auto` cuts every layer as it likes, a single node none."""
+    return str(result["planner"]) if result["planner"] in {"auto", "single"} else f"{result['planner']} ({result['split']})"
 
 
 def _lossy(result: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from bbgrap.cli.output import say, step
 from bbgrap.errors import UsageError
 from bbgrap.local import LocalCluster
-from bbgrap.protocol.client_messages import NodeStatus
+from bbgrap.protocol.status_messages import NodeStatus
 from bbgrap.session import Connection, connect
 
 

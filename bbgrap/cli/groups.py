@@ -156,3 +156,16 @@ def offline_request(
 ) -> Request:
     """Return what is asked to be planned."""
     return Request(model, agents, cluster, shares, options, inputs)
+
+
+@takes(options=contenders, inputs=given_inputs)
+def offline_requests(
+    model: Model,
+    options: list[PlanOptions],
+    inputs: GivenInputs,
+    agents: Agents = None,
+    cluster: ClusterFile = None,
+    shares: Shares = "",
+) -> list[Request]:
+    """Return what is asked to be planned, by each of several planners."""
+    return [Request(model, agents, cluster, shares, each, inputs) for each in options]

@@ -6,12 +6,32 @@ unavailable, 4 no access. `--debug`, before or after the command, shows the trac
 
 from __future__ import annotations
 
+import errno
 import shlex
 from typing import Annotated
 
 import typer
 
-from bbgrap.cli import bench, config, demo, export, inspect, local, nodes, plan, profile, simulate, submit, token, trace, zoo
+from bbgrap.cli import (
+    bench,
+    config,
+    demo,
+    doctor,
+    export,
+    inspect,
+    local,
+    nodes,
+    plan,
+    profile,
+    simulate,
+    status,
+    submit,
+    token,
+    top,
+    trace,
+    up,
+    zoo,
+)
 from bbgrap.cli.completion import whole_words
 from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.given import FreeDimensionsError
@@ -56,6 +76,8 @@ def _verdict(error: Exception) -> tuple[str, int] | None:
         return None
     if isinstance(error, OSError) and error.filename is not None:
         return f"'{error.filename}': {error.strerror or error}", 1
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the output cannot be written: {error.strerror}", 1
     what = f"unexpected {type(error).__name__}: {error}"
     return f"{what}; this is a fault of bbgrap: run it again with --debug and report what you see", 1
 
@@ -91,9 +113,13 @@ for command in (
     export.export,
     local.local,
     nodes.nodes,
+    status.status,
+    top.top,
+    doctor.doctor,
     submit.submit,
     bench.bench,
     trace.trace,
+    up.up,
     zoo.zoo,
     config.config,
 ):

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
-from bbgrap.cli.output import print_json, print_table, say
+from bbgrap.cli.output import print_json, print_result, print_table, say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bbgrap.protocol.status_messages import NodeStatus
+
+_TABLE_WIDTH = 130
+"""Columns that the table takes; a narrower terminal gets some lines for each node."""
 
 
 def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure: Insecure = False, as_json: Json = False) -> None:
@@ -18,6 +27,9 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
     Example:
         bbgrap nodes --coordinator tcp://head:7070
     """
+    import shutil
+    import sys
+
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cluster import NodeProfile
     from bbgrap.cluster.speeds import shares_of
@@ -31,42 +43,41 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
         say(f"no agents yet; on each machine: bbgrap-agent --join {coordinator}")
         return
     shares = shares_of([node.profile or NodeProfile(node.name) for node in found])
-    columns: tuple[str, ...] = (
-        "name",
-        "state",
-        "address",
-        "threads",
-        "cores",
-        "memory",
-        "used",
-        "standby",
-        "onnxruntime",
-        "max opset",
-        "share",
-        "profile",
-    )
-    rows: list[tuple[object, ...]] = [
-        (
-            node.name,
-            node.state,
-            node.address,
-            node.threads,
-            node.cores,
-            f"{node.memory_bytes / (1 << 30):.1f} GiB",
-            f"{node.used_bytes / (1 << 20):,.0f} MiB",
-            f"{node.standby_bytes / (1 << 20):,.0f} MiB",
-            node.onnxruntime,
-            node.max_opset,
-            f"{share:g}",
-            f"speeds: {len(node.profile.work)}, links: {len(node.profile.links)}" if node.profile else "not measured",
-        )
-        for node, share in zip(found, shares, strict=True)
-    ]
-    if any(node.verified for node in found):
-        columns = (*columns, "verified", "differed")
-        rows = [(*row, node.verified, node.differed) for row, node in zip(rows, found, strict=True)]
-    print_table(columns, rows)
+    verifies = any(node.verified for node in found)
+    listed = [_columns(node, share, verifies=verifies) for node, share in zip(found, shares, strict=True)]
+    if sys.stdout.isatty() and shutil.get_terminal_size().columns < _TABLE_WIDTH:
+        for number, columns in enumerate(listed):
+            _print_lines(columns, is_first=number == 0)
+    else:
+        print_table(tuple(listed[0]), [tuple(columns.values()) for columns in listed])
     for node in found:
         if node.unreachable:
             others = ", ".join(f"'{name}'" for name in node.unreachable)
             say(f"'{node.name}' at {node.address} and {others} do not reach each other: is the data port open, and --advertise right?")
+
+
+def _columns(node: NodeStatus, share: float, *, verifies: bool) -> Mapping[str, object]:
+    """Return what is shown of a node, by what it is called."""
+    columns: dict[str, object] = {
+        "name": node.name,
+        "state": node.state,
+        "address": node.address,
+        "threads": node.threads,
+        "cores": node.cores,
+        "memory": f"{node.memory_bytes / (1 << 30):.1f} GiB",
+        "used": f"{node.used_bytes / (1 << 20):,.0f} MiB",
+        "standby": f"{node.standby_bytes / (1 << 20):,.0f} MiB",
+        "bbgrap": node.version,
+        "onnxruntime": node.onnxruntime,
+        "share": f"{share:g}",
+        "profile": f"speeds: {len(node.profile.work)}, links: {len(node.profile.links)}" if node.profile else "not measured",
+    }
+    return {**columns, "verified": node.verified, "differed": node.differed} if verifies else columns
+
+
+def _print_lines(columns: Mapping[str, object], *, is_first: bool) -> None:
+    """Print one node in a few lines, for a narrow terminal."""
+    name, state, address, *others = columns
+    print_result(f"{'' if is_first else chr(10)}{columns[name]}  {columns[state]}  {columns[address]}")
+    for start in range(0, len(others), 3):
+        print_result("  " + "  ".join(f"{key} {columns[key]}" for key in others[start : start + 3]))

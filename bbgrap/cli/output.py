@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,6 +118,11 @@ def step(title: str) -> Iterator[Progress]:
         _Line.end()
         raise
     progress.finish()
+
+
+def columns() -> int:
+    """Return how wide what is printed may be."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:

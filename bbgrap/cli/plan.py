@@ -8,19 +8,19 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.groups import Request, offline_request, takes
+from bbgrap.cli.groups import Request, offline_requests, takes
 from bbgrap.cli.options import Json
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say
 
 
-@takes(request=offline_request)
+@takes(requests=offline_requests)
 def plan(
-    request: Request,
+    requests: list[Request],
     explain: Annotated[bool, typer.Option("--explain", help="List what every node reads, holds and fetches.")] = False,
     output: Annotated[Path | None, typer.Option(help="Also write the plan to this file, as JSON.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Plan a model over several nodes; no cluster is needed.
+    """Plan a model over several nodes; no cluster is needed. Several planners are compared by what is predicted.
 
     Examples:
         bbgrap plan zoo:resnet50 --agents 4 --explain
@@ -29,12 +29,21 @@ def plan(
 
         bbgrap plan zoo:vgg16 --agents 6 --grid 3x2
 
+        bbgrap plan zoo:resnet50 --agents 3 --planner auto,bbgrap,tofu
+
         bbgrap plan text.onnx --shares 2,1 --split batch --batch 8 --input tokens=8x128
     """
     from bbgrap.auto.explain import explain_forecast
     from bbgrap.cli.planning import plan_offline
+    from bbgrap.errors import UsageError
     from bbgrap.report.plan_report import explain as explain_plan
 
+    if len(requests) > 1:
+        if explain or output is not None:
+            raise UsageError("--explain and --output: they take one plan; name one planner")
+        _compare(requests, as_json=as_json)
+        return
+    request = requests[0]
     planned = plan_offline(request)
     if output is not None:
         output.write_text(json.dumps(planned.report, indent=2) + "\n", encoding="utf-8")
@@ -50,3 +59,24 @@ def plan(
         predicted, alone = planned.report["predicted_ms"], planned.report["predicted_single_node_ms"]
         print_result(f"predicted: {predicted:.2f} ms a request, the best single node {alone:.2f} ms")
         say("--explain lists what every node reads, holds and fetches")
+
+
+def _compare(requests: list[Request], *, as_json: bool) -> None:
+    """Print what several planners' plans are predicted to take."""
+    from bbgrap.cli.planning import plans_offline
+
+    reports, rows = [], []
+    for request, planned in zip(requests, plans_offline(requests), strict=True):
+        report, asked = planned.report, request.options
+        used, optimized = len(planned.forecast.compiled.plan.devices_used), report["optimized"]
+        ratio = report["predicted_single_node_ms"] / report["predicted_ms"]
+        name = asked.planner if asked.planner == "auto" else f"{asked.planner} ({asked.split})"
+        rows.append((name, report["predicted_ms"], ratio, used, optimized["transfers"], optimized["bytes"]))
+        reports.append({key: value for key, value in report.items() if key not in ("nodes", "predicted_timeline")})
+    if as_json:
+        print_json(reports)
+        return
+    first = reports[0]
+    alone = f"the best single node takes {first['predicted_single_node_ms']:.2f} ms"
+    columns = ("planner", "predicted, ms", "speed-up", "nodes used", "messages", "bytes")
+    print_table(columns, rows, title=f"{first['model']} over {len(first['agents'])} nodes; {alone}")

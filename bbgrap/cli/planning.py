@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from bbgrap.cli.inputs import Inputs, read_inputs
 from bbgrap.cli.models import find_model
 from bbgrap.cli.options import offline_cluster
 from bbgrap.cli.output import say, step
+from bbgrap.cluster.plausible import doubts
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.program.dictionaries import have_few_values
@@ -50,19 +53,39 @@ def plan_offline(request: Request) -> Planned:
     Raises:
         BbgrapError: if the options, the cluster file, the model or the shapes are wrong, or there is no plan.
     """
-    cluster = offline_cluster(request.agents, request.cluster, request.shares, request.options)
-    path = find_model(request.model)
-    inputs = read_inputs(path, request.inputs)
+    return next(plans_offline([request]))
+
+
+def plans_offline(requests: Sequence[Request]) -> Iterator[Planned]:
+    """Load a model and yield its plan for each request; they differ in their options only.
+
+    Raises:
+        BbgrapError: as `plan_offline`.
+    """
+    first = requests[0]
+    clusters = [offline_cluster(request.agents, request.cluster, request.shares, request.options) for request in requests]
+    for node in clusters[0].nodes:
+        for doubt in doubts(node):
+            say(f"'{first.cluster}': {doubt}")
+    path = find_model(first.model)
+    inputs = read_inputs(path, first.inputs)
     with step("loading for these shapes"):
         graph = load_graph(path, inputs.shapes)
-    with step(f"planning over {len(cluster.nodes)} nodes"):
-        few = len(inputs.tensors) == len(inputs.shapes) and have_few_values(list(inputs.tensors.values()))
-        forecast, variant = fit(graph, cluster, replace(request.options, input_values="few") if few else request.options)
+    for request, cluster in zip(requests, clusters, strict=True):
+        by = f" by '{request.options.planner}'" if len(requests) > 1 else ""
+        with step(f"planning over {len(cluster.nodes)} nodes{by}"):
+            few = len(inputs.tensors) == len(inputs.shapes) and have_few_values(list(inputs.tensors.values()))
+            forecast, variant = fit(graph, cluster, replace(request.options, input_values="few") if few else request.options)
+        yield _planned(request, path, inputs, forecast, variant)
+
+
+def _planned(request: Request, path: Path, inputs: Inputs, forecast: Forecast, variant: PlannedVariant) -> Planned:
+    """Return a plan with its report, and say what is odd about it."""
     for refusal in variant.report["changed"]:
         say(f"does not fit, planned otherwise: {refusal}")
     report = {**variant.report, "model": request.model, "inputs": {name: list(shape) for name, shape in inputs.shapes.items()}}
     planned = Planned(path, inputs, forecast, report)
-    if len(forecast.compiled.plan.devices_used) < len(cluster.nodes):
+    if len(forecast.compiled.plan.devices_used) < len(planned.names):
         idle = [name for number, name in enumerate(planned.names) if number not in forecast.compiled.plan.devices_used]
         more = f" and {len(idle) - _NAMED} more" if len(idle) > _NAMED else ""
         say(f"left out, there is nothing for them to do: {', '.join(idle[:_NAMED])}{more}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from bbgrap.cli.output import print_json, print_result, print_table, say, step
 
 if TYPE_CHECKING:
     from bbgrap.cluster import NodeProfile
+    from bbgrap.session import Connection
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -30,7 +32,7 @@ def profile(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Measure nodes and their links, or set a profile by hand ('bbgrap profile add FILE').
+    """Measure nodes and their links; 'bbgrap profile list, show, add, remove' are about what is known of them.
 
     Every kind of work gets a speed: time = overhead + operations / flops + weight bytes / weights + map bytes / maps. So half of the
     rows cost more than half of the time. Nodes are measured at once, as they will work, in some 7 seconds, and then
@@ -112,6 +114,98 @@ def _giga(value: float) -> float | None:
     return value / 1e9 if value else None
 
 
+def _cluster_of(context: typer.Context, coordinator: str, token_file: Path | None, *, insecure: bool) -> AbstractContextManager[Connection]:
+    """Open the cluster that is named after the command, or before it."""
+    from bbgrap.cli.clusters import open_cluster
+
+    before = context.parent.params if context.parent else {}
+    return open_cluster(
+        coordinator or before.get("coordinator", ""),
+        token_file=token_file or before.get("token_file"),
+        insecure=insecure or bool(before.get("insecure")),
+    )
+
+
+@app.command("list")
+def list_profiles(
+    context: typer.Context, coordinator: Coordinator = "", token_file: TokenFile = None, insecure: Insecure = False, as_json: Json = False
+) -> None:
+    """List the profiles that the coordinator keeps, also of nodes that are not there: what was measured, and what was given by hand.
+
+    Example:
+        bbgrap profile list --coordinator tcp://head:7070
+    """
+    from dataclasses import asdict
+
+    with _cluster_of(context, coordinator, token_file, insecure=insecure) as cluster:
+        known, there = cluster.profiles(), {node.name for node in cluster.nodes()}
+    if as_json:
+        print_json({"measured": [asdict(item) for item in known.measured], "by_hand": [asdict(item) for item in known.by_hand]})
+        return
+    rows = [
+        (item.name, item.name in there, how, len(item.work), len(item.links), item.share if item.share != 1 else None)
+        for how, items in (("measured", known.measured), ("by hand", known.by_hand))
+        for item in items
+    ]
+    if not rows:
+        say("no profile is known; 'bbgrap profile' measures all nodes, 'bbgrap profile add FILE' sets one by hand")
+        return
+    print_table(("node", "is there", "profile", "speeds", "links", "share"), sorted(rows))
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="The node's name.")],
+    coordinator: Coordinator = "",
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is known of a node, as the YAML that 'bbgrap profile add' takes: what was given by hand goes over what was measured.
+
+    Example:
+        bbgrap profile show big --coordinator tcp://head:7070
+    """
+    from dataclasses import asdict
+
+    from bbgrap.cluster.files import profile_text
+    from bbgrap.errors import UsageError
+
+    with _cluster_of(context, coordinator, token_file, insecure=insecure) as cluster:
+        known = cluster.profiles()
+    found = {how: item for how, items in (("measured", known.measured), ("by_hand", known.by_hand)) for item in items if item.name == node}
+    if not found:
+        names = ", ".join(sorted({item.name for item in (*known.measured, *known.by_hand)})) or "none"
+        raise UsageError(f"node '{node}': nothing is known of it; profiles are there of: {names}")
+    if as_json:
+        print_json({how: asdict(item) for how, item in found.items()})
+        return
+    for how, item in found.items():
+        print_result(f"# {how.replace('_', ' ')}\n{profile_text(item).rstrip()}")
+
+
+@app.command()
+def remove(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="The node's name.")],
+    measured: Annotated[bool, typer.Option("--measured", help="Forget what was measured, too; it is measured again when idle.")] = False,
+    coordinator: Coordinator = "",
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Forget what was given by hand of a node; what was measured counts again.
+
+    Example:
+        bbgrap profile remove big --coordinator tcp://head:7070
+    """
+    with _cluster_of(context, coordinator, token_file, insecure=insecure) as cluster:
+        gone = cluster.forget_profile(node, measured=measured)
+    for how, items in (("by hand", gone.by_hand), ("measured", gone.measured)):
+        for item in items:
+            say(f"profile of '{item.name}', {how}: removed")
+
+
 @app.command()
 def add(
     context: typer.Context,
@@ -128,12 +222,14 @@ def add(
     Example:
         bbgrap profile add big.yaml --coordinator tcp://head:7070
     """
-    from bbgrap.cli.clusters import open_cluster
     from bbgrap.cluster.files import read_profiles
+    from bbgrap.cluster.plausible import doubts
 
     profiles = read_profiles(file)
-    before_command = context.parent.params["coordinator"] if context.parent else ""
-    with open_cluster(coordinator or before_command, token_file=token_file, insecure=insecure) as cluster:
+    for item in profiles:
+        for doubt in doubts(item):
+            say(f"'{file}': {doubt}")
+    with _cluster_of(context, coordinator, token_file, insecure=insecure) as cluster:
         there = {node.name for node in cluster.nodes()}
         for item in profiles:
             cluster.add_profile(item)

@@ -165,4 +165,4 @@ class ClusterDocument(Document):
                 values[key] = self.number(entries[key], f"{who}: '{key}'", units, above)
             elif isinstance(root, yaml.MappingNode):
                 self.fault(root, f"{who}: expected the key '{key}'")
-        return Link(values.get("bandwidth", 0.0), values.get("round_trip", 0.0) / 2)
+        return Link(values.get("bandwidth", 1.0), values.get("round_trip", 0.0) / 2)

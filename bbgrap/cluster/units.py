@@ -1,6 +1,6 @@
 """Quantities as people write them: `8GiB`, `1Gbit/s`, `85 GFLOP/s`, `0.3ms`.
 
-A bare number is in the base unit: bytes, bytes per second, operations per second, seconds.
+A bare number is in the base unit: bytes, bytes per second, operations per second, seconds. `Gbps` is `Gbit/s`, `GFLOPS` is `GFLOP/s`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ TIMES: Mapping[str, float] = {"s": 1, "ms": 1e-3, "us": 1e-6}
 """Units of time, in seconds."""
 
 
+_ALIASES = (("FLOPS", "FLOP/s"), ("bps", "bit/s"))
+"""How units end that others write, and what they are called here."""
+
+
 def parse_quantity(text: str, units: Mapping[str, float]) -> float:
     """Return a quantity in the base unit of `units`.
 
@@ -45,12 +49,14 @@ def parse_quantity(text: str, units: Mapping[str, float]) -> float:
         ValueError: with what was expected, if the text is no number with one of the units; what is infinite in the base unit is none.
     """
     match = _NUMBER_AND_UNIT.fullmatch(text)
+    unit = match[2] if match else ""
+    unit = next((unit.removesuffix(theirs) + ours for theirs, ours in _ALIASES if unit.endswith(theirs)), unit)
     try:
         number = float(match[1]) if match else math.nan
     except ValueError:
         number = math.nan
-    if match is not None and math.isfinite(number) and (not match[2] or match[2] in units):
-        factor = units[match[2]] if match[2] else 1
+    if match is not None and math.isfinite(number) and (not unit or unit in units):
+        factor = units[unit] if unit else 1
         value = float(Decimal(match[1]) * Decimal(str(factor)))  # 0.9ms is 0.0009, as written; 0.9 * 1e-3 is not
         if math.isfinite(value):
             return value

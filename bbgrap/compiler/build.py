@@ -2,18 +2,20 @@
 
 For every value that a node computes: each device that holds a tile sends it to all other devices; each device concatenates the whole
 value; before each use the needed region is cropped out of it. The model's inputs are sent whole to every device that reads them, its
-outputs go from the tiles to the host, which does the concatenations that only make outputs. Nothing is pruned here: `passes` do that, and
-`simulate` shows that they change no answer.
+outputs go from the tiles to the host, which does the concatenations that only make outputs. State is nobody's input and output: every
+agent holds all of it before a request, and gathers all of it for the next one. Nothing is pruned here: `passes` do that, and `simulate`
+shows that they change no answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bbgrap.compiler.growing import GrowingDevice, Messages
 from bbgrap.compiler.host_concat import joined_by_host
 from bbgrap.graph import Graph, Node
+from bbgrap.graph.state import kept_region
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program
 from bbgrap.shapemap import ShapeMap, subtract_all
@@ -35,9 +37,18 @@ class _DeviceBuilder(GrowingDevice):
         return DeviceProgram(self.device, self.buffers, tuple(self.steps), feeds, results)
 
 
-def build_initial(plan: Plan, descriptions: Mapping[str, Description | None]) -> Program:
-    """Return the initial program of a plan."""
-    return _Builder(plan, descriptions).run()
+StateLayout = Sequence[Sequence[tuple[str, ShapeMap]]]
+"""What every agent holds of state between requests: inputs and regions of them, along an axis that grows all of it."""
+
+
+def build_initial(
+    plan: Plan, descriptions: Mapping[str, Description | None], begins: StateLayout | None = None, *, open_sizes: bool = False
+) -> Program:
+    """Return the initial program of a plan; with `open_sizes` the host puts nothing together whose size moves.
+
+    With `begins` it is that of a sequence's first request: state comes with the request, and is left as another program will find it.
+    """
+    return _Builder(plan, descriptions, begins, open_sizes).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +61,47 @@ class _Held:
 
 
 class _Builder:
-    def __init__(self, plan: Plan, descriptions: Mapping[str, Description | None]) -> None:
+    def __init__(self, plan: Plan, descriptions: Mapping[str, Description | None], begins: StateLayout | None, open_sizes: bool) -> None:
         self.graph: Graph = plan.graph
+        self.begins = begins
+        self.moving = plan.graph.moving if open_sizes else {}
         self.plan = plan
         self.descriptions = descriptions
         self.host = plan.cluster.host
         self.devices = [_DeviceBuilder(d) for d in range(self.host + 1)]
         self.messages = Messages()
         self.counter = WorkCounter(plan.graph, descriptions)
-        self.joined = joined_by_host(plan, descriptions)
+        self.joined = frozenset[str]() if open_sizes else joined_by_host(plan, descriptions)
         joined = (plan.graph.node_by_name[name] for name in self.joined)
-        self.returned = {*plan.graph.outputs, *(name for node in joined for name in node.inputs)}
+        self.returned = {*plan.graph.answered, *(name for node in joined for name in node.inputs)}
         """What the host gets of agents."""
+        self.kept = set(plan.graph.state.values())
 
     def run(self) -> Program:
         host = self.devices[self.host]
-        feeds = tuple(self._scatter(name) for name in self.graph.inputs)
+        feeds = tuple(self._scatter(name) for name in (self.graph.given if self.begins is None else self.graph.inputs))
+        states = [self._recall(device) for device in self.devices[: self.host]]
         for node in self.graph.nodes:
             if node.name in self.joined:
                 host.full[node.outputs[0]] = self._compute(node, Tile(self.host, whole_output(self.graph, node)), None)[0]
             else:
                 self._layer(node)
-        results = tuple(host.full[name] for name in self.graph.outputs)
-        return Program(self.graph, tuple(d.finish(feeds, results) if d is host else d.finish() for d in self.devices))
+        answer = host.finish(feeds, tuple(host.full[name] for name in self.graph.answered))
+        return Program(self.graph, (*(d.finish(s, self._keep(d)) for d, s in zip(self.devices, states, strict=False)), answer))
+
+    def _recall(self, device: _DeviceBuilder) -> tuple[BufferId, ...]:
+        """Let a device begin with all state."""
+        if self.begins is not None:
+            return ()
+        for name in self.graph.state:
+            device.full[name] = device.buffer(name, self._whole(name))
+        return tuple(device.full[name] for name in self.graph.state)
+
+    def _keep(self, device: _DeviceBuilder) -> tuple[BufferId, ...]:
+        """Let a device end with what it needs of state in the next request."""
+        if self.begins is None:
+            return tuple(device.full[output] for output in self.graph.state.values())
+        return tuple(self._cropped(device, self.graph.state[n], kept_region(self.graph, n, r)) for n, r in self.begins[device.device])
 
     def _whole(self, value: str) -> ShapeMap:
         return ShapeMap.full(self.graph.types[value].shape or ())
@@ -100,7 +129,7 @@ class _Builder:
                 own[name].append(_Held(tile.device, Piece(buffer, self.devices[tile.device].buffers[buffer].region), part))
         kind = reducer_of(description) if (description := self.descriptions[node.name]) is not None else None
         for name in outputs:
-            if name in self.graph.consumers:
+            if name in self.graph.consumers or name in self.kept:
                 for device in range(self.host):
                     self._gather(name, own[name], device, kind)
             if name in self.returned:
@@ -108,7 +137,7 @@ class _Builder:
 
     def _return(self, value: str, holders: list[_Held], kind: ReducerKind | None) -> None:
         """Bring a model output to the host; partial results are added up by an agent before, since the host computes nothing."""
-        if holders[0].part is None:
+        if holders[0].part is None and (len(holders) == 1 or value not in self.moving):
             self._gather(value, holders, self.host, kind)
             return
         adder = self.devices[holders[0].device]
@@ -136,6 +165,9 @@ class _Builder:
     def _crop(self, builder: _DeviceBuilder, value: str, region: ShapeMap | None) -> BufferId | None:
         if not value or region is None or value in self.graph.weights or region.is_empty:
             return None
+        return self._cropped(builder, value, region)
+
+    def _cropped(self, builder: _DeviceBuilder, value: str, region: ShapeMap) -> BufferId:
         full = builder.full[value]
         if region == builder.buffers[full].region:
             return full

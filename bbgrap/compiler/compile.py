@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from bbgrap.compiler.build import build_initial
+from bbgrap.compiler.build import StateLayout, build_initial
 from bbgrap.compiler.passes import DEFAULT_PASSES, ChunkInputs, SlowestFirst, optimize
 from bbgrap.compiler.passes.chunks import narrower
+from bbgrap.compiler.passes.open_sizes import OpenSizes
 from bbgrap.compiler.predict import Predictor
 from bbgrap.planners.options import TransferType
 from bbgrap.planners.plan import Plan
@@ -32,6 +33,8 @@ def compile_plan(
     *,
     instalments: bool = True,
     verify: bool = False,
+    begins: StateLayout | None = None,
+    open_sizes: bool = False,
 ) -> Compiled:
     """Build and optimise the program of a plan.
 
@@ -42,8 +45,17 @@ def compile_plan(
         dictionary_devices: Those that get the model's inputs encoded with dictionaries.
         instalments: Let inputs come in parts where that is expected to be faster.
         verify: Check every law between passes.
+        begins: Of a sequence's first request: how it leaves state for the next one (`bbgrap.compiler.passes.state.layout_of`).
+        open_sizes: Make a program for all sizes of the graph's moving axes.
+
+    Raises:
+        PlanError: with `open_sizes`, if something is cut along a moving axis.
     """
-    initial = replace(build_initial(plan, descriptions), transfers=transfers, dictionary_devices=dictionary_devices)
-    early = (ChunkInputs(Predictor(plan.cluster), narrower(plan.graph, descriptions)),) if instalments else ()
-    passes = (*DEFAULT_PASSES, *early, SlowestFirst(plan.cluster))
+    initial = replace(
+        build_initial(plan, descriptions, begins, open_sizes=open_sizes), transfers=transfers, dictionary_devices=dictionary_devices
+    )
+    tailored, fused = DEFAULT_PASSES[:-1], DEFAULT_PASSES[-1:]
+    opened = (OpenSizes(),) if open_sizes else ()
+    early = (ChunkInputs(Predictor(plan.cluster), narrower(plan.graph, descriptions)),) if instalments and not open_sizes else ()
+    passes = (*tailored, *opened, *fused, *early, SlowestFirst(plan.cluster))
     return Compiled(plan, initial, optimize(initial, passes, verify=verify))

@@ -11,6 +11,7 @@ from bbgrap.compiler.growing import GrowingDevice, Messages
 from bbgrap.compiler.host_concat import joined_by_host
 from bbgrap.compiler.passes.fuse import FuseSegments
 from bbgrap.graph import Node
+from bbgrap.graph.state import kept_region, uncut
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program
@@ -35,6 +36,8 @@ class _Device(GrowingDevice):
         self.held: dict[tuple[str, Part], list[tuple[BufferId, ShapeMap]]] = {}
         self.summed: dict[str, list[tuple[BufferId, ShapeMap]]] = {}
         """What partial results were added up to, by value."""
+        self.feeds: list[BufferId] = []
+        """What it holds of state before a request."""
 
 
 class _Builder:
@@ -49,7 +52,7 @@ class _Builder:
         self.messages = Messages()
 
     def run(self) -> Program:
-        feeds = tuple(self._feed(name) for name in self.graph.inputs)
+        feeds = tuple(self._feed(name) for name in self.graph.given)
         joined = joined_by_host(self.plan, self.pieces.descriptions)
         for node in self.graph.nodes:
             if node.name in joined:
@@ -59,14 +62,26 @@ class _Builder:
                 continue
             for tile in self.plan.tiles[node.name]:
                 self._compute(node, tile)
-        results = tuple(self._result(name) for name in self.graph.outputs)
-        return Program(
-            self.graph,
-            tuple(
-                DeviceProgram(n, device.buffers, tuple(device.steps), *((feeds, results) if n == self.host else ()))
-                for n, device in enumerate(self.devices)
-            ),
-        )
+        results = tuple(self._result(name) for name in self.graph.answered)
+        ends = [*((tuple(device.feeds), self._keep(n)) for n, device in enumerate(self.devices[: self.host])), (feeds, results)]
+        devices = (DeviceProgram(n, d.buffers, tuple(d.steps), *ends[n]) for n, d in enumerate(self.devices))
+        return Program(self.graph, tuple(devices))
+
+    def _recall(self, device: int, value: str, region: ShapeMap) -> None:
+        """Let a device hold a region of state before the request."""
+        here = self.devices[device]
+        held = here.held.setdefault((value, None), [])
+        for rest in subtract_all(uncut(self.graph, value, region), [own for _, own in held]):
+            buffer = here.buffer(value, rest)
+            here.feeds.append(buffer)
+            held.append((buffer, rest))
+
+    def _keep(self, device: int) -> tuple[BufferId, ...]:
+        """Let a device end with what it holds of state in the next request."""
+        here = self.devices[device]
+        states = [here.buffers[feed] for feed in here.feeds]
+        kept = [self._fetch(device, self.graph.state[s.value], kept_region(self.graph, s.value, s.region)) for s in states]
+        return tuple(buffer for buffer in kept if buffer is not None)
 
     def _whole(self, value: str) -> ShapeMap:
         return ShapeMap.full(self.graph.types[value].shape or ())
@@ -104,6 +119,8 @@ class _Builder:
         """Return a buffer of the device that holds just this region; None for what is not read from a buffer."""
         if not value or region is None or value in self.graph.weights or region.is_empty:
             return None
+        if value in self.graph.state:
+            self._recall(device, value, region)
         if value not in self.parts:
             return self._gather(device, value, None, region)
         here = self.devices[device]
@@ -132,7 +149,7 @@ class _Builder:
             if held.issuperset(region):
                 return self._assemble(device, value, part, region, [Piece(buffer, region)])
         missing = subtract_all(region, (own for _, own in here if not own.is_apart_from(region)))
-        for source, buffer, held in self.holders[value, part]:
+        for source, buffer, held in self.holders.get((value, part), ()):
             if not missing:
                 break
             if source == device or all(held.is_apart_from(rest) for rest in missing):

@@ -76,19 +76,20 @@ def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment
     return Schedule(
         device=device.device,
         host=program.host,
-        buffers=tuple(_spec(program.graph, device, names, b) for b in device.buffers),
+        buffers=tuple(_spec(program, device, names, b) for b in device.buffers),
         steps=tuple(steps),
         feeds=tuple(numbers[b] for b in device.feeds),
         results=tuple(numbers[b] for b in device.results),
     )
 
 
-def _spec(graph: Graph, device: DeviceProgram, names: Mapping[BufferId, str], buffer: BufferId) -> BufferSpec:
+def _spec(program: Program, device: DeviceProgram, names: Mapping[BufferId, str], buffer: BufferId) -> BufferSpec:
     held = device.buffers[buffer]
-    kind = graph.types[held.value]
+    kind = program.graph.types[held.value]
+    moves = program.open_sizes and held.value in program.graph.moving
     # What no array holds is packed into bytes wherever it leaves a segment.
     dtype = DType.UINT8 if kind.dtype is DType.OTHER else kind.dtype
-    return BufferSpec(names[buffer], dtype, None if kind.shape is None else held.region.shape)
+    return BufferSpec(names[buffer], dtype, None if kind.shape is None or moves else held.region.shape)
 
 
 def _part(device: DeviceProgram, numbers: Mapping[BufferId, int], piece: Piece) -> LocalPart:

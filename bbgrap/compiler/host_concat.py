@@ -32,13 +32,16 @@ def joined_by_host(plan: Plan, descriptions: Mapping[str, Description | None]) -
     graph, found = plan.graph, set[str]()
     if len(plan.devices_used) < 2:
         return frozenset()
+    kept = set(graph.state.values())
     for node in reversed(graph.nodes):
         if node.op != "Concat" or node.domain or descriptions[node.name] is None:
             continue
         output = node.outputs[0]
         readers = graph.consumers.get(output, ())
+        if output in kept:
+            continue
         large = graph.types[output].nbytes >= WORTH_JOINING_BYTES and all(name in graph.producers for name in node.inputs)
-        if large and (readers or output in graph.outputs) and all(reader.name in found for reader in readers):
+        if large and (readers or output in graph.answered) and all(reader.name in found for reader in readers):
             found.add(node.name)
     return frozenset(found)
 

@@ -19,7 +19,7 @@ from bbgrap.runtime.schedule import LocalSend
 def simulate(
     artifacts: Artifacts, feeds: Sequence[Array], kernels: Sequence[Kernel], slices: Sequence[SlicePlan | None] | None = None
 ) -> list[Array]:
-    """Run one request and return the model's outputs.
+    """Run one request of a model without state and return its outputs.
 
     Args:
         artifacts: what would be deployed.
@@ -30,9 +30,24 @@ def simulate(
     Raises:
         ProgramError: if devices wait for each other for ever.
     """
+    return simulate_step(artifacts, feeds, [()] * len(artifacts.devices), kernels, slices)[0]
+
+
+def simulate_step(
+    artifacts: Artifacts,
+    feeds: Sequence[Array],
+    state: Sequence[Sequence[Array]],
+    kernels: Sequence[Kernel],
+    slices: Sequence[SlicePlan | None] | None = None,
+) -> tuple[list[Array], list[list[Array]]]:
+    """Run one request of a sequence; `state` is what every device has kept of the one before. Return the outputs, and what they keep now.
+
+    Raises:
+        ProgramError: if devices wait for each other for ever.
+    """
     host = artifacts.host
     chosen = slices or [None] * len(artifacts.devices)
-    runs = [Execution(device.schedule, slices=c) for device, c in zip(artifacts.devices, chosen, strict=True)] + [Execution(host, feeds)]
+    runs = [Execution(d.schedule, kept, c) for d, kept, c in zip(artifacts.devices, state, chosen, strict=True)] + [Execution(host, feeds)]
 
     def sender(run: Execution) -> Sender:
         def send(step: LocalSend, arrays: Mapping[int, Array]) -> None:
@@ -47,7 +62,7 @@ def simulate(
         if [run.position for run in runs] == before:
             waiting = [f"device {n} for message {run.awaited.message}" for n, run in enumerate(runs) if run.awaited is not None]
             raise ProgramError(f"simulation: nothing moves any more, waiting: {', '.join(waiting)}")
-    return runs[-1].results()
+    return runs[-1].results(), [run.results() for run in runs[:-1]]
 
 
 def _no_kernel(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:

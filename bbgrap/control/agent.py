@@ -20,6 +20,7 @@ from bbgrap.control.agent_events import (
     Log,
     Outcome,
     Quit,
+    ReadMachine,
     Received,
     Reconnect,
     Say,
@@ -33,6 +34,7 @@ from bbgrap.control.agent_events import (
 from bbgrap.control.asked import Asked
 from bbgrap.control.held import HeldDeployments
 from bbgrap.control.states import Role, Tracker
+from bbgrap.protocol.inspection import Inspect
 from bbgrap.protocol.messages import (
     Abandon,
     AgentCommand,
@@ -167,6 +169,8 @@ class AgentMachine:
                 return self._held.release(message.epoch, "Release")
             case Measure() | MeasureLinks() | TryLinks() | AnswerPings():
                 return self._asked.take(message, ready=self._worker_ready)
+            case Inspect(inspection):
+                return [ReadMachine(inspection)]
 
     def _ask_to_join(self, now: float) -> Instruction:
         self._spoke = now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.messages import (
     AgentCommand,
     AgentMessage,
@@ -71,7 +72,7 @@ class Loaded:
 class Outcome:
     """A request failed on this agent or its records are there, or the answer to `Perform`: what the coordinator is told of it."""
 
-    message: RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken
+    message: RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken | Inspected
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,13 @@ class Perform:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadMachine:
+    """Find out how this machine is, without the worker; answer with an `Outcome`."""
+
+    inspection: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reconnect:
     """Open the control connection anew: the old one is silent."""
 
@@ -186,4 +194,4 @@ class Quit:
     fault: str
 
 
-Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | DropBefore | Perform | Reconnect | Log | Quit
+Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | DropBefore | Perform | ReadMachine | Reconnect | Log | Quit

@@ -6,7 +6,7 @@ agent that is lost runs again, on another variant of its plan or on the model's 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Literal
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.audit import peer_of
@@ -21,26 +21,31 @@ from bbgrap.control.coordinator_events import (
     Identity,
     Instruction,
     Log,
+    MachineRead,
+    Noticed,
     PlanFailed,
     Planned,
     RequestBroke,
     RequestDone,
     SaveModel,
-    SaveProfile,
     Settings,
     Tick,
     ToAgent,
     ToClient,
 )
 from bbgrap.control.dispatch import NO_AGENT, Requests
+from bbgrap.control.link_faults import LinkFaults
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
+from bbgrap.control.observed import Observed
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, Plan, Variant
 from bbgrap.control.profiling import Profiling
+from bbgrap.control.questions import Questions
 from bbgrap.control.spares import Spares
 from bbgrap.control.standby import Standbys
+from bbgrap.control.status import StatusReader
 from bbgrap.control.stored import Stored
 from bbgrap.control.uploads import Uploads
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
@@ -53,18 +58,14 @@ from bbgrap.protocol.client_messages import (
     Fault,
     Greeting,
     Hello,
-    ListNodes,
     MeasureNodes,
     ModelChunk,
-    Nodes,
-    NodeStatus,
     OfferModel,
     PrepareModel,
-    Profiles,
     RunModel,
-    SetProfile,
     StillWorking,
 )
+from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.messages import (
     PROTOCOL_VERSION,
     AgentMessage,
@@ -88,9 +89,6 @@ from bbgrap.protocol.messages import (
     WorkerLost,
 )
 
-MAX_STALLS = 3
-"""Requests in a row that stall on a variant whose links are well; then it is loaded anew."""
-
 
 class CoordinatorMachine:
     """The control side of the coordinator.
@@ -110,7 +108,11 @@ class CoordinatorMachine:
         self.uploads = Uploads(dict(kept.files), kept.models)
         self.profiling = Profiling(settings, self.members)
         spares = Spares(self.members, self.links, self.loading, self.standbys)
-        self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares)
+        self.observed = Observed(settings, now)
+        self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares, self.observed)
+        self.status = StatusReader(self.members, self.links, self.requests, self.observed)
+        self.faults = LinkFaults(settings, self.members, self.links, self.loading, self.planning, self.requests)
+        self.questions = Questions(self.members, self.loading, self.planning, self.status)
         self.blame = Blame(self.loading, self.planning, self.requests)
         self._restore(kept, now)
 
@@ -120,11 +122,14 @@ class CoordinatorMachine:
         Raises:
             RemoteProtocolError: if a peer sent what must not come now; nothing has changed then.
         """
+        self.requests.now = now
         done = self._on_event(event, now)
         if self.profiling.has_news:
             self.profiling.has_news = False
             done += self.planning.world_changed(now)
-        return [*done, *self.requests.go_on(now)]
+        done += self.requests.go_on(now)
+        self.observed.note(done, now)
+        return done
 
     def _on_event(self, event: Event, now: float) -> list[Instruction]:  # noqa: C901 - one branch per event
         match event:
@@ -150,9 +155,13 @@ class CoordinatorMachine:
             case RequestBroke():
                 return self.requests.broke(event)
             case HostLinkBroken(address):
-                return self._on_link(None, address, now)
+                return self.faults.broken(None, address, now)
             case Compared():
                 return self.requests.verifying.compared(event, now)
+            case Noticed(text, kind):
+                return [Log(text, event=kind)]
+            case MachineRead(facts):
+                return self.questions.machine_read(facts, now)
 
     def _restore(self, stored: Stored, now: float) -> None:
         """Know the plans of an earlier coordinator; their agents will offer what they hold of them."""
@@ -198,13 +207,15 @@ class CoordinatorMachine:
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
             refused = Audit("refused", peer_of(identity, join.name), {"reason": member.reason})
-            return [ToAgent(identity, member), Log(f"refused '{join.name}': {member.reason}"), refused]
+            return [ToAgent(identity, member), Log(f"refused '{join.name}': {member.reason}", event="refused", node=join.name), refused]
         member.first_request = next(self.loading.epochs)
         keep, done = self.loading.back(member, join.holds, now)
         self.standbys.joined(member)
+        self.observed.gone.pop(member.name, None)
         return [
             self.members.welcome(member, keep),
-            Log(f"agent '{join.name}' joined; {len(self.members.by_name)} are there"),
+            Log(f"agent '{join.name}' joined; {len(self.members.by_name)} are there", event="joined", node=join.name),
+            *self.members.other_versions(join),
             Audit("joined", peer_of(identity, join.name), {"address": join.data_address, "version": join.version}),
             *self.links.joined(member, now),
             *done,
@@ -247,9 +258,11 @@ class CoordinatorMachine:
             case LinksMeasured():
                 return self.profiling.links_measured(member, message, now)
             case LinksTried():
-                return self._on_tried(member, message, now)
+                return self.faults.tried(member, message, now)
+            case Inspected():
+                return self.questions.inspected(member, message, now)
             case LinkBroken():
-                return self._on_link(member, message.address, now)
+                return self.faults.broken(member, message.address, now)
             case WorkerLost():
                 return self._on_worker_lost(member, message, now)
             case Leave():
@@ -271,7 +284,7 @@ class CoordinatorMachine:
         return self.requests.lose_variant(variant, member.name, reason, now)
 
     def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[Instruction]:
-        told = Log(f"the worker of agent '{member.name}' ended: {message.reason}")
+        told = Log(f"the worker of agent '{member.name}' ended: {message.reason}", event="worker lost", node=member.name)
         blamed = self.blame.worker_ended(member, message) if message.guilty else []
         variants = self.loading.load_again(member, now)
         self.requests.let_go(now, member.name)
@@ -279,14 +292,17 @@ class CoordinatorMachine:
 
     def _lose(self, member: Member, event: str, verb: str, now: float) -> list[Instruction]:
         """Take an agent out; what ran on it runs again on what is left."""
+        how: Literal["left", "lost"] = "left" if event == "Leave" else "lost"
+        self.observed.went(self.status.node(member), how, now)
         self.members.remove(member, event)
         self.links.lost(member)
         variants = self.loading.part(member, now)
         return [
-            Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} left"),
-            Audit("left" if event == "Leave" else "lost", peer_of(member.identity, member.name)),
+            Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} left", event=how, node=member.name),
+            Audit(how, peer_of(member.identity, member.name)),
             *self.requests.lose_agent(member, variants),
             *self.profiling.lost(member, now),
+            *self.questions.lost(member, now),
             *self.links.allow(),
             *self.planning.world_changed(now),
         ]
@@ -304,58 +320,12 @@ class CoordinatorMachine:
             done += self.requests.take_back(variant, numbers)[1]
         return done
 
-    # --- links ------------------------------------------------------------------------------------------------------------------
-
-    def _on_link(self, member: Member | None, address: str, now: float) -> list[Instruction]:
-        """Run again what a broken connection may have lost, and find out whether the two still reach each other.
-
-        `member` is the agent whose connection it was, None the coordinator.
-        """
-        other = next((m for m in self.members.alive() if m.join.data_address == address), None)
-        first = member or other
-        if first is None or (member is not None and other is None and address.rpartition(":")[2] != self._data_port):
-            return []
-        name = COORDINATOR if member is None or other is None else other.name
-        done: list[Instruction] = []
-        for variant in self.loading.of_member(first.name):
-            if variant.is_ready and (name == COORDINATOR or name in variant.parts):
-                variant.suspects.add(first.name)
-                done += self.requests.hold(variant, first.name if other is None else other.name, now)
-        return [*done, *self.links.suspect(first, name, now)]
-
-    @property
-    def _data_port(self) -> str:
-        return self.settings.data_address.rpartition(":")[2]
-
-    def _on_tried(self, member: Member, message: LinksTried, now: float) -> list[Instruction]:
-        changed, done = self.links.tried(member, message, now, self.loading.loading_agents)
-        self._clear(member.name, now)
-        return [*done, *(self._drop_apart() if changed else []), *(self.planning.world_changed(now) if changed else [])]
-
-    def _clear(self, name: str, now: float) -> None:
-        """Let variants take requests again whose links have been tried, and whose agents are heard."""
-        for variant in self.loading.of_member(name):
-            if name in variant.suspects and not self._is_quiet(variant, now):
-                variant.suspects.discard(name)
-                self.loading.touch(variant.plan)
-
-    def _drop_apart(self) -> list[Instruction]:
-        """Release the variants whose agents do not all reach each other."""
-        done: list[Instruction] = []
-        for variant in list(self.loading.by_epoch.values()):
-            names = {*variant.parts, COORDINATOR}
-            if any(pair <= names for pair in self.links.apart):
-                done += self.requests.drop(variant)
-        return done
-
     # --- clients ----------------------------------------------------------------------------------------------------------------
 
-    def _on_client(self, identity: Identity, message: ClientMessage, now: float) -> list[Instruction]:  # noqa: C901 - one branch per message
+    def _on_client(self, identity: Identity, message: ClientMessage, now: float) -> list[Instruction]:
         match message:
             case Hello():
                 return self._greet(identity, message)
-            case ListNodes():
-                return [ToClient(identity, Nodes(message.call, self.nodes()))]
             case OfferModel():
                 return self.uploads.offer(identity, message)
             case ModelChunk():
@@ -366,16 +336,13 @@ class CoordinatorMachine:
                 return self._on_run(identity, message, now)
             case MeasureNodes():
                 return self.profiling.begin(identity, message, now)
-            case SetProfile():
-                self.members.overrides[message.profile.name] = message.profile
-                answer = ToClient(identity, Profiles(message.call, (message.profile,)))
-                told = Audit("profile set", peer_of(identity), {"node": message.profile.name})
-                return [answer, SaveProfile(message.profile, by_hand=True), told, *self.planning.world_changed(now)]
             case Cancel():
                 return self.requests.cancel((identity, message.call))
             case Ask():
                 known = tuple(call for call in message.calls if self._will_answer((identity, call)))
                 return [ToClient(identity, StillWorking(message.calls, known))]
+            case _:
+                return self.questions.take(identity, message, now)
 
     def _greet(self, identity: Identity, hello: Hello) -> list[Instruction]:
         if hello.protocol == PROTOCOL_VERSION:
@@ -384,17 +351,8 @@ class CoordinatorMachine:
         answer = ToClient(identity, Failed(hello.call, Fault.PROTOCOL, f"{reason} (bbgrap {self.settings.version})"))
         return [answer, Audit("refused", peer_of(identity), {"reason": reason})]
 
-    def nodes(self) -> tuple[NodeStatus, ...]:
-        """Return the agents as `bbgrap nodes` lists them."""
-        return tuple(map(self._status, self.members.alive()))
-
-    def _status(self, member: Member) -> NodeStatus:
-        status = self.members.status(member, self.loading.loaded_bytes(member.name, standbys=True), self.links.unreachable(member.name))
-        verifying = self.requests.verifying
-        return replace(status, verified=verifying.verified[member.name], differed=verifying.differed[member.name])
-
     def _will_answer(self, caller: Caller) -> bool:
-        return self.requests.is_known(caller) or self.profiling.is_known(caller)
+        return any(desk.is_known(caller) for desk in (self.requests, self.profiling, self.questions))
 
     def _on_prepare(self, identity: Identity, message: PrepareModel, now: float) -> list[Instruction]:
         caller = (identity, message.call)
@@ -438,59 +396,25 @@ class CoordinatorMachine:
             names = ", ".join(sorted(variant.away or variant.pending))
             done += self.requests.lose_variant(variant, names, f"no answer from {names} in time", now)
         for variant, number in list(stalled(self.requests.open, self.members, self.loading, now)):
-            done += self._on_stalled(variant, number, now)
+            done += self.faults.stalled(variant, number, now)
         for variant, number in list(synthetic_stalled(self.requests.synthetic.running(), self.members, now)):
             done.append(Log(f"synthetic request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch})"))
             done += self.requests.synthetic.taken_back(variant)
-            done += self._try_links(variant, now)
+            done += self.faults.try_all(variant, now)
         self.requests.let_go(now)
         for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
             self.loading.touch(plan)
         done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)
         _, tried = self.links.overdue(now)
         done += tried
-        self._clear_untried(now)
-        return [*done, *self.requests.overdue(now), *self.profiling.overdue(now), *self.requests.counts.report(now)]
-
-    def _on_stalled(self, variant: Variant, number: int, now: float) -> list[Instruction]:
-        """Run a request again with which nothing goes on, and have its agents try each other."""
-        again, done = self.requests.take_back(variant, [number])
-        if not again:
-            return []
-        again[0].lost.append(" or ".join(variant.parts))
-        variant.stalls += 1
-        if variant.stalls >= MAX_STALLS and variant.is_ready:
-            # Whatever is wrong with it on its agents, another epoch does not have it.
-            done += self.requests.take_back(variant)[1]
-            return [*done, Log(f"epoch {variant.epoch} answers nothing any more: it is loaded anew"), *self.loading.renew(variant, now)]
-        done.append(Log(f"request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch}); it runs again elsewhere"))
-        return [*done, *self._try_links(variant, now)]
-
-    def _try_links(self, variant: Variant, now: float) -> list[Instruction]:
-        """Have the agents of a variant try each other; nothing is started on it before that is known."""
-        done: list[Instruction] = []
-        for name in variant.parts:
-            member = self.members.by_name.get(name)
-            for other in (*variant.parts, COORDINATOR):
-                if member is not None and other != name:
-                    variant.suspects.add(name)
-                    done += self.links.suspect(member, other, now)
-        return done
-
-    def _is_quiet(self, variant: Variant, now: float) -> bool:
-        """Whether an agent of a variant may be gone."""
-        return any(member.is_quiet(now) for name in variant.parts if (member := self.members.by_name.get(name)) is not None)
-
-    def _clear_untried(self, now: float) -> None:
-        """Do not wait for trials that nobody has answered."""
-        for variant in self.loading.by_epoch.values():
-            if variant.suspects and self._is_quiet(variant, now):
-                continue
-            for name in list(variant.suspects):
-                others = (*variant.parts, COORDINATOR)
-                if not any(self.links.is_suspect(name, other) for other in others):
-                    variant.suspects.discard(name)
-                    self.loading.touch(variant.plan)
+        self.faults.clear_untried(now)
+        return [
+            *done,
+            *self.requests.overdue(now),
+            *self.profiling.overdue(now),
+            *self.questions.overdue(now),
+            *self.requests.counts.report(now),
+        ]
 
 
 def _failed(caller: Caller, fault: Fault, reason: str) -> ToClient:

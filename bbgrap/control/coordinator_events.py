@@ -12,7 +12,9 @@ from bbgrap.control.stored import StoredPlan
 from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.protocol.addresses import place_of
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
+from bbgrap.protocol.inspection import MachineFacts
 from bbgrap.protocol.messages import AgentCommand, AgentMessage, BytesLike, Peer, TensorHeader
+from bbgrap.protocol.status_messages import EventKind
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
@@ -34,6 +36,10 @@ class Settings:
     verify_key: bytes = b""
     """What decides which ones: who does not know it cannot foresee them. At most 64 bytes."""
     fingerprint: str = ""
+    incarnation: int = 0
+    """Which start of a coordinator this is."""
+    started: float = 0.0
+    """When, in seconds since 1970."""
 
     @property
     def place(self) -> str:
@@ -128,7 +134,24 @@ class Compared:
     faults: tuple[str, ...] | None
 
 
-Event = FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken | Compared
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something happened that is the process's own affair, and that operators should see: keys."""
+
+    text: str
+    kind: EventKind
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRead:
+    """Answer to `ReadMachine`: how the coordinator's machine is."""
+
+    facts: MachineFacts
+
+
+Event = (
+    FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken | Compared | MachineRead | Noticed
+)
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------
@@ -210,6 +233,14 @@ class SaveProfile:
     """Keep what was measured of a node, or given by hand, over a restart."""
 
     profile: NodeProfile
+    by_hand: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetProfile:
+    """Keep no longer what was measured of a node, or given by hand."""
+
+    node: str
     by_hand: bool
 
 
@@ -299,11 +330,22 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadMachine:
+    """Find out how this machine is, beside the requests; answer with `MachineRead`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
-    """Write a line for the operator."""
+    """Write a line for the operator, and what it speaks of beside it; with `event` it is kept and told to who reads the status."""
 
     text: str
     is_warning: bool = False
+    event: EventKind | None = None
+    node: str = ""
+    model: str = ""
+    """Its digest."""
+    epoch: int = 0
+    request: int = 0
 
 
 AuditEvent = Literal[
@@ -318,6 +360,7 @@ AuditEvent = Literal[
     "prepared",
     "ran",
     "profile set",
+    "profile removed",
     "measured",
     "token created",
     "token revoked",
@@ -350,6 +393,7 @@ Instruction = (
     | CancelPlanning
     | SaveModel
     | SaveProfile
+    | ForgetProfile
     | SavePlan
     | ForgetPlan
     | HostDeploy
@@ -358,6 +402,7 @@ Instruction = (
     | StartRequest
     | DropRequest
     | Compare
+    | ReadMachine
     | Log
     | Audit
 )

@@ -10,10 +10,10 @@ nothing can run it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 
-from bbgrap.control.audit import RunCounts
+from bbgrap.control.audit import Ending, RunCounts
+from bbgrap.control.choosing import Choosing
 from bbgrap.control.coordinator_events import (
     Instruction,
     Log,
@@ -24,9 +24,10 @@ from bbgrap.control.coordinator_events import (
     ToAgent,
     ToClient,
 )
-from bbgrap.control.further import answer_more_at_once, learn
+from bbgrap.control.further import learn
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
+from bbgrap.control.observed import Observed
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import MAX_DEATHS, Caller, Plan, Request, Variant
 from bbgrap.control.spares import Spares
@@ -35,7 +36,6 @@ from bbgrap.control.states import Role, Tracker
 from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
 from bbgrap.control.verifying import Verifying
-from bbgrap.control.watch import is_stuck
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
 from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
@@ -61,7 +61,14 @@ class Requests:
     """
 
     def __init__(
-        self, settings: Settings, members: Members, loading: Loading, planning: Planning, standbys: Standbys, spares: Spares
+        self,
+        settings: Settings,
+        members: Members,
+        loading: Loading,
+        planning: Planning,
+        standbys: Standbys,
+        spares: Spares,
+        observed: Observed,
     ) -> None:
         """Start without requests."""
         self.settings = settings
@@ -70,12 +77,15 @@ class Requests:
         self.planning = planning
         self.standbys = standbys
         self.spares = spares
+        self.observed = observed
         self.traces = Traces()
         self.open: dict[int, Request] = {}
         self.by_caller: dict[Caller, int] = {}
         self._bytes = 0
         self._lonely = 0
-        self._now = 0.0
+        self.now = 0.0
+        """When the event came that is being handled."""
+        self.choosing = Choosing(members, loading, standbys, self.open)
         self.synthetic = SyntheticRequests(loading, planning)
         self.counts = RunCounts()
         self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)
@@ -105,6 +115,7 @@ class Requests:
         """Queue a request; `go_on` starts it. Too many of them, or too many of one client, are answered as busy."""
         if full := self._full(caller, message, plan):
             self.counts.ended(caller[0], plan, "refused")
+            self.observed.of_model(plan).ended["refused"] += 1
             return [ToClient(caller[0], Failed(caller[1], Fault.BUSY, f"coordinator: {full}; submit again when some are answered"))]
         number = next(self.loading.epochs)
         request = Request(number, caller, message, plan, now + message.deadline_s, Tracker(Role.REQUEST, f"request {number}"))
@@ -134,7 +145,6 @@ class Requests:
 
     def go_on(self, now: float) -> list[Instruction]:
         """Do what has become possible for the plans that were touched."""
-        self._now = now
         if done := self.verifying.go_on(now):
             self._lonely = 0
         while self.loading.touched:
@@ -163,7 +173,7 @@ class Requests:
         done += self.synthetic.go_on(plan, now, self._is_running())
         done += self._answer_callers(plan)
         while plan.waiting and not self.synthetic.has_turn:
-            found = next(((r, v) for r in self._next(plan) if (v := self._choose(plan, r, now)) is not None), None)
+            found = next(((r, v) for r in self.choosing.next(plan) if (v := self.choosing.choose(plan, r, now)) is not None), None)
             if found is None:
                 return [*done, *self._refuse_hopeless(plan)]
             request, variant = found
@@ -176,7 +186,7 @@ class Requests:
         if not any(variant.tracker.state in {"waiting", "loading"} for variant in plan.variants):
             return []
         standby = plan.helper
-        if standby is None or standby.is_proven or not self._can_answer(standby):
+        if standby is None or standby.is_proven or not self.choosing.can_answer(standby):
             return [*self.loading.advance(plan, now), *self.planning.progress(plan)]
         return self.synthetic.prove(standby, plan, now)
 
@@ -200,54 +210,13 @@ class Requests:
             return self._refuse_callers(plan, Fault.UNAVAILABLE, NO_AGENT)
         return []
 
-    def _next(self, plan: Plan) -> Collection[Request]:
-        """Return whose turn it is: the oldest request of the client that has the fewest running, of those that are not held.
-
-        One that may not run everywhere does not keep others waiting: the next one of each such kind follows.
-        """
-        flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
-        running = Counter(self.open[number].caller[0] for number in flying if number in self.open)
-        waiting = [request for number in plan.waiting if (request := self.open[number]).held is None]
-        kinds: dict[tuple[str, bool], Request] = {}
-        for request in sorted(waiting, key=lambda r: (not r.lost, running[r.caller[0]], r.number)):
-            kinds.setdefault((request.blamed, len(request.lost) < MAX_DEATHS), request)
-        return kinds.values()
-
-    def _all_variants(self, plan: Plan) -> list[Variant]:
-        return [*plan.variants, *(plan.standby.variants if plan.standby is not None else ())]
-
-    def _choose(self, plan: Plan, request: Request, now: float) -> Variant | None:
-        """Return what a request runs on now: the plan, or the standby until there is one; None if it has to wait."""
-        mine = [v for v in plan.open_variants if self._may_take(v, request)] if plan.serves else []
-        has_copies = plan.standby is not None and bool(plan.standby.variants)
-        standby = () if plan.helper is None else plan.helper.open_variants
-        copies = [v for v in standby if self._may_take(v, request)]
-        if plan.standby is not None and any(request.blamed in v.parts for v in plan.standby.variants):
-            # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
-            copies = [v for v in copies if request.blamed in v.parts or request.blamed not in self.members.by_name]
-        crowded = bool(mine) and answer_more_at_once(len(copies), plan)
-        if mine and not crowded and (len(request.lost) < MAX_DEATHS or not has_copies):
-            queue = plan.policy.choose([variant.queue for variant in mine], now)
-            return next((variant for variant in mine if variant.queue is queue), None)
-        return min((v for v in copies if v.queue.has_room), key=lambda v: (len(v.queue.running), v.usual_s, v.epoch), default=None)
-
-    def _may_take(self, variant: Variant, request: Request) -> bool:
-        """Whether no agent of a variant is busy with a segment of another request for unusually long."""
-        members = [m for name in variant.parts if (m := self.members.by_name.get(name)) is not None]
-        return not any(is_stuck(m, self.loading) and m.beat.request != request.number for m in members)
-
-    def _can_answer(self, standby: Plan) -> bool:
-        """Whether a model's standby answers, or will."""
-        failed = standby.failed and not standby.variants and standby.job is None
-        return not (standby.quarantine or failed or self.standbys.lacks_room(standby))
-
     def _refuse_hopeless(self, plan: Plan) -> list[Instruction]:
         """Answer the requests that nothing will ever run."""
         standby = plan.helper
         if not self.members.by_name:
             return [] if self.members.saw_agents else self._refuse_waiting(plan, Fault.UNAVAILABLE, NO_AGENT)
         will_be_planned = plan.job is not None or plan.variants or not self.planning.has_failed(plan)
-        if (will_be_planned and not plan.quarantine) or (standby is not None and self._can_answer(standby)):
+        if (will_be_planned and not plan.quarantine) or (standby is not None and self.choosing.can_answer(standby)):
             return []
         if why := plan.quarantine or ("" if standby is None else standby.quarantine):
             return self._refuse_waiting(plan, Fault.EXECUTION, why)
@@ -315,12 +284,17 @@ class Requests:
             if (member := self.members.by_name.get(name)) is not None:
                 member.finished += 1
         started = variant.queue.running[request.number]
+        variant.answered += 1
+        if plan.is_standby:
+            self.loading.traffic.took_whole(variant, request.bytes, sum(map(len, event.payload)))
+        if records:
+            self.observed.record(variant, records, self.now)
         if now is not None:
             variant.took(now - started)
             if plan.policy.done(variant.queue, started, now, alone=alone):
-                log.append(Log(plan.measured_text()))
+                log.append(Log(plan.measured_text(), event="serves", model=plan.model, epoch=plan.number))
         if request.is_drawn:
-            self.verifying.take(request, variant, event, self._now)
+            self.verifying.take(request, variant, event, self.now)
         answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records)
         done = [ToClient(request.caller[0], answer), *log, *self._close(request, "finished")]
         return [*done, *learn(request.plan, variant, now - started, self.loading)] if now is not None and alone else done
@@ -391,7 +365,9 @@ class Requests:
     def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[Instruction]:
         """Go on without a variant that a node cannot load; without any left of its job, there is no plan for its world."""
         plan = variant.plan
-        done: list[Instruction] = [Log(f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"), *self.drop(variant)]
+        text = f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"
+        told = Log(text, event="given up", node=node, model=plan.model, epoch=variant.epoch)
+        done: list[Instruction] = [told, *self.drop(variant)]
         if plan.is_standby:
             plan.refusals[node] += 1
             if plan.refusals[node] >= MAX_DEATHS:
@@ -473,16 +449,16 @@ class Requests:
     def _close(self, request: Request, event: str) -> list[Instruction]:
         """Forget a request here, and everywhere it may still run."""
         request.tracker.move(event)
-        self.counts.ended(
-            request.caller[0], request.plan, "done" if event == "finished" else "cancelled" if event == "Cancel" else "failed"
-        )
+        how: Ending = "done" if event == "finished" else "cancelled" if event == "Cancel" else "failed"
+        variant = self.loading.find(request.epoch)
+        self.counts.ended(request.caller[0], request.plan, how)
+        self.observed.ended(request, how, self.now, None if variant is None else variant.queue.running[request.number])
         del self.open[request.number], self.by_caller[request.caller]
         self._bytes -= request.bytes
         if request.plan.standby is not None:
             request.plan.standby.outstanding -= 1
         self.traces.forget(request.number)
         self.loading.touch(request.plan)
-        variant = self.loading.find(request.epoch)
         if variant is None:
             request.plan.waiting.remove(request.number)
             return []
@@ -494,4 +470,4 @@ class Requests:
 
     def _patience_with(self, request: Request) -> float:
         """Return how long a kernel may go on with a request that nobody wants there any more: never for longer than if it were wanted."""
-        return min(PATIENCE_S, max(0.0, request.deadline - self._now) + OVERDUE_S)
+        return min(PATIENCE_S, max(0.0, request.deadline - self.now) + OVERDUE_S)

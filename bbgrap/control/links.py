@@ -113,7 +113,8 @@ class Links:
             pair = frozenset((trial.member.name, peer.name))
             if peer.device not in unreachable:
                 if self.apart.pop(pair, None) is not None:
-                    told.append(Log(f"'{trial.member.name}' and '{peer.name}' reach each other again"))
+                    text = f"'{trial.member.name}' and '{peer.name}' reach each other again"
+                    told.append(Log(text, event="link back", node=peer.name))
             elif peer.name == COORDINATOR or (
                 (other := self.members.by_name.get(peer.name)) is not None
                 and not other.is_computing
@@ -124,7 +125,8 @@ class Links:
                 # anew not at all: none says anything of the link. Each agent looks itself whether it reaches the others, before.
                 if pair not in self.apart:
                     why = "is its data port open, and its address the one that others reach it by (--advertise)?"
-                    told.append(Log(f"'{trial.member.name}' does not reach '{peer.name}' at {peer.address}: {why}"))
+                    text = f"'{trial.member.name}' does not reach '{peer.name}' at {peer.address}: {why}"
+                    told.append(Log(text, event="link lost", node=trial.member.name))
                 self.apart[pair] = now
         return set(self.apart) != before, told
 

@@ -28,6 +28,7 @@ from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.plans import IN_USE_S, Plan, Variant
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.stored import StoredPlan, StoredVariant
+from bbgrap.control.traffic import Traffic
 from bbgrap.control.variants import InFlightQueue
 from bbgrap.graph.types import TensorType
 from bbgrap.protocol.addresses import place_of, split_place
@@ -64,6 +65,7 @@ class Loading:
         self.by_epoch: dict[int, Variant] = {}
         self.touched: dict[Plan, None] = {}
         self.epochs = count(settings.first_epoch)
+        self.traffic = Traffic()
 
     def touch(self, plan: Plan) -> None:
         """Look at a plan again before the event is over."""
@@ -163,7 +165,12 @@ class Loading:
         names = ", ".join(peer.name for peer in variant.peers)
         return [
             HostDeploy(variant.epoch, variant.planned.artifacts.host, variant.peers),
-            Log(f"'{variant.name}' of model {variant.plan.model[:8]} is ready on {names or 'no agent'} (epoch {variant.epoch})"),
+            Log(
+                f"'{variant.name}' of model {variant.plan.model[:8]} is ready on {names or 'no agent'} (epoch {variant.epoch})",
+                event="loaded",
+                model=variant.plan.model,
+                epoch=variant.epoch,
+            ),
         ]
 
     def missing(self, member: Member, epoch: int, digests: Iterable[str], now: float) -> list[Instruction]:
@@ -178,7 +185,7 @@ class Loading:
         types: dict[str, TensorType] = {ref.digest: ref.type for s in segments for ref in s.weights.values()}
         wanted = [d for d in digests if d in types]
         size = sum(types[d].nbytes for d in wanted)
-        log = Log(f"epoch {epoch} sends weights to '{member.name}': {len(wanted)} slices, {size:,} bytes")
+        log = Log(f"epoch {epoch} sends weights to '{member.name}': {len(wanted)} slices, {size:,} bytes", node=member.name, epoch=epoch)
         return [log, *member.feed(wanted, variant.planned.artifacts.weights, types)]
 
     def progressed(self, member: Member, now: float) -> None:
@@ -302,6 +309,7 @@ class Loading:
         told = variant.tracker.state != "waiting"
         variant.tracker.move("released")
         del self.by_epoch[variant.epoch]
+        self.traffic.settle(variant)
         plan.variants.remove(variant)
         plan.policy.lost(variant.epoch)
         if plan.timing is not None:

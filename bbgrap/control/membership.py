@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
-from bbgrap.control.coordinator_events import Identity, Instruction, Settings, ToAgent
+from bbgrap.control.coordinator_events import Identity, Instruction, Log, Settings, ToAgent
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.stored import Stored
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of, place_of
-from bbgrap.protocol.client_messages import NodeStatus
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike, Heartbeat, Join, Peer, Refused, Rejoin, WeightChunk, Welcome
+from bbgrap.protocol.status_messages import NodeStatus
 from bbgrap.protocol.tensors import encode_array
 
 HEARTBEAT_S = 0.1
@@ -25,6 +25,9 @@ DEAD_AFTER_S = 0.6
 """Six heartbeats. Chosen: a nanny does nothing else, and an agent that is taken for dead too early comes back with all it holds."""
 QUIET_S = 0.25
 """Two heartbeats and a half: after that it is not judged what an agent does not do."""
+
+BUSY_OVER_S = 1.0
+"""Over how long it is measured how busy an agent is."""
 
 WINDOW_BYTES = 16 << 20
 """Weights on their way to one agent that it has not acknowledged: four chunks, enough to keep a 10 Gb/s link busy over 10 ms."""
@@ -54,6 +57,8 @@ class Member:
     number: int
     tracker: Tracker
     heard: float
+    since: float = 0.0
+    """When it joined, in seconds."""
     beat: Heartbeat = field(default_factory=Heartbeat)
     """Its latest heartbeat."""
     idle_since: float = 0.0
@@ -67,6 +72,10 @@ class Member:
     first_request: int = 0
     """Requests with lower numbers, which it may still work on, are void."""
     outgoing: dict[str, _Outgoing] = field(default_factory=dict)
+    busy: float = 0.0
+    """The part of the last second in which its worker computed, 0 to 1."""
+    _measured: tuple[float, float] = (float("-inf"), 0.0)
+    """When that was found out last, and how long it had computed then."""
     fed: int = 0
     """Bytes of weights that it has of those that are being sent; 0 once it has all."""
     to_feed: int = 0
@@ -86,6 +95,11 @@ class Member:
         if beat.seconds > 0 or beat.steps != self.beat.steps:
             self.idle_since = now
         self.beat = beat
+        at, before = self._measured
+        if now - at >= BUSY_OVER_S:
+            # A new worker begins at 0.
+            self.busy = min(1.0, max(0.0, beat.busy_s - before) / (now - at))
+            self._measured = now, beat.busy_s
 
     @property
     def name(self) -> str:
@@ -184,7 +198,7 @@ class Members:
             return refused
         self._numbers += 1
         self.saw_agents = True
-        member = Member(identity, join, self._numbers, Tracker(Role.MEMBER, f"'{join.name}'"), now, idle_since=now)
+        member = Member(identity, join, self._numbers, Tracker(Role.MEMBER, f"'{join.name}'"), now, since=now, idle_since=now)
         self.by_identity[identity] = self.by_name[join.name] = member
         member.tracker.move("Join")
         return member
@@ -202,6 +216,21 @@ class Members:
         if join.name in self.by_name:
             return Refused(f"the name '{join.name}' is taken by a live agent; choose another with --name", retry=True)
         return None
+
+    def other_versions(self, join: Join) -> list[Instruction]:
+        """Warn of an agent that runs other versions than the coordinator, or than an agent that is there."""
+        others = (
+            ("bbgrap", join.version, {self.settings.version}),
+            ("onnxruntime", join.onnxruntime, {m.join.onnxruntime for m in self.alive()}),
+        )
+        return [
+            Log(
+                f"agent '{join.name}' has {what} {version}, others have {', '.join(sorted(there - {version}))}: install one version",
+                is_warning=True,
+            )
+            for what, version, there in others
+            if there - {version}
+        ]
 
     def heard(self, identity: Identity, event: str, now: float) -> Member | Rejoin:
         """Note a sign of life; a stranger is told to join."""
@@ -262,8 +291,8 @@ class Members:
         given = (member.join.profile, self.overrides.get(member.name))
         return any(profile is not None and profile.links for profile in given)
 
-    def status(self, member: Member, standby_bytes: int, unreachable: tuple[str, ...]) -> NodeStatus:
-        """Return an agent as `bbgrap nodes` lists it."""
+    def status(self, member: Member, standby_bytes: int, unreachable: tuple[str, ...], since: float) -> NodeStatus:
+        """Return an agent as `bbgrap nodes` lists it; `since` is when it joined, in seconds since 1970."""
         join = member.join
         return NodeStatus(
             name=join.name,
@@ -279,4 +308,7 @@ class Members:
             used_bytes=member.beat.used_bytes,
             standby_bytes=standby_bytes,
             unreachable=unreachable,
+            since=since,
+            free_bytes=member.beat.free_bytes,
+            busy=member.busy,
         )

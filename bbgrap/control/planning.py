@@ -259,7 +259,7 @@ class Planning:
         else:
             plan.fails(job.world, fault, reason, now)
         self.loading.touch(plan)
-        return [Log(f"no plan for model {plan.model[:8]}: {reason}")]
+        return [Log(f"no plan for model {plan.model[:8]}: {reason}", event="no plan", model=plan.model)]
 
     def release_others(self, plan: Plan, job: int) -> list[Instruction]:
         """Release what a plan has loaded besides a job and the newest one over other agents, which is for when those are left again."""

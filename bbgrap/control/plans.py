@@ -70,6 +70,8 @@ class Variant:
     """Requests that have stalled on it since one ended."""
     usual_s: float = 0.0
     """How long its requests took lately, in seconds; 0: none has ended."""
+    answered: int = 0
+    """Its requests of clients that ended well."""
 
     @property
     def epoch(self) -> int:

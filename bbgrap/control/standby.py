@@ -120,7 +120,9 @@ class Standbys:
         if wrong:
             return self.failed(standby, PlanFailed(event.job, Fault.PLAN, "standby: expected one program for one device"), now)
         standby.planned, standby.latest = event.variants, event.job
-        return self.consider(standby, now)
+        # The model's plans wait for what the standby comes to: also when it turns out that no node has room for it.
+        self.loading.touch(standby)
+        return []
 
     def waits_for_time(self, now: float) -> Iterator[Plan]:
         """Yield the standbys of which something may be tried again."""
@@ -133,4 +135,4 @@ class Standbys:
         standby.job = None
         standby.fails("", event.fault, event.reason, now)
         self.loading.touch(standby)
-        return [Log(f"no standby for model {standby.model[:8]}: {event.reason}")]
+        return [Log(f"no standby for model {standby.model[:8]}: {event.reason}", event="no plan", model=standby.model)]

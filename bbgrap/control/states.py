@@ -36,7 +36,18 @@ def _stays(state: str, *events: str) -> Mapping[str, str]:
     return dict.fromkeys(events, state)
 
 
-_COMMANDS = ("HeartbeatSeen", "Deploy", "WeightChunk", "Abandon", "Release", "Measure", "MeasureLinks", "TryLinks", "AnswerPings")
+_COMMANDS = (
+    "HeartbeatSeen",
+    "Deploy",
+    "WeightChunk",
+    "Abandon",
+    "Release",
+    "Measure",
+    "MeasureLinks",
+    "TryLinks",
+    "AnswerPings",
+    "Inspect",
+)
 _REPORTS = (
     "Heartbeat",
     "WeightsMissing",
@@ -50,6 +61,7 @@ _REPORTS = (
     "LinksTried",
     "LinkBroken",
     "WorkerLost",
+    "Inspected",
 )
 _LOADING = ("WeightsMissing", "Deployed", "DeploymentFailed")
 _ANSWERED = dict.fromkeys(("finished", "RequestFailed", "failed", "Cancel", "deadline"), "answered")

@@ -123,7 +123,9 @@ class SyntheticRequests:
         contenders = plan.open_variants if chooses else [variant for variant in newest if variant.takes_requests]
         if len(contenders) == 1:
             plan.policy.serve(contenders[0].epoch)
-            return self._serve(plan)
+            only = contenders[0]
+            text = f"'{only.name}' of model {plan.model[:8]} serves (epoch {only.epoch})"
+            return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=only.epoch)]
         plan.inputs = synthetic_inputs(newest[0].planned.artifacts.host)
         plan.timing = Timing([variant.epoch for variant in contenders] if plan.inputs else [], now + TIMING_S)
         return [*self._planning.progress(plan), *self.go_on(plan, now, is_running=True)]
@@ -131,7 +133,7 @@ class SyntheticRequests:
     def _end(self, plan: Plan) -> list[Instruction]:
         timing, plan.timing, plan.inputs = plan.timing, None, None
         plan.policy.begin({} if timing is None else timing.medians())
-        return [*self._serve(plan), Log(plan.measured_text())]
+        return [*self._serve(plan), Log(plan.measured_text(), event="serves", model=plan.model, epoch=plan.number)]
 
     def _serve(self, plan: Plan) -> list[Instruction]:
         plan.serves, plan.failures = True, 0

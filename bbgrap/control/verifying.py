@@ -274,8 +274,9 @@ class Verifying:
             who = "no node alone explains it: several answered wrongly, or the model draws random numbers"
         fault = next(iter(check.faults.values()))
         ways = " / ".join(f"'{run.variant}' on {_named(run.nodes)}" for run in check.runs)
+        text = f"{check.what}: the answers of {len(runs)} runs differ ({ways}): {who}; {fault}"
         return [
-            Log(f"{check.what}: the answers of {len(runs)} runs differ ({ways}): {who}; {fault}", is_warning=True),
+            Log(text, is_warning=True, event="differed", model=check.request.plan.model, request=check.request.number),
             Audit(
                 "differed",
                 peer_of(check.request.caller[0]),

@@ -206,6 +206,19 @@ class Graph:
     declare them."""
     moving: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Of values, the axes whose size follows from a free dimension of the model's inputs: other shapes of these have others."""
+    state: Mapping[str, str] = field(default_factory=dict)
+    """Inputs that are outputs of the request before (`bbgrap.graph.state`), and which ones: they stay where they are computed."""
+
+    @cached_property
+    def given(self) -> tuple[str, ...]:
+        """Inputs that come with every request, in order: all but state."""
+        return tuple(name for name in self.inputs if name not in self.state)
+
+    @cached_property
+    def answered(self) -> tuple[str, ...]:
+        """Outputs that go back to the caller, in order: all but state."""
+        kept = set(self.state.values())
+        return tuple(name for name in self.outputs if name not in kept)
 
     @cached_property
     def node_by_name(self) -> Mapping[str, Node]:

@@ -138,6 +138,8 @@ class Program:
     devices: tuple[DeviceProgram, ...]
     transfers: TransferType = "exact"
     dictionary_devices: frozenset[int] = frozenset()
+    open_sizes: bool = False
+    """Whether it runs for any size of the graph's moving axes: nothing is cut along them, and no size of them is written down."""
 
     @property
     def host(self) -> int:

@@ -22,9 +22,11 @@ from bbgrap.errors import (
     UsageError,
 )
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.inspection import ForgetProfile, Inspection, InspectNodes, KnownProfiles, ListProfiles
 from bbgrap.protocol.key_messages import TokenCall, TokenMade, Tokens
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, FileName, Length, Name, Text
 from bbgrap.protocol.messages import Chunk, TensorHeader, Tensors
+from bbgrap.protocol.status_messages import NodeStatus, StatusAnswer, StatusCall
 from bbgrap.runtime.recording import Record
 
 # --- client -> coordinator: every one but `Ask` and `Cancel` is a call that gets one final answer ---------------------------------
@@ -134,7 +136,22 @@ class Ask:
     calls: tuple[int, ...]
 
 
-ClientMessage = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | RunModel | MeasureNodes | SetProfile | Cancel | Ask
+ClientMessage = (
+    Hello
+    | ListNodes
+    | OfferModel
+    | ModelChunk
+    | PrepareModel
+    | RunModel
+    | MeasureNodes
+    | SetProfile
+    | StatusCall
+    | ListProfiles
+    | ForgetProfile
+    | InspectNodes
+    | Cancel
+    | Ask
+)
 
 
 # --- coordinator -> client ------------------------------------------------------------------------------------------------------
@@ -148,31 +165,6 @@ class Greeting:
     version: Name
     agents: int
     channel: Name = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
-    """An agent as the coordinator sees it; `unreachable` are the agents that it cannot exchange tensors with.
-
-    `used_bytes` is the memory that its worker takes, `standby_bytes` the weights of standbys in it. `verified` of its requests were
-    compared with runs on other nodes; `differed` are those in which it may be what answered wrongly.
-    """
-
-    name: Name
-    address: Name
-    state: Name
-    threads: int
-    cores: int
-    memory_bytes: int
-    version: Name
-    onnxruntime: Name
-    max_opset: int
-    profile: NodeProfile | None
-    used_bytes: int = 0
-    standby_bytes: int = 0
-    unreachable: tuple[Name, ...] = ()
-    verified: int = 0
-    differed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +308,34 @@ class StillWorking:
     known: tuple[int, ...]
 
 
-FinalAnswer = Greeting | Nodes | ModelMissing | ModelStored | ModelPrepared | RunResult | Profiles | TokenMade | Tokens | Failed
+FinalAnswer = (
+    Greeting
+    | Nodes
+    | ModelMissing
+    | ModelStored
+    | ModelPrepared
+    | RunResult
+    | Profiles
+    | KnownProfiles
+    | Inspection
+    | StatusAnswer
+    | TokenMade
+    | Tokens
+    | Failed
+)
 ClientAnswer = FinalAnswer | Progress | StillWorking
-Call = Hello | ListNodes | OfferModel | ModelChunk | PrepareModel | RunModel | MeasureNodes | SetProfile | TokenCall
+Call = (
+    Hello
+    | ListNodes
+    | OfferModel
+    | ModelChunk
+    | PrepareModel
+    | RunModel
+    | MeasureNodes
+    | SetProfile
+    | ListProfiles
+    | ForgetProfile
+    | InspectNodes
+    | StatusCall
+    | TokenCall
+)

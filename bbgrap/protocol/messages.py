@@ -16,6 +16,7 @@ from typing import Annotated
 from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.graph.types import DType, TensorType
+from bbgrap.protocol.inspection import Inspect, Inspected
 from bbgrap.protocol.limits import (
     MAX_CHUNK_BYTES,
     MAX_PAYLOAD_FRAMES,
@@ -28,7 +29,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -85,7 +86,8 @@ class Join:
 class Heartbeat:
     """The agent lives. Its worker has run `steps` segments in all, and computes for this request since `seconds` (zeros: for none).
 
-    `used_bytes` is the memory that the worker takes.
+    `used_bytes` is the memory that the worker takes, `free_bytes` what its machine or container has left (0: unknown); `busy_s` is how long
+    the worker has computed in all.
     """
 
     epoch: int = 0
@@ -93,6 +95,8 @@ class Heartbeat:
     seconds: float = 0.0
     steps: int = 0
     used_bytes: int = 0
+    free_bytes: int = 0
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +220,7 @@ AgentMessage = (
     | LinksTried
     | LinkBroken
     | WorkerLost
+    | Inspected
     | Leave
 )
 
@@ -326,5 +331,17 @@ class AnswerPings:
 
 
 AgentCommand = (
-    Welcome | Refused | Rejoin | HeartbeatSeen | Deploy | WeightChunk | Abandon | Release | Measure | MeasureLinks | TryLinks | AnswerPings
+    Welcome
+    | Refused
+    | Rejoin
+    | HeartbeatSeen
+    | Deploy
+    | WeightChunk
+    | Abandon
+    | Release
+    | Measure
+    | MeasureLinks
+    | TryLinks
+    | AnswerPings
+    | Inspect
 )

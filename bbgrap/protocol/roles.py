@@ -11,15 +11,17 @@ from enum import Enum
 from typing import Any, get_args
 
 from bbgrap.protocol import client_messages as client
+from bbgrap.protocol import inspection
 from bbgrap.protocol import key_messages as keys
 from bbgrap.protocol.messages import AgentMessage
+from bbgrap.protocol.status_messages import StatusCall
 
 
 class Role(Enum):
     """What a token is for."""
 
     READER = "reader"
-    """May look: which nodes are there."""
+    """May look: which nodes are there, what is known of them, and how they are."""
     CLIENT = "client"
     """May bring models and run requests."""
     AGENT = "agent"
@@ -31,10 +33,12 @@ class Role(Enum):
 NODE = "node"
 """What a key is that was enrolled: no token, but a machine's own."""
 
-_READS = frozenset({client.Hello, client.ListNodes, client.Cancel, client.Ask})
+_READS = frozenset(
+    {client.Hello, client.ListNodes, client.Cancel, client.Ask, inspection.InspectNodes, inspection.ListProfiles, *get_args(StatusCall)}
+)
 _RUNS = _READS | {client.OfferModel, client.ModelChunk, client.PrepareModel, client.RunModel}
 _COMPUTES = frozenset({*get_args(AgentMessage), keys.Enrol})
-_RULES = frozenset({client.MeasureNodes, client.SetProfile, *get_args(keys.TokenCall)})
+_RULES = frozenset({client.MeasureNodes, client.SetProfile, inspection.ForgetProfile, *get_args(keys.TokenCall)})
 
 MAY: Mapping[str, frozenset[type[Any]]] = {
     Role.READER.value: _READS,

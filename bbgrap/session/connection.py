@@ -7,6 +7,7 @@ wakes the others when their answers come. So a single caller pays for no hand-ov
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -20,7 +21,7 @@ import zmq
 
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import client as machine
-from bbgrap.errors import AccessError, BbgrapError, RemoteProtocolError
+from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.client_messages import (
     Call,
     Failed,
@@ -30,14 +31,15 @@ from bbgrap.protocol.client_messages import (
     ListNodes,
     MeasureNodes,
     Nodes,
-    NodeStatus,
     Profiles,
     Progress,
     SetProfile,
 )
 from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.inspection import ForgetProfile, Inspection, InspectNodes, KnownProfiles, ListProfiles
 from bbgrap.protocol.key_messages import CreateToken, KeyStatus, ListTokens, RevokeToken, RotateToken, TokenMade, Tokens
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
+from bbgrap.protocol.status_messages import NodeStatus, PlanShown, ReadPlan, ReadStatus, Status
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.access import Access
 from bbgrap.transport.control import ControlClient, check_address, is_listening, unavailable
@@ -46,6 +48,9 @@ from bbgrap.transport.wakeup_queue import WakeupQueue
 
 A = TypeVar("A")
 OnProgress = Callable[[Progress], None]
+
+COORDINATOR = "BBGRAP_COORDINATOR"
+"""The environment variable that holds a coordinator's address; `bbgrap exec` sets it for the program."""
 
 _TICK_S = 0.25
 _STOP_TICK_S = 0.01
@@ -138,6 +143,23 @@ class Connection:
         """Return the agents that live."""
         return self.ask(ListNodes(self.number()), Nodes).nodes
 
+    def status(self, events_after: int = 0, timeout_s: float | None = None) -> Status:
+        """Return how the cluster is: nodes, links, models and what serves them, counters; of what happened, events after that number.
+
+        Raises:
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
+        return self.ask(ReadStatus(self.number(), events_after), Status, timeout_s=timeout_s)
+
+    def shown_plan(self, plan: str, timeout_s: float | None = None) -> PlanShown:
+        """Return the report of what serves a plan, and the latest request that was recorded on it; `plan` is a key that a status tells.
+
+        Raises:
+            ExecutionError: if there is no such plan any more.
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
+        return self.ask(ReadPlan(self.number(), plan), PlanShown, timeout_s=timeout_s)
+
     def profile(self, node: str = "", on_progress: OnProgress | None = None, *, again: bool = True) -> tuple[NodeProfile, ...]:
         """Measure one node, or all of them, and return what was found; without `again` only those whose speeds nobody knows.
 
@@ -148,6 +170,18 @@ class Connection:
     def add_profile(self, profile: NodeProfile) -> None:
         """Use a profile for the node of its name from now on, whatever is measured."""
         self.ask(SetProfile(self.number(), profile), Profiles)
+
+    def profiles(self) -> KnownProfiles:
+        """Return what is known of nodes: what was measured, and what was given by hand."""
+        return self.ask(ListProfiles(self.number()), KnownProfiles)
+
+    def forget_profile(self, node: str, *, measured: bool = False) -> KnownProfiles:
+        """Forget what was given by hand of a node, and with `measured` what was measured, too; return what was forgotten."""
+        return self.ask(ForgetProfile(self.number(), node, measured), KnownProfiles)
+
+    def inspect(self) -> Inspection:
+        """Return how the machines are, and who serves the models: what `bbgrap doctor` looks at."""
+        return self.ask(InspectNodes(self.number()), Inspection)
 
     def create_token(self, name: str, role: str, lasts_s: float = 0.0) -> str:
         """Make a token of a role (reader, client, agent, admin) that lasts so long (0: until it is revoked), and return its text."""
@@ -184,10 +218,14 @@ class Connection:
         """Return the number for a new call."""
         return next(self._numbers)
 
-    def ask(self, message: Call, expected: type[A], on_progress: OnProgress | None = None) -> A:
-        """Make a call and return its answer; a failure is raised as the error of its kind."""
+    def ask(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
+        """Make a call and return its answer; a failure is raised as the error of its kind.
+
+        Raises:
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
         try:
-            return self._call(message, expected, on_progress)
+            return self._call(message, expected, on_progress, timeout_s)
         except CallFailedError as failed:
             raise failed.error from None
 
@@ -212,7 +250,7 @@ class Connection:
 
     def _call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
         if self._closed:
-            raise unavailable(self.address, 0)
+            raise ClusterUnavailableError(f"connection to {self.address}: it was closed; connect again")
         self._stops.check()
         number = message.call
         with self._lock:
@@ -333,15 +371,21 @@ class Connection:
 
 
 def connect(
-    address: str, timeout: float = 3.0, *, token: str = "", token_file: str | Path | None = None, insecure: bool = False
+    address: str = "", timeout: float = 3.0, *, token: str = "", token_file: str | Path | None = None, insecure: bool = False
 ) -> Connection:
-    """Connect to the coordinator at `tcp://HOST:PORT`, or `mdns`: the one that announces itself; `timeout` in seconds.
+    """Connect to the coordinator at `tcp://HOST:PORT`, that of BBGRAP_COORDINATOR, or `mdns`: the one that announces itself.
+
+    `timeout` is in seconds.
 
     Without a token, BBGRAP_TOKEN or BBGRAP_TOKEN_FILE is used, or, for a coordinator of this user on this machine, its own. `insecure` is
     for a coordinator that was started so: nobody is known to anybody, and nothing is encrypted.
 
     Raises:
+        UsageError: if no address is given, nor in the environment.
         ClusterUnavailableError: if no coordinator answers in time.
         AccessError: if there is no token, or it is not taken.
     """
+    address = address or os.environ.get(COORDINATOR, "")
+    if not address:
+        raise UsageError(f"which cluster? give an address, or set {COORDINATOR}=tcp://HOST:PORT")
     return Connection(address, timeout, Access(token, None if token_file is None else Path(token_file), insecure))

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from bbgrap.costmodel.timeline import Timeline
 from bbgrap.engine.load import confirm_runs
 from bbgrap.engine.sessions import open_session
 from bbgrap.errors import ExecutionError, InputError, UsageError
@@ -228,6 +229,22 @@ class InferenceSession(Surface):
             callback(results, user_data, fault)
 
         self._pool.submit(work)
+
+    def run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
+        """Run the model once, as `run` does, and also return when every node did what; None if it is not known who answered.
+
+        That takes until all nodes have told, some milliseconds, so it is for a part of the requests.
+
+        Raises:
+            InputError: if a name, dtype or shape does not fit the model.
+            ExecutionError: if the request failed; running it again is harmless.
+            ClusterUnavailableError: if there is no coordinator or no agent.
+        """
+        chosen = self._signature.choose_outputs(output_names)
+        result = self._answer(self._signature.check_feed(input_feed), record=True)
+        outputs, plan = [self._output(result, index) for index in chosen], self.plan
+        known = plan.epoch == result.epoch
+        return outputs, timeline_of(result.records, (*plan.agents, HOST_NAME)) if known else None
 
     def trace(self, input_feed: Mapping[str, Any], runs: int = 5) -> Trace:
         """Run the model some times, one after the other, and return when every agent and the coordinator did what.

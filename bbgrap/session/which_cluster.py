@@ -6,10 +6,8 @@ import os
 from typing import Protocol
 
 from bbgrap.errors import UsageError
+from bbgrap.session.connection import COORDINATOR as COORDINATOR
 from bbgrap.session.connection import Connection, connect
-
-COORDINATOR = "BBGRAP_COORDINATOR"
-"""The environment variable that holds a coordinator's address; `bbgrap exec` sets it for the program."""
 
 _enclosing: list[Connection] = []
 

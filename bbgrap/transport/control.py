@@ -98,6 +98,7 @@ class ControlServer:
         if lock is not None:
             lock.set_on(self.socket)
             self._guard = KeyCheck(context, lock.admits)
+        self.socket.ipv6 = _is_ipv6(bind)
         with self.socket.get_monitor_socket(zmq.EVENT_LISTENING) as monitor:
             try:
                 self.socket.bind(bind)
@@ -108,7 +109,7 @@ class ControlServer:
                     raise UsageError(
                         f"address {bind} is in use; is a coordinator running already? choose another port with --bind"
                     ) from error
-                raise UsageError(f"address {bind}: expected tcp://HOST:PORT of this machine: {error.strerror}") from error
+                raise UsageError(f"address {bind}: expected tcp://HOST:PORT of this machine: {_why_not(bind, error)}") from error
             self.socket.disable_monitor()
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self.channels = Channels()
@@ -214,6 +215,21 @@ class ControlServer:
             self._guard.stop()
 
 
+def _why_not(bind: str, error: zmq.ZMQError) -> str:
+    """Return why nothing can listen at an address: ZeroMQ calls a name that nobody knows a missing device."""
+    host, port = split_address(bind)
+    try:
+        socket.getaddrinfo(host.strip("[]"), port)
+    except (OSError, UnicodeError):
+        return f"host '{host}' cannot be found; is its name right?"
+    return str(error.strerror)
+
+
+def _is_ipv6(address: str) -> bool:
+    """Whether the host of an address is an IPv6 address; a name is looked up as IPv4."""
+    return split_address(address)[0].startswith("[")
+
+
 def _user(frame: zmq.Frame) -> str:
     """Return the key that ZeroMQ has found a message's sender to have; empty without a lock."""
     try:
@@ -280,6 +296,7 @@ class ControlClient:
         _limit(socket)
         if self.lock is not None:
             self.lock.set_on(socket)
+        socket.ipv6 = _is_ipv6(self.address)
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
         self._failures, self._refused = 0, ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 
 from bbgrap.errors import BbgrapError
+from bbgrap.observing.logs import LogFormat, write_logs
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
 
@@ -49,12 +49,15 @@ def main(
     ] = 0.0,
     until_eof: Annotated[bool, typer.Option(help="Stop when standard input ends.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="BBGRAP_LOG_FORMAT", help="Lines of the log as text, or as JSON, an object a line.")
+    ] = LogFormat.TEXT,
     debug: Annotated[bool, typer.Option(help="Tracebacks of errors.")] = False,
     version: Version = False,
 ) -> None:
     """Coordinate agents."""
     os.umask(0o077)  # what is kept, by this process and its children, is its user's alone
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    write_logs(log_format, verbose=verbose)
     from bbgrap_coordinator.planning import Planners
     from bbgrap_coordinator.service import serve
 

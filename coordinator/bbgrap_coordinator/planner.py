@@ -24,6 +24,7 @@ from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Graph
+from bbgrap.observing.logs import inherited_format, write_logs
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.transport.confinement import Bounds, confine, memory_bound
@@ -48,7 +49,7 @@ _log = logging.getLogger("bbgrap.coordinator")
 
 def main(prepare: Prepare = prepare_graph, standby: Standby = standby_of) -> None:
     """Plan until the coordinator ends."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    write_logs(inherited_format())
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
     maker = _Maker(prepare, standby)

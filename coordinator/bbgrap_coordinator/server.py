@@ -26,6 +26,7 @@ from bbgrap.control.coordinator_events import (
     DropRequest,
     Event,
     ForgetPlan,
+    ForgetProfile,
     FromPeer,
     HostDeploy,
     HostLinkBroken,
@@ -33,8 +34,11 @@ from bbgrap.control.coordinator_events import (
     HostRelease,
     Instruction,
     Log,
+    MachineRead,
+    Noticed,
     PlanFailed,
     Planned,
+    ReadMachine,
     SaveModel,
     SavePlan,
     SaveProfile,
@@ -47,6 +51,7 @@ from bbgrap.control.coordinator_events import (
     WriteChunk,
 )
 from bbgrap.errors import LocalProtocolError, OtherVersionError, RemoteProtocolError
+from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.client_messages import Failed, Fault, Greeting, StillWorking
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
@@ -152,6 +157,12 @@ class Server:
         if written.complete:
             self._models.sync(written.digest)
 
+    def _read_machine(self) -> None:
+        """Find out how this machine is, in another thread: it takes a quarter of a second."""
+        from bbgrap.doctor.machine import read_machine
+
+        self._events.put(MachineRead(read_machine(self._models.directory, host_of(self._machine.settings.data_address))))
+
     def _take_events(self) -> None:
         for event in self._events.take():
             if isinstance(event, Planned | PlanFailed):
@@ -210,6 +221,8 @@ class Server:
         answer, ended = self._keys.answer(identity, message, self._control.connections)
         if not isinstance(message, ListTokens):
             failed = {"refused": answer.reason} if isinstance(answer, Failed | Refused) else {}
+            if not failed:
+                self._handle(Noticed(f"{_KEY_EVENTS[type(message)]}: '{message.name}'", "key"))
             self._tell(Audit(_KEY_EVENTS[type(message)], peer_of(identity), {"name": message.name, **failed}))
         self._say(identity, answer)
         self._shut_out(ended)
@@ -272,22 +285,27 @@ class Server:
                 self._planners.submit(instruction)
             case CancelPlanning(job):
                 self._planners.cancel(job)
-            case SaveModel() | SaveProfile() | SavePlan() | ForgetPlan():
+            case SaveModel() | SaveProfile() | ForgetProfile() | SavePlan() | ForgetPlan():
                 self._keep(instruction)
             case Compare():
                 # Beside the requests: numpy may take long.
                 self._comparisons.submit(lambda: self._events.put(compared(instruction)))
-            case Log(text, is_warning):
-                _log.log(logging.WARNING if is_warning else logging.INFO, text)
+            case ReadMachine():
+                self._comparisons.submit(self._read_machine)
+            case Log():
+                known = {"node": instruction.node, "model": instruction.model, "epoch": instruction.epoch, "request": instruction.request}
+                _log.log(logging.WARNING if instruction.is_warning else logging.INFO, instruction.text, extra=known)
             case Audit():
                 self._tell(instruction)
 
-    def _keep(self, instruction: SaveModel | SaveProfile | SavePlan | ForgetPlan) -> None:
+    def _keep(self, instruction: SaveModel | SaveProfile | ForgetProfile | SavePlan | ForgetPlan) -> None:
         match instruction:
             case SaveModel(model, files):
                 self._storage.save_model(model, files)
             case SaveProfile(profile, by_hand):
                 self._storage.save_profile(profile, by_hand=by_hand)
+            case ForgetProfile(node, by_hand):
+                self._storage.forget_profile(node, by_hand=by_hand)
             case SavePlan(plan):
                 self._storage.save_plan(plan)
             case ForgetPlan(job):

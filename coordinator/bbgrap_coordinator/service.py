@@ -16,6 +16,8 @@ import zmq
 
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import Audit, Settings
+from bbgrap.doctor.here import look_up
+from bbgrap.doctor.local_checks import is_loopback
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
@@ -86,6 +88,8 @@ def serve(
             first_epoch=state.incarnation << _COUNTER_BITS,
             verify_fraction=verify_fraction,
             verify_key=secrets.token_bytes(32),
+            incarnation=state.incarnation,
+            started=time.time(),
             fingerprint="" if keys.data_identity is None else keys.data_identity.fingerprint,
         )
         machine = CoordinatorMachine(settings, stored, time.monotonic())
@@ -98,6 +102,7 @@ def serve(
         if until_eof:
             exit_with_parent(server.stop)
         _log.info("coordinator at %s, data plane at %s, incarnation %d", control.address, plane.address, state.incarnation)
+        _warn_of_loopback(host_of(check_address(bind)))
         if isinstance(keys, KeyRing):
             stack.callback(_note(control.address, keys.token_file(LOCAL)))
             _say_how_to_join(control.address, advertise, keys)
@@ -132,10 +137,29 @@ def _data_plane(host: str, port: int, last_port: int, advertise: str, identity: 
 
 
 def _private(folder: Path) -> Path:
-    """Return a folder that is there, and only its user's."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
+    """Return a folder that is there, and only its user's.
+
+    Raises:
+        UsageError: if it cannot be.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise UsageError(f"state directory '{folder}': {error.strerror}; choose another with --state-dir") from error
     return folder
+
+
+def _warn_of_loopback(host: str) -> None:
+    """Say so if a name is this machine's own, where others have another address for it: they would not get here."""
+    if host == "localhost" or host.startswith("[") or not any(map(str.isalpha, host)):
+        return
+    found = look_up(host)
+    if found.addresses and all(map(is_loopback, found.addresses)):
+        where = ", ".join(found.addresses)
+        _log.warning(
+            "'%s' is %s here: other machines do not reach this coordinator; give --bind an address, or mend /etc/hosts", host, where
+        )
 
 
 def _note(address: str, token_file: Path) -> Callable[[], None]:

@@ -118,6 +118,10 @@ class State:
         """Keep what is known of a node."""
         self._database.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", (profile.name, int(by_hand), _packed(profile)))
 
+    def forget_profile(self, node: str, *, by_hand: bool) -> None:
+        """Keep no longer what is known of a node."""
+        self._database.execute("DELETE FROM profiles WHERE node = ? AND by_hand = ?", (node, int(by_hand)))
+
     def profiles(self, *, by_hand: bool) -> dict[str, NodeProfile]:
         """Return what is known of nodes, by their names."""
         rows = self._rows("SELECT node, content FROM profiles WHERE by_hand = ?", int(by_hand))

@@ -105,6 +105,10 @@ class Storage:
         """Keep what is known of a node."""
         self._do(lambda: self._state.save_profile(profile, by_hand=by_hand))
 
+    def forget_profile(self, node: str, *, by_hand: bool) -> None:
+        """Keep no longer what is known of a node."""
+        self._do(lambda: self._state.forget_profile(node, by_hand=by_hand))
+
     def save_plan(self, plan: StoredPlan) -> None:
         """Keep a plan of which the artifacts are there."""
         self._do(lambda: self._save_plan(plan))

@@ -28,6 +28,7 @@ LIGHTER = (
     (r"inspect model.onnx", "inspect text.onnx"),
     (r"^(bbgrap (?:demo|profile(?! add)).*)", r"\1 --help"),  # they measure nodes, 7 seconds each; tests/bbgrap/cli runs both
     (r"^(bbgrap .*--planner auto.*)", r"\1 --search-seconds 1"),
+    (r"^bbgrap up .*", "bbgrap up --help"),  # tests/deploy runs it on hosts
     (r"^bbgrap exec .*", "bbgrap exec --agents 1 program.py"),
 )
 """What is replaced, in this order; equal commands run once."""
@@ -36,6 +37,16 @@ STARTED = {COORDINATOR, *AGENTS.values(), f"{AGENTS['left']} --threads 4", f"exp
 """What the cluster of these tests is started and found with, at an address of this machine and with one thread for each agent."""
 
 NOT_RUN = {
+    "useradd --system --home-dir /var/lib/bbgrap --shell /usr/sbin/nologin bbgrap": "it makes a user of the machine",
+    "cp bbgrap-coordinator.service bbgrap-agent@.service /etc/systemd/system/": "tests/deploy has systemd judge the units",
+    "systemctl daemon-reload": "it needs systemd as the machine's first process",
+    "systemctl enable --now bbgrap-coordinator": "the same",
+    "systemctl enable --now bbgrap-agent@left": "the same",
+    "docker build --file deploy/docker/Dockerfile --tag bbgrap .": "tests/deploy builds the image",
+    "MODELS=~/models docker compose --file deploy/docker/compose.yaml up": "it needs an engine",
+    "kubectl apply --kustomize deploy/kubernetes/base": "it needs a cluster; tests/deploy has the manifests judged",
+    "deploy/kubernetes/tokens.sh": "the same",
+    "sbatch --nodes 4 --cpus-per-task 8 deploy/slurm/bbgrap.sbatch bbgrap submit zoo:resnet50 --verify": "tests/deploy runs the job",
     "make demo": "it installs into .venv; `bbgrap demo` runs",
     "make dev": "it installs into .venv",
     "make test": "it would run this test",
@@ -49,6 +60,9 @@ NOT_RUN = {
     "python tools/operators_page.py": "it writes into the tree; test_coverage.py runs what it calls",
     "python tools/protocol_page.py": "it writes into the tree; test_generated.py runs what it calls",
     "python -m benchmarks.network --models resnet50,vgg16,unet,vit_b16,yolo,resnet50@10 --planners auto --save": "root, and half an hour",
+    "python -m benchmarks.peers": "root, and an hour; tests/benchmarks runs it in small",
+    "python -m benchmarks.peers --models vgg16 --links 1gbit --peers replicas,ray --rounds 3": "root, and minutes",
+    "pip install openvino ray distributed torch": "it installs",
 }
 
 SERVERS = {"bbgrap local --agents 2"}

@@ -11,7 +11,7 @@ Live = set[tuple[int, BufferId]]
 
 @dataclass(frozen=True, slots=True)
 class DropUnused:
-    """Keep only what the host's results depend on.
+    """Keep only what answers, and the state of the next request, depend on.
 
     1. An operation none of whose results is read on its device or sent is removed.
     2. A part of a message that its receiver does not read is removed at both ends; the message stays, even if empty.
@@ -30,7 +30,7 @@ class DropUnused:
 
 
 def _live(program: Program) -> Live:
-    """Return the (device, buffer) pairs that the host's results depend on."""
+    """Return the (device, buffer) pairs that the results depend on: the host's are answers, the agents' are state."""
     sources: dict[tuple[int, BufferId], list[tuple[int, BufferId]]] = {}
     for device in program.devices:
         for step in device.steps:
@@ -43,7 +43,7 @@ def _live(program: Program) -> Live:
                     reads = [(device.device, b) for b in reads_of(op)]
                     sources |= {(device.device, b): reads for b in writes_of(op)}
     live: Live = set()
-    waiting = [(program.host, b) for b in program.devices[program.host].results]
+    waiting = [(device.device, b) for device in program.devices for b in device.results]
     while waiting:
         found = waiting.pop()
         if found not in live:

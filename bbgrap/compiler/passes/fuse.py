@@ -72,7 +72,7 @@ def _fetches(program: Program, device: DeviceProgram) -> Iterator[tuple[str, str
 
 def _read_by_host_only(program: Program, device: DeviceProgram) -> set[BufferId]:
     """Return the buffers of an agent that only the host reads, at the end."""
-    only_host, others = set[BufferId](), set[BufferId]()
+    only_host, others = set[BufferId](), set(device.results)
     for step in reversed(device.steps):
         match step:
             case Send():

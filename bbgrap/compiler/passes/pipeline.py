@@ -13,6 +13,7 @@ from typing import Protocol
 from bbgrap.compiler.passes.crops import DropTrivialAssemblies, ForwardCrops
 from bbgrap.compiler.passes.dead import DropUnused
 from bbgrap.compiler.passes.fuse import FuseSegments
+from bbgrap.compiler.passes.state import TailorState
 from bbgrap.compiler.passes.transfers import DropEmptyMessages, TailorTransfers
 from bbgrap.errors import ProgramError
 from bbgrap.program.statistics import traffic_bytes
@@ -28,6 +29,7 @@ class Pass(Protocol):
 
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    TailorState(),
     ForwardCrops(),
     DropUnused(),
     TailorTransfers(),

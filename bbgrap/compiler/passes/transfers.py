@@ -25,7 +25,7 @@ class TailorTransfers:
         return replace(program, devices=tuple(_tailor_sender(device, wanted) for device in receivers))
 
 
-def _regions_read(device: DeviceProgram) -> dict[BufferId, list[ShapeMap]]:
+def regions_read(device: DeviceProgram) -> dict[BufferId, list[ShapeMap]]:
     """Return, per buffer, the regions that are read of it; whole for readers other than assemblies."""
     found: dict[BufferId, list[ShapeMap]] = {}
     for step in device.steps:
@@ -59,7 +59,7 @@ def disjoint_union(regions: list[ShapeMap]) -> list[ShapeMap]:
 
 def _tailor_receiver(device: DeviceProgram, wanted: dict[tuple[int, int], list[ShapeMap]]) -> DeviceProgram:
     """Replace received buffers by the regions read of them; note them in `wanted` by (message, part number)."""
-    read = _regions_read(device)
+    read = regions_read(device)
     buffers = dict(device.buffers)
     fresh = max(buffers, default=0) + 1
     split: dict[BufferId, list[Piece]] = {}

@@ -1,9 +1,14 @@
 """The commands that need a cluster, against real processes."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
+import termios
 
 import numpy as np
 import onnx
@@ -12,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from typer.testing import CliRunner
 
+import bbgrap
 from bbgrap import zoo
 from bbgrap.cli.main import app
 from bbgrap.cluster.files import read_profile
@@ -19,6 +25,7 @@ from bbgrap.cluster.speeds import TYPICAL
 from bbgrap.engine.reference import Reference
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import BRINGING, FEEDING, Progress
+from bbgrap.protocol.version import VERSION
 from bbgrap.session import InferenceSession
 from bbgrap.tdl.work import KINDS
 from tests.bbgrap.cli.given_inputs import FORMS, write_files
@@ -53,6 +60,55 @@ def test_nodes(run, run_json, here):
     table = run("nodes").stdout
     assert "agent0" in table
     assert "agent1" in table
+    assert VERSION in table
+    assert len(table.splitlines()) == 3
+
+
+def test_nodes_are_whole_on_a_narrow_terminal(here, cluster):
+    screen, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    with subprocess.Popen(["bbgrap", "nodes"], stdout=other, env=os.environ) as process:
+        os.close(other)
+        text = ""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while read := os.read(screen, 4096):
+                text += read.decode()
+    os.close(screen)
+    assert process.returncode == 0
+    assert max(map(len, text.splitlines())) <= 60
+    for node in cluster.connection.nodes():
+        assert f"{node.name}  alive  {node.address}" in text
+
+
+def test_profiles_are_listed_shown_and_removed(run, run_json, here, tmp_path):
+    (tmp_path / "slow.yaml").write_text("name: slow\nwork: {conv3x3: 100}\n")
+    added = run("profile", "add", tmp_path / "slow.yaml")
+    assert "work 'conv3x3': flops is 100 FLOP/s" in added.stderr
+    assert "is a unit missing, like GFLOP/s?" in added.stderr
+    assert "slow" in [profile["name"] for profile in run_json("profile", "list")["by_hand"]]
+    line = next(line for line in run("profile", "list").stdout.splitlines() if line.startswith("slow"))
+    assert line.split() == ["slow", "no", "by", "hand", "1", "0", "-"]
+    assert "# by hand\nname: slow\nwork: {conv3x3: 100FLOP/s}" in run("profile", "show", "slow").stdout
+    assert run("profile", "remove", "slow").exit_code == 0
+    assert run("profile", "remove", "slow").exit_code == run("profile", "show", "slow").exit_code == 2
+
+
+def test_status_and_top(run, run_json, here, cluster, picture, monkeypatch):
+    session = bbgrap.InferenceSession("zoo:tiny", cluster=cluster, planner="bbgrap")
+    session.run(None, {"input": picture})
+    told = run_json("status")
+    assert [node["name"] for node in told["nodes"]] == ["agent0", "agent1"]
+    assert sum(model["requests"]["done"] for model in told["models"]) >= 1
+    assert told["uptime_s"] > 0
+    monkeypatch.setenv("COLUMNS", "60")
+    text = run("status").stdout
+    assert max(map(len, text.splitlines())) <= 60
+    assert "serves on agent0, agent1" in " ".join(text.split())
+    text = run("top", "--once", "--every", "0.1").stdout
+    assert "req/s" in text
+    assert "agent1" in text
+    refused = run("top")
+    assert (refused.exit_code, "give --once" in refused.stderr) == (2, True)
 
 
 def test_submit_files_and_write_the_answer(run_json, here, picture, tmp_path):

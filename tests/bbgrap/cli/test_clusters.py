@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.cli import clusters
-from bbgrap.protocol.client_messages import NodeStatus
+from bbgrap.protocol.status_messages import NodeStatus
 from bbgrap.transport.access import Access
 
 NODE = NodeStatus("a", "tcp://a:1", "ready", 1, 1, 1 << 30, "0.1.0", "1.31.1", 26, None)

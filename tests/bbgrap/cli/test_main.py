@@ -174,6 +174,7 @@ def test_a_reader_that_goes_away_is_no_error():
         (UsageError("not so"), 2, "not so"),
         (ClusterUnavailableError("nobody"), 3, "nobody"),
         (FileNotFoundError(2, "No such file", "a.txt"), 1, "'a.txt': No such file"),
+        (OSError(28, "No space left on device"), 1, "the output cannot be written: No space left on device"),
         (KeyError("oops"), 1, "unexpected KeyError: 'oops'; this is a fault of bbgrap"),
     ],
 )

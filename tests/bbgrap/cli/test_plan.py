@@ -36,6 +36,25 @@ def test_table(run):
     assert "messages between nodes" in result.stdout
 
 
+def test_several_planners_are_compared(run, run_json):
+    args = ("plan", "zoo:tiny", "--agents", 2, "--planner", "bbgrap,single,tofu")
+    reports = run_json(*args)
+    assert [report["planner"] for report in reports] == ["bbgrap", "single", "tofu"]
+    table = run(*args).stdout
+    assert "the best single node takes" in table
+    assert [line.split()[0] for line in table.splitlines()[2:]] == ["bbgrap", "single", "tofu"]
+    refused = run(*args, "--explain")
+    assert (refused.exit_code, "name one planner" in refused.stderr) == (2, True)
+
+
+def test_a_figure_without_its_unit_is_doubted(run, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text("nodes:\n  - {name: a, work: {conv3x3: 100}, links: {b: {bandwidth: 1Gbps, round_trip: 1ms}}}\n  - name: b\n")
+    said = run("plan", "zoo:tiny", "--planner", "single", "--cluster", file).stderr
+    assert f"'{file}': node 'a': work 'conv3x3': flops is 100 FLOP/s, expected 10MFLOP/s to 500TFLOP/s" in said
+    assert "bandwidth" not in said
+
+
 def test_the_plan_as_a_file(run, tmp_path):
     file = tmp_path / "plan.json"
     result = run("plan", "zoo:tiny", "--agents", 2, "--output", file)

@@ -189,6 +189,7 @@ def test_all_faults_at_once_each_with_its_line(tmp_path):
         ("- name: a", "expected a mapping with the keys nodes, network, groups, coordinator_on, got a list"),
         ("nodes:\n  - name: [", "line 2: it is not YAML"),
         ("nodes:\n\t- name: a", "line 2: it is not YAML"),
+        ("nodes: [{name: a, links: {b: 1 Gbps}}]", "line 1: node 'a': link to 'b': expected a mapping with the keys bandwidth, round_trip"),
         ("nodes: [{name: a, links: [b]}]", "'links': expected a mapping, got a list"),
         ("nodes: [{name: }]", "name: expected a text"),
         ("nodes: [{name: ~}]", "name: expected a text"),

@@ -13,6 +13,8 @@ from bbgrap.cluster.units import FLOPS, RATES, SIZES, TIMES, format_quantity, pa
         ("1048576", SIZES, 1 << 20),
         ("1Gbit/s", RATES, 1.25e8),
         ("1e9", RATES, 1e9),
+        ("1 Gbps", RATES, 1.25e8),
+        ("100 GFLOPS", FLOPS, 1e11),
         ("85.5 GFLOP/s", FLOPS, 85.5e9),
         ("0.9ms", TIMES, 0.0009),
         ("200us", TIMES, 0.0002),
@@ -24,7 +26,7 @@ def test_quantities(text, units, value):
     assert parse_quantity(text, units) == value
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "8Gib", "8 G iB", "nan", "inf", "1e999", "0x10", "1.2.3", "ten"])
+@pytest.mark.parametrize("text", ["", "GiB", "8Gib", "8 G iB", "nan", "inf", "1e999", "0x10", "1.2.3", "ten", "8Gbps"])
 def test_what_is_no_quantity(text):
     with pytest.raises(ValueError, match="a number"):
         parse_quantity(text, SIZES)

@@ -103,11 +103,14 @@ def test_heartbeats_look_at_no_plan(monkeypatch):
 def test_exact_instructions_of_a_loss():
     coordinator = CoordinatorMachine(SETTINGS)
     welcome, told, *_ = coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.0)
-    assert (welcome, told) == (ce.ToAgent(b"1", m.Welcome(2, 0.1, 0.6, (), 1)), ce.Log("agent 'a' joined; 1 are there"))
+    assert (welcome, told) == (
+        ce.ToAgent(b"1", m.Welcome(2, 0.1, 0.6, (), 1)),
+        ce.Log("agent 'a' joined; 1 are there", event="joined", node="a"),
+    )
     assert coordinator.handle(ce.Tick(), 0.1)[0] == ce.ToAgent(b"1", m.Measure(1))  # nothing else goes on
     assert coordinator.handle(ce.Tick(), 0.6) == []
     assert coordinator.handle(ce.Tick(), 0.7) == [
-        ce.Log("agent 'a' was lost; 0 left"),
+        ce.Log("agent 'a' was lost; 0 left", event="lost", node="a"),
         ce.Audit("lost", {"agent": "a", "id": "31"}),
         ce.HostPings(()),
     ]
@@ -181,7 +184,7 @@ def test_no_agent_is_called_like_the_coordinator():
     agent = wire.add_agent("coordinator")
     wire.settle()
     assert agent.quit == "the name 'coordinator' is that of the coordinator in links; choose another with --name"
-    assert wire.coordinator.nodes() == ()
+    assert wire.coordinator.status.nodes() == ()
 
 
 def test_a_profile_by_hand_goes_over_what_was_measured_field_by_field():
@@ -197,11 +200,11 @@ def test_a_profile_by_hand_goes_over_what_was_measured_field_by_field():
     for profile in (NodeProfile("a", 0.5, group="left", work=(fast,)), NodeProfile("later", 3.0)):
         wire.call(lambda n, profile=profile: c.SetProfile(n, profile))
     wire.settle()
-    (status,) = wire.coordinator.nodes()
+    (status,) = wire.coordinator.status.nodes()
     assert status.profile == NodeProfile("a", 0.5, threads=4, links=(LinkProfile("b", 1e9, 1e-4),), group="left", work=(fast, slow))
     wire.add_agent("later")
     wire.settle()
-    assert [status.profile.share for status in wire.coordinator.nodes()] == [0.5, 3.0]
+    assert [status.profile.share for status in wire.coordinator.status.nodes()] == [0.5, 3.0]
 
 
 def test_a_joined_agent_is_used_for_the_next_preparation():
@@ -378,7 +381,7 @@ def plan_options():
 
 def test_messages_of_strangers_change_nothing():
     wire = ready_wire("a")
-    before = wire.coordinator.nodes()
+    before = wire.coordinator.status.nodes()
     for message in (
         m.Deployed(1, 0.0),
         m.WeightsMissing(1, ()),
@@ -389,7 +392,7 @@ def test_messages_of_strangers_change_nothing():
     ):
         done = wire.coordinator.handle(ce.FromPeer(b"stranger", message), wire.now)
         assert done == [ce.ToAgent(b"stranger", m.Rejoin())]
-    assert wire.coordinator.nodes() == before
+    assert wire.coordinator.status.nodes() == before
     assert wire.coordinator.handle(ce.FromPeer(CLIENT, c.Cancel(99)), wire.now) == []
 
 

@@ -4,12 +4,13 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.loading import MAX_LOADED, RESEND_S
+from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.planning import EARNED
 from bbgrap.control.plans import IN_USE_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import MODEL, Wire, artifacts, introduction, joined_wire, ready_wire
+from tests.bbgrap.control.wire import MODEL, Wire, artifacts, introduction, joined_wire, ready_wire, whole
 
 
 def say(wire, name, message):
@@ -261,3 +262,18 @@ def test_plans_in_use_do_not_evict_each_other():
         wire.pass_time(0.5)
         wire.settle()
     assert plans[-1].serving
+
+
+def test_a_plan_is_loaded_when_its_standby_turns_out_to_fit_no_node_after_it():  # 841: a planner of the standby had failed before
+    wire = joined_wire("a", "b")
+    jobs = []
+    wire.standby = jobs.append
+    call = wire.prepare()
+    wire.deliver_all()
+    (job,) = jobs
+    assert wire.coordinator.loading.by_epoch
+    assert not wire.answers[call]
+    giant = PlannedVariant("standby", whole(1, 0), {"planner": "standby", "memory_bytes": 1 << 62})
+    wire.carry_plan(ce.Planned(job.job, (giant,)))
+    wire.settle()
+    assert isinstance(wire.answers[call][0], c.ModelPrepared)

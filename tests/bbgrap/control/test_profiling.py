@@ -45,7 +45,7 @@ def profile(name: str) -> NodeProfile:
 
 
 def known(wire: Wire) -> dict[str, NodeProfile | None]:
-    return {status.name: status.profile for status in wire.coordinator.nodes()}
+    return {status.name: status.profile for status in wire.coordinator.status.nodes()}
 
 
 def test_nodes_are_measured_at_once_and_links_one_after_the_other():

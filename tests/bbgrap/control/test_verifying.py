@@ -36,7 +36,7 @@ def answered(wire, count=1):
 
 
 def seen_of(wire):
-    return {node.name: (node.verified, node.differed) for node in wire.coordinator.nodes()}
+    return {node.name: (node.verified, node.differed) for node in wire.coordinator.status.nodes()}
 
 
 def differed(wire):

@@ -27,10 +27,12 @@ from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import inspection as i
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.runtime.recording import Record, StepLabel
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
+from tests.messages import FACTS
 
 SKELETON_DIGEST = "ab" * 32
 FILE = c.ModelFile("m.onnx", "cd" * 32, 4)
@@ -119,6 +121,8 @@ class FakeAgent:
     dropped: set[tuple[int, int]] = field(default_factory=set)
     measuring: list[m.Measure | m.MeasureLinks] = field(default_factory=list)
     stopped: bool = False
+    ahead_s: float | None = 0.0
+    """How far its clock is ahead; None: it does not say how its machine is."""
     quit: str | None = None
 
 
@@ -281,6 +285,10 @@ class Wire:
                 self.models[model] = files
             case ce.SaveProfile(profile, by_hand):
                 self.profiles[by_hand][profile.name] = profile
+            case ce.ForgetProfile(node, by_hand):
+                self.profiles[by_hand].pop(node)
+            case ce.ReadMachine():
+                self.to_coordinator(ce.MachineRead(replace(FACTS, clock_s=self.now)))
             case ce.SavePlan(plan):
                 self.kept[plan.job] = plan
             case ce.ForgetPlan(job):
@@ -377,7 +385,9 @@ class Wire:
             case ae.Perform(m.TryLinks(trial, peers)):
                 lost = tuple(peer.device for peer in peers if self.is_cut((agent.name, peer.name)) or not self.is_there(peer.name))
                 self.to_agent(agent, ae.Outcome(m.LinksTried(trial, lost)))
-            case ae.Perform() | ae.Reconnect() | ae.Log():
+            case ae.ReadMachine(number) if agent.ahead_s is not None:
+                self.to_agent(agent, ae.Outcome(i.Inspected(number, replace(FACTS, clock_s=self.now + agent.ahead_s))))
+            case ae.Perform() | ae.ReadMachine() | ae.Reconnect() | ae.Log():
                 pass
 
     def is_there(self, name: str) -> bool:

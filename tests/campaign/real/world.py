@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bbgrap.errors import BbgrapError, ClusterUnavailableError
-from bbgrap.protocol.client_messages import NodeStatus
+from bbgrap.protocol.status_messages import NodeStatus
 from bbgrap.session import Connection
 from benchmarks.clients import History
 from benchmarks.lan import Lan

@@ -254,7 +254,7 @@ class World:
         self.to_agent(agent.identity, m.Refused("its key was revoked", retry=False))
         self.shut_out.add(agent.identity)
         agent.to_head.reset()
-        del self.by_identity[agent.identity]
+        self.by_identity.pop(agent.identity, None)  # a node may be revoked twice
 
     def _another_key(self, client: Client) -> None:
         """Let a client connect anew with a token that replaces its own: it is somebody else to the coordinator."""

@@ -34,6 +34,15 @@ def save(storage, folders, job, **more):
     storage.flush()
 
 
+def test_a_profile_is_forgotten(tmp_path):
+    with opened(tmp_path) as (storage, _, _):
+        for by_hand in (False, True):
+            storage.save_profile(NodeProfile("a"), by_hand=by_hand)
+        storage.forget_profile("a", by_hand=True)
+    with opened(tmp_path) as (_, after, _):
+        assert (list(after.measured), list(after.given)) == (["a"], [])
+
+
 def jobs_of(stored):
     return [saved.job for saved, _ in stored.plans]
 

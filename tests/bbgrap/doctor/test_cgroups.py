@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bbgrap_agent.cgroups import memory_bytes, processors
 from bbgrap_agent.facts import cores_to_use, memory_limit
+
+from bbgrap.doctor.cgroups import memory_bytes, processors
 
 GROUPS = Path("/sys/fs/cgroup")
 

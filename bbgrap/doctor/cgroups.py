@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+import psutil
+
 _ROOT = Path("/")
 
 
@@ -45,6 +47,32 @@ def memory_bytes(root: Path = _ROOT) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
+def room_bytes(root: Path = _ROOT, most: int = 1 << 62) -> int:
+    """Return what this process's groups may still take, `most` without a limit; caches of files that can be dropped count as free."""
+    room = [most]
+    for folder in folders_of("memory", root):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            if (bytes_ := _number(folder / limit)) is not None:
+                stats = _stats(folder / "memory.stat")
+                room.append(bytes_ - (_number(folder / used) or 0) + stats.get("inactive_file", stats.get("total_inactive_file", 0)))
+    return max(0, min(room))
+
+
+def free_memory_bytes(root: Path = _ROOT) -> int:
+    """Return the bytes of memory that are left: the machine's, or those of a group that has a limit if they are less."""
+    memory = psutil.virtual_memory()
+    return max(0, min(int(memory.available), room_bytes(root, int(memory.total))))
+
+
+def throttled_part(root: Path = _ROOT) -> float:
+    """Return the part of its scheduling periods, 0 to 1, in which a group of this process was stopped for its quota."""
+    found = [0.0]
+    for folder in folders_of("cpu", root):
+        stats = _stats(folder / "cpu.stat")
+        found.append(stats.get("nr_throttled", 0) / max(1, stats.get("nr_periods", 0)))
+    return min(1.0, max(found))
+
+
 def processors(root: Path = _ROOT) -> float | None:
     """Return how many cores' time this process's groups may use; None without a limit."""
     quotas = [quota for folder in folders_of("cpu", root) if (quota := _quota(folder)) is not None]
@@ -57,6 +85,15 @@ def _quota(folder: Path) -> float | None:
     except (OSError, ValueError):
         quota, period = str(_number(folder / "cpu.cfs_quota_us")), str(_number(folder / "cpu.cfs_period_us"))
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) > 0 else None
+
+
+def _stats(file: Path) -> dict[str, int]:
+    """Return the numbers of a file with a name and a number a line; none if it is not there."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
 
 
 def _number(file: Path) -> int | None:

@@ -1,0 +1,113 @@
+"""`bbgrap doctor`: what is wrong on this machine and in a cluster, and what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
+from bbgrap.cli.output import print_json, print_result, step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bbgrap.doctor.findings import Finding
+    from bbgrap.protocol.status_messages import NodeStatus
+
+_SEARCH_S = 5.0
+"""How long a plan is searched for, to predict what one more node would gain."""
+
+
+def doctor(
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", help="Say also what keeps this model from being faster on the cluster.", show_default=False)
+    ] = "",
+    coordinator: Coordinator = "",
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
+    cache_dir: Annotated[Path | None, typer.Option(help="As agents here are started; default ~/.cache/bbgrap/agent.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="As a coordinator here is; default ~/.cache/bbgrap/coordinator.")] = None,
+    keys_dir: Annotated[Path | None, typer.Option(help="As agents here are started; default ~/.config/bbgrap/keys.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Look for what is wrong: on this machine, and with a coordinator in the cluster.
+
+    Here: Python and packages, folders, disk, memory, CPU quota, names, ports. In the cluster: who reaches whom, clocks, versions, quota,
+    steal, other programs, memory, disk, unequal nodes, links that do less than their cards say, models without a plan. With a model: what
+    keeps it from being faster, and whether one more node would help. Exit code 0, or 1 if there is an error among what is found.
+
+    Examples:
+        bbgrap doctor
+
+        bbgrap doctor --coordinator tcp://head:7070
+
+        bbgrap doctor zoo:resnet50 --coordinator tcp://head:7070
+    """
+    import os
+    from dataclasses import asdict
+
+    from bbgrap.doctor.findings import exit_code, in_order
+    from bbgrap.doctor.here import read_here
+    from bbgrap.doctor.local_checks import check_here
+    from bbgrap.transport.control import check_address
+
+    address = check_address(coordinator) if coordinator else ""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "bbgrap"
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()) / "bbgrap"
+    with step("looking at this machine"):
+        here = read_here(address, cache_dir or caches / "agent", state_dir or caches / "coordinator", keys_dir or settings / "keys")
+    found = list(check_here(here, is_loaded=bool(address)))
+    if address and here.is_listening:
+        found += _in_cluster(address, token_file, model, insecure=insecure)
+    found = in_order(found)
+    if as_json:
+        print_json([asdict(finding) for finding in found])
+    else:
+        _show(found, "this machine and the cluster" if address else "this machine")
+    raise typer.Exit(exit_code(found))
+
+
+def _in_cluster(address: str, token_file: Path | None, model: str, *, insecure: bool) -> Iterator[Finding]:
+    from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
+    from bbgrap.doctor.findings import Finding
+    from bbgrap.errors import BbgrapError
+    from bbgrap.protocol.addresses import host_of
+    from bbgrap.protocol.version import VERSION
+    from bbgrap.session import connect
+
+    try:
+        with step("asking the cluster"), connect(address, token_file=token_file, insecure=insecure) as connection:
+            nodes = connection.nodes()
+            facts = ClusterFacts(VERSION, host_of(address), connection.coordinator_version, nodes, connection.inspect())
+    except BbgrapError as error:  # it listens, but refuses us, or is another program
+        yield Finding("error", "coordinator", "access", str(error), "an answer", "docs/security.md has tokens; is it a coordinator at all?")
+        return
+    yield from check_cluster(facts)
+    if model and nodes:
+        yield from _about(model, nodes)
+
+
+def _about(model: str, nodes: tuple[NodeStatus, ...]) -> list[Finding]:
+    """Return what is predicted of a model on these nodes."""
+    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+    from bbgrap.doctor.one_more import check_model, cluster_of
+    from bbgrap.engine.load import load_graph
+    from bbgrap.engine.prepare import fit
+    from bbgrap.planners.options import PlanOptions
+    from bbgrap.planners.registry import AUTO
+
+    path = find_model(model)
+    options = PlanOptions(AUTO, search_seconds=_SEARCH_S)
+    with step("predicting, also with one more node"):
+        forecast, _ = fit(load_graph(path, concrete_shapes(inputs_of(path))), cluster_of(nodes), options)
+        return list(check_model(model, forecast, options))
+
+
+def _show(found: list[Finding], where: str) -> None:
+    for finding in found:
+        print_result(f"{finding.severity}: {finding.who}: {finding.about}: {finding.found}")
+        print_result(f"    expected: {finding.expected}\n    do: {finding.advice}")
+    counts = [f"{sum(f.severity == severity for f in found)} {severity}s" for severity in ("error", "warning", "note")]
+    print_result(f"{where}: {', '.join(counts)}" if found else f"{where}: nothing is wrong")

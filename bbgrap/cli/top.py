@@ -1,0 +1,110 @@
+"""`bbgrap top`: requests per second, percentiles and nodes, live in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bbgrap.cli.options import Coordinator, Insecure, TokenFile
+from bbgrap.cli.output import columns, print_result
+from bbgrap.errors import ClusterUnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from bbgrap.protocol.status_messages import Status
+    from bbgrap.session import Connection
+
+_ANSWERS_WITHIN_S = 2.0
+"""After this long a coordinator counts as away."""
+
+
+class _Looks:
+    """Looks at a coordinator, again and again, whether it is there or not."""
+
+    def __init__(self, connection: Connection, token_file: Path | None, insecure: bool) -> None:
+        self._address = connection.address
+        self._token_file = token_file
+        self._insecure = insecure
+        self._connection: Connection | None = connection
+
+    def look(self) -> Status | None:
+        """Return how the cluster is; None: the coordinator is away. One that came back is connected to anew."""
+        from bbgrap.session import connect
+
+        try:
+            if self._connection is None:
+                self._connection = connect(self._address, _ANSWERS_WITHIN_S, token_file=self._token_file, insecure=self._insecure)
+            return self._connection.status(timeout_s=_ANSWERS_WITHIN_S)
+        except (TimeoutError, ClusterUnavailableError):
+            self.close()
+            return None
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+def top(
+    coordinator: Coordinator = "",
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print what happens within that time, and end.")] = False,
+) -> None:
+    """Watch a cluster: requests per second, percentiles, queues, what serves, nodes, events. Ctrl-C ends it.
+
+    Example:
+        bbgrap top --coordinator tcp://head:7070 --once
+    """
+    import signal
+    import time
+
+    from bbgrap.cli.clusters import open_cluster
+    from bbgrap.observing.rates import rates_between
+    from bbgrap.observing.text import top_text
+
+    if not once and not sys.stdout.isatty():
+        raise UsageError("top: this is no terminal; give --once, or use 'bbgrap status --json'")
+    with open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster:
+        if once:
+            before = cluster.status()
+            time.sleep(every)
+            now = cluster.status()
+            print_result(top_text(now, rates_between(before, now), columns()))
+            return
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the terminal is left as it was, then, too
+        _watch(_Looks(cluster, token_file, insecure), every)
+
+
+def _watch(looks: _Looks, every: float) -> None:
+    """Show what happens until interrupted."""
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from bbgrap.observing.rates import rates_between
+    from bbgrap.observing.text import age_text, top_text
+
+    console = Console(file=sys.stdout)
+    before: Status | None = None
+    shown, seen = "", time.monotonic()
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                now = looks.look()
+                if now is not None:
+                    shown, seen = top_text(now, rates_between(before, now), console.width, console.height), time.monotonic()
+                    before = now
+                away = f"the coordinator has not answered for {age_text(time.monotonic() - seen)}; trying until it does\n"
+                live.update(Text(shown if now is not None else away + shown), refresh=True)
+                time.sleep(every)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        looks.close()

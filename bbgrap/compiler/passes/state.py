@@ -1,0 +1,78 @@
+"""The pass that keeps of state what the next request reads where it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bbgrap.compiler.passes.crops import map_ops
+from bbgrap.compiler.passes.transfers import disjoint_union, regions_read
+from bbgrap.graph import Graph
+from bbgrap.graph.state import kept_region, uncut
+from bbgrap.program.steps import Assemble, BufferId, Compute, DeviceProgram, Op, Piece, Program, Send, Step
+from bbgrap.shapemap import ShapeMap
+
+
+@dataclass(frozen=True, slots=True)
+class TailorState:
+    """Derived back to front over the border of two requests: what a device reads of state is what it keeps.
+
+    1. A state that a device does not read is neither held by it before a request, nor gathered for the next one.
+    2. Of one of which it reads only some regions it holds, and keeps, just these: `TailorTransfers` then sends no more.
+    """
+
+    def run(self, program: Program) -> Program:
+        """Return the program with every agent's state cut down to what it reads."""
+        host = program.devices[program.host]
+        return replace(program, devices=(*(_tailored(program.graph, d) for d in program.devices[: program.host]), host))
+
+
+def _tailored(graph: Graph, device: DeviceProgram) -> DeviceProgram:
+    if not device.feeds:
+        return device
+    read = regions_read(replace(device, results=()))
+    buffers, fresh = dict(device.buffers), max(device.buffers) + 1
+    feeds: list[BufferId] = []
+    results: list[BufferId] = []
+    keeps: list[Op] = []
+    split: dict[BufferId, list[Piece]] = {}
+    for feed, result in zip(device.feeds, device.results, strict=True):
+        held, made = device.buffers[feed], device.buffers[result]
+        regions = disjoint_union([uncut(graph, held.value, region) for region in read.get(feed, [])])
+        if regions == [held.region]:
+            feeds.append(feed)
+            results.append(result)
+            continue
+        del buffers[feed]
+        split[feed] = []
+        for region in regions:
+            kept = kept_region(graph, held.value, region)
+            buffers[fresh], buffers[fresh + 1] = replace(held, region=region), replace(made, region=kept)
+            split[feed].append(Piece(fresh, region))
+            keeps.append(Assemble(fresh + 1, (Piece(result, kept),)))
+            feeds.append(fresh)
+            results.append(fresh + 1)
+            fresh += 2
+    steps = (*(_redirected(step, split) for step in device.steps), *(Compute((keep,)) for keep in keeps))
+    return replace(device, buffers=buffers, steps=steps, feeds=tuple(feeds), results=tuple(results))
+
+
+def _redirected(step: Step, split: dict[BufferId, list[Piece]]) -> Step:
+    """Let a step read the parts of a state instead of all of it."""
+
+    def parts(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        return tuple(
+            Piece(part.buffer, common)
+            for piece in pieces
+            for part in split.get(piece.buffer, [piece])
+            if not (common := part.region.intersect(piece.region)).is_empty
+        )
+
+    if isinstance(step, Send):
+        return replace(step, parts=parts(step.parts))
+    return map_ops(step, lambda op: replace(op, pieces=parts(op.pieces)) if isinstance(op, Assemble) else op)
+
+
+def layout_of(program: Program) -> tuple[tuple[tuple[str, ShapeMap], ...], ...]:
+    """Return what every agent holds of state before a request: inputs and regions of them, in the order of its feeds."""
+    devices = program.devices[: program.host]
+    return tuple(tuple((d.buffers[b].value, d.buffers[b].region) for b in d.feeds) for d in devices)

@@ -1,0 +1,122 @@
+"""What runs when a link between two agents is in doubt: it is taken back, the two try each other, and nothing starts before that is known.
+
+    a connection broke, a request stalled -> suspect -> LinksTried -> takes requests again, or apart: its variants are released
+
+Law: what may have been lost with a connection runs again, here or elsewhere.
+"""
+
+from __future__ import annotations
+
+from bbgrap.cluster.types import COORDINATOR
+from bbgrap.control.coordinator_events import Instruction, Log, Settings
+from bbgrap.control.dispatch import Requests
+from bbgrap.control.links import Links
+from bbgrap.control.loading import Loading
+from bbgrap.control.membership import Member, Members
+from bbgrap.control.planning import Planning
+from bbgrap.control.plans import Variant
+from bbgrap.protocol.messages import LinksTried
+
+MAX_STALLS = 3
+"""Requests in a row that stall on a variant whose links are well; then it is loaded anew."""
+
+
+class LinkFaults:
+    """The variants whose links are in doubt: those that have `suspects`."""
+
+    def __init__(
+        self, settings: Settings, members: Members, links: Links, loading: Loading, planning: Planning, requests: Requests
+    ) -> None:
+        """Start without any."""
+        self._settings = settings
+        self._members = members
+        self._links = links
+        self._loading = loading
+        self._planning = planning
+        self._requests = requests
+
+    def broken(self, member: Member | None, address: str, now: float) -> list[Instruction]:
+        """Run again what a broken connection may have lost, and find out whether the two still reach each other.
+
+        `member` is the agent whose connection it was, None the coordinator.
+        """
+        other = next((m for m in self._members.alive() if m.join.data_address == address), None)
+        first = member or other
+        if first is None or (member is not None and other is None and address.rpartition(":")[2] != self._data_port):
+            return []
+        name = COORDINATOR if member is None or other is None else other.name
+        done: list[Instruction] = []
+        for variant in self._loading.of_member(first.name):
+            if variant.is_ready and (name == COORDINATOR or name in variant.parts):
+                variant.suspects.add(first.name)
+                done += self._requests.hold(variant, first.name if other is None else other.name, now)
+        return [*done, *self._links.suspect(first, name, now)]
+
+    @property
+    def _data_port(self) -> str:
+        return self._settings.data_address.rpartition(":")[2]
+
+    def tried(self, member: Member, message: LinksTried, now: float) -> list[Instruction]:
+        """Take what an agent found; variants whose agents do not reach each other are released."""
+        changed, done = self._links.tried(member, message, now, self._loading.loading_agents)
+        self._clear(member.name, now)
+        return [*done, *(self._drop_apart() if changed else []), *(self._planning.world_changed(now) if changed else [])]
+
+    def _clear(self, name: str, now: float) -> None:
+        """Let variants take requests again whose links have been tried, and whose agents are heard."""
+        for variant in self._loading.of_member(name):
+            if name in variant.suspects and not self._is_quiet(variant, now):
+                variant.suspects.discard(name)
+                self._loading.touch(variant.plan)
+
+    def _drop_apart(self) -> list[Instruction]:
+        """Release the variants whose agents do not all reach each other."""
+        done: list[Instruction] = []
+        for variant in list(self._loading.by_epoch.values()):
+            names = {*variant.parts, COORDINATOR}
+            if any(pair <= names for pair in self._links.apart):
+                done += self._requests.drop(variant)
+        return done
+
+    def stalled(self, variant: Variant, number: int, now: float) -> list[Instruction]:
+        """Run a request again with which nothing goes on, and have its agents try each other."""
+        again, done = self._requests.take_back(variant, [number])
+        if not again:
+            return []
+        again[0].lost.append(" or ".join(variant.parts))
+        variant.stalls += 1
+        if variant.stalls >= MAX_STALLS and variant.is_ready:
+            # Whatever is wrong with it on its agents, another epoch does not have it.
+            done += self._requests.take_back(variant)[1]
+            text = f"epoch {variant.epoch} answers nothing any more: it is loaded anew"
+            told = Log(text, event="stalled", model=variant.plan.model, epoch=variant.epoch)
+            return [*done, told, *self._loading.renew(variant, now)]
+        text = f"request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch}); it runs again elsewhere"
+        done.append(Log(text, event="stalled", model=variant.plan.model, epoch=variant.epoch, request=number))
+        return [*done, *self.try_all(variant, now)]
+
+    def try_all(self, variant: Variant, now: float) -> list[Instruction]:
+        """Have the agents of a variant try each other; nothing is started on it before that is known."""
+        done: list[Instruction] = []
+        for name in variant.parts:
+            member = self._members.by_name.get(name)
+            for other in (*variant.parts, COORDINATOR):
+                if member is not None and other != name:
+                    variant.suspects.add(name)
+                    done += self._links.suspect(member, other, now)
+        return done
+
+    def _is_quiet(self, variant: Variant, now: float) -> bool:
+        """Whether an agent of a variant may be gone."""
+        return any(member.is_quiet(now) for name in variant.parts if (member := self._members.by_name.get(name)) is not None)
+
+    def clear_untried(self, now: float) -> None:
+        """Do not wait for trials that nobody has answered."""
+        for variant in self._loading.by_epoch.values():
+            if variant.suspects and self._is_quiet(variant, now):
+                continue
+            for name in list(variant.suspects):
+                others = (*variant.parts, COORDINATOR)
+                if not any(self._links.is_suspect(name, other) for other in others):
+                    variant.suspects.discard(name)
+                    self._loading.touch(variant.plan)

@@ -1,0 +1,237 @@
+"""The coordinator's state as `Status` tells it: made when somebody asks, of what is there anyway, and changed by nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from bbgrap.cluster.types import COORDINATOR
+from bbgrap.control.dispatch import Requests
+from bbgrap.control.links import Links
+from bbgrap.control.membership import Member, Members
+from bbgrap.control.observed import Counts, Observed
+from bbgrap.control.plans import Plan, Variant
+from bbgrap.costmodel.timeline import Timeline, read_timeline
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.protocol.status_messages import (
+    ExchangeStatus,
+    LinkStatus,
+    ModelStatus,
+    NodeStatus,
+    PlanShown,
+    PlanStatus,
+    ReadPlan,
+    ReadStatus,
+    SegmentStatus,
+    Status,
+    VariantStatus,
+)
+from bbgrap.report.trace import segment_seconds, timeline_of
+
+MAX_PLANS_TOLD = 64
+"""Plans that a status tells of: those that were asked for last."""
+MAX_SEGMENTS_TOLD = 256
+"""Segments of a plan that a status tells of."""
+_WORST = 1024
+"""Characters of a reason."""
+
+
+class StatusReader:
+    """Tells how the cluster is."""
+
+    def __init__(self, members: Members, links: Links, requests: Requests, observed: Observed) -> None:
+        """Read from these."""
+        self._members = members
+        self._links = links
+        self._requests = requests
+        self._observed = observed
+        self._segments: dict[int, tuple[float, tuple[SegmentStatus, ...]]] = {}
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """Return the agents as `bbgrap nodes` lists them."""
+        return tuple(map(self.node, self._members.alive()))
+
+    def node(self, member: Member) -> NodeStatus:
+        """Return an agent."""
+        loading, verifying = self._requests.loading, self._requests.verifying
+        standbys, apart = loading.loaded_bytes(member.name, standbys=True), self._links.unreachable(member.name)
+        status = self._members.status(member, standbys, apart, self._observed.time(member.since))
+        running = sum(len(variant.queue.running) for variant in loading.of_member(member.name))
+        return replace(status, verified=verifying.verified[member.name], differed=verifying.differed[member.name], running=running)
+
+    def read(self, asked: ReadStatus, now: float) -> Status:
+        """Return the answer to `ReadStatus`."""
+        settings, loading = self._requests.settings, self._requests.loading
+        nodes = [replace(node, profile=None) for node in (*self.nodes(), *self._observed.gone.values())]
+        traffic = loading.traffic.read(loading.by_epoch.values())
+        self._segments = {epoch: known for epoch, known in self._segments.items() if epoch in loading.by_epoch}
+        return Status(
+            asked.call,
+            settings.version,
+            settings.incarnation,
+            settings.started,
+            self._observed.time(now),
+            tuple(nodes),
+            tuple(self._link_list()),
+            tuple(self._models()),
+            tuple(ExchangeStatus(source, target, size) for (source, target), size in sorted(traffic.items()) if size),
+            self._observed.events_after(asked.events_after),
+        )
+
+    def show(self, asked: ReadPlan) -> PlanShown | None:
+        """Return the answer to `ReadPlan`, None if there is no such plan."""
+        plan = self._requests.planning.plans.get(asked.plan)
+        if plan is None:
+            return None
+        source = _source(plan)
+        variant = None if source is None else source.serving[0]
+        recorded = None if variant is None else self._observed.recorded.get(variant.epoch)
+        report = plan.prepared(asked.call).report
+        if variant is None or recorded is None:
+            return PlanShown(asked.call, report, () if variant is None else _devices(variant), (), 0.0)
+        return PlanShown(asked.call, report, _devices(variant), recorded.records, recorded.at)
+
+    # --- parts ------------------------------------------------------------------------------------------------------------------
+
+    def _link_list(self) -> Iterator[LinkStatus]:
+        told: set[frozenset[str]] = set()
+        for member in self._members.alive():
+            profile = self._members.known_of(member)
+            for link in () if profile is None else profile.links:
+                if link.peer == COORDINATOR or link.peer in self._members.by_name:
+                    pair = frozenset((member.name, link.peer))
+                    told.add(pair)
+                    is_up = pair not in self._links.apart
+                    yield LinkStatus(member.name, link.peer, link.bandwidth_bytes_per_s, link.round_trip_s, is_up)
+        for pair in self._links.apart:
+            if pair not in told:
+                source, target = sorted(pair, key=lambda name: (name == COORDINATOR, name))
+                yield LinkStatus(source, target, 0.0, 0.0, is_up=False)
+
+    def _models(self) -> Iterator[ModelStatus]:
+        plans = sorted(self._requests.planning.plans.values(), key=lambda plan: -plan.asked)[:MAX_PLANS_TOLD]
+        standbys = self._requests.standbys.by_model
+        running: Counter[str] = Counter()
+        waiting: Counter[str] = Counter()
+        for request in self._requests.open.values():
+            (running if request.epoch else waiting)[request.plan.model] += 1
+        names = {plan.model: plan.files[0].name for plan in (*plans, *standbys.values())}
+        for model in sorted({*names, *self._observed.counts}):
+            counts = self._observed.counts.get(model) or Counts(names[model])
+            standby = standbys.get(model)
+            yield ModelStatus(
+                model,
+                counts.name.removesuffix(".onnx"),
+                dict(counts.ended),
+                counts.latency,
+                counts.queued_s,
+                waiting[model],
+                running[model],
+                () if standby is None else tuple(name for variant in standby.open_variants for name in variant.parts),
+                tuple(self._plan(plan) for plan in plans if plan.model == model),
+            )
+
+    def _plan(self, plan: Plan) -> PlanStatus:
+        source = _source(plan)
+        serving = [] if source is None else source.serving
+        names = dict.fromkeys(name for variant in serving for name in variant.parts)
+        serves: Literal["plan", "standby", "nobody"] = "nobody" if source is None else "plan" if source is plan else "standby"
+        variants = tuple(self._variant(v) for v in plan.variants)
+        first = next((v for v in variants if serving and v.epoch == serving[0].epoch), None)
+        return PlanStatus(
+            plan=plan.key,
+            shapes=plan.shapes,
+            planner=plan.options.planner if plan.options is not None else "",
+            objective=plan.options.objective if plan.options is not None else "",
+            serves=serves,
+            variant=" and ".join(dict.fromkeys(variant.name for variant in serving)),
+            why=_why(plan, source)[:_WORST],
+            epoch=serving[0].epoch if serving else 0,
+            nodes=tuple(names),
+            weight_bytes={name: max(variant.weight_bytes(name) for variant in serving) for name in names},
+            predicted_s=0.0 if first is None else first.predicted_s,
+            measured_s=first.measured_s if first is not None else serving[0].usual_s if serving else 0.0,
+            requests=plan.requests,
+            waiting=len(plan.waiting),
+            running=sum(1 for request in self._requests.open.values() if request.plan is plan and request.epoch),
+            variants=variants,
+            segments=self._segments_of(serving[0]) if serves == "plan" else (),
+        )
+
+    def _variant(self, variant: Variant) -> VariantStatus:
+        return VariantStatus(
+            variant.name,
+            variant.epoch,
+            variant.tracker.state,
+            tuple(variant.parts),
+            len(variant.queue.running),
+            variant.answered,
+            _predicted_s(variant),
+            variant.usual_s or variant.plan.policy.medians.get(variant.epoch, 0.0),
+        )
+
+    def _segments_of(self, variant: Variant) -> tuple[SegmentStatus, ...]:
+        recorded = self._observed.recorded.get(variant.epoch)
+        if recorded is None:
+            return ()
+        at, segments = self._segments.get(variant.epoch, (-1.0, ()))
+        if at != recorded.at:
+            devices = _devices(variant)
+            measured = _seconds(timeline_of(recorded.records, devices))
+            predicted = _seconds(_predicted(variant))
+            segments = tuple(
+                SegmentStatus(devices[device], segment, predicted.get((device, segment), 0.0), seconds)
+                for (device, segment), seconds in sorted(measured.items())[:MAX_SEGMENTS_TOLD]
+            )
+            self._segments[variant.epoch] = recorded.at, segments
+        return segments
+
+
+def _source(plan: Plan) -> Plan | None:
+    """Return what answers the requests of a plan: itself or its standby."""
+    return plan if plan.serving else plan.helper if plan.helper is not None and plan.helper.serving else None
+
+
+def _devices(variant: Variant) -> tuple[str, ...]:
+    return (*(name for name, _ in variant.nodes), COORDINATOR)
+
+
+def _predicted_s(variant: Variant) -> float:
+    predicted = variant.planned.report.get("predicted_ms", 0.0)
+    return float(predicted) / 1e3 if isinstance(predicted, int | float) else 0.0
+
+
+def _predicted(variant: Variant) -> Timeline:
+    try:
+        return read_timeline(variant.planned.report["predicted_timeline"])
+    except (KeyError, RemoteProtocolError):
+        return Timeline((), ())
+
+
+def _seconds(timeline: Timeline) -> Mapping[tuple[int, int], float]:
+    return {place: seconds for place, (_, seconds) in segment_seconds(timeline).items()}
+
+
+def _why(plan: Plan, source: Plan | None) -> str:
+    """Return why that answers, in words."""
+    if plan.quarantine:
+        return plan.quarantine
+    if source is plan:
+        times = {v.name: plan.policy.medians[v.epoch] for v in plan.variants if v.epoch in plan.policy.medians}
+        if len(times) < 2:
+            return "the only plan" if len(plan.open_variants) < 2 else "its variants were not timed"
+        told = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in sorted(times.items(), key=lambda entry: entry[1]))
+        return f"measured: {told}"
+    if plan.timing is not None:
+        return "the plan's variants are being timed"
+    if plan.job is not None:
+        return "a plan is being made"
+    if plan.is_arriving:
+        return "the plan is being loaded"
+    if plan.failed:
+        return f"there is no plan: {next(reason for _, reason in plan.failed.values())}"
+    if away := sorted({name for variant in plan.variants for name in variant.away}):
+        return f"{', '.join(away)} is away" if len(away) == 1 else f"{', '.join(away)} are away"
+    return "no plan was asked for yet" if not plan.variants else "the plan's links are being tried"

@@ -1,0 +1,89 @@
+"""State: outputs of one request that are inputs of the next one of its sequence, and stay where they are computed.
+
+    request n:    x ──► model ──► y         request n+1:    x ──► model ──► y
+                          │ present  ─ ─ ─ ─ ─ ─ ─ ─ ─►  past │
+
+A state input is not in the request, and its output is not in the answer. The output may be longer than the input along one axis, as a
+cache that grows by a token is; that axis is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bbgrap.errors import ModelError
+from bbgrap.graph.types import DType, Graph
+from bbgrap.shapemap import IntervalSet, ShapeMap
+
+
+def with_state(graph: Graph, pairs: Mapping[str, str]) -> Graph:
+    """Return a graph with state; `pairs` are inputs, and the outputs that they are in the next request.
+
+    Raises:
+        ModelError: if a name is no input or output, or what a pair holds differs in type, or in more than the length of one axis.
+    """
+    for name, output in pairs.items():
+        label = f"state '{name}' of model '{graph.name}'"
+        if name not in graph.inputs:
+            raise ModelError(f"{label}: it is no input; the inputs are {', '.join(graph.inputs) or 'none'}")
+        if output not in graph.outputs:
+            raise ModelError(f"{label}: '{output}' is no output; the outputs are {', '.join(graph.outputs)}")
+        if output not in graph.producers:
+            raise ModelError(f"{label}: '{output}' is an input or a constant, expected what the model computes")
+        before, after = graph.types[name], graph.types[output]
+        if before.dtype is not after.dtype or before.dtype in {DType.OTHER, DType.STRING}:
+            raise ModelError(f"{label}: expected a tensor of numbers of one type, got {before} as input and {after} as '{output}'")
+        if before.shape is None or after.shape is None or len(before.shape) != len(after.shape) or len(_growing(graph, name, output)) > 1:
+            raise ModelError(
+                f"{label}: expected shapes that differ along one axis at most, got {before} as input and {after} as '{output}'"
+            )
+    if len(set(pairs.values())) != len(pairs):
+        raise ModelError(f"model '{graph.name}': an output is the state of two inputs")
+    return replace(graph, state={name: pairs[name] for name in graph.inputs if name in pairs})
+
+
+def kept_region(graph: Graph, name: str, region: ShapeMap) -> ShapeMap:
+    """Return the region of a state's output that is `region` of its input; an axis that grows is whole in both."""
+    output = graph.state[name]
+    whole = ShapeMap.full(graph.types[output].known_shape)
+    for axis in range(whole.rank):
+        if axis not in _growing(graph, name, output):
+            whole = whole.replace(axis, region.axes[axis])
+    return whole
+
+
+def uncut(graph: Graph, name: str, region: ShapeMap) -> ShapeMap:
+    """Return the smallest region of a state input that has this one, and is whole along the axis that grows."""
+    output = graph.state[name]
+    for axis in _growing(graph, name, output):
+        region = region.replace(axis, IntervalSet.of((0, graph.types[name].known_shape[axis])))
+    return region
+
+
+def with_growth(graph: Graph, longer: Graph) -> Graph:
+    """Return a graph whose moving axes are those in which it differs from itself a request later, when what grows is longer.
+
+    Raises:
+        ModelError: if more than sizes differ: then what the model computes depends on how long its state is.
+    """
+    if [(n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in graph.nodes] != [
+        (n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in longer.nodes
+    ]:
+        raise ModelError(f"model '{graph.name}': its nodes are others when its state is longer")
+    if [(w.name, w.digest) for w in graph.weights.values()] != [(w.name, w.digest) for w in longer.weights.values()]:
+        changed = [
+            name for name, weight in graph.weights.items() if name not in longer.weights or longer.weights[name].digest != weight.digest
+        ]
+        raise ModelError(f"model '{graph.name}': constants are others when its state is longer: {', '.join(changed[:3])}")
+    moving: dict[str, frozenset[int]] = {}
+    for name, kind in graph.types.items():
+        if kind.shape is not None and (later := longer.types[name].shape) is not None:
+            axes = frozenset(axis for axis, (size, more) in enumerate(zip(kind.shape, later, strict=True)) if size != more)
+            moving |= {name: axes} if axes else {}
+    return replace(graph, moving=moving)
+
+
+def _growing(graph: Graph, name: str, output: str) -> list[int]:
+    pairs = zip(graph.types[name].known_shape, graph.types[output].known_shape, strict=True)
+    return [axis for axis, (before, after) in enumerate(pairs) if before != after]

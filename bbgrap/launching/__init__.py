@@ -1,0 +1,1 @@
+"""Starting a cluster on other machines by the `ssh` command: `bbgrap up`."""

@@ -1,0 +1,128 @@
+"""Saying something to a host by the `ssh` command, or to this machine by its shell: what is said is a script on standard input."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from bbgrap.errors import BbgrapError
+from bbgrap.launching.hosts import Host
+
+_PAUSES_S = (0.0, 1.0, 2.0)
+"""Before each try to reach a host."""
+_CONNECT_S = 10
+_ANSWER_S = 90.0
+"""A coordinator with much to read from its disk takes long to start; whoever is silent for longer has a fault."""
+_FINAL = ("Permission denied", "Host key verification failed", "Could not resolve hostname")
+"""What ssh says of faults that another try does not mend."""
+_SSH_FAILED = 255
+_MARK = "::bbgrap "
+
+
+class HostError(BbgrapError):
+    """A host cannot be reached, or did not do what it was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a host answers: values by name, and the last lines of a log if its process does not run."""
+
+    values: Mapping[str, str]
+    log: tuple[str, ...] = ()
+
+
+def ask(host: Host, cluster: str, config: Path | None, action: str, command: Sequence[str], settings: Mapping[str, str]) -> Reply:
+    """Have a host do something, and return what it answers; where ssh fails, it is tried again.
+
+    Raises:
+        HostError: if it cannot be reached, or says what went wrong.
+    """
+    script = _script(host, cluster, action, command, settings)
+    done = subprocess.CompletedProcess[str]([], 0, "", "")
+    for pause in _PAUSES_S:
+        time.sleep(pause)
+        try:
+            done = subprocess.run(
+                _shell(host, config), input=script, capture_output=True, timeout=_ANSWER_S, text=True, errors="replace", check=False
+            )
+        except OSError as error:
+            raise HostError(f"'ssh' cannot be run here: {error.strerror}; install OpenSSH's client") from None
+        except subprocess.TimeoutExpired:
+            raise HostError(f"{host.where} did not answer within {_ANSWER_S:g} s") from None
+        if not (host.ssh and done.returncode == _SSH_FAILED) or any(text in done.stderr for text in _FINAL):
+            break
+    return _reply(host, done)
+
+
+def follow(host: Host, cluster: str, config: Path | None, lines: int, *, forever: bool) -> int:
+    """Print the end of a host's log, and with `forever` what is added to it until this is interrupted; return ssh's exit code.
+
+    Raises:
+        HostError: if ssh is missing.
+    """
+    script = _script(host, cluster, "logs", (), {"lines": str(lines), "follow": "1" if forever else ""})
+    try:
+        process = subprocess.Popen(_shell(host, config), stdin=subprocess.PIPE, text=True)
+    except OSError as error:
+        raise HostError(f"'ssh' cannot be run here: {error.strerror}; install OpenSSH's client") from None
+    # The pipe stays open: when it closes, because this process ends, the host stops reading its log.
+    with process:
+        assert process.stdin is not None, "a pipe was asked for"
+        process.stdin.write(script)
+        process.stdin.flush()
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            return 0
+
+
+def _shell(host: Host, config: Path | None) -> list[str]:
+    if not host.ssh:
+        return ["sh", "-s"]
+    given = [] if config is None else ["-F", str(config)]
+    alive = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+    # Without BatchMode it would ask for a password; a master that it left behind would hold the pipes open.
+    return [
+        *("ssh", *given, "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", *alive, "-o", "ControlMaster=no"),
+        *("--", host.ssh, "exec sh -s"),
+    ]
+
+
+def _script(host: Host, cluster: str, action: str, command: Sequence[str], settings: Mapping[str, str]) -> str:
+    unset = dict.fromkeys(("token", "profile", "ready", "tokens", "lines", "follow"), "")
+    values = {**unset, "lines": "20", **settings, "action": action, "cluster": cluster, "name": host.name, "bin": host.bin}
+    head = [f"{key}={shlex.quote(value)}" for key, value in values.items()]
+    body = files("bbgrap.launching").joinpath("on_host.sh").read_text()
+    return "\n".join([*head, f"set -- {shlex.join(command)}", body, 'main "$@"', "exit", ""])
+
+
+def _reply(host: Host, done: subprocess.CompletedProcess[str]) -> Reply:
+    """Read an answer; what the host's shell prints at its start is passed over."""
+    values: dict[str, str] = {}
+    lines = done.stdout.splitlines()
+    log: tuple[str, ...] = ()
+    for number, line in enumerate(lines):
+        if line == f"{_MARK}log":
+            log = tuple(map(_printable, lines[number + 1 :]))
+            break
+        if line.startswith(_MARK):
+            key, _, value = line.removeprefix(_MARK).partition("=")
+            values[key] = value
+    if "error" in values:
+        raise HostError(_printable(values["error"]))
+    if done.returncode:
+        said = [_printable(line) for line in done.stderr.splitlines() if line.strip()]
+        by = "ssh" if host.ssh and done.returncode == _SSH_FAILED else "its shell"
+        raise HostError(f"{by} says: {said[-1] if said else f'exit status {done.returncode}'}")
+    return Reply(values, log)
+
+
+def _printable(line: str) -> str:
+    """Return a line without what a terminal would obey."""
+    return "".join(char if char.isprintable() else " " for char in line)

@@ -1,0 +1,78 @@
+"""Lines of logs: as text for people, or as JSON, an object a line, for what collects logs.
+
+What a line speaks of comes with the record (`extra=`): `model` (its digest), `node`, `epoch`, `request`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from enum import Enum
+
+_KNOWN = ("model", "node", "epoch", "request")
+_VARIABLE = "BBGRAP_LOG_FORMAT"
+"""Tells processes that are started by this one."""
+
+
+class LogFormat(Enum):
+    """What lines look like."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class JsonLines(logging.Formatter):
+    """An object a line: `time` (ISO 8601, UTC), `level`, `logger`, `message`, what the line speaks of, and `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as JSON."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name in _KNOWN if (value := getattr(record, name, None))}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class TextLines(logging.Formatter):
+    """Time, level, logger and message; the model where the message does not name it."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        """Return the line without a traceback."""
+        model = str(getattr(record, "model", "") or "")[:8]
+        line = super().formatMessage(record)
+        return line if not model or model in record.getMessage() else f"{line} [model {model}]"
+
+
+def write_logs(form: LogFormat, *, verbose: bool = False) -> None:
+    """Write the lines of this process, and of those that it starts, to standard error in this form; `verbose`: more of them."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form is LogFormat.JSON else TextLines())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+    os.environ[_VARIABLE] = form.value
+
+
+def name_node(name: str) -> None:
+    """Let all lines of this process speak of a node, where they speak of no other."""
+
+    def named(record: logging.LogRecord) -> bool:
+        record.node = getattr(record, "node", "") or name
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(named)
+
+
+def inherited_format() -> LogFormat:
+    """Return the form that whoever started this process writes in."""
+    return LogFormat.JSON if os.environ.get(_VARIABLE) == LogFormat.JSON.value else LogFormat.TEXT

@@ -1,0 +1,1 @@
+"""What people would run instead of bbgrap, one peer a file; `python -m benchmarks.peers` compares them."""

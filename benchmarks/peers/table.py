@@ -1,0 +1,89 @@
+"""What was measured of the peers, as tables: on a terminal, and in `docs/peers.md` from `benchmarks/results/peers.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bbgrap.cli.output import print_table
+from benchmarks.peers.known import ALL
+from benchmarks.speedups import MODELS, ROOT
+from benchmarks.speedups import RESULTS as FOLDER
+
+RESULTS = FOLDER / "peers.json"
+PAGE = ROOT / "docs" / "peers.md"
+BEGIN, END = "<!-- peers -->", "<!-- end -->"
+KEY = ("model", "link", "peer")
+"""What makes two rows the same measurement."""
+
+_NAMES = {model: name for (model, batch), name in MODELS.items() if batch == 1} | {"mobilenet_v2": "MobileNetV2"}
+_LINKS = {"loopback": "loopback", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s", "10gbit": "10 Gbit/s"}
+_MEASURED = {
+    "latency": ("p50_ms", "Latency of single requests, median, ms"),
+    "throughput": ("per_s", "Requests per second, 8 on their way"),
+}
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table of a measurement; what is marked `ahead` is better than bbgrap."""
+    columns = ("model", "link", "peer", "p50 ms", "per second", "to bbgrap: latency", "throughput", "ahead", "answers", "idle %", "MiB")
+    cells = []
+    for row in rows:
+        keys = ("p50_ms", "per_s", "latency_against_bbgrap", "throughput_against_bbgrap")
+        ahead = "-" if row["informative"] else ", ".join(row.get("ahead", ()))
+        answers = row["failure"].partition("\n")[0] or (row["same_by"] if row["verified"] else f"WRONG: {row['fault']}")
+        numbers = (row.get(key) for key in keys)
+        cells.append((row["model"], row["link"], row["title"], *numbers, ahead, answers, row["idle_percent"], row["memory_mib"]))
+    print_table(columns, cells, title="two nodes of one core each; ratios above 1 are better than bbgrap")
+
+
+def keep(rows: Iterable[Mapping[str, Any]], path: Path = RESULTS) -> None:
+    """Add rows to the results; what was measured before of the same peer, model and link is replaced."""
+    new = {tuple(row[key] for key in KEY): row for row in rows}
+    old = json.loads(path.read_text()) if path.exists() else []
+    kept = [row for row in old if tuple(row[key] for key in KEY) not in new]
+    path.write_text(json.dumps([*kept, *new.values()], indent=1) + "\n")
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of latencies and one of throughputs; bold is who was ahead of bbgrap."""
+    found = {tuple(row[key] for key in KEY): row for row in rows}
+    places = dict.fromkeys((model, link) for model, link, _ in found)
+    peers = [name for name in ALL if any(name == peer for *_, peer in found)]
+    lines = []
+    for what, (key, title) in _MEASURED.items():
+        lines += [f"{title}:", "", f"| | | {' | '.join(peers)} |", f"|---|---|{'---|' * len(peers)}"]
+        for model, link in places:
+            name = _NAMES.get(model, model)
+            cells = [_cell(found.get((model, link, peer)), what, key) for peer in peers]
+            lines.append(f"| {name} | {_LINKS.get(link, link)} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join([*lines, _caption(rows)])
+
+
+def _cell(row: Mapping[str, Any] | None, what: str, key: str) -> str:
+    if row is None:
+        return ""
+    if row["failure"]:
+        return "failed"
+    if not row["verified"]:
+        return "wrong"
+    text = f"{row[key]:.1f}"
+    return f"**{text}**" if what in row.get("ahead", ()) else text
+
+
+def _caption(rows: Sequence[Mapping[str, Any]]) -> str:
+    days = sorted({row["facts"]["date"][:10] for row in rows})
+    processors = sorted({row["facts"]["processor"] for row in rows})
+    versions = sorted({f"{name} {number}" for row in rows for name, number in row["versions"].items()})
+    busy = "; others were using the machine" if any(row["facts"]["busy"] for row in rows) else ""
+    return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, {', '.join(processors)}; {', '.join(versions)}{busy}."
+
+
+def write_page(page: Path = PAGE, results: Path = RESULTS) -> None:
+    """Put the tables between the marks of the page."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{markdown(json.loads(results.read_text()))}\n{END}{after}")

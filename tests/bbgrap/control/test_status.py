@@ -1,0 +1,198 @@
+"""What a coordinator tells of itself, in stories on the fake wire."""
+
+from dataclasses import replace
+
+import pytest
+
+from bbgrap.cluster.types import COORDINATOR, LinkProfile, NodeProfile
+from bbgrap.control.coordinator_events import Log, Noticed, Settings
+from bbgrap.control.observed import MAX_COUNTED, MAX_EVENTS, MAX_GONE, OTHERS
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
+from bbgrap.protocol import status_messages as s
+from tests.bbgrap.control.wire import MODEL, Wire, joined_wire, ready_wire
+
+
+def told(wire: Wire, after: int = 0) -> s.Status:
+    """Ask for the status, over the codecs."""
+    call = wire.call(lambda number: s.ReadStatus(number, after))
+    wire.deliver_all()
+    answer = wire.answer(call)
+    assert isinstance(answer, s.Status)
+    return answer
+
+
+def kinds(status: s.Status) -> list[str]:
+    return [event.kind for event in status.events]
+
+
+def test_a_cluster_without_anybody():
+    status = told(Wire(Settings("0.1.0", "tcp://head:1", incarnation=4, started=1e9)))
+    assert (status.version, status.incarnation, status.started) == ("0.1.0", 4, 1e9)
+    assert (status.nodes, status.links, status.models, status.exchanges, status.events) == ((), (), (), (), ())
+
+
+def test_nodes_and_times_are_those_of_the_coordinator():
+    wire = Wire(Settings("0.1.0", "tcp://head:1", started=1e9))
+    wire.now = 5.0
+    wire.add_agent("a")
+    wire.settle()
+    (node,) = told(wire).nodes
+    assert (node.name, node.state, node.version, node.profile) == ("a", "alive", "0.1.0", None)
+    assert node.since == pytest.approx(1e9 + wire.now, abs=1)
+    assert told(wire).uptime_s == pytest.approx(wire.now)
+
+
+def test_a_heartbeat_tells_memory_and_how_busy_an_agent_is():
+    wire = joined_wire("a")
+    (member,) = wire.coordinator.members.alive()
+    member.take(m.Heartbeat(used_bytes=5, free_bytes=7, busy_s=1.0), wire.now + 10.0)
+    member.take(m.Heartbeat(used_bytes=5, free_bytes=7, busy_s=1.5), wire.now + 12.0)
+    (node,) = told(wire).nodes
+    assert (node.used_bytes, node.free_bytes, node.busy) == (5, 7, 0.25)
+    member.take(m.Heartbeat(busy_s=0.0), wire.now + 14.0)  # another worker
+    assert told(wire).nodes[0].busy == 0
+
+
+def test_requests_are_counted_with_how_long_they_took_and_waited():
+    wire = ready_wire("a", "b")
+    calls = [wire.run() for _ in range(8)]
+    wire.pass_time(0.0)
+    (busy,) = told(wire).models
+    assert (busy.waiting, busy.running) == (8 - busy.running, len(wire.started))
+    assert sum(node.running for node in told(wire).nodes) >= busy.running > 0
+    for call in calls:
+        wire.until_answered(call)
+    (model,) = told(wire).models
+    assert (model.model, model.name) == (MODEL, "m")
+    assert model.requests == {"done": 8, "failed": 0, "cancelled": 0, "refused": 0}
+    assert sum(model.latency.counts) == 8
+    assert 0 <= model.queued_s <= model.latency.sum_s
+    (plan,) = model.plans
+    assert (plan.requests, plan.serves, plan.waiting, plan.running) == (8, "plan", 0, 0)
+    assert sum(variant.answered for variant in plan.variants) == 8
+
+
+def test_a_request_whose_deadline_passes_is_a_failed_one():
+    wire = ready_wire("a", "b")
+    call = wire.run(deadline_s=0.5)
+    wire.deliver_all()
+    wire.started.clear()
+    wire.wait(1.0)
+    assert isinstance(wire.answer(call), c.Failed)
+    (model,) = told(wire).models
+    assert (model.requests["failed"], model.requests["done"], sum(model.latency.counts)) == (1, 0, 0)
+
+
+def test_what_travels_is_counted_exactly_also_of_plans_that_are_gone():
+    wire = ready_wire("a", "b")
+    for _ in range(3):
+        wire.until_answered(wire.run())
+    sent = {(e.source, e.destination): e.bytes for e in told(wire).exchanges}
+    row = 2 * 4  # floats that each device gets, and sends back
+    assert sent == {("a", COORDINATOR): 3 * row, ("b", COORDINATOR): 3 * row, (COORDINATOR, "a"): 3 * row, (COORDINATOR, "b"): 3 * row}
+    machine = wire.coordinator
+    for variant in list(machine.loading.by_epoch.values()):
+        machine.loading.release(variant)
+    assert {(e.source, e.destination): e.bytes for e in told(wire).exchanges} == sent
+
+
+def test_who_serves_and_why():
+    wire = ready_wire("a", "b")
+    (model,) = told(wire).models
+    (plan,) = model.plans
+    assert (plan.serves, plan.nodes, plan.planner) == ("plan", ("a", "b"), "bbgrap")
+    assert plan.weight_bytes == {"a": 16, "b": 16}
+    assert model.standby
+    wire.crash(wire.agent("b"))
+    wire.wait(1.0)
+    (model,) = told(wire).models
+    assert (model.plans[0].serves, model.plans[0].nodes) == ("standby", ("a",))
+    assert model.plans[0].why in {"b is away", "a plan is being made", "the plan is being loaded"}
+
+
+def test_events_tell_of_joining_plans_and_losses_once():
+    wire = ready_wire("a", "b")
+    status = told(wire)
+    assert kinds(status)[:2] == ["joined", "joined"]
+    assert {"loaded", "serves"} <= set(kinds(status))
+    assert [event.number for event in status.events] == list(range(1, len(status.events) + 1))
+    wire.crash(wire.agent("b"))
+    wire.wait(1.0)
+    later = told(wire, status.events[-1].number)
+    assert (later.events[0].kind, later.events[0].node) == ("lost", "b")
+    assert told(wire, later.events[-1].number + 1000).events[0].number == 1  # a number of another coordinator
+
+
+def test_a_lost_agent_is_shown_until_it_is_back():
+    wire = ready_wire("a", "b")
+    wire.crash(wire.agent("b"))
+    wire.wait(1.0)
+    assert {node.name: node.state for node in told(wire).nodes} == {"a": "alive", "b": "lost"}
+    wire.add_agent("b")
+    wire.settle()
+    assert {node.name: node.state for node in told(wire).nodes} == {"a": "alive", "b": "alive"}
+
+
+def test_links_are_those_that_were_measured_and_those_that_are_down():
+    wire = joined_wire("a", "b")
+    members = wire.coordinator.members
+    members.measured["a"] = NodeProfile("a", links=(LinkProfile("b", 1e8, 1e-3), LinkProfile("gone", 1e8, 1e-3)))
+    assert told(wire).links == (s.LinkStatus("a", "b", 1e8, 1e-3, is_up=True),)
+    wire.coordinator.links.apart[frozenset(("a", "b"))] = wire.now
+    wire.coordinator.links.apart[frozenset(("b", COORDINATOR))] = wire.now
+    assert told(wire).links == (s.LinkStatus("a", "b", 1e8, 1e-3, is_up=False), s.LinkStatus("b", COORDINATOR, 0.0, 0.0, is_up=False))
+
+
+def test_a_recorded_request_tells_of_segments():
+    wire = ready_wire("a", "b")
+    call = wire.run(record=True)
+    wire.until_answered(call)
+    (model,) = told(wire).models
+    (plan,) = model.plans
+    assert [(segment.node, segment.segment) for segment in plan.segments] == [("a", 0), ("b", 0), (COORDINATOR, 0)]
+    assert all(segment.measured_s == pytest.approx(1e-3) for segment in plan.segments)
+    asked = wire.call(lambda number: s.ReadPlan(number, plan.plan))
+    wire.deliver_all()
+    shown = wire.answer(asked)
+    assert isinstance(shown, s.PlanShown)
+    assert (shown.devices, len(shown.records)) == (("a", "b", COORDINATOR), 3)
+    unknown = wire.call(lambda number: s.ReadPlan(number, "0" * 64))
+    wire.deliver_all()
+    assert wire.answer(unknown).fault is c.Fault.UNKNOWN_PLAN
+
+
+def test_what_is_kept_is_bounded():
+    wire = ready_wire("a", "b")
+    observed, (plan,) = wire.coordinator.observed, wire.coordinator.planning.plans.values()
+    for number in range(MAX_COUNTED + 10):
+        observed.of_model(replace(plan, model=f"{number + 1:064x}")).ended["done"] += 1
+    assert len(observed.counts) == MAX_COUNTED + 1
+    assert observed.counts[OTHERS].ended["done"] >= 10
+    for number in range(MAX_EVENTS + 10):
+        wire.coordinator.handle(Noticed(f"token created: '{number}'", "key"), wire.now)
+    assert len(told(wire).events) == MAX_EVENTS
+    (node, _) = told(wire).nodes
+    for number in range(MAX_GONE + 10):
+        observed.went(replace(node, name=f"n{number}"), "lost", wire.now)
+    assert len(observed.gone) == MAX_GONE
+
+
+def test_lines_of_the_log_without_an_event_are_none():
+    wire = joined_wire("a")
+    before = len(told(wire).events)
+    wire.coordinator.observed.note([Log("nothing of note")], wire.now)
+    assert len(told(wire).events) == before
+
+
+def test_what_the_standby_answers_counts_by_its_tensors():
+    wire = ready_wire("a", "b")
+    wire.crash(wire.agent("b"))
+    wire.wait(1.0)
+    before = {(e.source, e.destination): e.bytes for e in told(wire).exchanges}
+    call = wire.run(payload=(bytes(16),))
+    wire.until_answered(call)
+    answer, now = wire.answer(call), {(e.source, e.destination): e.bytes for e in told(wire).exchanges}
+    assert isinstance(answer, c.RunResult)
+    assert before == {}
+    assert now == {("a", COORDINATOR): sum(map(len, answer.payload)), (COORDINATOR, "a"): 16}

@@ -1,0 +1,109 @@
+"""What a host is told, by the shell of this machine: `ssh` only carries it there (tests/deploy)."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from bbgrap.launching.hosts import Host
+from bbgrap.launching.ssh import HostError, ask
+
+SLEEPER = ["sh", "-c", 'echo "I am $BBGRAP_TOKEN"; exec sleep 600']
+
+
+@pytest.fixture
+def tell(tmp_path, monkeypatch):
+    """Tell this machine something about one process; what it leaves is stopped."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("BBGRAP_TOKEN", raising=False)
+
+    def tell_(action, command=SLEEPER, host=None, **settings):
+        return ask(host or Host("left", ""), "lab", None, action, command, settings)
+
+    yield tell_
+    tell_("stop")
+
+
+def said(tell, line):
+    deadline = time.monotonic() + 30
+    while line not in tell("status").log:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ended(pid):
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_process_is_started_once_and_stopped(tell):
+    first, again = tell("start").values, tell("start").values
+    assert first["started"] == "1"
+    assert again == {"pid": first["pid"]}
+    assert tell("status").values == again
+    assert tell("stop").values == {"stopped": "1"}
+    ended(int(first["pid"]))
+    assert tell("status").values == tell("stop").values == {}
+
+
+def test_a_process_that_ended_is_told_with_the_end_of_its_log_and_started_again(tell):
+    pid = int(tell("start", token="nobody").values["pid"])  # noqa: S106 - none
+    said(tell, "I am nobody")
+    os.killpg(pid, signal.SIGKILL)
+    ended(pid)
+    seen = tell("status", lines="1")
+    assert (seen.values, seen.log) == ({"ended": "1"}, ("I am nobody",))
+    assert tell("start").values["started"] == "1"
+
+
+def test_a_process_that_took_over_the_number_is_left_alone(tell, tmp_path):
+    other = os.getpid()
+    (tmp_path / "bbgrap/lab").mkdir(parents=True)
+    (tmp_path / "bbgrap/lab/left.pid").write_text(f"{other} 1\n")
+    assert tell("stop").values == {}
+    assert psutil.pid_exists(other)
+    assert int(tell("start").values["pid"]) != other
+
+
+def test_a_token_and_a_profile_are_in_no_arguments_and_quoted(tell, tmp_path):
+    secret = 'it\'s $(secret) `x` "y" \\'  # noqa: S105 - none
+    process = psutil.Process(int(tell("start", token=secret, profile="name: left").values["pid"]))
+    assert process.environ()["BBGRAP_TOKEN"] == secret
+    assert secret not in " ".join(process.cmdline())
+    assert (tmp_path / "bbgrap/lab/left.profile.yaml").read_text() == "name: left\n"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "bbgrap/lab").iterdir())
+
+
+@pytest.mark.deploy  # it takes ten seconds
+def test_who_does_not_end_is_killed(tell):
+    stubborn = ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 600; done"]
+    pid = int(tell("start", stubborn).values["pid"])
+    said(tell, "deaf")
+    began = time.monotonic()
+    assert tell("stop").values == {"stopped": "1"}
+    assert time.monotonic() - began > 5  # it was asked first
+    ended(pid)
+
+
+def test_what_is_missing_is_told(tell):
+    with pytest.raises(HostError, match="there is no 'bbgrap-nothing' in /nowhere; install bbgrap there"):
+        tell("start", ["bbgrap-nothing"], Host("left", "", "/nowhere"))
+    with pytest.raises(HostError, match="there is no log yet"):
+        tell("logs")
+
+
+def test_what_would_move_a_terminals_cursor_is_not_printed(tell):
+    pid = int(tell("start", ["printf", r"\033[2Jred\n"]).values.get("pid", 0))
+    if pid:
+        ended(pid)
+    assert tell("status").log == (" [2Jred",)
+
+
+def test_a_host_that_ssh_does_not_find_is_told(tmp_path):
+    (tmp_path / "config").write_text("Host *\n  ConnectTimeout 2\n")
+    with pytest.raises(HostError, match=r"ssh says: .*no-such-host.invalid|'ssh' cannot be run"):
+        ask(Host("left", "no-such-host.invalid"), "lab", tmp_path / "config", "status", [], {})

@@ -1,0 +1,83 @@
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bbgrap.observing.logs import JsonLines, TextLines
+from bbgrap.session import connect
+
+CODE = """
+import logging
+import os
+from bbgrap.observing.logs import LogFormat, inherited_format, name_node, write_logs
+write_logs(LogFormat({form!r}))
+name_node("left")
+assert inherited_format() is LogFormat({form!r})
+logging.getLogger("bbgrap.x").warning("plan %d", 5, extra={{"model": "ab" * 32, "epoch": 7, "request": 0}})
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("bbgrap.x").exception("it failed\\nbadly")
+"""
+
+
+def lines(form: str) -> list[str]:
+    return subprocess.run([sys.executable, "-c", CODE.format(form=form)], capture_output=True, text=True, check=True).stderr.splitlines()
+
+
+def test_json_lines_say_what_they_speak_of():
+    plan, failure = map(json.loads, lines("json"))
+    assert plan.pop("time").endswith("+00:00")
+    assert plan == {"level": "warning", "logger": "bbgrap.x", "message": "plan 5", "model": "ab" * 32, "node": "left", "epoch": 7}
+    assert failure["message"] == "it failed\nbadly"
+    assert "ZeroDivisionError" in failure["exception"]
+
+
+def test_text_lines_have_a_level_and_the_model():
+    first, second, *rest = lines("text")
+    assert first.endswith("WARNING bbgrap.x plan 5 [model abababab]")
+    assert second.endswith("ERROR bbgrap.x it failed")
+    assert rest[-1].startswith("ZeroDivisionError")
+
+
+@pytest.mark.parametrize("form", [JsonLines(), TextLines()])
+def test_records_of_other_libraries_are_lines_too(form):
+    record = logging.LogRecord("zmq", logging.INFO, "x.py", 1, "model %s", ("abababab",), None)
+    record.model = "ab" * 32
+    line = form.format(record)
+    assert "model abababab" in line
+    assert "[model" not in line
+
+
+@pytest.mark.cluster
+def test_processes_write_nothing_but_objects(tmp_path):
+    """A coordinator, an agent and its worker, which end with this test."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+
+    def start(module: str, *options: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", module, "--insecure", "--until-eof", "--log-format", "json", *options]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+    ready = tmp_path / "ready"
+    with start("bbgrap_coordinator.main", "--bind", "tcp://127.0.0.1:0", "--ready-file", str(ready)) as coordinator:
+        wait_for(ready.exists)
+        with start("bbgrap_agent.main", "--join", ready.read_text(), "--name", "left", "--threads", "1") as agent:
+            with connect(ready.read_text(), 30.0, insecure=True) as connection:
+                wait_for(connection.nodes)
+            ends = [process.communicate(timeout=60)[1].decode() for process in (agent, coordinator)]
+    theirs, ours = ([json.loads(line) for line in end.splitlines()] for end in ends)
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in (*theirs, *ours))
+    assert {line["node"] for line in theirs} == {"left"}
+    (joined,) = [line for line in ours if line["message"] == "agent 'left' joined; 1 are there"]
+    assert joined["node"] == "left"
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

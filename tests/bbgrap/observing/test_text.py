@@ -1,0 +1,58 @@
+from dataclasses import replace
+
+import pytest
+
+from bbgrap.observing.rates import rates_between
+from bbgrap.observing.text import age_text, status_text, top_text
+from bbgrap.protocol.status_messages import ClusterEvent
+from tests.bbgrap.observing.statuses import NOW, STATUS, later
+
+
+@pytest.mark.parametrize("width", [60, 140])
+def test_status_says_what_serves_and_why_within_the_width(width):
+    text = status_text(STATUS, width)
+    assert max(map(len, text.splitlines())) <= width
+    joined = " ".join(text.split())
+    for part in (
+        "bbgrap 0.1.0, up 2 h 13 min, 2 nodes, 1 model",
+        "resnet50 (01234567)",
+        "12 done, 1 failed, 2 refused; 3 waiting, 1 running",
+        "auto serves on left, right (42.0 ms measured, 40.0 ms predicted)",
+        "why: measured: auto 42.1 ms, planner 'single' 77.0 ms",
+        "weights: left 51.10 MB, right 50.00 MB",
+        "left -> right 940 Mbit/s",
+        "right -> coordinator DOWN",
+        "agent 'left' joined",
+        "lost",
+    ):
+        assert part in joined, part
+
+
+def test_other_versions_are_said():
+    nodes = (replace(STATUS.nodes[0], version="0.2.0"), *STATUS.nodes[1:])
+    assert "different versions run: 0.1.0, 0.2.0" in status_text(replace(STATUS, nodes=nodes), 80)
+
+
+def test_an_empty_cluster_says_what_to_do():
+    text = status_text(replace(STATUS, nodes=(), links=(), models=(), exchanges=(), events=()), 80)
+    assert "no agents yet" in text
+    assert "no model was brought yet" in text
+
+
+def test_what_peers_chose_cannot_steer_a_terminal():
+    event = ClusterEvent(2, NOW, "refused", "refused '\x1b[2J\nroot'")
+    text = status_text(replace(STATUS, events=(event,)), 80)
+    assert "\x1b" not in text
+    assert "refused '?[2J?root'" in text
+
+
+def test_top_shows_rates_and_fits_the_terminal():
+    now = later(1.0, *[0.04] * 20)
+    text = top_text(now, rates_between(STATUS, now), 60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert " ".join(text.split()).count("resnet50 20.0") == 1
+    assert len(top_text(now, rates_between(STATUS, now), 60, 5).splitlines()) == 5
+
+
+def test_ages():
+    assert [age_text(seconds) for seconds in (5, 65, 3700, 90000)] == ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]
