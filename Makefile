@@ -50,8 +50,8 @@ test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and mo
 test-deploy: $(DEPLOY)/deploy.stamp ## ssh, Slurm, Ray, Dask, units, manifests, image, Prometheus: the real programs, as far as they are here
 	@$(DEPLOY)/bin/python -m pytest -m deploy -rs --timeout=1200 $(PYTEST_ARGS)
 
-test-install: $(VENV)/test.stamp ## wheel and source package, built, and installed by uv and pipx
-	@$(BIN)/python -m pytest -m install $(PYTEST_ARGS)
+test-platforms: $(VENV)/test.stamp ## packages built and installed by uv and pipx, agents as on macOS, mDNS between processes
+	@$(BIN)/python -m pytest -m platforms tests/platforms $(PYTEST_ARGS)
 
 test-clients: $(VENV)/test.stamp ## tritonclient, kserve's client, perf_analyzer and curl against bbgrap serve (environments of their own)
 	@$(BIN)/python -m pytest -m clients tests/serving/judges $(PYTEST_ARGS)

@@ -11,6 +11,7 @@ from typing import Any
 from bbgrap.errors import ClusterUnavailableError, ExecutionError, UnsupportedError
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import AUTO
 from bbgrap.serving.datatypes import datatype_of
 from bbgrap.serving.statistics import Statistics
 from bbgrap.session import Connection, InferenceSession
@@ -49,6 +50,8 @@ class ServedModel:
     def load(cls, name: str, version: str, path: Path, connection: Connection, options: PlanOptions, deadline_s: float) -> ServedModel:
         """Read a model, and bring it to the coordinator; if that is away, the first request will.
 
+        As in any session, who asked for a planner waits for its plan: here if the shapes are known, else with the first request.
+
         Raises:
             BbgrapError: if the model cannot be read, or has values that the protocol cannot carry.
         """
@@ -57,10 +60,15 @@ class ServedModel:
         specs = tuple(_spec(arg, "input") for arg in inputs), tuple(_spec(arg, "output") for arg in outputs)
         first = {arg.shape[0] if arg.shape else None for arg in (*inputs, *outputs)}
         model = cls(name, version, session, *specs, len(first) == 1 and all(isinstance(size, str) for size in first), Statistics())
-        shapes = {spec.name: (abs(spec.shape[0]), *spec.shape[1:]) if spec.shape else () for spec in model.inputs}
+        waits = options.planner != AUTO
+        # Planner auto begins with a standby, which takes every shape: there one row is as good a guess as any.
+        rows = -1 if waits else 1
+        shapes = {
+            spec.name: tuple(rows if (axis, size) == (0, -1) else size for axis, size in enumerate(spec.shape)) for spec in model.inputs
+        }
         if all(size >= 0 for shape in shapes.values() for size in shape):
             try:
-                session.prepare(shapes, wait=False)
+                session.prepare(shapes, wait=waits)
             except (ClusterUnavailableError, ExecutionError) as error:
                 _log.warning("model '%s' is read, but not on the cluster yet; the first request brings it: %s", name, error)
         return model
