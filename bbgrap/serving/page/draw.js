@@ -86,7 +86,7 @@ export function bar(part, kind) {
 
 /** Draw time series: lines are {name, colour, values}, of which null is a gap; times are in seconds. */
 export function chart(element, times, lines, told, least = 1) {
-  const width = 360, height = 132, left = 44, bottom = 112, top = 8;
+  const width = 360, height = 132, left = 52, bottom = 112, top = 8;
   const end = times.at(-1) ?? 0, span = 300;
   const most = Math.max(least, ...lines.flatMap(line => line.values.filter(value => value !== null)));
   const step = tick(most), high = Math.ceil(most / step - 1e-9) * step;
@@ -130,13 +130,13 @@ function tick(most) {
 
 /** Draw nodes around the coordinator; nodes are {name, state, busy, colour}, links {source, destination, bandwidth_bytes_per_s, round_trip_s, is_up}. */
 export function map(element, nodes, links) {
-  const width = 440, height = 330, middle = [width / 2, height / 2 - 4], few = nodes.length <= 4;
+  const width = 440, height = nodes.length < 3 ? 270 : 330, middle = [width / 2, height / 2 - 8], few = nodes.length <= 4;
   const places = new Map([['coordinator', middle]]);
   nodes.forEach(({name}, place) => {
     const angle = Math.PI * (2 * place / nodes.length - (nodes.length === 2 ? 1 : 0.5));
-    places.set(name, [middle[0] + 150 * Math.cos(angle), middle[1] + (nodes.length < 3 ? 92 : 118) * Math.sin(angle) + (nodes.length < 3 ? 60 : 0)]);
+    places.set(name, [middle[0] + 150 * Math.cos(angle), nodes.length < 3 ? height - 56 : middle[1] + 118 * Math.sin(angle)]);
   });
-  if (nodes.length < 3) places.set('coordinator', [middle[0], 52]);
+  if (nodes.length < 3) places.set('coordinator', [middle[0], 36]);
   const pairs = new Map(), names = nodes.filter(node => node.state === 'alive').map(node => node.name);
   // Every node talks to the coordinator; to each other they do as plans need it.
   for (const name of names) pairs.set(JSON.stringify([name, 'coordinator'].sort()), {source: name, destination: 'coordinator', bandwidth_bytes_per_s: 0, is_up: true});

@@ -65,7 +65,7 @@ export function charts(points, status, chosen) {
   if (!model) return;
   const asked = of(model.model, 1);
   const times_ms = place => of(model.model, place).map((seconds, at) => seconds === null || !asked[at] ? null : 1e3 * seconds);
-  chart(id('chart-time'), times, [['p50', 2, 'd4'], ['p95', 3, 'd3'], ['p99', 4, 'd7']].map(([name, place, colour]) =>
+  chart(id('chart-time'), times, [['p50', 2, 'd4'], ['p95', 3, 'd6'], ['p99', 4, 'd7']].map(([name, place, colour]) =>
     ({name, colour: `var(--${colour})`, values: times_ms(place)})), value => value >= 1e3 ? `${+(value / 1e3).toFixed(1)} s` : `${value >= 10 ? Math.round(value) : +value.toPrecision(2)} ms`);
   chart(id('chart-queue'), times, [['waiting', 5, 'd7'], ['running', 6, 'd4']].map(([name, place, colour]) =>
     ({name, colour: `var(--${colour})`, values: of(model.model, place)})), value => `${+value.toFixed(1)}`, 4);

@@ -12,11 +12,13 @@ export function choose(status) {
   const all = status.models.flatMap(model => model.plans.map(plan => ({plan, text: `${shorten(model.name, 40)}: ${shorten(shapes(plan), 60)}, ${plan.planner}`})));
   const list = id('plan'), key = all.map(({plan, text}) => plan.plan + text).join('\n');
   if (list.shown !== key) {
-    const before = list.touched ? list.value : all.reduce((best, entry) => !best || entry.plan.requests > best.plan.requests ? entry : best, null)?.plan.plan;
+    const before = list.value;
     list.shown = key;
     list.replaceChildren(...all.map(({plan, text}) => make('option', {value: plan.plan}, text)));
     if (all.some(({plan}) => plan.plan === before)) list.value = before;
   }
+  const current = all.find(({plan}) => plan.plan === list.value)?.plan;
+  if (!list.touched && all.length && !current?.requests) list.value = all.reduce((best, {plan}) => plan.requests > best.requests ? plan : best, all[0].plan).plan;
   return all.find(({plan}) => plan.plan === list.value)?.plan;
 }
 
