@@ -15,15 +15,17 @@ import sys
 import threading
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import bbgrap
+from bbgrap.report.marks import milliseconds
+from bbgrap.report.trace import timeline_of
 from bbgrap.zoo import materialize
-from tests.serving.clients import binary_body
+from tests.serving.clients import Http, binary_body
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [
@@ -37,6 +39,7 @@ PROGRAM = [sys.executable, "-c", "from bbgrap.cli.main import run; run()"]
 HOSTILE = "<img src=x onerror=window.hurt=1>"
 SEEN_S = 2.0
 WITHIN_MS = 30_000
+COLOURS = 128
 
 
 class Served:
@@ -53,7 +56,6 @@ class Served:
     def start(self):
         models = self.folder / "models"
         models.mkdir(exist_ok=True)
-        shutil.copy(materialize("tiny"), models / f"{HOSTILE}.onnx")
         words = ["serve", "zoo:resnet50", "--models", str(models), "--http", urlsplit(self.url).netloc, "--planner", "bbgrap"]
         log = (self.folder / "log").open("ab")
         words += ["--record-every", "1", "--coordinator", self.cluster.address]
@@ -140,7 +142,7 @@ def figures(page, selector):
 def picture(page, name):
     """Keep what the page shows, in colours as few as it needs."""
     if folder := os.environ.get("PICTURES"):
-        image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB").quantize(96)
+        image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
         Path(folder).mkdir(parents=True, exist_ok=True)
         image.save(Path(folder) / f"page-{name}.png", optimize=True)
 
@@ -153,7 +155,8 @@ def test_every_panel_shows_what_status_says(served, page):
         page.wait_for_selector("#measured svg .span")
         page.wait_for_selector("#predicted svg .span")
         page.wait_for_selector("#segments data")
-        until(lambda: page.locator("#chart-time path").first.get_attribute("d").count("L") > 8)
+        until(lambda: page.locator("#chart-time path").first.get_attribute("d").count("L") > 15)
+        page.wait_for_selector("#recorded >> text=recorded")
         picture(page, "light")
     finally:
         served.working.clear()
@@ -189,9 +192,17 @@ def test_every_panel_shows_what_status_says(served, page):
     assert sent
     numbers = page.locator("#events tr[data-event]").evaluate_all("all => all.map(one => +one.dataset.event)")
     assert numbers == [event["number"] for event in reversed(status["events"])][:100]
-    layers = page.locator("#layers svg .tile")
-    assert layers.count() > 20
-    assert "agent0 computes rows" in layers.nth(3).get_attribute("data-tip")
+    shown = served.cluster.connection.shown_plan(plan["plan"])
+    report = json.loads(shown.report)
+    tips = set(page.locator("#layers svg .tile[data-tip]").evaluate_all("all => all.map(one => one.dataset.tip)"))
+    first = report["layers"][0]
+    for tile in first["tiles"]:
+        (start, stop) = tile["computes"][0]
+        said = f"{report['agents'][tile['device']]} computes {first['axis']} {start}:{stop} of {first['name']} ({first['operator']})"
+        assert said in tips
+    assert sum("fetches" in tip for tip in tips) > 10
+    took = timeline_of(shown.records, shown.devices).total_s
+    page.wait_for_selector(f"#measured svg[aria-label='measured: {milliseconds(took)}']")
 
 
 def until(wanted):
@@ -249,9 +260,11 @@ def test_keyboards_and_screen_readers_find_their_way(served, page):
 
 
 def test_hostile_names_are_shown_as_they_are(served, page):
+    shutil.copy(materialize("tiny"), served.folder / "models" / f"{HOSTILE}.onnx")
+    assert Http(served.url).json("POST", f"/v2/repository/models/{quote(HOSTILE)}/load", {})[0] == 200
     served.cluster.add_agent(HOSTILE)
-    assert HOSTILE in page.locator("#models").inner_text()
     try:
+        page.wait_for_function("name => document.querySelector('#models').innerText.includes(name)", arg=HOSTILE)
         page.wait_for_function("name => document.querySelector('#nodes').innerText.includes(name)", arg=HOSTILE)
         assert page.locator("main img").count() == 0
         assert page.evaluate("window.hurt") is None

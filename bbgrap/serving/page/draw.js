@@ -87,7 +87,7 @@ export function bar(part, kind) {
 /** Draw time series: lines are {name, colour, values}, of which null is a gap; times are in seconds. */
 export function chart(element, times, lines, told, least = 1) {
   const width = 360, height = 132, left = 52, bottom = 112, top = 8;
-  const end = times.at(-1) ?? 0, span = 300;
+  const end = times.at(-1) ?? 0, span = Math.min(300, Math.max(60, Math.ceil((end - (times[0] ?? end)) / 60) * 60));
   const most = Math.max(least, ...lines.flatMap(line => line.values.filter(value => value !== null)));
   const step = tick(most), high = Math.ceil(most / step - 1e-9) * step;
   const x = time => width - 6 - (width - left - 6) * (end - time) / span, y = value => bottom - (bottom - top) * value / high;
@@ -96,9 +96,9 @@ export function chart(element, times, lines, told, least = 1) {
     body.push(draw('line', {x1: left, x2: width - 6, y1: y(value), y2: y(value), class: 'grid'}));
     body.push(draw('text', {x: left - 6, y: y(value) + 4, 'text-anchor': 'end', class: 'soft'}, told(value)));
   }
-  for (const back of [300, 200, 100, 0]) {
+  for (const back of [span, span * 2 / 3, span / 3, 0]) {
     const text = back ? `−${back} s` : 'now';
-    body.push(draw('text', {x: x(end - back), y: height - 4, 'text-anchor': back === 300 ? 'start' : back ? 'middle' : 'end', class: 'soft'}, text));
+    body.push(draw('text', {x: x(end - back), y: height - 4, 'text-anchor': back === span ? 'start' : back ? 'middle' : 'end', class: 'soft'}, text));
   }
   for (const {colour, values} of lines) {
     let path = '', before = null;
@@ -119,7 +119,7 @@ export function chart(element, times, lines, told, least = 1) {
     return make('span', {class: 'key'}, dot, shorten(name, 24));
   });
   element.replaceChildren(
-    draw('svg', {class: 'bbgrap', viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': `The last five minutes. Now: ${latest}`}, ...body),
+    draw('svg', {class: 'bbgrap', viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': `The last ${span} seconds. Now: ${latest}`}, ...body),
     make('div', {class: 'keys'}, ...keys));
 }
 

@@ -99,14 +99,14 @@ export function nodes(status) {
 
 export function plans(status) {
   const all = status.models.flatMap(model => model.plans.map(plan => [model.name, plan]));
-  const heads = [['model'], ['inputs'], ['planner'], ['serves'], ['on'], ['why'], ['measured', 1], ['predicted', 1], ['requests', 1], ['waiting', 1], ['running', 1], ['weights', 1]];
+  const heads = [['model'], ['inputs'], ['planner'], ['serves'], ['on'], ['why'], ['measured', 1], ['predicted', 1], ['requests', 1], ['waiting, running', 1], ['weights', 1]];
   const told = all.map(([name, {segments, ...plan}]) => [name, plan]);
   table(id('plans'), told, heads, () => told.map(([name, plan]) => ({'data-plan': plan.plan, cells: [
     shorten(name, 40), shorten(shapes(plan), 60), `${plan.planner} (${plan.objective})`,
     make('span', {class: `state ${plan.serves === 'plan' ? 'alive' : plan.serves === 'nobody' ? 'gone' : 'between'}`}, plan.serves === 'nobody' ? 'nobody' : `${plan.serves}: ${plan.variant}`),
     plan.nodes.flatMap(node => [...named(node), ' ']), make('span', {class: 'why'}, plan.why),
     plan.measured_s ? figure(plan.measured_s, milliseconds(plan.measured_s)) : '–', plan.predicted_s ? figure(plan.predicted_s, milliseconds(plan.predicted_s)) : '–',
-    figure(plan.requests, plan.requests.toLocaleString('en-US')), figure(plan.waiting, `${plan.waiting}`), figure(plan.running, `${plan.running}`),
+    figure(plan.requests, plan.requests.toLocaleString('en-US')), [figure(plan.waiting, `${plan.waiting}`), ', ', figure(plan.running, `${plan.running}`)],
     bytes(Object.values(plan.weight_bytes).reduce((sum, size) => sum + size, 0)),
   ]})));
 }
