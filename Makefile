@@ -47,7 +47,7 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and models of torch's exporters on two agents
 	@$(PACKAGES)/bin/python -m pytest -m '' -rs tests/packages tests/exported $(PYTEST_ARGS)
 
-test-deploy: $(DEPLOY)/deploy.stamp ## ssh, Slurm, Ray, Dask, units, manifests, image, Prometheus: the real programs, as far as they are here
+test-deploy: $(DEPLOY)/deploy.stamp ## ssh, Slurm, Ray, Dask, units, manifests, image, Prometheus, a browser: the real programs, as far as they are here
 	@$(DEPLOY)/bin/python -m pytest -m deploy -rs --timeout=1200 $(PYTEST_ARGS)
 
 test-platforms: $(VENV)/test.stamp ## packages built and installed by uv and pipx, agents as on macOS, mDNS between processes
@@ -187,7 +187,7 @@ $(PACKAGES)/packages.stamp: pyproject.toml constraints.txt
 
 # Of its own, as Ray and Dask bring many packages.
 $(DEPLOY)/deploy.stamp: pyproject.toml constraints.txt
-	@echo "installing Ray, Dask and the judge of manifests into $(DEPLOY) (minutes on a fresh machine)"
+	@echo "installing Ray, Dask, playwright and the judge of manifests into $(DEPLOY) (minutes on a fresh machine)"
 	@$(PYTHON) -m venv $(DEPLOY)
 	@$(subst $(BIN),$(DEPLOY)/bin,$(INSTALL)) '.[test,deploy,ray,dask]'
 	@touch $@

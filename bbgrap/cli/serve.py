@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +14,14 @@ from bbgrap.cli.groups import plan_options, takes
 from bbgrap.cli.options import Coordinator, Insecure, LocalAgents, Threads, TokenFile
 from bbgrap.cli.output import print_result, say
 from bbgrap.errors import UsageError
+from bbgrap.observing.logs import LogFormat, write_logs
 from bbgrap.planners.options import PlanOptions
 
 if TYPE_CHECKING:
     import socket
 
     from bbgrap.serving.gateway import Limits
+    from bbgrap.serving.tracing import Tracing
     from bbgrap.session import Connection
 
 
@@ -41,6 +46,17 @@ def serve(
     batch_delay: Annotated[float, typer.Option(min=0, metavar="MS", help="Wait so long for a batch to be filled.")] = 0.0,
     max_in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Requests at once; others are told to come again (429).")] = 64,
     max_body: Annotated[int, typer.Option(min=1, max=2047, metavar="MIB", help="The largest request, in MiB (413).")] = 256,
+    otlp: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Send spans of requests there (OTLP/HTTP), as http://HOST:4318/v1/traces.", show_default=False),
+    ] = "",
+    record_every: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Record one request of a model so often, while a page is open or spans are sent."),
+    ] = 10.0,
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="BBGRAP_LOG_FORMAT", help="Lines of the log as text, or as JSON, an object a line.")
+    ] = LogFormat.TEXT,
     agents: LocalAgents = None,
     threads: Threads = 1,
     coordinator: Coordinator = "",
@@ -48,6 +64,8 @@ def serve(
     insecure: Insecure = False,
 ) -> None:
     """Serve models over HTTP and gRPC, for clients of Triton and KServe (Open Inference Protocol v2), until Ctrl-C.
+
+    A page at / shows what the cluster does, /metrics is for Prometheus.
 
     Example:
         bbgrap serve zoo:resnet50 detector=yolo.onnx --agents 2
@@ -67,6 +85,9 @@ def serve(
     except ImportError as error:
         package = (error.name or "a package").partition(".")[0]
         raise UsageError(f"serve: {package} is not installed: pip install 'bbgrap[serve]'") from None
+    # Before agents are started, which write like this process.
+    write_logs(log_format)
+    logging.getLogger().setLevel(logging.WARNING)
     limits = Limits(max_in_flight, max_body << 20, max_batch, batch_delay / 1e3)
     with (
         listen("--http", http) as listening,
@@ -75,7 +96,8 @@ def serve(
         for option, address in (("--http", http), ("--grpc", grpc)):
             if address and not address.startswith(("127.", "localhost:", "[::1]:")):
                 say(f"{option} {address}: whoever reaches it may use these models, and what is sent can be read on the network")
-        _serve(connection, named, folder, options, limits, listening, grpc)
+        with _tracing(otlp, record_every) as tracing:
+            _serve(connection, named, folder, options, limits, tracing, listening, grpc)
 
 
 def _named(texts: list[str]) -> dict[str, Path]:
@@ -102,25 +124,40 @@ def _named(texts: list[str]) -> dict[str, Path]:
     return named
 
 
+@contextmanager
+def _tracing(otlp: str, every_s: float) -> Iterator[Tracing]:
+    from bbgrap.serving.tracing import Tracing
+
+    if not otlp:
+        yield Tracing(every_s)
+        return
+    if not otlp.startswith(("http://", "https://")):
+        raise UsageError(f"--otlp {otlp}: expected a URL, like http://127.0.0.1:4318/v1/traces")
+    from bbgrap.observing.spans import Spans
+
+    with Spans(otlp) as spans:
+        yield Tracing(every_s, spans)
+
+
 def _serve(
     connection: Connection,
     named: dict[str, Path],
     folder: Path | None,
     options: PlanOptions,
     limits: Limits,
+    tracing: Tracing,
     listening: socket.socket,
     grpc: str,
 ) -> None:
     import asyncio
-    import logging
     import sys
 
+    from bbgrap.serving.events import page_routes
     from bbgrap.serving.gateway import DEADLINE_S, Gateway
+    from bbgrap.serving.live import Live
     from bbgrap.serving.model import ServedModel
     from bbgrap.serving.repository import Entry, Repository
     from bbgrap.serving.server import serve as run
-
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def load(entry: Entry) -> ServedModel:
         return ServedModel.load(entry.name, entry.version, entry.path, connection, options, DEADLINE_S)
@@ -130,6 +167,8 @@ def _serve(
     def ready(url: str, rpc: str) -> None:
         print_result(url)
         sys.stdout.flush()
-        say(f"serving {', '.join(sorted(repository.models)) or 'no model'}{f', gRPC at {rpc}' if rpc else ''}; Ctrl-C stops it")
+        served = ", ".join(sorted(repository.models)) or "no model"
+        say(f"serving {served}{f', gRPC at {rpc}' if rpc else ''}; the URL shows the cluster; Ctrl-C stops it")
 
-    asyncio.run(run(Gateway(connection, repository, limits), listening, grpc, ready))
+    gateway = Gateway(connection, repository, limits, tracing)
+    asyncio.run(run(gateway, listening, grpc, ready, page_routes(Live(gateway), tracing)))

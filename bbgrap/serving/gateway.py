@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
@@ -24,8 +24,12 @@ from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, refusal_of
 from bbgrap.serving.repository import Repository
 from bbgrap.serving.statistics import Durations
+from bbgrap.serving.tracing import Tracing
 from bbgrap.session import Connection
 from bbgrap.session.connection import CallFailedError, StoppedError
+
+if TYPE_CHECKING:
+    from bbgrap.observing.spans import RequestSpan
 
 R = TypeVar("R")
 
@@ -53,11 +57,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Work(Generic[R]):
-    """One inference: what makes the inputs, which outputs are wanted, and what makes the answer of them."""
+    """One inference: what makes the inputs, which outputs are wanted, what makes the answer of them, and the trace that it belongs to."""
 
     feed: Callable[[], Mapping[str, Array]]
     names: tuple[str, ...] | None
     answer: Callable[[list[Array]], R]
+    traceparent: str = ""
 
 
 class Gateway:
@@ -66,11 +71,12 @@ class Gateway:
     Invariants: `in_flight` counts those that were let in and have not ended; all of it belongs to the event loop.
     """
 
-    def __init__(self, connection: Connection, repository: Repository, limits: Limits) -> None:
+    def __init__(self, connection: Connection, repository: Repository, limits: Limits, tracing: Tracing | None = None) -> None:
         """Serve a repository's models on a cluster."""
         self.connection = connection
         self.repository = repository
         self.limits = limits
+        self.tracing = tracing or Tracing()
         self.in_flight = 0
         self.is_loaded = False
         """Whether the models of the start have been looked at."""
@@ -157,8 +163,9 @@ class Gateway:
         is_over = False
         limit = asyncio.timeout(left_s)
         try:
-            async with limit:
-                answer, where = await self._answer(model, work, lambda: is_over)
+            with self.tracing.request(model.name, work.traceparent) as span:
+                async with limit:
+                    answer, where = await self._answer(model, work, lambda: is_over, span)
         except Exception as error:
             model.statistics.failed(time.perf_counter_ns() - began)
             if limit.expired():
@@ -185,9 +192,11 @@ class Gateway:
 
     # --- inside -----------------------------------------------------------------------------------------------------------------------
 
-    async def _answer(self, model: ServedModel, work: Work[R], has_ended: Callable[[], bool]) -> tuple[R, Durations]:
+    async def _answer(
+        self, model: ServedModel, work: Work[R], has_ended: Callable[[], bool], span: RequestSpan | None
+    ) -> tuple[R, Durations]:
         if self.limits.batch_rows <= 1 or not model.has_rows:
-            return await self._in_thread(partial(self._at_once, model, work, has_ended, time.perf_counter_ns()))
+            return await self._in_thread(partial(self._at_once, model, work, has_ended, span, time.perf_counter_ns()))
         begin = time.perf_counter_ns()
         feed = await self._in_thread(work.feed)
         decoded = time.perf_counter_ns()
@@ -196,15 +205,34 @@ class Gateway:
         answer = await self._in_thread(partial(work.answer, outputs))
         return answer, Durations(0, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
 
-    def _at_once(self, model: ServedModel, work: Work[R], has_ended: Callable[[], bool], came: int) -> tuple[R, Durations]:
+    def _at_once(
+        self, model: ServedModel, work: Work[R], has_ended: Callable[[], bool], span: RequestSpan | None, came: int
+    ) -> tuple[R, Durations]:
         """Do the whole of a request in this thread."""
         begin = time.perf_counter_ns()
         feed = work.feed()
         decoded = time.perf_counter_ns()
-        outputs = model.run(self.connection, feed, work.names, self._stop(has_ended))
+        outputs = self._run(model, feed, work.names, has_ended, span)
         ran = time.perf_counter_ns()
         answer = work.answer(outputs)
         return answer, Durations(begin - came, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
+
+    def _run(
+        self,
+        model: ServedModel,
+        feed: Mapping[str, Array],
+        names: Sequence[str] | None,
+        has_ended: Callable[[], bool],
+        span: RequestSpan | None = None,
+    ) -> list[Array]:
+        """Run a model, and let all nodes record it if that is due."""
+        stop = self._stop(has_ended)
+        if not self.tracing.is_due(model.name):
+            return model.run(self.connection, feed, names, stop)
+        outputs, timeline = model.run_recorded(self.connection, feed, names, stop)
+        if span is not None and timeline is not None:
+            span.add(timeline)
+        return outputs
 
     def _stop(self, has_ended: Callable[[], bool]) -> Callable[[], bool]:
         """Return what says that a run is to be given up: nobody waits for it, or the coordinator is away."""
@@ -221,7 +249,7 @@ class Gateway:
             self._batchers = {known: batcher for known, batcher in self._batchers.items() if known in loaded}
 
             async def run(feed: Mapping[str, Array], names: Sequence[str] | None, has_ended: Callable[[], bool]) -> list[Array]:
-                return await self._in_thread(partial(model.run, self.connection, feed, names, self._stop(has_ended)))
+                return await self._in_thread(partial(self._run, model, feed, names, has_ended))
 
             limits = self.limits
             self._batchers[model] = Batcher(run, limits.batch_rows, limits.batch_delay_s, lambda: max(2, self.nodes))

@@ -154,7 +154,8 @@ class _Calls:
         with self._gateway.admitted():
             model = self._repository.get(request.model_name, request.model_version)
             asked = _infer_of(request, context.time_remaining())
-            work = Work(asked.feed, asked.output_names, partial(_response, model, asked))
+            sent = dict(context.invocation_metadata() or ())
+            work = Work(asked.feed, asked.output_names, partial(_response, model, asked), str(sent.get("traceparent", "")))
             return await self._gateway.infer(model, work, asked.timeout_s)
 
     def _model(self, request: Any) -> ServedModel:  # noqa: ANN401

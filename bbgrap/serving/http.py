@@ -184,7 +184,7 @@ class _Api:
             else:
                 asked = await self._gateway.beside(partial(parse_infer, body, length))
             accept = accepted_encoding(request.headers.get("accept-encoding", ""))
-            work = Work(asked.feed, asked.output_names, partial(_encoded, model, asked, accept))
+            work = Work(asked.feed, asked.output_names, partial(_encoded, model, asked, accept), request.headers.get("traceparent", ""))
             return await _unless_gone(request, self._gateway.infer(model, work, asked.timeout_s))
 
     def _model(self, request: Request) -> ServedModel:

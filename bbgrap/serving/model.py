@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import ClusterUnavailableError, ExecutionError, UnsupportedError
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
@@ -83,6 +84,17 @@ class ServedModel:
         self.statistics.executed()
         with connection.stopping_when(stop):
             return self.session.run(names, feed)
+
+    def run_recorded(
+        self, connection: Connection, feed: Mapping[str, Array], names: Sequence[str] | None, stop: Callable[[], bool]
+    ) -> tuple[list[Array], Timeline | None]:
+        """Run the model as `run` does, and also return when every node did what, None if that is not known."""
+        self.statistics.executed()
+        with connection.stopping_when(stop):
+            try:
+                return self.session.run_recorded(names, feed)
+            except ExecutionError:  # an agent may have gone before it told: nobody's request fails for that
+                return self.session.run(names, feed), None
 
     def output_names(self, chosen: Sequence[str] | None) -> Sequence[str]:
         """Return the names of the outputs that were chosen."""

@@ -79,7 +79,15 @@ async def serve(
         UsageError: if gRPC's address cannot be had, or its package is missing.
         ModelError: if a model that was named at the start cannot be loaded.
     """
-    config = uvicorn.Config(make_app(gateway, more), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75, ws="none")
+    config = uvicorn.Config(
+        make_app(gateway, more),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(_GRACE_S),  # for who does not read an answer
+        ws="none",
+    )
     http = _Server(config)
     rpc, rpc_address = await _start_grpc(gateway, grpc_address) if grpc_address else (None, "")
     stop = asyncio.Event()

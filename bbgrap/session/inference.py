@@ -240,6 +240,11 @@ class InferenceSession(Surface):
             ExecutionError: if the request failed; running it again is harmless.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
+        with speaking_onnxruntime():
+            feed = values_of(input_feed)
+            return self._fitting(feed)._run_recorded(output_names, feed)
+
+    def _run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
         chosen = self._signature.choose_outputs(output_names)
         result = self._answer(self._signature.check_feed(input_feed), record=True)
         outputs, plan = [self._output(result, index) for index in chosen], self.plan

@@ -49,7 +49,13 @@ def test_questions_are_answered(http):
     config = http.json("GET", "/v2/models/rows/config")[1]
     assert (config["max_batch_size"], config["input"]) == (0, [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, 4]}])
     assert {model["name"] for model in http.json("GET", "/v2/models/stats")[1]["model_stats"]} >= {"rows", "types", "triton"}
-    for path, method in (("/v2/nothing", "GET"), ("/", "GET"), ("/v2/models/rows/infer", "GET"), ("/v2/health/live", "POST")):
+    for path, method in (
+        ("/v2/nothing", "GET"),
+        ("/v2/health", "GET"),
+        ("/", "POST"),
+        ("/v2/models/rows/infer", "GET"),
+        ("/v2/health/live", "POST"),
+    ):
         status, said = http.json(method, path)
         assert status in (404, 405)
         assert path in said["error"]
