@@ -56,6 +56,13 @@ test-platforms: $(VENV)/test.stamp ## packages built and installed by uv and pip
 test-clients: $(VENV)/test.stamp ## tritonclient, kserve's client, perf_analyzer and curl against bbgrap serve (environments of their own)
 	@$(BIN)/python -m pytest -m clients tests/serving/judges $(PYTEST_ARGS)
 
+test-docs: $(VENV)/docs.stamp ## the site, and the tutorials as they are written (minutes)
+	@$(BIN)/python -m pytest -m docs tests/docs $(PYTEST_ARGS)
+
+docs: $(VENV)/docs.stamp ## the documentation as a site, in build/site; needs no network when it is read
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "build/site/index.html is the first page; for its search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
+
 bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.overheads
@@ -134,7 +141,7 @@ dev: $(VENV)/dev.stamp ## make .venv with everything a developer needs
 
 pins: ## renew constraints.txt from what is newest now
 	@rm -rf build/pins && $(PYTHON) -m venv build/pins
-	@build/pins/bin/python -m pip --disable-pip-version-check -qq install '.[dev]'
+	@build/pins/bin/python -m pip --disable-pip-version-check -qq install '.[dev,docs]'
 	@{ sed -n '/^#/p' constraints.txt; build/pins/bin/python -m pip freeze --exclude bbgrap | sort -f; } > build/pins/new.txt
 	@mv build/pins/new.txt constraints.txt
 
@@ -172,6 +179,11 @@ $(VENV)/peers.stamp: $(VENV)/runtime.stamp pyproject.toml
 	@echo "installing OpenVINO, Ray, Dask and torch (minutes on a fresh machine)"
 	@for peer in openvino ray distributed '$(TORCH)'; do \
 	  $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt "$$peer" || echo "pip finds no $$peer" >&2; done
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/test.stamp
+	@echo "installing what makes the site"
+	@$(INSTALL) '.[test,docs]'
 	@touch $@
 
 # Of others' programs, in an environment of their own. Silero VAD asks for any torch, so it is installed without what it asks for;
