@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := .venv-packages
+DEPLOY := .venv-deploy
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e
 CODE := $(wildcard bbgrap agents coordinator tests benchmarks tools)
 MAX_LINES := 500
@@ -46,11 +47,21 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and models of torch's exporters on two agents
 	@$(PACKAGES)/bin/python -m pytest -m '' -rs tests/packages tests/exported $(PYTEST_ARGS)
 
-test-deploy: $(VENV)/deploy.stamp ## ssh, Slurm, units, manifests, image, Prometheus: by the real programs, as far as they are here
-	@$(BIN)/python -m pytest -m deploy -rs --timeout=1200 $(PYTEST_ARGS)
+test-deploy: $(DEPLOY)/deploy.stamp ## ssh, Slurm, Ray, Dask, units, manifests, image, Prometheus, a browser: the real programs, as far as they are here
+	@$(DEPLOY)/bin/python -m pytest -m deploy -rs --timeout=1200 $(PYTEST_ARGS)
 
-test-install: $(VENV)/test.stamp ## wheel and source package, built, and installed by uv and pipx
-	@$(BIN)/python -m pytest -m install $(PYTEST_ARGS)
+test-platforms: $(VENV)/test.stamp ## packages built and installed by uv and pipx, agents as on macOS, mDNS between processes
+	@$(BIN)/python -m pytest -m platforms tests/platforms $(PYTEST_ARGS)
+
+test-clients: $(VENV)/test.stamp ## tritonclient, kserve's client, perf_analyzer and curl against bbgrap serve (environments of their own)
+	@$(BIN)/python -m pytest -m clients tests/serving/judges $(PYTEST_ARGS)
+
+test-docs: $(VENV)/docs.stamp ## the site, and the tutorials as they are written (minutes)
+	@$(BIN)/python -m pytest -m docs tests/docs $(PYTEST_ARGS)
+
+docs: $(VENV)/docs.stamp ## the documentation as a site, in build/site; needs no network when it is read
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "build/site/index.html is the first page; for its search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 bench: $(VENV)/runtime.stamp ## one machine against two local agents, and what the cluster itself costs
 	@$(BIN)/bbgrap bench $(BENCH_ARGS)
@@ -130,12 +141,12 @@ dev: $(VENV)/dev.stamp ## make .venv with everything a developer needs
 
 pins: ## renew constraints.txt from what is newest now
 	@rm -rf build/pins && $(PYTHON) -m venv build/pins
-	@build/pins/bin/python -m pip --disable-pip-version-check -qq install '.[dev]'
+	@build/pins/bin/python -m pip --disable-pip-version-check -qq install '.[dev,docs]'
 	@{ sed -n '/^#/p' constraints.txt; build/pins/bin/python -m pip freeze --exclude bbgrap | sort -f; } > build/pins/new.txt
 	@mv build/pins/new.txt constraints.txt
 
 clean: ## delete .venv, caches and build results
-	rm -rf $(VENV) $(PACKAGES) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PACKAGES) $(DEPLOY) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # --- .venv: one stamp per set of packages, renewed when the project file or the pins change ---
@@ -170,9 +181,9 @@ $(VENV)/peers.stamp: $(VENV)/runtime.stamp pyproject.toml
 	  $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt "$$peer" || echo "pip finds no $$peer" >&2; done
 	@touch $@
 
-$(VENV)/deploy.stamp: $(VENV)/test.stamp
-	@echo "installing the judge of manifests"
-	@$(INSTALL) '.[test,deploy]'
+$(VENV)/docs.stamp: $(VENV)/test.stamp
+	@echo "installing what makes the site"
+	@$(INSTALL) '.[test,docs]'
 	@touch $@
 
 # Of others' programs, in an environment of their own. Silero VAD asks for any torch, so it is installed without what it asks for;
@@ -184,6 +195,13 @@ $(PACKAGES)/packages.stamp: pyproject.toml constraints.txt
 	@$(PACKAGES)/bin/python -m pip --disable-pip-version-check -qq install --no-deps 'silero-vad~=6.2'
 	@$(PACKAGES)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt '$(TORCH)' \
 	  || echo "pip finds no $(TORCH): Silero VAD and exported models are skipped (make test-packages TORCH=...)" >&2
+	@touch $@
+
+# Of its own, as Ray and Dask bring many packages.
+$(DEPLOY)/deploy.stamp: pyproject.toml constraints.txt
+	@echo "installing Ray, Dask, playwright and the judge of manifests into $(DEPLOY) (minutes on a fresh machine)"
+	@$(PYTHON) -m venv $(DEPLOY)
+	@$(subst $(BIN),$(DEPLOY)/bin,$(INSTALL)) '.[test,deploy,ray,dask]'
 	@touch $@
 
 # where there is no wheel of atheris, inputs are random

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         PlanError,
         UsageError,
     )
+    from bbgrap.launching.dask_cluster import DaskCluster
+    from bbgrap.launching.ray_cluster import RayCluster
     from bbgrap.local import LocalCluster
     from bbgrap.planners.options import PlanOptions
     from bbgrap.session.connection import Connection, connect
@@ -51,6 +53,8 @@ _HOMES = {
         "PlanError",
         "UsageError",
     ),
+    "bbgrap.launching.dask_cluster": ("DaskCluster",),
+    "bbgrap.launching.ray_cluster": ("RayCluster",),
     "bbgrap.local": ("LocalCluster",),
     "bbgrap.planners.options": ("PlanOptions",),
     "bbgrap.session.inference": ("InferenceSession",),
@@ -63,6 +67,7 @@ __all__ = [
     "ClusterFileError",
     "ClusterUnavailableError",
     "Connection",
+    "DaskCluster",
     "ExecutionError",
     "InferenceSession",
     "InputError",
@@ -73,6 +78,7 @@ __all__ = [
     "NodeProfile",
     "PlanError",
     "PlanOptions",
+    "RayCluster",
     "Speed",
     "UsageError",
     "__version__",

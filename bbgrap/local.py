@@ -40,6 +40,7 @@ class LocalCluster:
         threads: int = 1,
         *,
         pin: bool = True,
+        host: str = "127.0.0.1",
         port: int = 0,
         cache_dir: Path | None = None,
         coordinator_command: Sequence[str] = ("-m", "bbgrap_coordinator.main"),
@@ -50,6 +51,7 @@ class LocalCluster:
             agents: How many agents, named agent0, agent1, ...
             threads: Threads of each agent.
             pin: Give each agent cores of its own, if there are enough.
+            host: The address of this machine at which the coordinator listens.
             port: Port of the coordinator; 0 for a free one.
             cache_dir: Where agents keep weights; default as for `bbgrap-agent`.
             coordinator_command: What Python runs as the coordinator.
@@ -61,6 +63,7 @@ class LocalCluster:
             raise UsageError(f"local cluster: expected at least 0 agents with 1 thread, got {agents} with {threads}")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._threads = threads
+        self._host = host
         self._cache_dir = cache_dir
         self._connection: Connection | None = None
         self._home = tempfile.TemporaryDirectory(prefix="bbgrap-", ignore_cleanup_errors=True)
@@ -140,7 +143,15 @@ class LocalCluster:
         ready = self.logs / "address"
         ready.unlink(missing_ok=True)
         port = int(self.address.rpartition(":")[2]) if port is None else port
-        options = ["--bind", f"tcp://127.0.0.1:{port}", "--state-dir", str(self.logs / "state"), "--ready-file", str(ready), "--until-eof"]
+        options = [
+            "--bind",
+            f"tcp://{self._host}:{port}",
+            "--state-dir",
+            str(self.logs / "state"),
+            "--ready-file",
+            str(ready),
+            "--until-eof",
+        ]
         self._start("coordinator", [*self._command, *options])
         deadline = time.monotonic() + _START_S
         while not ready.exists():

@@ -21,7 +21,7 @@ settings.register_profile("default", max_examples=30, deadline=None, derandomize
 settings.register_profile("thorough", max_examples=2_000, deadline=None, derandomize=False)
 settings.load_profile("default")
 
-MADE_ONCE = ("shared", "address", "backend_tests")
+MADE_ONCE = ("shared", "served", "address", "backend_tests")
 """Fixtures that take long to make and serve several files."""
 
 

@@ -30,6 +30,7 @@ Written by `tools/commands_page.py` from the commands themselves; do not edit.
 | 1 | failed, not verified, or `doctor` found an error |
 | 2 | wrong usage |
 | 3 | no coordinator answers, or it has no agents |
+| 4 | no token, or one that does not allow this |
 
 | environment variable | meaning |
 |---|---|

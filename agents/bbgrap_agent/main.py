@@ -101,6 +101,9 @@ def _work(
     from bbgrap_agent.names import OwnName
     from bbgrap_agent.worker_settings import Settings
 
+    agents: list[Agent] = []
+    if until_eof:  # from the start: a parent may end while this waits for a coordinator
+        exit_with_parent(lambda: agents[0].stop("its parent ended") if agents else os._exit(0))
     access = Access("", token_file, insecure)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = _made(cache_dir or home / "bbgrap" / "agent")
@@ -130,8 +133,7 @@ def _work(
     agent = Agent(control, listener, settings, given, enrolment.identity)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
-    if until_eof:
-        exit_with_parent(lambda: agent.stop("its parent ended"))
+    agents.append(agent)
     _log.info("agent '%s' joins %s, data plane at port %d", settings.name, address, listener.getsockname()[1])
     try:
         return agent.run()

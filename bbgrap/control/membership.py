@@ -252,9 +252,15 @@ class Members:
         del self.by_identity[member.identity], self.by_name[member.name]
 
     def known_of(self, member: Member) -> NodeProfile | None:
-        """Return what is known of an agent: what was given by hand, over what was measured, over what it joined with."""
+        """Return what is known of an agent: what was given by hand, over what was measured, over what it joined with.
+
+        Memory is not measured but counted, so what the agent may take of it goes first.
+        """
         known: NodeProfile | None = None
-        for profile in (member.join.profile, self.measured.get(member.name), self.overrides.get(member.name)):
+        joined, measured = member.join.profile, self.measured.get(member.name)
+        if joined is not None and joined.memory_bytes and measured is not None:
+            measured = replace(measured, memory_bytes=joined.memory_bytes)
+        for profile in (joined, measured, self.overrides.get(member.name)):
             if profile is not None:
                 known = replace(profile, name=member.name) if known is None else profile.over(known)
         return known

@@ -36,15 +36,17 @@ from bbgrap.graph.onnx_read import (
 from bbgrap.graph.onnx_shapes import normalize_opset, with_input_shapes
 from bbgrap.graph.onnx_tidy import bodies_of, captured_by, graphs_of
 from bbgrap.graph.onnx_types import UNKNOWN, declare, type_named, type_of
-from bbgrap.graph.onnx_write import Written, save_graph, write_graph
+from bbgrap.graph.onnx_write import FreeAxes, Written, free_batch, save_graph, write_graph
 from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight, check_graph
 from bbgrap.graph.weights import make_weight
 
 __all__ = [
+    "FreeAxes",
     "ModelFile",
     "ModelInput",
     "Written",
     "as_model_error",
+    "free_batch",
     "normalize_opset",
     "parse_model",
     "read_model",

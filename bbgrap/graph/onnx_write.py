@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, Literal
 
 import numpy as np
@@ -33,6 +34,9 @@ _KIND_CODES = {
     onnx.defs.OpSchema.AttrType.TYPE_PROTO: AttributeProto.TYPE_PROTO,
 }
 
+FreeAxes = Mapping[str, Mapping[int, str]]
+"""Of graph inputs and outputs, the symbols of axes that are free."""
+
 _ALIGNMENT = 4096
 """Weights in a file of their own begin at multiples of this many bytes, so that they can be memory-mapped."""
 
@@ -45,27 +49,32 @@ class Written:
     detached: tuple[str, ...]
 
 
-def write_graph(graph: Graph, *, weights: Literal["inline", "detached"], free_batch: bool = False) -> Written:
+def free_batch(graph: Graph) -> FreeAxes:
+    """Return dimension 0 of every graph input and output as the symbol N."""
+    return {name: {0: "N"} for name in (*graph.inputs, *graph.outputs)}
+
+
+def write_graph(graph: Graph, *, weights: Literal["inline", "detached"], free: FreeAxes = MappingProxyType({})) -> Written:
     """Write a graph as a `ModelProto`.
 
     With `detached` weights the model keeps only references for those larger than 1 KiB: whoever loads it gives the arrays by name
     (`add_external_initializers`). Parameters that steer shapes, such as those of `Reshape`, `Slice` and `Pad`, are smaller and stay
     inside, where onnxruntime's optimiser needs them; so do strings and element types that numpy does not have.
 
-    With `free_batch`, dimension 0 of every graph input and output becomes the symbol N. Sizes of the graph's moving axes are symbols, too.
+    Axes of graph inputs and outputs that are `free` become these symbols. Sizes of the graph's moving axes are symbols, too.
 
     Raises:
         ModelError: if the model would be larger than a protobuf can be (2 GB).
     """
     detached = tuple(sorted(w.name for w in graph.weights.values() if _detachable(w))) if weights == "detached" else ()
-    proto = _proto(graph, dict.fromkeys(detached, (0, "weights")), free_batch)
+    proto = _proto(graph, dict.fromkeys(detached, (0, "weights")), free)
     try:
         return Written(proto.SerializeToString(deterministic=True), detached)
     except Exception as error:  # protobuf's EncodeError; that package ships no types
         raise ModelError(f"model '{graph.name}': it cannot be written: {error}; keep its weights outside") from None
 
 
-def save_graph(graph: Graph, path: Path, *, free_batch: bool = False, inline_limit: int = _PROTOBUF_LIMIT) -> None:
+def save_graph(graph: Graph, path: Path, *, free: FreeAxes = MappingProxyType({}), inline_limit: int = _PROTOBUF_LIMIT) -> None:
     """Write a graph to a file; if its weights take more than `inline_limit` bytes, these go to a file named `path` + '.data'.
 
     Raises:
@@ -73,12 +82,12 @@ def save_graph(graph: Graph, path: Path, *, free_batch: bool = False, inline_lim
     """
     movable = [w for _, w in sorted(graph.weights.items()) if _detachable(w)]
     if sum(weight.array.nbytes for weight in movable) <= inline_limit:
-        path.write_bytes(write_graph(graph, weights="inline", free_batch=free_batch).data)
+        path.write_bytes(write_graph(graph, weights="inline", free=free).data)
         return
     file = path.with_name(f"{path.name}.data")
     with file.open("wb") as stream:
         places = {weight.name: (_append(stream, weight.array), file.name) for weight in movable}
-    path.write_bytes(_proto(graph, places, free_batch).SerializeToString(deterministic=True))
+    path.write_bytes(_proto(graph, places, free).SerializeToString(deterministic=True))
 
 
 def _append(stream: BinaryIO, array: Array) -> int:
@@ -93,7 +102,7 @@ def _detachable(weight: Weight) -> bool:
     return weight.type.nbytes > INLINE_BYTES and weight.type.dtype is not DType.BFLOAT16
 
 
-def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free_batch: bool) -> onnx.ModelProto:
+def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free: FreeAxes) -> onnx.ModelProto:
     used = {node.domain for node in graph.nodes} | {""}
     proto = onnx.ModelProto(ir_version=max(graph.ir_version, LEAST_IR_VERSION), producer_name="bbgrap")
     for domain, version in sorted(graph.opsets.items()):
@@ -102,8 +111,8 @@ def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free_batch: bool
     proto.graph.name = graph.name
     free_sizes = graph.hides_sizes and any(_has_body(node) for node in graph.nodes)
     symbols: dict[tuple[int, int], str] = {}
-    proto.graph.input.extend(_value(graph, name, free_batch, free_sizes, symbols) for name in graph.inputs)
-    proto.graph.output.extend(_value(graph, name, free_batch, free_sizes, symbols) for name in graph.outputs)
+    proto.graph.input.extend(_value(graph, name, free.get(name, {}), free_sizes, symbols) for name in graph.inputs)
+    proto.graph.output.extend(_value(graph, name, free.get(name, {}), free_sizes, symbols) for name in graph.outputs)
     proto.graph.node.extend(_node(node, graph.opsets) for node in graph.nodes)
     proto.graph.initializer.extend(_tensor(weight, places.get(name)) for name, weight in sorted(graph.weights.items()))
     return proto
@@ -115,7 +124,7 @@ def _has_body(node: Node) -> bool:
     )
 
 
-def _value(graph: Graph, name: str, free_batch: bool, free_sizes: bool, symbols: dict[tuple[int, int], str]) -> ValueInfoProto:
+def _value(graph: Graph, name: str, free: Mapping[int, str], free_sizes: bool, symbols: dict[tuple[int, int], str]) -> ValueInfoProto:
     """Declare a value; sizes of moving axes become `symbols`, equal ones of an axis the same: what is equal may be relied on."""
     value = ValueInfoProto(name=name)
     declare(value, graph.types[name])
@@ -123,8 +132,8 @@ def _value(graph: Graph, name: str, free_batch: bool, free_sizes: bool, symbols:
     for axis, dim in enumerate(value.type.tensor_type.shape.dim if graph.types[name].shape else ()):
         if free_sizes:
             dim.Clear()
-        elif axis == 0 and free_batch:
-            dim.dim_param = "N"
+        elif axis in free:
+            dim.dim_param = free[axis]
         elif axis in moving:
             dim.dim_param = symbols.setdefault((axis, dim.dim_value), f"size{len(symbols)}")
     return value

@@ -1,1 +1,1 @@
-"""Starting a cluster on other machines by the `ssh` command: `bbgrap up`."""
+"""Clusters on other machines, started by what a site has for that: ssh, Ray, Dask."""

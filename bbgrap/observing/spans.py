@@ -29,6 +29,10 @@ except ImportError as error:
     raise UsageError(f"spans: {error.name} is not installed; install it with: pip install 'bbgrap[otel]'") from None
 
 
+SEND_S = 2.0
+"""How long a batch is tried to be sent; the end of this process waits for so long, too."""
+
+
 class Spans:
     """Makes spans and sends them, in batches and in a thread of its own, to an OTLP receiver over HTTP.
 
@@ -38,7 +42,7 @@ class Spans:
     def __init__(self, endpoint: str = "", service: str = "bbgrap") -> None:
         """Send to `endpoint`, as http://HOST:4318/v1/traces; empty: to what OpenTelemetry's own environment variables name."""
         self._provider = TracerProvider(resource=Resource.create({"service.name": service, "service.version": VERSION}))
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None)))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None, timeout=SEND_S)))
         self._tracer = self._provider.get_tracer("bbgrap", VERSION)
 
     @contextmanager

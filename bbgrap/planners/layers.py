@@ -43,18 +43,22 @@ def layers_of(graph: Graph, descriptions: Descriptions) -> tuple[Layer, ...]:
         layer
         for node in graph.nodes
         if (description := descriptions[node.name]) is not None
-        and (layer := _layer(graph, node, description, batches.get(first_output(node)))) is not None
+        and (layer := layer_of(graph, node, description, batches.get(first_output(node)))) is not None
     )
 
 
-def _layer(graph: Graph, node: Node, description: Description, batch: int | None) -> Layer | None:
+def layer_of(
+    graph: Graph, node: Node, description: Description, batch: int | None, parameters: frozenset[str] = frozenset()
+) -> Layer | None:
+    """Return a node as a layer, None if it is none; `parameters` are inputs of the model that count as weights."""
     outputs = {index.name: axis for axis, index in enumerate(description.outputs)}
     names: set[str] = set()
     for access, of in zip(description.accesses, description.indices_of_accesses, strict=True):
         found = {name for subscript in of for name in subscript}
-        if node.inputs[access.operand] in graph.weights and found - outputs.keys():
+        name = node.inputs[access.operand]
+        if (name in graph.weights or name in parameters) and found - outputs.keys():
             names |= found
-    operands = [name for name in node.inputs if name and name not in graph.weights]
+    operands = [name for name in node.inputs if name and name not in graph.weights and name not in parameters]
     if not names or not operands:
         return None
     allowed = splittable_axes(description)
@@ -142,6 +146,6 @@ def _handed_on(graph: Graph, node: Node, description: Description, placements: P
     """Return what those that read a node follow: its placements, but the features instead of partial sums."""
     if not any(isinstance(placement, Partial) for placement in placements):
         return placements
-    layer = _layer(graph, node, description, None)
+    layer = layer_of(graph, node, description, None)
     instead = ON_ONE if layer is None or layer.features is None else Shard(layer.features)
     return tuple(instead if isinstance(placement, Partial) else placement for placement in placements)

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 from html import escape
 
-STYLE = """
-:root { color-scheme: light dark; }
-svg.bbgrap, body.bbgrap {
+LIGHT = """
   --page: #ffffff; --ink: #1d2530; --soft: #5b6675; --line: #dfe3e8; --band: #f4f6f8;
   --compute: #3f78c3; --send: #d9822b; --receive: #2f9d72; --wait: #c5ccd5;
   --d0: #3f78c3; --d1: #d9822b; --d2: #2f9d72; --d3: #b4508c; --d4: #8a6fd1; --d5: #b09a1f; --d6: #2a9fb5; --d7: #c4564a;
-  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
-}
-@media (prefers-color-scheme: dark) {
-  svg.bbgrap, body.bbgrap {
-    --page: #14181d; --ink: #e4e8ed; --soft: #9aa5b3; --line: #2c343e; --band: #1b2128;
-    --compute: #5b93dc; --send: #e39a4c; --receive: #45b88a; --wait: #434d59;
-    --d0: #5b93dc; --d1: #e39a4c; --d2: #45b88a; --d3: #cf74aa; --d4: #a48de3; --d5: #cdb740; --d6: #45b8cd; --d7: #dc766a;
-  }
-}
+"""
+DARK = """
+  --page: #14181d; --ink: #e4e8ed; --soft: #9aa5b3; --line: #2c343e; --band: #1b2128;
+  --compute: #5b93dc; --send: #e39a4c; --receive: #45b88a; --wait: #434d59;
+  --d0: #5b93dc; --d1: #e39a4c; --d2: #45b88a; --d3: #cf74aa; --d4: #a48de3; --d5: #cdb740; --d6: #45b8cd; --d7: #dc766a;
+"""
+"""Colours: of the surroundings, of what devices do, and of the devices themselves."""
+
+COLOURS = 8
+"""Colours of devices; more devices begin again with the first one."""
+
+STYLE = (
+    ":root { color-scheme: light dark; }\n"
+    f"svg.bbgrap, body.bbgrap {{{LIGHT}"
+    '  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;\n}\n'
+    f"@media (prefers-color-scheme: dark) {{ svg.bbgrap, body.bbgrap {{{DARK}}} }}\n"
+    """
 svg.bbgrap text { fill: var(--ink); font-size: 12px; }
 svg.bbgrap .soft { fill: var(--soft); font-size: 11px; }
 svg.bbgrap .head { font-size: 15px; font-weight: 600; }
@@ -31,11 +37,11 @@ svg.bbgrap .grid { stroke: var(--line); stroke-width: 1; }
 svg.bbgrap .flow { fill: none; stroke: var(--soft); stroke-width: 0.8; opacity: 0.45; vector-effect: non-scaling-stroke; }
 svg.bbgrap .fine { display: none; }
 svg.bbgrap .span:hover, svg.bbgrap .tile:hover { filter: brightness(1.15); }
-""" + "".join(f"svg.bbgrap .{lane} {{ fill: var(--{lane}); }}\n" for lane in ("compute", "send", "receive", "wait"))
+"""
+    + "".join(f"svg.bbgrap .{lane} {{ fill: var(--{lane}); }}\n" for lane in ("compute", "send", "receive", "wait"))
+    + "".join(f"svg.bbgrap .d{device} {{ fill: var(--d{device}); }}\n" for device in range(COLOURS))
+)
 """Colours and letters of every picture, for light and dark surroundings."""
-
-COLOURS = 8
-"""Colours of devices; more devices begin again with the first one."""
 
 
 def text(value: object) -> str:
@@ -71,10 +77,9 @@ def byte_count(count: int) -> str:
     return f"{count / 1e3:,.1f} KB" if count < 1_000_000 else f"{count / 1e6:,.2f} MB"
 
 
-def rectangle(x: float, y: float, width: float, height: float, kind: str, tip: str = "", style: str = "") -> str:
+def rectangle(x: float, y: float, width: float, height: float, kind: str, tip: str = "") -> str:
     """Return a rectangle of a class; `tip` is shown when one points at it."""
     head = f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" class="{kind}"'
-    head += f' style="{style}"' if style else ""
     return f"{head}><title>{text(tip)}</title></rect>" if tip else f"{head}/>"
 
 

@@ -54,14 +54,14 @@ def _legend(layers: Sequence[Layer], devices: Sequence[str]) -> list[str]:
     for place, device in enumerate(used[:_LEGEND]):
         x = LEFT + 88 * place
         marks += [
-            rectangle(x, 26, 11, 11, "tile", style=_colour(device)),
+            rectangle(x, 26, 11, 11, f"tile {_colour(device)}"),
             words(x + 16, 36, shortened(devices[device], 10), "soft", tip=devices[device]),
         ]
     return marks
 
 
 def _colour(device: int) -> str:
-    return f"fill: var(--d{device % COLOURS})"
+    return f"d{device % COLOURS}"
 
 
 def _layer(layer: Layer, devices: Sequence[str], y: float, alike: Sequence[Layer]) -> tuple[list[str], float]:
@@ -103,12 +103,12 @@ def _overlap(tiles: Sequence[LayerTile]) -> bool:
 
 
 def _bars(ranges: Ranges, extent: int, y: float, height: float, device: int, tip: str) -> list[str]:
-    scale, right = (WIDTH - LEFT - RIGHT) / max(extent, 1), WIDTH - RIGHT
+    scale, right, kind = (WIDTH - LEFT - RIGHT) / max(extent, 1), WIDTH - RIGHT, f"tile {_colour(device)}"
     bars = []
     for start, stop in ranges:
         # A single row of many would be too thin to be seen.
         width = min(max(1.5, (stop - start) * scale), right - LEFT)
-        bars.append(rectangle(min(max(LEFT, LEFT + start * scale), right - width), y, width, height, "tile", tip, _colour(device)))
+        bars.append(rectangle(min(max(LEFT, LEFT + start * scale), right - width), y, width, height, kind, tip))
     return bars
 
 

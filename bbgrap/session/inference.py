@@ -270,6 +270,11 @@ class InferenceSession(Surface):
             ExecutionError: if the request failed; running it again is harmless.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
+        with speaking_onnxruntime():
+            feed = values_of(input_feed)
+            return self._fitting(feed)._run_recorded(output_names, feed)
+
+    def _run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
         chosen = self._signature.choose_outputs(output_names)
         result = self._answer(self._signature.check_feed(input_feed), record=True)
         outputs, plan = [self._output(result, index) for index in chosen], self.plan
@@ -315,8 +320,12 @@ class InferenceSession(Surface):
             return known
         return self._retrying(lambda: self._ask(shapes, left_s, wait=False), left_s)
 
-    def prepare(self, shapes: Mapping[str, tuple[int, ...]], input_feed: Mapping[str, Any] | None = None) -> PreparedPlan:
+    def prepare(
+        self, shapes: Mapping[str, tuple[int, ...]], input_feed: Mapping[str, Any] | None = None, *, wait: bool = True
+    ) -> PreparedPlan:
         """Plan and deploy for these input shapes, and wait for it, so that the first run is as fast as the others.
+
+        Without `wait`, return once the model is brought and its standby answers; the plan is made beside.
 
         `input_feed` are inputs like those that will come: pictures travel in fewer bytes over slow ways (`PlanOptions.input_values`).
 
@@ -325,7 +334,10 @@ class InferenceSession(Surface):
         """
         ordered = tuple(() if arg.is_packed else tuple(shapes[arg.name]) for arg in self._signature.inputs)
         self._first_inputs.see(ordered, () if input_feed is None else self._signature.check_feed(input_feed))
-        return self._prepare(ordered)
+        if wait:
+            return self._prepare(ordered)
+        left_s = _time_left(self._deadline_s)
+        return self._retrying(lambda: self._ask(ordered, left_s, wait=False), left_s)
 
     def _prepare(self, shapes: Shapes) -> PreparedPlan:
         """Wait for the plan for these shapes."""

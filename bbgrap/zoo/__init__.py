@@ -1,7 +1,7 @@
 """Well-known networks, built here with seeded random weights: no download, and the same file, to the byte, wherever it is built.
 
 They have the layers, shapes and parameter counts of the originals, but know nothing: they are for measuring and testing. Those whose names
-end with `_int8` are quantized, in the QDQ form.
+end with `_int8` are quantized, in the QDQ form. Decoders and the voice model take and give a state.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_io import save_graph
+from bbgrap.graph.onnx_io import FreeAxes, free_batch, save_graph
 from bbgrap.graph.types import Graph
+from bbgrap.zoo import decoder, voice
 from bbgrap.zoo.alexnet import alexnet
 from bbgrap.zoo.mobilenet import mobilenet_v2
 from bbgrap.zoo.quantized import quantized
@@ -41,6 +42,14 @@ def _in_8_bits(recipe: Callable[[], Graph]) -> Graph:
 
 _BUILDERS |= {f"{recipe.__name__}_int8": partial(_in_8_bits, recipe) for recipe in (mobilenet_v2, resnet50, tiny)}
 
+_BUILDERS |= {"gpt2": decoder.gpt2, "gpt2-gqa": decoder.gpt2_gqa, "tiny-decoder": decoder.tiny_decoder, "voice": voice.voice}
+
+_FREE: dict[str, Callable[[Graph], FreeAxes]] = {
+    **dict.fromkeys(("gpt2", "gpt2-gqa", "tiny-decoder"), decoder.free_axes),
+    "voice": voice.free_axes,
+}
+"""What is free in files of networks that have more than a batch, or have it elsewhere than in front."""
+
 
 def names() -> tuple[str, ...]:
     """Return the names of all networks, sorted."""
@@ -48,7 +57,7 @@ def names() -> tuple[str, ...]:
 
 
 def build(name: str) -> Graph:
-    """Build a network for batch 1.
+    """Build a network for batch 1, a decoder for one word after 31.
 
     Raises:
         ModelError: if there is no network of this name.
@@ -60,7 +69,9 @@ def build(name: str) -> Graph:
 
 
 def materialize(name: str, cache_dir: Path | None = None) -> Path:
-    """Return the ONNX file of a network, with a free batch dimension N; build it if it is not there yet.
+    """Return the ONNX file of a network; build it if it is not there yet.
+
+    The batch is free (N); of decoders `batch_size`, `sequence_length` and `past_sequence_length` are.
 
     Args:
         name: One of `names()`.
@@ -78,7 +89,8 @@ def materialize(name: str, cache_dir: Path | None = None) -> Path:
             directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=directory) as scratch:  # whoever else builds it now does the same: the last rename wins
                 draft = Path(scratch) / path.name
-                save_graph(build(name), draft, free_batch=True)
+                graph = build(name)
+                save_graph(graph, draft, free=_FREE.get(name, free_batch)(graph))
                 draft.replace(path)
         except OSError as error:
             raise ModelError(f"zoo: '{path}' cannot be written: {error.strerror or error}") from None

@@ -6,9 +6,9 @@ from bbgrap.graph.types import Graph
 from bbgrap.zoo.builder import Builder
 
 
-def alexnet() -> Graph:
+def alexnet(batch: int = 1) -> Graph:
     """Build AlexNet for 224x224 images and 1,000 classes; logits, no softmax."""
-    b = Builder("alexnet", (1, 3, 224, 224))
+    b = Builder("alexnet", (batch, 3, 224, 224))
     x = b.act("Relu", b.conv("input", "conv1", 64, 11, stride=4, pad=2, bias=True), "relu1")
     x = b.max_pool(x, "pool1", 3, 2)
     x = b.act("Relu", b.conv(x, "conv2", 192, 5, bias=True), "relu2")

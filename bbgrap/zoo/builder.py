@@ -32,13 +32,22 @@ class Builder:
     Invariants: `types` knows every value so far, with batch 1 in dimension 0.
     """
 
-    def __init__(self, name: str, input_shape: tuple[int, ...], dtype: DType = DType.FLOAT) -> None:
-        """Start a network `name` (which is also the seed) with one input `input` of shape `[1, C, H, W]`."""
+    def __init__(self, name: str, input_shape: tuple[int, ...] | None = None, dtype: DType = DType.FLOAT) -> None:
+        """Start a network `name` (which is also the seed), with an input `input` of shape `[1, C, H, W]` if one is given."""
         self.name = name
-        self.types: dict[str, TensorType] = {"input": TensorType(dtype, input_shape)}
+        self.types: dict[str, TensorType] = {}
+        self._inputs: list[str] = []
+        if input_shape is not None:
+            self.input("input", input_shape, dtype)
         self._nodes: list[Node] = []
         self._weights: dict[str, Weight] = {}
         self._random = np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: DType = DType.FLOAT) -> str:
+        """Add an input of the network."""
+        self._inputs.append(name)
+        self.types[name] = TensorType(dtype, shape)
+        return name
 
     def shape(self, value: str) -> tuple[int, ...]:
         """Return the shape of a value."""
@@ -47,7 +56,7 @@ class Builder:
     def graph(self, *outputs: str) -> Graph:
         """Return the finished network."""
         opsets = {node.domain: OPSET if not node.domain else 1 for node in self._nodes} | {"": OPSET}
-        return Graph(self.name, tuple(self._nodes), ("input",), outputs, self._weights, self.types, opsets, IR_VERSION)
+        return Graph(self.name, tuple(self._nodes), tuple(self._inputs), outputs, self._weights, self.types, opsets, IR_VERSION)
 
     def conv(
         self,
@@ -66,9 +75,9 @@ class Builder:
         n, c, h, w = self.shape(x)
         pad = kernel // 2 if pad is None else pad
         fan_in = c // groups * kernel * kernel
-        inputs = [x, self._drawn(f"{name}.weight", (channels, c // groups, kernel, kernel), fan_in / gain**2)]
+        inputs = [x, self.drawn(f"{name}.weight", (channels, c // groups, kernel, kernel), fan_in / gain**2)]
         if bias:
-            inputs.append(self._bias(f"{name}.bias", channels))
+            inputs.append(self.bias(f"{name}.bias", channels))
         shape = (n, channels, _out(h, kernel, stride, pad), _out(w, kernel, stride, pad))
         attributes: dict[str, Attribute] = {"kernel_shape": (kernel,) * 2, "strides": (stride,) * 2, "pads": (pad,) * 4, "group": groups}
         return self.node("Conv", name, inputs, shape, attributes)
@@ -76,7 +85,7 @@ class Builder:
     def up_conv(self, x: str, name: str, channels: int) -> str:
         """Add a transposed convolution 2x2 of stride 2, with biases: twice the height and width."""
         n, c, h, w = self.shape(x)
-        inputs = [x, self._drawn(f"{name}.weight", (c, channels, 2, 2), c), self._bias(f"{name}.bias", channels)]
+        inputs = [x, self.drawn(f"{name}.weight", (c, channels, 2, 2), c), self.bias(f"{name}.bias", channels)]
         return self.node("ConvTranspose", name, inputs, (n, channels, 2 * h, 2 * w), {"kernel_shape": (2, 2), "strides": (2, 2)})
 
     def norm(self, x: str, name: str, *, gain: float = 1.0) -> str:
@@ -142,25 +151,27 @@ class Builder:
         n, *rest = self.shape(x)
         return self.node("Flatten", name, [x], (n, prod(rest)), {"axis": 1})
 
-    def dense(self, x: str, name: str, features: int) -> str:
-        """Add a fully connected layer with biases."""
+    def dense(self, x: str, name: str, features: int, *, bias: bool = True) -> str:
+        """Add a fully connected layer."""
         n, width = self.shape(x)
-        inputs = [x, self._drawn(f"{name}.weight", (features, width), width), self._bias(f"{name}.bias", features)]
+        inputs = [x, self.drawn(f"{name}.weight", (features, width), width)]
+        if bias:
+            inputs.append(self.bias(f"{name}.bias", features))
         return self.node("Gemm", name, inputs, (n, features), {"transB": 1})
 
     def linear(self, x: str, name: str, features: int) -> str:
         """Add a linear layer with biases over the last axis, written as a product and a sum."""
         *leading, width = self.shape(x)
-        weight = self._drawn(f"{name}.weight", (width, features), width)
+        weight = self.drawn(f"{name}.weight", (width, features), width)
         product = self.node("MatMul", f"{name}.product", [x, weight], (*leading, features))
-        return self.node("Add", name, [product, self._bias(f"{name}.bias", features)], (*leading, features))
+        return self.node("Add", name, [product, self.bias(f"{name}.bias", features)], (*leading, features))
 
-    def layer_norm(self, x: str, name: str) -> str:
+    def layer_norm(self, x: str, name: str, epsilon: float = 1e-6) -> str:
         """Add a normalisation over the last axis with random scale and bias."""
         width = self.shape(x)[-1]
         scale = self.weight(f"{name}.weight", self._random.uniform(*_BN_RANGE, width).astype(np.float32))
-        inputs = [x, scale, self._bias(f"{name}.bias", width)]
-        return self.node("LayerNormalization", name, inputs, self.shape(x), {"axis": -1, "epsilon": 1e-6})
+        inputs = [x, scale, self.bias(f"{name}.bias", width)]
+        return self.node("LayerNormalization", name, inputs, self.shape(x), {"axis": -1, "epsilon": epsilon})
 
     def scalar(self, op: str, x: str, name: str, value: float) -> str:
         """Add an element-wise function (`Add`, `Mul`, `Div`) of a value and a constant number."""
@@ -177,9 +188,13 @@ class Builder:
         domain: str = "",
     ) -> str:
         """Add any operator with one output, named like the node."""
-        self._nodes.append(Node(name, op, tuple(inputs), (name,), attributes or {}, domain))
-        self.types[name] = TensorType(dtype, shape)
+        self.append(Node(name, op, tuple(inputs), (name,), attributes or {}, domain), {name: TensorType(dtype, shape)})
         return name
+
+    def append(self, node: Node, types: Mapping[str, TensorType]) -> None:
+        """Add any operator; `types` are those of its outputs."""
+        self._nodes.append(node)
+        self.types |= types
 
     def weight(self, name: str, array: Array) -> str:
         """Add a constant; asked again for the same name, keep the first."""
@@ -192,9 +207,11 @@ class Builder:
         """Add a constant of normally distributed numbers."""
         return self.weight(name, self._random.standard_normal(shape, np.float32))
 
-    def _drawn(self, name: str, shape: tuple[int, ...], fan_in: float) -> str:
+    def drawn(self, name: str, shape: tuple[int, ...], fan_in: float) -> str:
+        """Add a constant of normally distributed numbers with variance 2 / `fan_in`."""
         values = self._random.standard_normal(shape, np.float32)
         return self.weight(name, values * np.float32(np.sqrt(2 / fan_in)))
 
-    def _bias(self, name: str, size: int) -> str:
+    def bias(self, name: str, size: int) -> str:
+        """Add a constant of small normally distributed numbers."""
         return self.weight(name, self._random.standard_normal(size, np.float32) * np.float32(0.1))

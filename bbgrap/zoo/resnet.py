@@ -11,21 +11,22 @@ from bbgrap.zoo.builder import Builder
 
 def resnet50() -> Graph:
     """Build ResNet-50 for 224x224 images and 1,000 classes; logits, no softmax."""
-    return _resnet("resnet50", (3, 4, 6, 3))
+    return resnet("resnet50", (3, 4, 6, 3))
 
 
 def resnet152() -> Graph:
     """Build ResNet-152 for 224x224 images and 1,000 classes; logits, no softmax."""
-    return _resnet("resnet152", (3, 8, 36, 3))
+    return resnet("resnet152", (3, 8, 36, 3))
 
 
 def tiny() -> Graph:
     """Build a network for tests: 32x32 images, three blocks, ten classes, 13 convolutions."""
-    return _resnet("tiny", (1, 1, 1), size=32, width=8, classes=10)
+    return resnet("tiny", (1, 1, 1), size=32, width=8, classes=10)
 
 
-def _resnet(name: str, depths: Sequence[int], *, size: int = 224, width: int = 64, classes: int = 1000) -> Graph:
-    b = Builder(name, (1, 3, size, size))
+def resnet(name: str, depths: Sequence[int], *, size: int = 224, width: int = 64, classes: int = 1000, batch: int = 1) -> Graph:
+    """Build a network of `depths` bottleneck blocks a stage; logits, no softmax."""
+    b = Builder(name, (batch, 3, size, size))
     gain = 0.8 / sqrt(sum(depths))  # a sum over all blocks stays of the order of one, however deep the network
     x = b.conv("input", "conv1", width, 7, stride=2)
     x = b.act("Relu", b.norm(x, "bn1"), "relu1")

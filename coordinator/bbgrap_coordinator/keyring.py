@@ -73,6 +73,8 @@ class KeyRing:
         self._entries = {bytes.fromhex(entry.key): entry for entry in kept.entries}
         self._valid: frozenset[bytes] = frozenset()
         self._authority = kept.secrets.authority if locks_data else None
+        self._signed: dict[str, tuple[bytes, bytes]] = {}
+        """The latest request and certificate by key. A node that waits says it again, and uses whichever answer comes first."""
         self.data_identity = kept.secrets.identity if locks_data else None
         """What the coordinator shows on the data plane; None if that is plain."""
         self._renew()
@@ -190,7 +192,11 @@ class KeyRing:
             entry = Entry(message.key, NODE, message.name, self._clock(), by=by.name)
         certificate, authority, fingerprint = b"", b"", ""
         if self._authority is not None:  # first: a request that is none changes nothing
-            certificate, authority = self._authority.sign(message.request, message.name), self._authority.certificate
+            before_request, certificate = self._signed.get(message.key, (b"", b""))
+            if message.request != before_request or not certificate:
+                certificate = self._authority.sign(message.request, message.name)
+            self._signed[message.key] = message.request, certificate
+            authority = self._authority.certificate
             fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate.decode()))
         self._change(*replaced, replace(entry, fingerprint=fingerprint))
         return Enrolled(certificate, authority, self._clock()), [bytes.fromhex(gone.key) for gone in replaced]

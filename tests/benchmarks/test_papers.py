@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+from benchmarks.papers.graphs import counted
+from benchmarks.papers.hypar import DATA, HyPar
+from benchmarks.papers.networks import hypar_networks
 from benchmarks.papers.tables import bbgrap, hypar, soybean, tofu
 
 
@@ -22,3 +25,10 @@ def test_b10_b11_b12_from_real_programs() -> None:
     found = bbgrap()
     assert [of["initial_mb"] for of in found["resnet50_channels"].values()] == [44.455936, 88.911872]
     assert all([of["initial"], of["optimized"]] == of["derived"] for of in found["rows"].values())
+
+
+def test_data_parallelism_counted_in_graphs_is_the_papers_closed_form() -> None:
+    for name, of in counted(("SCONV", "Lenet-c", "Cifar-c")).items():
+        closed = HyPar(hypar_networks()[name]).uniform(DATA).total
+        assert 0 <= 1e9 * of["data-parallel"] - closed <= 1000  # and the losses, which are added up, too
+        assert of["hypar"] <= min(of["data-parallel"], of["model-parallel"])

@@ -50,6 +50,8 @@ def folder(tmp_path_factory) -> Path:
             f"name: {name}\nwork: {{conv3x3: 100 GFLOP/s, conv1x1: 90 GFLOP/s, matmul: 80 GFLOP/s}}\n"
         )
     (made / "program.py").write_text("import onnxruntime\n\nonnxruntime.InferenceSession('model.onnx').get_inputs()\n")
+    (made / "models").mkdir()
+    (made / "models" / "text.onnx").symlink_to(made / "text.onnx")
     (made / "deploy").symlink_to(ROOT / "deploy")
     clusters = ROOT / "deploy" / "clusters"
     (made / "cluster.yaml").write_bytes((clusters / "two-equal.yaml").read_bytes())

@@ -22,6 +22,10 @@ class Document:
         return self.name.startswith("docs/decisions/")
 
     @property
+    def is_tutorial(self) -> bool:
+        return self.name.startswith("docs/tutorials/")
+
+    @property
     def prose(self) -> str:
         """The text without its fenced blocks."""
         return re.sub(r"^```.*?^```$", "", self.text, flags=re.MULTILINE | re.DOTALL)
@@ -42,7 +46,8 @@ def documents() -> list[Document]:
     return [Document(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
 
 
-def commands() -> list[str]:
-    """Return every shell command of the documents once, without its comment."""
-    lines = [line for document in documents() for block in document.blocks("sh") for line in block.splitlines()]
+def commands(*, tutorials: bool) -> list[str]:
+    """Return every shell command of the tutorials, or of all other documents, once, without its comment."""
+    chosen = [document for document in documents() if document.is_tutorial == tutorials]
+    lines = [line for document in chosen for block in document.blocks("sh") for line in block.splitlines()]
     return list(dict.fromkeys(command for line in lines if (command := re.sub(r"(^|\s)#.*", "", line).strip())))

@@ -30,6 +30,8 @@ LIGHTER = (
     (r"^(bbgrap .*--planner auto.*)", r"\1 --search-seconds 1"),
     (r"^bbgrap up .*", "bbgrap up --help"),  # tests/deploy runs it on hosts
     (r"^bbgrap exec .*", "bbgrap exec --agents 1 program.py"),
+    (r"^(bbgrap serve .*?)(?: --http \S+)?$", r"\1 --http 127.0.0.1:0"),
+    (r"--grpc \S+", "--grpc 127.0.0.1:0"),
 )
 """What is replaced, in this order; equal commands run once."""
 
@@ -59,13 +61,20 @@ NOT_RUN = {
     "python tools/commands_page.py": "it writes into the tree; test_generated.py runs what it calls",
     "python tools/operators_page.py": "it writes into the tree; test_coverage.py runs what it calls",
     "python tools/protocol_page.py": "it writes into the tree; test_generated.py runs what it calls",
+    "pip install 'bbgrap[serve,grpc]'": "it installs; the extras are those of the tests",
+    "curl http://127.0.0.1:8000/v2/models/resnet50": "no server is there; tests/serving/judges asks all there is",
     "python -m benchmarks.network --models resnet50,vgg16,unet,vit_b16,yolo,resnet50@10 --planners auto --save": "root, and half an hour",
     "python -m benchmarks.peers": "root, and an hour; tests/benchmarks runs it in small",
     "python -m benchmarks.peers --models vgg16 --links 1gbit --peers replicas,ray --rounds 3": "root, and minutes",
     "pip install openvino ray distributed torch": "it installs",
 }
 
-SERVERS = {"bbgrap local --agents 2"}
+SERVERS = {
+    "bbgrap local --agents 2",
+    "bbgrap serve zoo:resnet50 detector=yolo.onnx --agents 2",
+    "bbgrap serve --models models --grpc 127.0.0.1:8001",
+    "bbgrap serve --models models --http 0.0.0.0:8000 --grpc 0.0.0.0:8001 --coordinator tcp://head:7070",
+}
 """What runs until it is interrupted."""
 
 
@@ -75,13 +84,16 @@ def lighter(command: str) -> str:
     return command
 
 
-RUN_HERE = list(dict.fromkeys(lighter(command) for command in commands() if re.match(r"bbgrap ", command) and command not in SERVERS))
-OTHERS = {command for command in commands() if not command.startswith("bbgrap ")}
+COMMANDS = commands(tutorials=False)
+TUTORIALS = [command for command in commands(tutorials=True) if not command.startswith("bbgrap serve")]
+"""test_tutorials.py runs all of them in their order, with servers and programs; here each is tried by itself."""
+RUN_HERE = list(dict.fromkeys(lighter(line) for line in [*COMMANDS, *TUTORIALS] if line.startswith("bbgrap ") and line not in SERVERS))
+OTHERS = {command for command in COMMANDS if not command.startswith("bbgrap ")}
 
 
 def test_what_cannot_run_here_is_exactly_what_is_listed():
     assert OTHERS - STARTED - {"python -m tests.fuzzing --help"} == NOT_RUN.keys()
-    assert set(commands()) >= STARTED | SERVERS
+    assert set(COMMANDS) >= STARTED | SERVERS
 
 
 @pytest.mark.parametrize("command", RUN_HERE)
@@ -97,13 +109,12 @@ def test_a_command_runs(command, address, folder, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("command", sorted(SERVERS))
-def test_a_server_runs_until_it_is_interrupted(command, folder, environment):
-    process = subprocess.Popen(
-        shlex.split(command), cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def test_a_server_runs_until_it_is_interrupted(command, address, folder, environment):
+    words, surroundings = shlex.split(lighter(command)), {**environment, "BBGRAP_COORDINATOR": address}
+    process = subprocess.Popen(words, cwd=folder, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:
-        said = next(line for line in iter(process.stdout.readline, "") if "tcp://" in line)
+        said = next(line for line in iter(process.stdout.readline, "") if re.search("^(tcp|http)://", line))
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     finally:

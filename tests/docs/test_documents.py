@@ -10,7 +10,7 @@ from tests.docs.documents import GENERATED, ROOT, documents
 
 DOCUMENTS = {document.name: document for document in documents()}
 LIMITS = {"README.md": 900, "CONTRIBUTING.md": 700, "docs/architecture.md": 1500, "docs/benchmarks.md": 900, "docs/tour.md": 600}
-DECISION, PAGE = 400, 2500
+DECISION, TUTORIAL, PAGE = 400, 600, 2500
 HEADINGS = ("Context", "Decision", "Measured", "Consequences")
 
 
@@ -26,7 +26,7 @@ each_decision = parametrized(lambda document: document.is_decision)
 
 
 def limit_of(document):
-    return LIMITS.get(document.name, DECISION if document.is_decision else PAGE)
+    return LIMITS.get(document.name, DECISION if document.is_decision else TUTORIAL if document.is_tutorial else PAGE)
 
 
 def linked(text):
@@ -56,6 +56,13 @@ def test_every_link_leads_to_a_file_and_its_heading(document):
         there = here / path if path else ROOT / document.name
         assert there.exists(), target
         assert not anchor or anchor in anchors(there), target
+
+
+@parametrized(lambda document: document.is_tutorial)
+def test_sentences_of_a_tutorial_are_short(document):
+    for paragraph in re.split(r"\n\n|\n(?:[-|#]|\d+\.) ", document.prose):
+        for clause in re.split(r"[.:;?](?:\*\*)?\s|\*\*|\|", paragraph + " "):
+            assert len(clause.split()) <= 25, clause
 
 
 @each_of_today

@@ -17,14 +17,15 @@ NAMES = [f"{name} {number}" for number, (name, _) in enumerate(SNIPPETS)]
 @pytest.mark.parametrize(("document", "snippet"), SNIPPETS, ids=NAMES)
 def test_a_snippet_runs(document, snippet, address, folder, monkeypatch, request):
     @contextlib.contextmanager
-    def there(agents):
+    def there(*_, agents, **__):
         with bbgrap.connect(address) as connection:
             connection.connection = connection  # as a local cluster has
             assert len(connection.nodes()) == agents
             yield connection
 
     if document != "README.md":  # that one starts a cluster of its own, the others use the one that is there
-        monkeypatch.setattr(bbgrap, "LocalCluster", there, raising=False)
+        for name in ("LocalCluster", "RayCluster", "DaskCluster"):
+            monkeypatch.setattr(bbgrap, name, there, raising=False)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("BBGRAP_COORDINATOR", address)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

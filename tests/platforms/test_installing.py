@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.install, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.platforms, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("bbgrap", "bbgrap-agent", "bbgrap-coordinator")

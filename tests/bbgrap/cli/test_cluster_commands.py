@@ -13,17 +13,23 @@ import termios
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from typer.testing import CliRunner
 
 import bbgrap
 from bbgrap import zoo
+from bbgrap.cli.main import app
 from bbgrap.cluster.files import read_profile
 from bbgrap.cluster.speeds import TYPICAL
 from bbgrap.engine.reference import Reference
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.client_messages import BRINGING, FEEDING, Progress
 from bbgrap.protocol.version import VERSION
+from bbgrap.session import InferenceSession
 from bbgrap.tdl.work import KINDS
 from tests.bbgrap.cli.given_inputs import FORMS, write_files
+from tests.bbgrap.cli.models import write_model
 from tests.known_agents import known_cluster
 
 pytestmark = pytest.mark.cluster
@@ -329,3 +335,39 @@ def test_local_runs_until_it_is_interrupted(cache):
     assert out == ""
     assert f"export BBGRAP_COORDINATOR={address}" in said
     assert said.endswith("stopped\n")
+
+
+def test_shells_are_told_the_clusters_names(here, cluster, tmp_path, monkeypatch):
+    def proposed(*words):
+        words = {"COMP_WORDS": "\n".join(("bbgrap", *words)), "COMP_CWORD": str(len(words)), "_BBGRAP_COMPLETE": "complete_bash"}
+        result = CliRunner().invoke(app, [], env=words, prog_name="bbgrap")
+        assert result.stderr == ""
+        return result.stdout.split()
+
+    assert proposed("profile", "--node", "ag") == ["agent0", "agent1"]
+    assert proposed("token", "revoke", "j") == ["join"]
+    monkeypatch.delenv("BBGRAP_COORDINATOR")
+    assert proposed("profile", "--node", "ag") == []
+    settings = tmp_path / "own.toml"
+    monkeypatch.setenv("BBGRAP_CONFIG", str(settings))
+    settings.write_text(f"[bbgrap]\ncoordinator = '{cluster.address}'\n")
+    assert proposed("profile", "--node", "ag") == ["agent0", "agent1"]
+    settings.write_text("[bbgrap")
+    assert proposed("profile", "--node", "ag") == []
+
+
+def test_a_large_model_is_brought_and_sent_on_in_bytes(cluster, tmp_path):
+    weight = np.random.default_rng().random((1000, 6000), np.float32)  # of which no agent has a part yet
+    inputs, outputs = [("x", TensorProto.FLOAT, [1, 1000])], [("y", TensorProto.FLOAT, [1, 6000])]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+    path = write_model(tmp_path / "large.onnx", [node], inputs, outputs, [numpy_helper.from_array(weight, "w")])
+    told: list[Progress] = []
+    session = InferenceSession(path, cluster=cluster, options=PlanOptions("bbgrap", "channels"), on_progress=told.append)
+    session.prepare({"x": (1, 1000)})
+    brought = [(each.done, each.total) for each in told if each.stage == BRINGING]
+    assert brought == sorted(set(brought))
+    assert brought[-1] == (path.stat().st_size, path.stat().st_size)
+    fed = [(each.done, each.total) for each in told if each.stage == FEEDING]
+    assert max(done for done, _ in fed) >= 8 << 20
+    assert all(done <= total <= 2 * weight.nbytes for done, total in fed), "as parts, and whole for the standby"
+    assert Progress(1, FEEDING, 1_500_000, 12_000_000).text == "sending weights 1.5 of 12.0 MB"

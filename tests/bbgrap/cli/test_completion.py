@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from bbgrap.cli.completion import planners, rejoined
+from bbgrap.cli.completion import models, planners, rejoined
 
 pytestmark = pytest.mark.cluster
 
@@ -34,30 +34,24 @@ def test_words_are_as_they_were_typed(words, place, whole):
     assert rejoined(words, place) == whole
 
 
-def test_models_are_of_the_zoo_and_of_the_folder(tmp_path):
+def test_bash_is_told_what_comes_behind_its_colon(tmp_path):
+    assert proposed(tmp_path, "bbgrap", "plan", "zoo", ":", "alex") == ["alexnet"]
+
+
+def test_models_are_of_the_zoo_and_of_the_folder(tmp_path, monkeypatch):
     (tmp_path / "zoology.onnx").touch()
     (tmp_path / "zoo.txt").touch()
-    assert {"zoo:tiny", "zoo:vgg16", "zoology.onnx"} <= set(proposed(tmp_path, "bbgrap", "plan", "zo"))
-    assert "zoo.txt" not in proposed(tmp_path, "bbgrap", "plan", "zo")
-    assert proposed(tmp_path, "bbgrap", "plan", "zoo", ":", "alex") == ["alexnet"]
+    monkeypatch.chdir(tmp_path)
+    assert {"zoo:tiny", "zoo:vgg16", "zoology.onnx"} <= set(models("zo"))
+    assert "zoo.txt" not in models("zo")
+    assert models("zoo:alex") == ["zoo:alexnet"]
+    assert models("./zoo") == ["./zoology.onnx"]
 
 
 def test_planners_behind_a_comma_are_others():
     assert planners("sin") == ["single"]
     assert "single,soybean" in planners("single,s")
     assert "single,single" not in planners("single,s")
-
-
-def test_nodes_are_asked_for_where_the_command_would_ask(tmp_path, tmp_path_factory):
-    from tests.known_agents import known_cluster
-
-    with known_cluster(1, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
-        assert proposed(tmp_path, "bbgrap", "profile", "--node", "ag", BBGRAP_COORDINATOR=cluster.address) == ["agent0"]
-        settings = tmp_path / "own.toml"
-        settings.write_text(f"[bbgrap]\ncoordinator = '{cluster.address}'\n")
-        assert proposed(tmp_path, "bbgrap", "token", "revoke", "", BBGRAP_CONFIG=str(settings)) == ["agent0", "join", "local"]
-        settings.write_text("[bbgrap")
-        assert proposed(tmp_path, "bbgrap", "profile", "--node", "ag", BBGRAP_CONFIG=str(settings)) == []
 
 
 def test_nothing_is_proposed_where_nobody_answers(tmp_path):

@@ -132,6 +132,14 @@ def test_agents_at_one_address_share_a_machine():
     )
 
 
+def test_the_memory_that_an_agent_may_take_outlives_measuring():
+    members = Members(SETTINGS, Stored())
+    members.join(b"a", replace(introduction("a"), profile=NodeProfile("a", memory_bytes=5)), 0.0)
+    members.measured["a"] = NodeProfile("a", cores=2, memory_bytes=1000)
+    (member,) = members.alive()
+    assert (members.profile_of(member).memory_bytes, members.profile_of(member).cores) == (5, 2)
+
+
 def test_links_that_nobody_gave_by_hand_are_local_if_all_are_on_one_machine():
     members = Members(SETTINGS, Stored())
     for number, name in enumerate("ab"):

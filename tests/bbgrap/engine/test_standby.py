@@ -19,7 +19,7 @@ from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.sessions import declared_type, make_session
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_io import read_model, save_graph
+from bbgrap.graph.onnx_io import free_batch, read_model, save_graph
 from bbgrap.graph.types import DType
 from bbgrap.protocol.message_layout import layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.values import Numbers
@@ -120,7 +120,7 @@ def test_zoo(name):
 @settings(max_examples=25)
 def test_random_networks_of_any_batch(tmp_path_factory, graph, seed):
     path = tmp_path_factory.mktemp("random") / "model.onnx"
-    save_graph(graph, path, free_batch=True)
+    save_graph(graph, path, free=free_batch(graph))
     (feed,) = random_feeds(graph, seed)
     check(path, {"input": feed}, {"input": np.concatenate([feed, feed + 1, feed - 1])})
 

@@ -5,7 +5,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.errors import InputError, ModelError
 from bbgrap.graph import DType, Graph, Node, Subgraph, TensorType, check_graph
-from bbgrap.graph.onnx_io import normalize_opset, read_model, save_graph, to_graph, with_input_shapes, write_graph
+from bbgrap.graph.onnx_io import free_batch, normalize_opset, read_model, save_graph, to_graph, with_input_shapes, write_graph
 from bbgrap.graph.onnx_types import text_of
 from bbgrap.graph.weights import make_weight
 
@@ -308,7 +308,7 @@ def test_written_models_are_the_same_every_time_and_pass_the_checker():
 
 def test_free_batch():
     graph = graph_of(make_weight("w", np.ones((1, 4), np.float32)))
-    model = onnx.load_from_string(write_graph(graph, weights="inline", free_batch=True).data)
+    model = onnx.load_from_string(write_graph(graph, weights="inline", free=free_batch(graph)).data)
     dims = [value.type.tensor_type.shape.dim[0].dim_param for value in (*model.graph.input, *model.graph.output)]
     assert dims == ["N", "N"]
 

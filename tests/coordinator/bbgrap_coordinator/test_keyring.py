@@ -94,7 +94,7 @@ def test_every_message_of_the_protocol_may_be_said_by_the_roles_of_the_table_and
 
 def test_what_the_roles_are_for():
     names = {kind: {message.__name__ for message in allowed} for kind, allowed in MAY.items()}
-    assert names["reader"] == {"Hello", "ListNodes", "Cancel", "Ask"}
+    assert names["reader"] == {"Hello", "ListNodes", "ListProfiles", "InspectNodes", "ReadStatus", "ReadPlan", "Cancel", "Ask"}
     assert names["client"] - names["reader"] == {"OfferModel", "ModelChunk", "PrepareModel", "RunModel"}
     assert names["agent"] == {"Enrol"}
     assert names["admin"] > names["client"] | names["agent"]
@@ -181,6 +181,12 @@ def test_a_token_and_the_one_that_replaces_it_are_written_together(house, monkey
     monkeypatch.setattr(keyring, "write_keys", lambda _, kept: written.append([entry.name for entry in kept.entries]))
     house.do(RotateToken(1, "laptop", 30.0))
     assert written == [[LOCAL, JOIN, "laptop (rotated)", "laptop"]]
+
+
+def test_who_asks_again_before_the_answer_came_gets_the_same_certificate(house):
+    peer, first, _ = house.enrol("left")
+    again, _ = house.do(Enrol("left", peer[:32].hex(), REQUEST), peer)
+    assert again.certificate == first.certificate
 
 
 def test_a_node_renews_its_own_certificate_and_enrols_nobody(house):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.platforms
 
 
 def test_an_agent_and_a_client_find_the_coordinator_that_announces_itself(tmp_path):

@@ -1,0 +1,266 @@
+"""What happens to a request, whichever way it came: it is let in, decoded, run on the cluster, encoded; or it is refused.
+
+The event loop moves bytes; a thread per request does the rest. Laws: at most `in_flight` requests are let in; who gives up, by a deadline
+or by going away, takes the request out of the coordinator's queue; while the coordinator is away nobody waits for it for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from bbgrap.errors import BbgrapError
+from bbgrap.graph.types import Array
+from bbgrap.protocol.client_messages import ListNodes, Nodes
+from bbgrap.serving.batching import Batcher
+from bbgrap.serving.model import ServedModel
+from bbgrap.serving.refusals import Refusal, RefusedError, refusal_of
+from bbgrap.serving.repository import Repository
+from bbgrap.serving.statistics import Durations
+from bbgrap.serving.tracing import Tracing
+from bbgrap.session import Connection
+from bbgrap.session.connection import CallFailedError, StoppedError
+
+if TYPE_CHECKING:
+    from bbgrap.observing.spans import RequestSpan
+
+R = TypeVar("R")
+
+DEADLINE_S = 300.0
+"""Of a request that says nothing else; as a session's."""
+
+_LOOK_EVERY_S, _SILENT_S = 1.0, 2.0
+"""How often the coordinator is asked whether it is there, and after how long without an answer it is away."""
+
+_PATIENCE_S = 10.0
+"""So long requests that run wait for a coordinator that is away: one that is started anew goes on with them."""
+
+_log = logging.getLogger("bbgrap.serving")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server takes on."""
+
+    in_flight: int = 64
+    body_bytes: int = 256 << 20
+    batch_rows: int = 1
+    batch_delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Generic[R]):
+    """One inference: what makes the inputs, which outputs are wanted, what makes the answer of them, and the trace that it belongs to."""
+
+    feed: Callable[[], Mapping[str, Array]]
+    names: tuple[str, ...] | None
+    answer: Callable[[list[Array]], R]
+    traceparent: str = ""
+
+
+class Gateway:
+    """A server's requests.
+
+    Invariants: `in_flight` counts those that were let in and have not ended; all of it belongs to the event loop.
+    """
+
+    def __init__(self, connection: Connection, repository: Repository, limits: Limits, tracing: Tracing | None = None) -> None:
+        """Serve a repository's models on a cluster."""
+        self.connection = connection
+        self.repository = repository
+        self.limits = limits
+        self.tracing = tracing or Tracing()
+        self.in_flight = 0
+        self.is_loaded = False
+        """Whether the models of the start have been looked at."""
+        self.is_draining = False
+        self.nodes = 0
+        self._away_since: float | None = None
+        self._away = ""
+        self._gave_up = False
+        self._threads = ThreadPoolExecutor(limits.in_flight, "bbgrap-serve")
+        self._beside = ThreadPoolExecutor(2, "bbgrap-serve-beside")
+        self._watcher = ThreadPoolExecutor(1, "bbgrap-serve-watch")
+        self._batchers: dict[ServedModel, Batcher] = {}
+
+    # --- whether it serves ------------------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Keep looking whether the coordinator is there."""
+        loop = asyncio.get_running_loop()
+        while True:
+            asking = loop.run_in_executor(self._watcher, self._unless_stopping, self._list_nodes)
+            asking.add_done_callback(lambda future: future.cancelled() or future.exception())  # whoever has stopped waiting has seen it
+            if not (await asyncio.wait([asking], timeout=_SILENT_S))[0]:
+                self._note_away(f"the coordinator at {self.connection.address} does not answer")
+            try:
+                self.nodes = len((await asking).nodes)
+                self._away_since, self._away = None, ""
+            except (BbgrapError, CallFailedError, StoppedError, TimeoutError) as error:
+                self._note_away(str(error) or f"the coordinator at {self.connection.address} does not answer")
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _note_away(self, why: str) -> None:
+        self._away_since = self._away_since or time.monotonic()
+        self._away = why
+
+    def _list_nodes(self) -> Nodes:
+        # Longer than a connection takes to be opened anew, which the call does by itself.
+        return self.connection.try_call(ListNodes(self.connection.number()), Nodes, timeout_s=_PATIENCE_S)
+
+    def _unless_stopping(self, work: Callable[[], R]) -> R:
+        with self.connection.stopping_when(lambda: self.is_draining):
+            return work()
+
+    def why_not_ready(self) -> str:
+        """Return why requests are better sent elsewhere; empty if they are not."""
+        if self.is_draining:
+            return "the server is stopping"
+        if not self.is_loaded:
+            return "models are being loaded"
+        if self._away:
+            return self._away
+        return "" if self.nodes else "the cluster has no agents"
+
+    def give_up(self) -> None:
+        """End what runs: the server stops and has waited long enough."""
+        self._gave_up = True
+
+    # --- requests ---------------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Let a request in.
+
+        Raises:
+            RefusedError: if there are too many, the server stops, or there is no coordinator.
+        """
+        if self.is_draining or self._away:
+            raise RefusedError(Refusal.UNAVAILABLE, "the server is stopping" if self.is_draining else self._away)
+        if self.in_flight >= self.limits.in_flight:
+            raise RefusedError(Refusal.BUSY, f"{self.in_flight} requests are in flight, no more are taken (--max-in-flight)")
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    async def infer(self, model: ServedModel, work: Work[R], timeout_s: float | None) -> R:
+        """Return the answer to a request that was let in.
+
+        Raises:
+            RefusedError: if there is none.
+        """
+        began = time.perf_counter_ns()
+        left_s = DEADLINE_S if timeout_s is None else min(timeout_s, DEADLINE_S)
+        is_over = False
+        limit = asyncio.timeout(left_s)
+        try:
+            with self.tracing.request(model.name, work.traceparent) as span:
+                async with limit:
+                    answer, where = await self._answer(model, work, lambda: is_over, span)
+        except Exception as error:
+            model.statistics.failed(time.perf_counter_ns() - began)
+            if limit.expired():
+                raise RefusedError(Refusal.DEADLINE, f"model '{model.name}': its deadline of {left_s:g} s passed") from None
+            if isinstance(error, StoppedError):
+                raise RefusedError(Refusal.UNAVAILABLE, self._away or "the server is stopping") from None
+            raise refusal_of(error) from error
+        except asyncio.CancelledError:
+            model.statistics.failed(time.perf_counter_ns() - began)
+            raise
+        finally:
+            is_over = True
+        model.statistics.succeeded(time.perf_counter_ns() - began, where)
+        return answer
+
+    async def beside(self, work: Callable[[], R]) -> R:
+        """Do what is not inference in a thread: loading, looking at folders, parsing what is large."""
+        return await asyncio.get_running_loop().run_in_executor(self._beside, self._unless_stopping, work)
+
+    def close(self) -> None:
+        """End the threads; requests must have ended."""
+        for pool in (self._threads, self._beside, self._watcher):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- inside -----------------------------------------------------------------------------------------------------------------------
+
+    async def _answer(
+        self, model: ServedModel, work: Work[R], has_ended: Callable[[], bool], span: RequestSpan | None
+    ) -> tuple[R, Durations]:
+        if self.limits.batch_rows <= 1 or not model.has_rows:
+            return await self._in_thread(partial(self._at_once, model, work, has_ended, span, time.perf_counter_ns()))
+        begin = time.perf_counter_ns()
+        feed = await self._in_thread(work.feed)
+        decoded = time.perf_counter_ns()
+        outputs = await self._batcher(model).run(feed, work.names)
+        ran = time.perf_counter_ns()
+        answer = await self._in_thread(partial(work.answer, outputs))
+        return answer, Durations(0, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
+
+    def _at_once(
+        self, model: ServedModel, work: Work[R], has_ended: Callable[[], bool], span: RequestSpan | None, came: int
+    ) -> tuple[R, Durations]:
+        """Do the whole of a request in this thread."""
+        begin = time.perf_counter_ns()
+        feed = work.feed()
+        decoded = time.perf_counter_ns()
+        outputs = self._run(model, feed, work.names, has_ended, span)
+        ran = time.perf_counter_ns()
+        answer = work.answer(outputs)
+        return answer, Durations(begin - came, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
+
+    def _run(
+        self,
+        model: ServedModel,
+        feed: Mapping[str, Array],
+        names: Sequence[str] | None,
+        has_ended: Callable[[], bool],
+        span: RequestSpan | None = None,
+    ) -> list[Array]:
+        """Run a model, and let all nodes record it if that is due."""
+        stop = self._stop(has_ended)
+        if not self.tracing.is_due(model.name):
+            return model.run(self.connection, feed, names, stop)
+        outputs, timeline = model.run_recorded(self.connection, feed, names, stop)
+        if span is not None and timeline is not None:
+            span.add(timeline)
+        return outputs
+
+    def _stop(self, has_ended: Callable[[], bool]) -> Callable[[], bool]:
+        """Return what says that a run is to be given up: nobody waits for it, or the coordinator is away."""
+
+        def stop() -> bool:
+            away = self._away_since
+            return has_ended() or self._gave_up or (away is not None and time.monotonic() - away > _PATIENCE_S)
+
+        return stop
+
+    def _batcher(self, model: ServedModel) -> Batcher:
+        if model not in self._batchers:
+            loaded = set(self.repository.models.values())
+            self._batchers = {known: batcher for known, batcher in self._batchers.items() if known in loaded}
+
+            async def run(feed: Mapping[str, Array], names: Sequence[str] | None, has_ended: Callable[[], bool]) -> list[Array]:
+                return await self._in_thread(partial(self._run, model, feed, names, has_ended))
+
+            limits = self.limits
+            self._batchers[model] = Batcher(run, limits.batch_rows, limits.batch_delay_s, lambda: max(2, self.nodes))
+        return self._batchers[model]
+
+    async def _in_thread(self, work: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+async def ended(task: asyncio.Task[R]) -> None:
+    """Cancel a task and wait until it has ended; an error that ended it before is raised."""
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

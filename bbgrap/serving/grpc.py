@@ -1,0 +1,215 @@
+"""The protocol over gRPC. Answers are the objects that HTTP gives, made into messages; only inference has a form of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import json_format
+
+from bbgrap.errors import UsageError
+from bbgrap.graph.types import Array
+from bbgrap.serving.datatypes import BytesLike, check_shape, datatype_of_array, to_bytes
+from bbgrap.serving.gateway import Gateway, Work
+from bbgrap.serving.grpc_schema import SERVICE, message
+from bbgrap.serving.http import server_metadata
+from bbgrap.serving.infer import MAX_TENSORS, Given, Infer, Wanted, refuse_parameters, timeout_of
+from bbgrap.serving.model import ServedModel
+from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
+
+_BESIDE = 64
+"""Calls at once beyond those in flight: questions for readiness must be answered when all places are taken."""
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+_InferResponse = message("ModelInferResponse")
+_Called = Callable[[Any, Any], Awaitable[Mapping[str, Any] | Any]]
+
+
+async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, int]:
+    """Start serving at `HOST:PORT`, and return the server and its port.
+
+    Raises:
+        UsageError: if the address cannot be used.
+    """
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", gateway.limits.body_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # two servers at one port would share its clients by chance
+        ],
+        maximum_concurrent_rpcs=gateway.limits.in_flight + _BESIDE,
+    )
+    server.add_generic_rpc_handlers((_handlers(gateway),))
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise UsageError(f"--grpc {address}: {error}") from None
+    await server.start()
+    return server, port
+
+
+def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
+    calls = _Calls(gateway)
+    methods: dict[str, _Called] = {
+        "ServerLive": calls.server_live,
+        "ServerReady": calls.server_ready,
+        "ModelReady": calls.model_ready,
+        "ServerMetadata": calls.server_metadata,
+        "ModelMetadata": calls.model_metadata,
+        "ModelInfer": calls.model_infer,
+        "ModelConfig": calls.model_config,
+        "ModelStatistics": calls.model_statistics,
+        "RepositoryIndex": calls.repository_index,
+        "RepositoryModelLoad": calls.repository_load,
+        "RepositoryModelUnload": calls.repository_unload,
+    }
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            _answering(call, message(f"{name}Response")), message(f"{name}Request").FromString, message(f"{name}Response").SerializeToString
+        )
+        for name, call in methods.items()
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+def _answering(call: _Called, response: Any) -> Callable[[Any, Any], Awaitable[Any]]:  # noqa: ANN401 - grpc ships no types
+    """Let an object become a message, and every error a status."""
+
+    async def answer(request: Any, context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
+        try:
+            value = await call(request, context)
+        except Exception as error:  # whatever it is, its sender gets an answer
+            refused = refusal_of(error)
+            after = refused.kind.retry_after_s
+            if after is not None:
+                context.set_trailing_metadata((("retry-after", str(after)),))
+            return await context.abort(getattr(grpc.StatusCode, refused.kind.code), refused.reason)
+        return json_format.ParseDict(value, response()) if isinstance(value, dict) else value
+
+    return answer
+
+
+class _Calls:
+    """The methods."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._repository = gateway.repository
+
+    async def server_live(self, _: Any, __: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        return {"live": True}
+
+    async def server_ready(self, _: Any, __: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        return {"ready": not self._gateway.why_not_ready()}
+
+    async def model_ready(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        try:
+            self._model(request)
+        except RefusedError:
+            return {"ready": False}
+        return {"ready": not self._gateway.why_not_ready()}
+
+    async def server_metadata(self, _: Any, __: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        return server_metadata()
+
+    async def model_metadata(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        model = self._model(request)
+        return model.metadata([model.version])
+
+    async def model_config(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        return {"config": self._model(request).config()}
+
+    async def model_statistics(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        models = [self._model(request)] if request.name else [model for _, model in sorted(self._repository.models.items())]
+        return {"model_stats": [model.counted() for model in models]}
+
+    async def repository_index(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        return {"models": await self._gateway.beside(partial(self._repository.index, ready=request.ready))}
+
+    async def repository_load(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        if request.parameters:
+            raise malformed("parameters: models are loaded as their files say, without a configuration or files of the request")
+        with self._gateway.admitted():
+            await self._gateway.beside(partial(self._repository.load, request.model_name))
+        return {}
+
+    async def repository_unload(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        await self._gateway.beside(partial(self._repository.unload, request.model_name))
+        return {}
+
+    async def model_infer(self, request: Any, context: Any) -> Any:  # noqa: ANN401
+        with self._gateway.admitted():
+            model = self._repository.get(request.model_name, request.model_version)
+            asked = _infer_of(request, context.time_remaining())
+            sent = dict(context.invocation_metadata() or ())
+            work = Work(asked.feed, asked.output_names, partial(_response, model, asked), str(sent.get("traceparent", "")))
+            return await self._gateway.infer(model, work, asked.timeout_s)
+
+    def _model(self, request: Any) -> ServedModel:  # noqa: ANN401
+        return self._repository.get(request.name, request.version)
+
+
+def _infer_of(request: Any, left_s: float | None) -> Infer:  # noqa: ANN401
+    """Return what is asked for; `left_s` is the call's own deadline.
+
+    Raises:
+        RefusedError: if it makes no sense.
+    """
+    parameters = _parameters(request.parameters)
+    refuse_parameters(parameters)
+    given_s = timeout_of(parameters)
+    timeout_s = min((seconds for seconds in (left_s, given_s) if seconds is not None), default=None)
+    raw = list(request.raw_input_contents)
+    if len(request.inputs) > MAX_TENSORS or len(request.outputs) > MAX_TENSORS:
+        raise malformed(f"expected at most {MAX_TENSORS} inputs and outputs")
+    if raw and len(raw) != len(request.inputs):
+        raise malformed(f"raw_input_contents: expected one for each of {len(request.inputs)} inputs, got {len(raw)}")
+    inputs = tuple(_given(item, raw[place] if raw else None) for place, item in enumerate(request.inputs))
+    outputs = []
+    for item in request.outputs:
+        refuse_parameters(_parameters(item.parameters))
+        outputs.append(Wanted(item.name, binary=True))
+    return Infer(request.id, timeout_s, inputs, tuple(outputs), binary=True)
+
+
+def _given(item: Any, raw: BytesLike | None) -> Given:  # noqa: ANN401
+    refuse_parameters(_parameters(item.parameters))
+    datatype, shape = check_shape(item.name, item.datatype, item.shape)
+    filled = [field.name for field, _ in item.contents.ListFields()]
+    if raw is not None:
+        if filled:
+            raise malformed(f"input '{item.name}': expected contents or raw_input_contents, got both")
+        return Given(item.name, datatype, shape, raw)
+    field = _CONTENTS.get(datatype)
+    if field is None:
+        raise malformed(f"input '{item.name}': {datatype} is given in raw_input_contents")
+    if filled not in ([], [field]):
+        raise malformed(f"input '{item.name}': {datatype} is given in {field}, got {', '.join(filled)}")
+    return Given(item.name, datatype, shape, list(getattr(item.contents, field)))
+
+
+def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: getattr(value, choice) for name, value in given.items() if (choice := value.WhichOneof("parameter_choice"))}
+
+
+def _response(model: ServedModel, asked: Infer, outputs: list[Array]) -> Any:  # noqa: ANN401
+    answer = _InferResponse(model_name=model.name, model_version=model.version, id=asked.id)
+    for name, array in zip(model.output_names(asked.output_names), outputs, strict=True):
+        answer.outputs.add(name=name, datatype=datatype_of_array(array), shape=array.shape)
+        answer.raw_output_contents.append(bytes(to_bytes(array)))
+    if answer.ByteSize() >= 1 << 31:
+        raise RefusedError(Refusal.TOO_LARGE, "the answer has 2 GiB or more, which no message of gRPC can; ask over HTTP")
+    return answer

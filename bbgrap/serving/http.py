@@ -1,0 +1,255 @@
+"""The protocol over HTTP: routes, bodies in and out, and refusals as JSON with a status.
+
+A body is received once and viewed from then on; raw outputs are sent as views. Law: whatever is sent, the answer is of the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from bbgrap.graph.types import Array
+from bbgrap.protocol.version import VERSION
+from bbgrap.serving.bodies import (
+    COMPRESSED_FROM,
+    accepted_encoding,
+    answer_body,
+    compress,
+    decompress,
+    json_length_of,
+    parse_infer,
+    parse_json,
+)
+from bbgrap.serving.datatypes import BytesLike
+from bbgrap.serving.gateway import Gateway, Work, ended
+from bbgrap.serving.infer import Infer
+from bbgrap.serving.model import ServedModel
+from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
+
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+
+_JSON_LENGTH = "inference-header-content-length"
+_BODY_S = 30.0
+"""How long the next part of a body may take: a client that has gone without a word must not keep a place for ever."""
+
+_INLINE_BYTES = 16 << 10
+"""JSON up to here is parsed on the event loop, in some 100 µs; handing it to a thread costs as much."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def server_metadata() -> dict[str, Any]:
+    """Return what the protocol's clients are told of the server."""
+    return {"name": "bbgrap", "version": VERSION, "extensions": list(EXTENSIONS)}
+
+
+def make_app(gateway: Gateway, more: Sequence[BaseRoute] = ()) -> Starlette:
+    """Return the application, which has further routes as well."""
+    api = _Api(gateway)
+    roots = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+    asked = [  # routes are tried in this order
+        *(("POST", f"{root}/infer", api.infer) for root in roots),
+        ("GET", "/v2", api.server),
+        ("GET", "/v2/", api.server),
+        ("GET", "/v2/health/live", api.live),
+        ("GET", "/v2/health/ready", api.ready),
+        ("GET", "/v2/models/stats", api.all_stats),
+        ("POST", "/v2/repository/index", api.index),
+        ("POST", "/v2/repository/models/{model}/load", api.load),
+        ("POST", "/v2/repository/models/{model}/unload", api.unload),
+        *(("GET", root, api.metadata) for root in roots),
+        *(("GET", f"{root}/ready", api.model_ready) for root in roots),
+        *(("GET", f"{root}/config", api.config) for root in roots),
+        *(("GET", f"{root}/stats", api.stats) for root in roots),
+    ]
+    routes = [Route(path, _answering(endpoint), methods=[method]) for method, path, endpoint in asked]
+    return Starlette(routes=[*routes, *more], exception_handlers={HTTPException: _unrouted})
+
+
+class _Parts(Response):
+    """A response whose body is sent part by part, without copying them together."""
+
+    def __init__(self, parts: Sequence[BytesLike], headers: Mapping[str, str], status: int = 200) -> None:
+        self.parts = parts
+        super().__init__(None, status, {**headers, "content-length": str(sum(map(len, parts)))})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self.parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(json.dumps(value).encode(), status, {"content-type": "application/json", **(headers or {})})
+
+
+def _refusal(error: RefusedError) -> Response:
+    after = error.kind.retry_after_s
+    return _json({"error": error.reason}, error.kind.status, {} if after is None else {"retry-after": str(after)})
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    """Answer what has no route, or another method."""
+    assert isinstance(error, HTTPException)
+    return _json({"error": f"{request.method} {request.url.path[:200]}: {error.detail}"}, error.status_code, error.headers)
+
+
+def _answering(endpoint: Endpoint) -> Endpoint:
+    """Let every error of an endpoint become an answer."""
+
+    @wraps(endpoint)
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Exception as error:  # whatever it is, its sender gets an answer
+            return _refusal(refusal_of(error))
+
+    return answer
+
+
+class _Api:
+    """The endpoints."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._repository = gateway.repository
+
+    async def server(self, _: Request) -> Response:
+        return _json(server_metadata())
+
+    async def live(self, _: Request) -> Response:
+        return _json({"live": True})
+
+    async def ready(self, _: Request) -> Response:
+        why = self._gateway.why_not_ready()
+        # The specification calls the field `live` here, clients `ready`.
+        return _json({"live": not why, "ready": not why, **({"error": why} if why else {})}, 503 if why else 200)
+
+    async def metadata(self, request: Request) -> Response:
+        model = self._model(request)
+        return _json(model.metadata([model.version]))
+
+    async def model_ready(self, request: Request) -> Response:
+        model, why = self._model(request), self._gateway.why_not_ready()
+        return _json({"name": model.name, "ready": not why, **({"error": why} if why else {})}, 503 if why else 200)
+
+    async def config(self, request: Request) -> Response:
+        return _json(self._model(request).config())
+
+    async def stats(self, request: Request) -> Response:
+        return _json({"model_stats": [self._model(request).counted()]})
+
+    async def all_stats(self, _: Request) -> Response:
+        return _json({"model_stats": [model.counted() for _, model in sorted(self._repository.models.items())]})
+
+    async def index(self, request: Request) -> Response:
+        said = parse_json(await self._body(request), "body")
+        return _json(await self._gateway.beside(lambda: self._repository.index(ready=bool(said.get("ready")))))
+
+    async def load(self, request: Request) -> Response:
+        with self._gateway.admitted():
+            parameters = parse_json(await self._body(request), "body").get("parameters")
+            if parameters:
+                raise malformed("parameters: models are loaded as their files say, without a configuration or files of the request")
+            await self._gateway.beside(partial(self._repository.load, request.path_params["model"]))
+        return _json({})
+
+    async def unload(self, request: Request) -> Response:
+        await self._body(request)
+        await self._gateway.beside(partial(self._repository.unload, request.path_params["model"]))
+        return _json({})
+
+    async def infer(self, request: Request) -> Response:
+        with self._gateway.admitted():
+            model = self._model(request)
+            body = await self._body(request)
+            encoding = request.headers.get("content-encoding", "").strip().lower()
+            header = request.headers.get(_JSON_LENGTH, "").strip()
+            if encoding:
+                body = await self._gateway.beside(partial(decompress, body, encoding, self._gateway.limits.body_bytes))
+            length = json_length_of(header, len(body))
+            if length <= _INLINE_BYTES:
+                asked = parse_infer(body, length)
+            else:
+                asked = await self._gateway.beside(partial(parse_infer, body, length))
+            accept = accepted_encoding(request.headers.get("accept-encoding", ""))
+            work = Work(asked.feed, asked.output_names, partial(_encoded, model, asked, accept), request.headers.get("traceparent", ""))
+            return await _unless_gone(request, self._gateway.infer(model, work, asked.timeout_s))
+
+    def _model(self, request: Request) -> ServedModel:
+        return self._repository.get(request.path_params["model"], request.path_params.get("version", ""))
+
+    async def _body(self, request: Request) -> BytesLike:
+        """Receive the body.
+
+        Raises:
+            RefusedError: if it is too large, or does not come.
+        """
+        most = self._gateway.limits.body_bytes
+        announced = request.headers.get("content-length", "0")
+        if int(announced) > most:
+            raise _too_large(most)
+        body: bytes | bytearray = b""
+        try:
+            async with asyncio.timeout(_BODY_S) as limit:
+                while True:
+                    message = await request.receive()
+                    limit.reschedule(asyncio.get_running_loop().time() + _BODY_S)
+                    if message["type"] == "http.disconnect":
+                        raise malformed("body: the connection ended before it")
+                    part: bytes = message.get("body", b"")
+                    if not body:
+                        body = part
+                    elif isinstance(body, bytes):
+                        body = bytearray(body) + part
+                    else:
+                        body += part
+                    if len(body) > most:
+                        raise _too_large(most)
+                    if not message.get("more_body", False):
+                        return body
+        except TimeoutError:
+            raise RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {_BODY_S:g} s") from None
+
+
+def _too_large(most: int) -> RefusedError:
+    return RefusedError(Refusal.TOO_LARGE, f"body: expected at most {most} bytes (--max-body)")
+
+
+def _encoded(model: ServedModel, asked: Infer, accept: str, outputs: list[Array]) -> Response:
+    named = list(zip(model.output_names(asked.output_names), outputs, strict=True))
+    parts, json_length = answer_body(model.name, model.version, asked, named)
+    headers = {"content-type": "application/octet-stream" if json_length else "application/json"}
+    if json_length:
+        headers[_JSON_LENGTH] = str(json_length)
+    if accept and sum(map(len, parts)) >= COMPRESSED_FROM:
+        parts = [compress(parts, accept)]
+        headers["content-encoding"] = accept
+    return _Parts(parts, headers)
+
+
+async def _unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
+    """Wait for an answer; if its client goes, cancel it."""
+    answering = asyncio.ensure_future(answer)
+    # After the whole body, all that comes is that the connection has ended.
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise RefusedError(Refusal.UNAVAILABLE, "the client has gone")
+        return await answering
+    finally:
+        gone.cancel()
+        if not answering.done():
+            await ended(answering)

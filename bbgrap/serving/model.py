@@ -1,0 +1,156 @@
+"""A model that is served: its session, what the protocol says of it, and its counts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bbgrap.costmodel.timeline import Timeline
+from bbgrap.errors import ClusterUnavailableError, ExecutionError, UnsupportedError
+from bbgrap.graph.types import Array
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import AUTO
+from bbgrap.serving.datatypes import datatype_of
+from bbgrap.serving.statistics import Statistics
+from bbgrap.session import Connection, InferenceSession
+from bbgrap.session.signature import NodeArg
+
+_log = logging.getLogger("bbgrap.serving")
+
+PLATFORM = "onnxruntime_onnx"
+_SPARE_S = 60.0
+"""How much longer than the gateway a session waits: the gateway knows why it gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output as the protocol describes it; a free size is -1, and so is an unknown rank: one free size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model that is loaded."""
+
+    name: str
+    version: str
+    session: InferenceSession
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    has_rows: bool
+    """Whether all inputs and outputs begin with one and the same free dimension: requests may be put one behind the other along it."""
+    statistics: Statistics
+
+    @classmethod
+    def load(cls, name: str, version: str, path: Path, connection: Connection, options: PlanOptions, deadline_s: float) -> ServedModel:
+        """Read a model, and bring it to the coordinator; if that is away, the first request will.
+
+        As in any session, who asked for a planner waits for its plan: here if the shapes are known, else with the first request.
+
+        Raises:
+            BbgrapError: if the model cannot be read, or has values that the protocol cannot carry.
+        """
+        session = InferenceSession(path, cluster=connection, options=options, deadline_s=deadline_s + _SPARE_S)
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+        specs = tuple(_spec(arg, "input") for arg in inputs), tuple(_spec(arg, "output") for arg in outputs)
+        first = {arg.shape[0] if arg.shape else None for arg in (*inputs, *outputs)}
+        model = cls(name, version, session, *specs, len(first) == 1 and all(isinstance(size, str) for size in first), Statistics())
+        waits = options.planner != AUTO
+        # Planner auto begins with a standby, which takes every shape: there one row is as good a guess as any.
+        rows = -1 if waits else 1
+        shapes = {
+            spec.name: tuple(rows if (axis, size) == (0, -1) else size for axis, size in enumerate(spec.shape)) for spec in model.inputs
+        }
+        if all(size >= 0 for shape in shapes.values() for size in shape):
+            try:
+                session.prepare(shapes, wait=waits)
+            except (ClusterUnavailableError, ExecutionError) as error:
+                _log.warning("model '%s' is read, but not on the cluster yet; the first request brings it: %s", name, error)
+        return model
+
+    def run(self, connection: Connection, feed: Mapping[str, Array], names: Sequence[str] | None, stop: Callable[[], bool]) -> list[Array]:
+        """Run the model, until `stop()` is true.
+
+        Raises:
+            BbgrapError: as `InferenceSession.run`.
+            StoppedError: if it was stopped; the coordinator drops the request.
+        """
+        self.statistics.executed()
+        with connection.stopping_when(stop):
+            return self.session.run(names, feed)
+
+    def run_recorded(
+        self, connection: Connection, feed: Mapping[str, Array], names: Sequence[str] | None, stop: Callable[[], bool]
+    ) -> tuple[list[Array], Timeline | None]:
+        """Run the model as `run` does, and also return when every node did what, None if that is not known."""
+        self.statistics.executed()
+        with connection.stopping_when(stop):
+            try:
+                return self.session.run_recorded(names, feed)
+            except ExecutionError:  # an agent may have gone before it told: nobody's request fails for that
+                return self.session.run(names, feed), None
+
+    def output_names(self, chosen: Sequence[str] | None) -> Sequence[str]:
+        """Return the names of the outputs that were chosen."""
+        return chosen or [spec.name for spec in self.outputs]
+
+    # --- what the protocol says of it -------------------------------------------------------------------------------------------------
+
+    def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
+        """Return the model's metadata."""
+        sides = {
+            side: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
+            for side, specs in (("inputs", self.inputs), ("outputs", self.outputs))
+        }
+        return {"name": self.name, "versions": list(versions), "platform": PLATFORM, **sides}
+
+    def config(self) -> dict[str, Any]:
+        """Return the model's configuration as Triton has it.
+
+        `max_batch_size` is 0: shapes are given whole, whether or not the server batches.
+        """
+        sides = {
+            side: [{"name": spec.name, "data_type": _config_type(spec.datatype), "dims": list(spec.shape)} for spec in specs]
+            for side, specs in (("input", self.inputs), ("output", self.outputs))
+        }
+        return {"name": self.name, "platform": PLATFORM, "backend": "onnxruntime", "max_batch_size": 0, **sides}
+
+    def counted(self) -> dict[str, Any]:
+        """Return the model's statistics."""
+        counts = self.statistics.counts
+        times = {
+            part: {"count": counts.success, "ns": getattr(counts.durations, part)}
+            for part in ("queue", "compute_input", "compute_infer", "compute_output")
+        }
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": counts.last_ms,
+            "inference_count": counts.success,
+            "execution_count": counts.executions,
+            "inference_stats": {
+                "success": {"count": counts.success, "ns": counts.success_ns},
+                "fail": {"count": counts.fail, "ns": counts.fail_ns},
+                **times,
+                "cache_hit": {"count": 0, "ns": 0},
+                "cache_miss": {"count": 0, "ns": 0},
+            },
+            "batch_stats": [],
+        }
+
+
+def _config_type(datatype: str) -> str:
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+def _spec(arg: NodeArg, side: str) -> TensorSpec:
+    datatype = datatype_of(arg.type)
+    if datatype is None:
+        raise UnsupportedError(f"{side} '{arg.name}' is {arg.type}: the protocol has no such type; use the model from Python")
+    return TensorSpec(arg.name, datatype, tuple(size if isinstance(size, int) else -1 for size in arg.shape) if arg.has_rank else (-1,))

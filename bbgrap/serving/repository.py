@@ -1,0 +1,143 @@
+"""Which models there are: those named at the start, and those of a folder, which is looked at again whenever somebody asks.
+
+A folder has files `NAME.onnx`, or Triton's layout, `NAME/1/model.onnx`, of which the highest version is served. Law: a name from the
+network is only ever compared with the names in the listing, never made into a path.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bbgrap.errors import BbgrapError, ModelError
+from bbgrap.serving.model import ServedModel
+from bbgrap.serving.refusals import Refusal, RefusedError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model that could be served."""
+
+    name: str
+    version: str
+    path: Path
+
+
+class Repository:
+    """The models, and which of them are loaded; any thread may ask.
+
+    Invariants: `_models` and `_reasons` are replaced, never changed: who looks needs no lock. A name is in at most one of them.
+    """
+
+    def __init__(self, named: Mapping[str, Path], folder: Path | None, load: Callable[[Entry], ServedModel]) -> None:
+        """Take models by name, a folder of further ones, and what loads one."""
+        self._named = {name: Entry(name, "1", path) for name, path in named.items()}
+        self._folder = folder
+        self._load = load
+        self._models: Mapping[str, ServedModel] = {}
+        self._reasons: Mapping[str, str] = {}
+        self._loading = threading.Lock()
+
+    @property
+    def models(self) -> Mapping[str, ServedModel]:
+        """The models that are loaded."""
+        return self._models
+
+    def entries(self) -> dict[str, Entry]:
+        """Return what there is now, by name."""
+        found = {} if self._folder is None else {entry.name: entry for path in sorted(self._folder.iterdir()) for entry in _entries(path)}
+        return found | self._named
+
+    def load_all(self) -> dict[str, str]:
+        """Load every model; return why some of the folder could not be.
+
+        Raises:
+            ModelError: if one that was named cannot be loaded.
+        """
+        for name in self.entries():
+            try:
+                self.load(name)
+            except RefusedError as error:
+                if name in self._named:
+                    raise ModelError(error.reason) from error
+        return dict(self._reasons)
+
+    def load(self, name: str) -> None:
+        """Load a model, or load it again: requests that run end with the old one.
+
+        Raises:
+            RefusedError: if there is no such model, or it cannot be loaded.
+        """
+        entry = self._entry(name)
+        with self._loading:
+            try:
+                model = self._load(entry)
+            except (BbgrapError, OSError) as error:
+                self._put(name, None, str(error))
+                raise RefusedError(Refusal.MALFORMED, f"model '{name}': {error}") from error
+            self._put(name, model, "")
+
+    def unload(self, name: str) -> None:
+        """Serve a model no more; requests that run are answered.
+
+        Raises:
+            RefusedError: if there is no such model.
+        """
+        if name not in self._models:  # its file may be gone
+            self._entry(name)
+        with self._loading:
+            self._put(name, None, "unloaded")
+
+    def index(self, *, ready: bool = False) -> list[dict[str, Any]]:
+        """Return the listing; only what is loaded if so asked."""
+        entries, models = self.entries(), self._models
+        lines = [
+            {
+                "name": name,
+                "version": models[name].version if name in models else entries[name].version,
+                "state": "READY" if name in models else "UNAVAILABLE",
+                "reason": "" if name in models else self._reasons.get(name, "not loaded"),
+            }
+            for name in sorted(entries.keys() | models.keys())
+        ]
+        return [line for line in lines if not ready or line["state"] == "READY"]
+
+    def get(self, name: str, version: str = "") -> ServedModel:
+        """Return a model that is loaded.
+
+        Raises:
+            RefusedError: if there is none of this name and version.
+        """
+        model = self._models.get(name)
+        if model is None:
+            why = f"it is not loaded: {self._reasons[name]}" if name in self._reasons else "there is no such model"
+            raise RefusedError(Refusal.UNKNOWN, f"model '{name[:200]}': {why}; here are {', '.join(sorted(self._models)) or 'none'}")
+        if version not in ("", model.version):
+            raise RefusedError(Refusal.UNKNOWN, f"model '{name}': there is no version '{version[:40]}', only {model.version}")
+        return model
+
+    def _entry(self, name: str) -> Entry:
+        entries = self.entries()
+        if name not in entries:
+            known = ", ".join(sorted(entries)) or "none"
+            raise RefusedError(Refusal.UNKNOWN, f"model '{name[:200]}': there is no such model; there are {known}")
+        return entries[name]
+
+    def _put(self, name: str, model: ServedModel | None, reason: str) -> None:
+        models = {key: value for key, value in self._models.items() if key != name}
+        reasons = {key: value for key, value in self._reasons.items() if key != name}
+        self._models = models if model is None else {**models, name: model}
+        self._reasons = reasons if model is not None else {**reasons, name: reason}
+
+
+def _entries(path: Path) -> list[Entry]:
+    if path.suffix == ".onnx" and path.is_file():
+        return [Entry(path.stem, "1", path)]
+    if not path.is_dir():
+        return []
+    numbers = [int(inner.name) for inner in path.iterdir() if inner.name.isdecimal() and (inner / "model.onnx").is_file()]
+    latest = str(max(numbers, default=0))
+    return [Entry(path.name, latest, path / latest / "model.onnx")] if numbers and (path / latest).is_dir() else []

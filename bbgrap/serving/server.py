@@ -1,0 +1,159 @@
+"""The server's life: it listens, loads its models, serves, and at SIGTERM or SIGINT answers what it has and refuses the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.routing import BaseRoute
+
+from bbgrap.errors import UsageError
+from bbgrap.protocol.addresses import split_address
+from bbgrap.serving.gateway import Gateway, ended
+from bbgrap.serving.http import make_app
+
+_GRACE_S = 30.0
+"""How long a server that is told to stop goes on with what runs."""
+
+_log = logging.getLogger("bbgrap.serving")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, without its hands on signals: when it ends is decided here."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(option: str, address: str) -> socket.socket:
+    """Return a socket that listens at `HOST:PORT`; port 0 is a free one.
+
+    Raises:
+        UsageError: if it is no address, or cannot be had.
+    """
+    host, port = split_address(address)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"{option}: expected HOST:PORT, like 127.0.0.1:8000, got '{address}'")
+    # asyncio sends small packets at once (TCP_NODELAY) only where a socket says that it is TCP, which `socket.create_server` leaves out;
+    # without, every answer of two parts takes 40 ms longer.
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        if sys.platform != "win32":  # there it would let two servers have one port
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, int(port)))
+        listening.listen(1024)
+        return listening
+    except OSError as error:
+        listening.close()
+        raise UsageError(f"{option} {address}: {error.strerror or error}; another port is chosen with {option} {host}:PORT") from None
+
+
+def url_of(listening: socket.socket) -> str:
+    """Return what clients call."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    gateway: Gateway, listening: socket.socket, grpc_address: str, on_ready: Callable[[str, str], None], more: Sequence[BaseRoute] = ()
+) -> None:
+    """Serve until SIGTERM or SIGINT; a second one ends at once.
+
+    Args:
+        gateway: What is served.
+        listening: Where HTTP is spoken.
+        grpc_address: Where gRPC is spoken; empty: nowhere.
+        on_ready: Called once, when the models have been loaded, with the URL and gRPC's `HOST:PORT`.
+        more: Further routes of the HTTP server.
+
+    Raises:
+        UsageError: if gRPC's address cannot be had, or its package is missing.
+        ModelError: if a model that was named at the start cannot be loaded.
+    """
+    config = uvicorn.Config(
+        make_app(gateway, more),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(_GRACE_S),  # for who does not read an answer
+        ws="none",
+    )
+    http = _Server(config)
+    rpc, rpc_address = await _start_grpc(gateway, grpc_address) if grpc_address else (None, "")
+    stop = asyncio.Event()
+    with _stopping(stop, asyncio.get_running_loop()):
+        watching = asyncio.ensure_future(gateway.watch())
+        serving = asyncio.ensure_future(http.serve([listening]))
+        loading = asyncio.ensure_future(_load(gateway, lambda: on_ready(url_of(listening), rpc_address)))
+        for task in (watching, serving, loading):
+            task.add_done_callback(lambda task: stop.set() if task.cancelled() or task.exception() else None)
+        try:
+            await stop.wait()
+            gateway.is_draining = True
+            await _drain(gateway)
+        finally:
+            if rpc is not None:
+                await rpc.stop(1.0)
+            http.should_exit = True
+            await asyncio.wait([serving])
+            await ended(watching)
+            await ended(loading)
+            gateway.close()
+        await serving
+
+
+async def _start_grpc(gateway: Gateway, address: str) -> tuple[Any, str]:
+    try:
+        from bbgrap.serving.grpc import start_grpc
+    except ImportError as error:
+        raise UsageError(f"--grpc: {error.name} is not installed: pip install 'bbgrap[grpc]'") from None
+    host, _ = split_address(address)
+    server, port = await start_grpc(gateway, address)
+    return server, f"{host}:{port}"
+
+
+async def _load(gateway: Gateway, then: Callable[[], None]) -> None:
+    for name, reason in (await gateway.beside(gateway.repository.load_all)).items():
+        _log.error("model '%s' is not served: %s", name, reason)
+    gateway.is_loaded = True
+    then()
+
+
+async def _drain(gateway: Gateway) -> None:
+    """Wait until what runs has ended; what takes too long is given up."""
+    try:
+        async with asyncio.timeout(_GRACE_S):
+            while gateway.in_flight:
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        _log.warning("stopping: %d requests have not ended after %g s and are given up", gateway.in_flight, _GRACE_S)
+        gateway.give_up()
+        await asyncio.sleep(0.1)
+
+
+@contextmanager
+def _stopping(stop: asyncio.Event, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Set the event at the first signal; the second one has its usual effect."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def handle(*_: object) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        loop.call_soon_threadsafe(stop.set)
+
+    before = [(number, signal.signal(number, handle)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -1,0 +1,68 @@
+"""Agents of engines, owned by this process instead of one of Ray or Dask."""
+
+import sys
+import time
+
+import psutil
+import pytest
+
+import bbgrap
+from bbgrap.launching import engine_agent
+from bbgrap.launching.engine_agent import AgentOrder, OwnedAgent
+from bbgrap.launching.engine_cluster import join_token, start_coordinator
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.cluster
+def test_an_owned_agent_is_started_again_until_its_coordinator_is_gone(monkeypatch, tmp_path):
+    monkeypatch.setattr(engine_agent, "AGAIN_S", 0.1)
+    monkeypatch.setattr(engine_agent, "GONE_S", 0.5)
+    monkeypatch.setattr(engine_agent, "_LOOK_S", 0.1)
+    head = start_coordinator("127.0.0.1", 0)
+    monkeypatch.setenv("BBGRAP_TOKEN_FILE", str(tmp_path / "another's"))  # settings for other clusters
+    monkeypatch.setenv("BBGRAP_INSECURE", "1")
+    try:
+        token = join_token(head)
+        order = AgentOrder(head.address, token, 1, str(tmp_path / "cache"))
+        agent = OwnedAgent(order, "rack 1/node 7", "place", "127.0.0.1", str(tmp_path))
+        try:
+
+            def joined():
+                (mine,) = [child for child in psutil.Process().children() if "bbgrap_agent.main" in child.cmdline()] or [None]
+                return mine if mine is not None and [node.name for node in head.connection.nodes()] == ["rack-1-node-7"] else None
+
+            first = wait_for(joined)
+            assert token not in repr(order) + " ".join(first.cmdline())
+            agent.kill()
+            wait_for(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
+            wait_for(lambda: not head.connection.nodes())
+            second = wait_for(joined)
+            assert second.pid != first.pid
+            assert "joined as 'rack-1-node-7'" in agent.look().log
+            head.kill("coordinator")
+            wait_for(lambda: not second.is_running())
+            wait_for(lambda: not list(tmp_path.glob("bbgrap-*")))  # its key is gone with it
+        finally:
+            agent.stop()
+    finally:
+        head.close()
+
+
+@pytest.mark.parametrize(("engine", "package"), [("ray", "ray"), ("dask", "distributed")])
+def test_an_engine_that_is_missing_is_named_with_what_installs_it(engine, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(bbgrap.UsageError, match=rf"{engine} cluster: .* is not installed here: pip install 'bbgrap\[{engine}\]'"):
+        {"ray": bbgrap.RayCluster, "dask": lambda: bbgrap.DaskCluster("tcp://127.0.0.1:9")}[engine]()
+
+
+@pytest.mark.parametrize("make", [lambda: bbgrap.RayCluster(agents=0), lambda: bbgrap.DaskCluster("tcp://127.0.0.1:9", threads=-1)])
+def test_numbers_that_cannot_be_are_refused(make):
+    with pytest.raises(bbgrap.UsageError, match="expected at least 1 agent"):
+        make()

@@ -1,0 +1,105 @@
+"""Training steps, divided as what they are: steps go on from each other's weights, and what travels is what the papers say."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from bbgrap.cluster import Cluster
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.direct import build_direct
+from bbgrap.compiler.export import export
+from bbgrap.compiler.passes.state import layout_of
+from bbgrap.compiler.simulate import simulate_step
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.sessions import make_session
+from bbgrap.graph.onnx_io import write_graph
+from bbgrap.graph.state import with_state
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.registry import make_plan
+from bbgrap.planners.training import training_step
+from bbgrap.program.steps import Send
+from bbgrap.zoo import training
+from tests.partition import assert_close
+from tests.training_networks import NETWORKS, batch_of
+
+STEPS = 4
+PLANNERS = ("data-parallel", "model-parallel", "one-weird-trick", "hypar")
+MOMENTS = ".momentum"
+
+
+@cache
+def known(name):
+    """A training step of a small network, and its graph with state."""
+    step = training.step_of(NETWORKS[name](4))
+    graph = with_state(step.graph, step.state)
+    return step, graph, all_descriptions(graph)
+
+
+def between_agents(program):
+    """Bytes that agents send each other."""
+    return sum(
+        sum(program.part_bytes(device.device, step))
+        for device in program.devices[: program.host]
+        for step in device.steps
+        if isinstance(step, Send) and step.destination != program.host
+    )
+
+
+def planned(graph, descriptions, nodes, planner):
+    return make_plan(graph, Cluster.even(nodes), PlanOptions(planner=planner), descriptions)
+
+
+def moved(graph, descriptions, nodes, planner):
+    return between_agents(build_direct(planned(graph, descriptions, nodes, planner), Pieces(graph, descriptions)))
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize(("name", "nodes"), [("perceptron", 4), ("branches", 2)])
+def test_steps_go_on_from_each_others_weights(name, nodes, planner):
+    step, graph, descriptions = known(name)
+    plan = planned(graph, descriptions, nodes, planner)
+    program = compile_plan(plan, descriptions, verify=True).optimized
+    begin = compile_plan(plan, descriptions, verify=True, begins=layout_of(program)).optimized
+    session = make_session(write_graph(graph, weights="inline").data, threads=1)
+    weights, state, artifacts = step.initial, None, {True: export(begin), False: export(program)}
+    kernels = {first: local_kernels(made) for first, made in artifacts.items()}
+    for number in range(STEPS):
+        feed = batch_of(step, number)
+        wanted = dict(zip(graph.outputs, session.run(list(graph.outputs), feed | weights), strict=True))
+        first = state is None
+        given = [(feed | weights)[name] for name in (graph.inputs if first else graph.given)]
+        (loss,), state = simulate_step(artifacts[first], given, [()] * nodes if first else state, kernels[first])
+        assert_close(loss, wanted["loss"], f"loss of step {number}", rtol=1e-4)
+        weights = {name: wanted[output] for name, output in graph.state.items()}
+    moments = [held for device in layout_of(program) for held in device if held[0].endswith(MOMENTS)]
+    assert sum(region.size for _, region in moments) == sum(graph.types[n].nbytes // 4 for n in graph.state if n.endswith(MOMENTS))
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_data_parallelism_moves_every_gradient_and_every_weight_once_for_each_other_device(nodes):  # HyPar, table 1
+    _, graph, descriptions = known("vgg")
+    weights = sum(graph.types[name].nbytes for name in training_step(graph, descriptions).parameters if not name.endswith(MOMENTS))
+    losses = graph.types["loss"].nbytes * (nodes - 1)
+    assert moved(graph, descriptions, nodes, "data-parallel") == 2 * (nodes - 1) * weights + losses
+
+
+SMALL, LARGE = ("sconv", "lenet-c", "cifar-c"), ("sfc", "alexnet", "vgg-a", "vgg-b", "vgg-c", "vgg-d", "vgg-e")
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
+def test_hypar_moves_no_more_than_what_it_chooses_from(name, nodes):  # its ten networks, at its batch
+    step = training.build(name, batch=256)
+    graph = with_state(step.graph, step.state)
+    descriptions = all_descriptions(graph)
+    kinds = [moved(graph, descriptions, nodes, planner) for planner in ("data-parallel", "model-parallel", "one-weird-trick")]
+    assert moved(graph, descriptions, nodes, "hypar") <= min(kinds)
+
+
+def test_what_is_no_training_step_is_planned_as_before():
+    graph = NETWORKS["vgg"](4)
+    assert training_step(graph, all_descriptions(graph)) is None
+    assert np.prod(graph.types[graph.outputs[0]].shape) > 1

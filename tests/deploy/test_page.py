@@ -1,0 +1,287 @@
+"""The page of `bbgrap serve` in a real browser (Debian's `chromium`), while a real cluster works.
+
+PICTURES=docs/pictures makes new pictures for the documentation.
+"""
+
+import http.client
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import bbgrap
+from bbgrap.report.marks import milliseconds
+from bbgrap.report.trace import timeline_of
+from bbgrap.zoo import materialize
+from tests.serving.clients import Http, binary_body
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = [
+    pytest.mark.deploy,
+    pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser: apt-get install chromium fonts-dejavu-core"),
+]
+
+QUIET = ("quic", "background-networking", "component-update", "sync", "gpu")
+FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{what}" for what in QUIET)]
+PROGRAM = [sys.executable, "-c", "from bbgrap.cli.main import run; run()"]
+HOSTILE = "<img src=x onerror=window.hurt=1>"
+SEEN_S = 2.0
+WITHIN_MS = 30_000
+COLOURS = 128
+
+
+class Served:
+    """A cluster, a server on it, and somebody who uses it."""
+
+    def __init__(self, cluster, folder):
+        self.cluster, self.folder = cluster, folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        self.working, self.failures = threading.Event(), []
+        self.start()
+
+    def start(self):
+        models = self.folder / "models"
+        models.mkdir(exist_ok=True)
+        words = ["serve", "zoo:resnet50", "--models", str(models), "--http", urlsplit(self.url).netloc, "--planner", "bbgrap"]
+        log = (self.folder / "log").open("ab")
+        words += ["--record-every", "1", "--coordinator", self.cluster.address]
+        self.process = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, stderr=log, text=True)
+        log.close()
+        if self.process.stdout.readline().strip() != self.url:
+            self.kill()
+            raise AssertionError((self.folder / "log").read_text())
+
+    def work(self):
+        """Send one request after the other, as long as `working` is set."""
+        body, headers = binary_body({"input": np.zeros((1, 3, 224, 224), np.float32)})
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
+        while self.working.is_set():
+            connection.request("POST", "/v2/models/resnet50/infer", body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+            if answer.status != 200:
+                self.failures.append(content)
+        connection.close()
+
+    def status(self):
+        told = subprocess.run([*PROGRAM, "status", "--json", "--coordinator", self.cluster.address], capture_output=True, check=True)
+        return json.loads(told.stdout)
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            assert self.process.wait(40) == 0
+        finally:
+            self.kill()
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with bbgrap.LocalCluster(agents=2) as cluster:
+        cluster.connection.profile(again=False)
+        made = Served(cluster, tmp_path_factory.mktemp("served"))
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+@pytest.fixture
+def page(served):
+    """A page; whatever goes wrong in it, or goes elsewhere, fails the test."""
+    wrong = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        page = browser.new_page(viewport={"width": 1320, "height": 900}, color_scheme="light")
+        page.set_default_timeout(WITHIN_MS)
+        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith(f"{served.url}/") else wrong.append(asked.url))
+        page.wrong = wrong
+        page.goto(served.url)
+        page.wait_for_selector("#state.good")
+        yield page
+        browser.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def at_work(served):
+    served.working.set()
+    thread = threading.Thread(target=served.work)
+    thread.start()
+    yield
+    served.working.clear()
+    thread.join()
+
+
+def figures(page, selector):
+    """Return the figures of the first row, card or cell that fits, as they are told, and its text."""
+    found = page.locator(selector).first
+    return [float(value) for value in found.locator("data").evaluate_all("all => all.map(one => one.value)")], found.inner_text()
+
+
+def picture(page, name):
+    """Keep what the page shows, in colours as few as it needs."""
+    if folder := os.environ.get("PICTURES"):
+        image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        image.save(Path(folder) / f"page-{name}.png", optimize=True)
+
+
+def test_every_panel_shows_what_status_says(served, page):
+    served.working.set()
+    thread = threading.Thread(target=served.work)
+    thread.start()
+    try:
+        page.wait_for_selector("#measured svg .span")
+        page.wait_for_selector("#predicted svg .span")
+        page.wait_for_selector("#segments data")
+        until(lambda: page.locator("#chart-time path").first.get_attribute("d").count("L") > 15)
+        page.wait_for_selector("#recorded >> text=recorded")
+        picture(page, "light")
+    finally:
+        served.working.clear()
+        thread.join()
+    assert served.failures == []
+    time.sleep(2 * 1.0)  # a look later nothing moves any more
+    status = served.status()
+    model = next(model for model in status["models"] if model["name"].startswith("resnet50"))
+    plan = next(plan for plan in model["plans"] if plan["segments"])
+    card, _ = figures(page, f"[data-model='{model['model']}']")
+    assert card[1:] == [model["waiting"], model["running"], *(model["requests"][how] for how in ("done", "failed", "cancelled", "refused"))]
+    for node in status["nodes"]:
+        told, text = figures(page, f"[data-node='{node['name']}']")
+        assert (told[3], told[4], told[5]) == (node["memory_bytes"], node["running"], node["cores"])
+        assert 0 <= told[0] <= 1
+        assert told[1] == pytest.approx(node["used_bytes"], rel=0.2)
+        assert all(word in text for word in (node["state"], node["version"], node["onnxruntime"], "GiB", "%"))
+    assert len(status["links"]) >= 4
+    for link in status["links"]:
+        told, text = figures(page, f"[data-link='{link['source']} {link['destination']}']")
+        assert told == [link["bandwidth_bytes_per_s"], link["round_trip_s"]]
+        assert "bit/s" in text
+    told, text = figures(page, f"[data-plan='{plan['plan']}']")
+    times = [seconds for seconds in (plan["measured_s"], plan["predicted_s"]) if seconds]
+    assert told == [*times, plan["requests"], plan["waiting"], plan["running"]]
+    assert plan["why"] in text
+    for segment in plan["segments"]:
+        told, _ = figures(page, f"[data-segment='{segment['node']} {segment['segment']}']")
+        assert told == [value for value in (segment["measured_s"], segment["predicted_s"]) if value]
+    sent = {f"{entry['source']} {entry['destination']}": entry["bytes"] for entry in status["exchanges"]}
+    shown = page.locator("#traffic data").evaluate_all("all => all.map(one => [one.dataset.pair, +one.value])")
+    assert dict(shown) == sent
+    assert sent
+    numbers = page.locator("#events tr[data-event]").evaluate_all("all => all.map(one => +one.dataset.event)")
+    assert numbers == [event["number"] for event in reversed(status["events"])][:100]
+    shown = served.cluster.connection.shown_plan(plan["plan"])
+    report = json.loads(shown.report)
+    tips = set(page.locator("#layers svg .tile[data-tip]").evaluate_all("all => all.map(one => one.dataset.tip)"))
+    first = report["layers"][0]
+    for tile in first["tiles"]:
+        (start, stop) = tile["computes"][0]
+        said = f"{report['agents'][tile['device']]} computes {first['axis']} {start}:{stop} of {first['name']} ({first['operator']})"
+        assert said in tips
+    assert sum("fetches" in tip for tip in tips) > 10
+    took = timeline_of(shown.records, shown.devices).total_s
+    page.wait_for_selector(f"#measured svg[aria-label='measured: {milliseconds(took)}']")
+
+
+def until(wanted):
+    deadline = time.monotonic() + WITHIN_MS / 1e3
+    while not wanted():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("at_work")
+def test_an_agent_that_dies_and_one_that_is_back_are_seen_within_two_seconds(served, page):
+    page.wait_for_selector("[data-node=agent1] .state.alive")
+    began = time.monotonic()
+    served.cluster.kill("agent1")
+    page.wait_for_selector("[data-node=agent1] .state.gone")
+    assert time.monotonic() - began < SEEN_S
+    assert "agent1 is away" in page.locator("#plans").inner_text() or page.wait_for_selector("#plans >> text=agent1 is away")
+    page.wait_for_selector("#events >> text=agent 'agent1' was lost")
+    served.cluster.add_agent("agent1")
+    until(lambda: sum(node.state == "alive" for node in served.cluster.connection.nodes()) == 2)
+    began = time.monotonic()
+    page.wait_for_selector("[data-node=agent1] .state.alive")
+    assert time.monotonic() - began < SEEN_S
+    assert served.failures == []
+
+
+def test_a_phone_scrolls_down_only_and_dark_is_dark(served, page):
+    page.wait_for_selector("#layers svg")
+    page.select_option("#theme", "dark")
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(228, 232, 237)"
+    picture(page, "dark")
+    page.set_viewport_size({"width": 360, "height": 780})
+    page.reload()
+    page.wait_for_selector("#layers svg")
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(228, 232, 237)", "the choice is kept"
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    picture(page, "phone")
+    page.select_option("#theme", "")
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(228, 232, 237)"
+
+
+def test_keyboards_and_screen_readers_find_their_way(served, page):
+    page.wait_for_selector("#layers svg")
+    assert page.locator("svg:not([role=img][aria-label])").count() == 0
+    assert page.locator("thead th:not([scope=col]), tbody th:not([scope=row])").count() == 0
+    assert page.evaluate(
+        "[...document.querySelectorAll('section')].every(one => document.getElementById(one.getAttribute('aria-labelledby')))"
+    )
+    reached = set()
+    for _ in range(16):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"))
+    assert {"theme", "plan", "Nodes", "Plans", "Measured timeline", "Tiles per layer", "Segments", "Events"} <= reached
+
+
+def test_hostile_names_are_shown_as_they_are(served, page):
+    shutil.copy(materialize("tiny"), served.folder / "models" / f"{HOSTILE}.onnx")
+    assert Http(served.url).json("POST", f"/v2/repository/models/{quote(HOSTILE)}/load", {})[0] == 200
+    served.cluster.add_agent(HOSTILE)
+    try:
+        page.wait_for_function("name => document.querySelector('#models').innerText.includes(name)", arg=HOSTILE)
+        page.wait_for_function("name => document.querySelector('#nodes').innerText.includes(name)", arg=HOSTILE)
+        assert page.locator("main img").count() == 0
+        assert page.evaluate("window.hurt") is None
+    finally:
+        served.cluster.kill(HOSTILE)
+    page.wait_for_function("name => document.querySelector('#map').textContent.includes('lost')", arg=HOSTILE)
+
+
+def test_a_page_that_loses_its_coordinator_or_server_says_so_and_goes_on(served, page):
+    served.cluster.kill("coordinator")
+    page.wait_for_selector("#state >> text=no coordinator")
+    assert "is away" in page.locator("#trouble").inner_text()
+    served.cluster.start_coordinator(int(served.cluster.address.rpartition(":")[2]))
+    page.wait_for_selector("#state >> text=live")
+    served.kill()
+    page.wait_for_selector("#state >> text=no server")
+    served.start()
+    page.wait_for_selector("#state >> text=live")
+    assert page.locator("#trouble").is_hidden()
+    page.wrong[:] = [said for said in page.wrong if "ERR_" not in said]  # the browser's own lines of the connection that was lost

@@ -1,0 +1,62 @@
+"""Contents of tensors, there and back."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as numpy_strategies
+
+from bbgrap.serving import datatypes
+from bbgrap.serving.refusals import RefusedError
+from bbgrap.serving.server import listen
+
+ARRAYS = st.sampled_from([name for name in datatypes.NUMPY if name not in ("BF16", "BYTES")]).flatmap(
+    lambda name: st.tuples(
+        st.just(name), numpy_strategies.arrays(datatypes.NUMPY[name], numpy_strategies.array_shapes(min_dims=0, min_side=0, max_side=4))
+    )
+)
+TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])))
+
+
+@given(ARRAYS)
+def test_bytes_are_the_same_tensor(case):
+    name, array = case
+    content = bytes(datatypes.to_bytes(array))
+    back = datatypes.of_bytes("x", name, array.shape, content)
+    assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert not array.size or np.shares_memory(back, np.frombuffer(content, np.uint8))
+    with pytest.raises(RefusedError):
+        datatypes.of_bytes("x", name, array.shape, content + b"\0")
+
+
+@given(ARRAYS)
+def test_lists_are_the_same_tensor(case):
+    name, array = case
+    back = datatypes.of_list("x", name, array.shape, datatypes.to_list(array))
+    np.testing.assert_array_equal(back, array)
+    assert back.dtype == array.dtype
+
+
+@given(TEXTS)
+def test_texts_go_both_ways(texts):
+    array = np.array([*texts, "end"], object)
+    for back in (
+        datatypes.of_bytes("x", "BYTES", array.shape, datatypes.to_bytes(array)),
+        datatypes.of_list("x", "BYTES", array.shape, datatypes.to_list(array)),
+    ):
+        assert back.tolist() == array.tolist()
+
+
+@given(st.binary(max_size=60), st.integers(0, 8))
+def test_bytes_that_are_no_texts_are_refused(content, count):
+    try:
+        array = datatypes.of_bytes("x", "BYTES", (count,), content)
+    except RefusedError:
+        return
+    assert bytes(datatypes.to_bytes(array)) == content
+
+
+def test_a_listening_socket_is_known_as_tcp():
+    """Where it is not, asyncio leaves small packets to wait for others, 40 ms for each answer."""
+    with listen("--http", "127.0.0.1:0") as listening:
+        assert listening.proto != 0

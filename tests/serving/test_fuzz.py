@@ -1,0 +1,78 @@
+"""A thousand damaged bodies: each gets an answer, and nobody else notices."""
+
+import random
+import socket
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from tests.serving.clients import binary_body, json_body
+
+pytestmark = pytest.mark.cluster
+
+FEED = {"x": np.full((2, 4), 0.5, np.float32)}
+TOKENS = (b"null", b"-1", b"1e999", b"{}", b"[]", b'"x"', b"true", b"99999999999999999999", b"[[[[1]]]]", b"NaN", b'"\\ud800"')
+
+
+def damaged(rng: random.Random) -> tuple[bytes, dict[str, str]]:
+    """A request whose JSON is damaged so that it means something else, or nothing."""
+    body, headers = binary_body(FEED) if rng.random() < 0.5 else (json_body(FEED), {})
+    length = int(next(iter(headers.values()), len(body)))
+    text, rest = bytearray(body[:length]), body[length:]
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(text) or 1)
+        match rng.randrange(5):
+            case 0:
+                text[at : at + 1] = rng.randbytes(1)
+            case 1:
+                del text[at : at + rng.randint(1, 20)]
+            case 2:
+                text[at:at] = text[at : at + rng.randint(1, 40)]
+            case 3:
+                colon = text.find(b":", at)
+                end = min((place for mark in (b",", b"}") if (place := text.find(mark, colon)) > 0), default=colon + 1)
+                text[colon + 1 : end] = rng.choice(TOKENS)
+            case _:
+                rest = rest[: rng.randrange(len(rest) + 1)] + rng.randbytes(rng.randrange(8))
+    if headers:
+        headers = {name: str(len(text) + rng.choice((0, 0, 0, 0, 1, -3))) for name in headers}
+    return bytes(text) + rest, headers
+
+
+def test_damaged_bodies_are_refused_and_hurt_nobody(http, served):
+    rng = random.Random(27)
+    counts: dict[int, int] = {}
+    with served.http() as witness:
+        for number in range(1000):
+            body, headers = damaged(rng)
+            status, answer = http.ask("POST", "/v2/models/rows/infer", body, headers)
+            assert status in (200, 400), (body, answer)  # some damage changes nothing: an unknown key, a number
+            counts[status] = counts.get(status, 0) + 1
+            if number % 100 == 0:
+                assert witness.run("rows", FEED)["y"].shape == (2, 4)
+    assert counts[400] > 700, counts
+    assert served.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_ends_its_own_connection(served, http, sent):
+    parts = urlsplit(served.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer
+    assert http.run("rows", FEED)["y"].shape == (2, 4)

@@ -1,0 +1,122 @@
+"""The protocol over gRPC, from a real process on a real cluster."""
+
+import grpc
+import numpy as np
+import pytest
+
+from bbgrap.serving.grpc_schema import message
+from tests.serving.clients import NAMES, grpc_outputs
+from tests.serving.test_http import ROWS, bfloat16, every_type, same
+
+pytestmark = pytest.mark.cluster
+
+CONTENTS = {
+    "BOOL": "bool_contents",
+    "UINT64": "uint64_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+}
+
+
+def request(model="rows", **fields):
+    made = message("ModelInferRequest")(model_name=model, **fields)
+    made.inputs.add(name="x", datatype="FP32", shape=ROWS.shape)
+    made.raw_input_contents.append(ROWS.tobytes())
+    return made
+
+
+def refused(rpc, made, timeout=60.0):
+    with pytest.raises(grpc.RpcError) as caught:
+        rpc.send("ModelInfer", made, timeout)
+    return caught.value
+
+
+def test_questions_are_answered(rpc, http):
+    assert rpc.ask("ServerLive").live
+    assert rpc.ask("ServerReady").ready
+    assert rpc.ask("ModelReady", name="rows").ready
+    assert not rpc.ask("ModelReady", name="nix").ready
+    assert rpc.ask("ServerMetadata").name == "bbgrap"
+    assert list(rpc.ask("ModelMetadata", name="rows").inputs[0].shape) == [-1, 4]
+    config = rpc.ask("ModelConfig", name="types").config
+    by_name = {item.name: item.data_type for item in config.input}
+    names = {value.number: value.name for value in config.DESCRIPTOR.file.enum_types_by_name["DataType"].values}
+    assert {name: names[by_name[f"in_{name}"]] for name in ("FP32", "BYTES")} == {"FP32": "TYPE_FP32", "BYTES": "TYPE_STRING"}
+    index = {model.name: (model.version, model.state) for model in rpc.ask("RepositoryIndex").models}
+    assert index["rows"] == ("1", "READY")
+    assert index == {line["name"]: (line["version"], line["state"]) for line in http.json("POST", "/v2/repository/index")[1]}
+    rpc.run("rows", {"x": ROWS})
+    (stats,) = rpc.ask("ModelStatistics", name="rows").model_stats
+    assert stats.inference_stats.success.count == stats.inference_count > 0
+
+
+def test_answers_are_those_of_http_to_the_bit(rpc, http):
+    got, want = rpc.run("rows", {"x": ROWS}), http.run("rows", {"x": ROWS})
+    assert {name: array.tobytes() for name, array in got.items()} == {name: array.tobytes() for name, array in want.items()}
+    for model, feed in (("types", every_type()), ("bfloat16", bfloat16())):
+        answer = rpc.run(model, feed)
+        assert [name for name in feed if not same(answer[name.replace("in_", "out_")], feed[name])] == []
+
+
+def test_typed_contents_are_taken(rpc):
+    made, feed = message("ModelInferRequest")(model_name="types", id="mine"), every_type()
+    for name, array in feed.items():
+        datatype = NAMES[array.dtype]
+        item = made.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        if datatype in CONTENTS:
+            getattr(item.contents, CONTENTS[datatype]).extend([text.encode() for text in array] if datatype == "BYTES" else array.tolist())
+    error = refused(rpc, made)
+    assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "input 'in_FP16': FP16 is given in raw_input_contents")
+    item = next(item for item in made.inputs if item.name == "in_FP16")
+    item.datatype = "FP32"
+    item.contents.fp32_contents.extend(feed["in_FP16"].tolist())
+    assert "input 'in_FP16': expected float16[3], got float32[3]" in refused(rpc, made).details()  # all others are what they should be
+    made = message("ModelInferRequest")(model_name="rows", id="mine")
+    made.inputs.add(name="x", datatype="FP32", shape=ROWS.shape).contents.fp32_contents.extend(ROWS.reshape(-1).tolist())
+    made.outputs.add(name="z")
+    answer = rpc.send("ModelInfer", made)
+    assert (answer.id, answer.model_version) == ("mine", "1")
+    np.testing.assert_array_equal(grpc_outputs(answer)["z"], ROWS.max(1, keepdims=True))
+
+
+def test_wrong_requests_are_told_what_is_wrong(rpc):
+    assert refused(rpc, request("nix")).code() is grpc.StatusCode.NOT_FOUND
+    assert refused(rpc, request(model_version="2")).code() is grpc.StatusCode.NOT_FOUND
+    made = request()
+    made.raw_input_contents.append(b"")
+    assert "expected one for each of 1 inputs, got 2" in refused(rpc, made).details()
+    made = request()
+    made.raw_input_contents[0] = b"abc"
+    assert "takes 48 bytes, got 3" in refused(rpc, made).details()
+    made = request()
+    made.inputs[0].contents.fp32_contents.append(1.0)
+    assert "got both" in refused(rpc, made).details()
+    made = request()
+    del made.raw_input_contents[:]
+    made.inputs[0].contents.int_contents.append(1)
+    assert "FP32 is given in fp32_contents, got int_contents" in refused(rpc, made).details()
+    made = request()
+    made.inputs[0].shape[:] = [-1, 4]
+    error = refused(rpc, made)
+    assert (error.code(), "expected a list of sizes" in error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    made = request()
+    made.parameters["sequence_id"].int64_param = 3
+    assert "no state between requests" in refused(rpc, made).details()
+    made = request()
+    made.raw_input_contents[0] = bytes(2 << 20)
+    assert refused(rpc, made).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_deadlines_end_requests(rpc):
+    slow = message("ModelInferRequest")(model_name="slow")
+    for name, array in (("x", np.zeros(1)), ("times", np.array(3_000_000))):
+        slow.inputs.add(name=name, datatype=NAMES[array.dtype], shape=array.shape)
+        slow.raw_input_contents.append(array.tobytes())
+    assert refused(rpc, slow, timeout=0.2).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    slow.parameters["timeout"].int64_param = 200_000
+    error = refused(rpc, slow)
+    assert (error.code(), error.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, "model 'slow': its deadline of 0.2 s passed")

@@ -1,0 +1,121 @@
+"""What a server does when it is too much, when somebody goes, when it is told to stop, and when the coordinator is away."""
+
+import json
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from tests.known_agents import known_cluster
+from tests.serving.clients import JSON_LENGTH, binary_body
+from tests.serving.conftest import await_, serving
+from tests.serving.models import write_rows
+
+pytestmark = pytest.mark.cluster
+
+X = {"x": np.full((2, 4), 0.5, np.float32)}
+SECOND = 300_000
+"""Turns of the slow model that take about a second."""
+
+
+def slow(times):
+    return binary_body({"x": np.zeros(1), "times": np.array(times)})
+
+
+def infer(server, body_and_headers, model="slow"):
+    body, headers = body_and_headers
+    with server.http() as http:
+        status, answer = http.ask("POST", f"/v2/models/{model}/infer", body, headers)
+        return status, answer, http.headers
+
+
+def failed(http):
+    return http.json("GET", "/v2/models/slow/stats")[1]["model_stats"][0]["inference_stats"]["fail"]["count"]
+
+
+def test_a_deadline_ends_a_request(served, http):
+    body, headers = binary_body({"x": np.zeros(1), "times": np.array(SECOND)}, parameters={"timeout": 50_000})
+    status, answer = http.ask("POST", "/v2/models/slow/infer", body, headers)
+    assert (status, json.loads(answer)["error"]) == (504, "model 'slow': its deadline of 0.05 s passed")
+
+
+def test_clients_that_go_take_their_requests_along(served, http):
+    """One agent would be busy with them for 100 s or more."""
+    body, headers = slow(2 * SECOND)
+    head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{JSON_LENGTH}: {headers[JSON_LENGTH]}\r\n\r\n"
+    before, parts = failed(http), urlsplit(served.url)
+    gone = [socket.create_connection((parts.hostname, parts.port)) for _ in range(50)]
+    for connection in gone:
+        connection.sendall(head.encode() + body)
+    await_(lambda: http.json("GET", "/v2/models/slow/stats")[1]["model_stats"][0]["execution_count"] > 40)
+    for connection in gone:
+        connection.close()
+    await_(lambda: failed(http) >= before + 45)  # some may have been answered
+    assert http.run("rows", X)["y"].shape == (2, 4)  # within the connection's 60 s, of which the machine may take most
+    assert infer(served, slow(3))[0] == 200
+
+
+def test_too_many_are_told_to_come_again_and_the_last_is_answered(cluster, models, tmp_path):
+    with serving(cluster.address, models, tmp_path / "log", "--max-in-flight", "1") as server, server.http() as http:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(infer, server, slow(2 * SECOND))
+            await_(lambda: http.json("GET", "/v2/models/slow/stats")[1]["model_stats"][0]["execution_count"] == 1)
+            status, answer, headers = infer(server, binary_body(X), "rows")
+            assert (status, headers["retry-after"], "--max-in-flight" in json.loads(answer)["error"]) == (429, "1", True)
+            server.process.send_signal(signal.SIGTERM)
+            await_(lambda: http.json("GET", "/v2/health/ready")[0] == 503)
+            assert http.json("GET", "/v2/health/live")[0] == 200
+            status, answer, headers = infer(server, binary_body(X), "rows")
+            assert (status, headers["retry-after"], json.loads(answer)["error"]) == (503, "1", "the server is stopping")
+            assert running.result()[0] == 200
+        assert server.process.wait(30) == 0
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_batches_answer_as_single_requests_do(cluster, models, tmp_path, served):
+    feeds = [{"x": np.full((1 + number % 3, 4), number / 40, np.float32)} for number in range(32)]
+    feeds[7] = {"x": np.full((1, 4), 5000, np.float32)}  # fails, and no other
+    ready = threading.Barrier(len(feeds))
+    with serving(cluster.address, models, tmp_path / "log", "--max-batch", "8", "--batch-delay", "20") as server:
+
+        def one(feed):
+            ready.wait()
+            return infer(server, binary_body(feed), "rows")
+
+        with ThreadPoolExecutor(len(feeds)) as pool:
+            answers = list(pool.map(one, feeds))
+        with server.http() as http:
+            assert [number for number, answer in enumerate(answers) if answer[0] != 200] == [7]
+            assert "out of data bounds" in json.loads(answers[7][1])["error"]
+            counts = http.json("GET", "/v2/models/rows/stats")[1]["model_stats"][0]
+            assert counts["inference_count"] == 31
+            ran = counts["execution_count"]
+            assert ran < 31, counts
+    with served.http() as http:
+        for feed, (_, content, headers) in zip(feeds, answers, strict=True):
+            if feed is not feeds[7]:
+                alone = http.run("rows", feed)
+                length = int(headers[JSON_LENGTH.lower()])
+                assert content[length:] == alone["y"].tobytes() + alone["z"].tobytes()
+
+
+def test_while_the_coordinator_is_away_requests_are_sent_elsewhere(models, tmp_path):
+    folder = tmp_path / "models"
+    write_rows(folder / "rows.onnx")
+    with (
+        known_cluster(1, tmp_path / "weights", pin=False) as own,
+        serving(own.address, folder, tmp_path / "log") as server,
+        server.http() as http,
+    ):
+        assert http.run("rows", X)["y"].shape == (2, 4)
+        own.kill("coordinator")
+        await_(lambda: http.json("GET", "/v2/health/ready")[0] == 503)
+        status, answer, headers = infer(server, binary_body(X), "rows")
+        assert (status, headers["retry-after"]) == (503, "1"), answer
+        own.start_coordinator()
+        await_(lambda: http.json("GET", "/v2/health/ready")[0] == 200)
+        assert http.run("rows", X)["y"].shape == (2, 4)

@@ -1,0 +1,161 @@
+"""The page without a browser: its files and policy, what it is told, the pictures of plans, metrics and spans."""
+
+import json
+import re
+import signal
+import xml.etree.ElementTree as ET
+from dataclasses import asdict
+from html.parser import HTMLParser
+from importlib import resources
+
+import numpy as np
+import pytest
+
+from bbgrap.protocol.status_messages import PlanShown
+from bbgrap.serving.live import _event
+from bbgrap.serving.shown import drawn
+from tests.bbgrap.observing.receiver import receiver
+from tests.serving.clients import binary_body
+from tests.serving.conftest import await_, serving
+from tests.serving.pages import Page
+
+X = {"x": np.full((2, 4), 0.5, np.float32)}
+HOSTILE = "</text><script>alert(1)</script>\n\ndata: \u2028'\"&"
+
+
+class Loads(HTMLParser):
+    """What a page loads, and what it has inline."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths, self.inline, self._in = set(), [], ""
+
+    def handle_starttag(self, tag, attrs):
+        self._in = tag if tag in ("script", "style") else ""
+        for name, value in attrs:
+            if name == "src" or (tag == "link" and name == "href"):
+                self.paths.add(value)
+            if name == "style" or name.startswith("on"):
+                self.inline.append((tag, name))
+
+    def handle_data(self, data):
+        if self._in and data.strip():
+            self.inline.append((self._in, data))
+
+
+@pytest.mark.cluster
+def test_the_page_loads_its_own_files_and_its_policy_allows_nothing_else(http):
+    status, page = http.ask("GET", "/")
+    policy = http.headers["content-security-policy"]
+    assert (status, http.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    loads = Loads()
+    loads.feed(page.decode())
+    assert loads.inline == []
+    assert {"/page/page.js", "/page/page.css"} <= loads.paths
+    files = {entry.name for entry in (resources.files("bbgrap.serving") / "page").iterdir()} - {"index.html"}
+    assert {path.rpartition("/")[2] for path in loads.paths} <= files
+    for name in files:
+        status, content = http.ask("GET", f"/page/{name}")
+        assert (status, http.headers["content-security-policy"]) == (200, policy), name
+        imported = re.findall(rb"(?:from|import)\s+'([^']*)'|url\(([^)]*)\)", content)
+        assert all(one.removeprefix(b"./").decode() in files for one, _ in imported), name
+        assert not re.search(rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", content), name
+    assert http.ask("GET", "/page/..%2fhttp.py")[0] == 404
+    assert http.ask("POST", "/")[0] == 405
+
+
+@pytest.mark.cluster
+def test_an_open_page_is_told_the_status_and_its_changes(served, cluster, http):
+    http.run("rows", X)
+    with Page(served.url) as page:
+        assert page.answer.headers["content-type"] == "text/event-stream"
+        told, status = page.next("status"), cluster.connection.status()
+        assert told.keys() == {"uptime_s", "rates", "latest", *asdict(status)}
+        assert [node["name"] for node in told["nodes"]] == [node.name for node in status.nodes]
+        assert told["links"] == [asdict(link) for link in status.links]
+        assert told["events"] == []
+        happened = page.next("happened")
+        assert [event["number"] for event in happened] == [event.number for event in status.events]
+        before = done(told)
+        for _ in range(5):
+            http.run("rows", X)
+        later = page.until("status", lambda told: done(told) == before + 5)
+        with Page(served.url) as other:
+            assert len(other.next("history")) >= 1
+            assert done(other.next("status")) == done(later)
+        key = next(plan["plan"] for model in later["models"] for plan in model["plans"] if model["name"] == "rows")
+        status, plan = http.json("GET", f"/live/plans/{key}")
+        assert (status, plan["agents"]) == (200, ["agent0"])
+    for wrong in ("nix", "0" * 64, "%2e%2e"):
+        status, said = http.ask("GET", f"/live/plans/{wrong}")
+        assert (status, said != b"") == (404, True)
+
+
+def done(told):
+    return next((model["requests"]["done"] for model in told["models"] if model["name"] == "rows"), 0)
+
+
+@pytest.mark.cluster
+def test_metrics_are_the_clusters(http, cluster):
+    http.run("rows", X)
+    done = next(model.requests["done"] for model in cluster.connection.status().models if model.name == "rows")
+
+    def counted():
+        status, text = http.ask("GET", "/metrics")
+        assert (status, http.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        assert b'bbgrap_node_up{node="agent0"} 1.0' in text
+        found = re.search(rb'bbgrap_requests_total\{digest="\w+",model="rows",outcome="done"\} ([\d.]+)', text)
+        return found is not None and float(found[1]) >= done
+
+    await_(counted)  # what is told may be a second old
+
+
+@pytest.mark.cluster
+def test_requests_are_recorded_while_a_page_is_open_and_failures_stay_failures(cluster, models, tmp_path):
+    with serving(cluster.address, models, tmp_path / "log", "--record-every", "0", "--log-format", "json") as server, server.http() as http:
+        http.run("triton", X)
+        with Page(server.url) as page:
+            key = next(p["plan"] for model in page.next("status")["models"] for p in model["plans"] if model["name"] == "model")
+            # Triton's layout and rows.onnx are one file, and so one model to the cluster.
+            before = http.json("GET", f"/live/plans/{key}")[1]["recorded_at"]
+            y = http.run("triton", X)["y"]
+            body, headers = binary_body({"x": np.full((2, 4), 1.5, np.float32)})
+            assert http.ask("POST", "/v2/models/triton/infer", body, headers)[0] == 500
+            np.testing.assert_array_equal(http.run("triton", X)["y"], y)
+            await_(lambda: http.json("GET", f"/live/plans/{key}")[1]["recorded_at"] > before)
+            plan = http.json("GET", f"/live/plans/{key}")[1]
+            assert plan["measured_s"] > 0
+            assert ET.fromstring(plan["measured_svg"]).tag.endswith("svg")  # noqa: S314 - our own output
+            # A page that is open does not keep the server from ending.
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(20) == 0
+
+
+@pytest.mark.cluster
+def test_spans_go_on_the_trace_of_the_client(cluster, models, tmp_path):
+    trace = "ab" * 16
+    with receiver() as received:
+        with serving(cluster.address, models, tmp_path / "log", "--otlp", received.endpoint, "--record-every", "0") as server:
+            with server.http() as http:
+                body, headers = binary_body(X)
+                assert http.ask("POST", "/v2/models/rows/infer", body, {**headers, "traceparent": f"00-{trace}-{'cd' * 8}-01"})[0] == 200
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(20) == 0
+        names = {span.name for span in received.spans if span.trace_id.hex() == trace}
+        assert names == {"infer rows", "node agent0", "node coordinator"}
+
+
+def test_hostile_names_are_text_and_nothing_else():
+    layer = {"name": HOSTILE, "operator": "Conv", "axis": "rows", "extent": 4}
+    fetch = {"value": HOSTILE, "axis": "rows", "extent": 4, "ranges": [[0, 1]], "elements": 1}
+    tiles = [{"device": 0, "computes": [[0, 2]], "fetches": [fetch]}, {"device": 1, "computes": [[2, 4]], "fetches": []}]
+    spans = {"devices": [HOSTILE, "b", "coordinator"], "spans": [[0, "compute", HOSTILE, 0, 10, None, None, 0, 0]]}
+    report = json.dumps({"agents": [HOSTILE, "b"], "layers": [{**layer, "tiles": tiles}], "predicted_timeline": spans})
+    shown = drawn(PlanShown(1, report, (HOSTILE, "b", "coordinator"), (), 0.0))
+    for picture in (shown["layers_svg"], shown["predicted_svg"]):
+        tags = {element.tag.rpartition("}")[2] for element in ET.fromstring(picture).iter()}  # noqa: S314 - our own output
+        assert tags <= {"svg", "g", "rect", "text", "title", "line", "path"}
+        assert "style=" not in picture
+    assert _event("status", {"name": HOSTILE}).count(b"\n") == 3

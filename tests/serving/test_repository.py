@@ -1,0 +1,59 @@
+"""A folder of models: listed, loaded and unloaded by clients, who never name a path."""
+
+import pytest
+
+from tests.serving.clients import Grpc
+from tests.serving.conftest import serving
+from tests.serving.models import write_rows, write_slow
+from tests.serving.test_life import X
+
+pytestmark = pytest.mark.cluster
+
+
+def listing(http, **said):
+    return {line["name"]: line for line in http.json("POST", "/v2/repository/index", said)[1]}
+
+
+def test_the_listing_says_what_is_served_and_why_not(http):
+    found = listing(http)
+    assert {"rows", "slow", "types", "triton", "sequence", "broken"} <= found.keys()
+    assert "notes" not in found
+    assert found["triton"]["version"] == "12"
+    assert "the protocol has no such type" in found["sequence"]["reason"]
+    assert found["broken"]["state"] == "UNAVAILABLE"
+    assert listing(http, ready=True).keys() == {"bfloat16", "rows", "slow", "triton", "types"}
+
+
+def test_models_come_and_go(cluster, tmp_path):
+    folder = tmp_path / "models"
+    write_rows(folder / "first.onnx")
+    with serving(cluster.address, folder, tmp_path / "log", "--grpc", "127.0.0.1:0") as server, server.http() as http:
+        write_slow(folder / "second" / "4" / "model.onnx")
+        assert listing(http)["second"] == {"name": "second", "version": "4", "state": "UNAVAILABLE", "reason": "not loaded"}
+        assert http.ask("POST", "/v2/models/second/infer", b"{}")[0] == 404
+        assert http.json("POST", "/v2/repository/models/second/load", {})[0] == 200
+        assert http.json("GET", "/v2/models/second/versions/4/ready")[0] == 200
+        assert http.json("POST", "/v2/repository/models/first/unload") == (200, {})
+        assert http.ask("POST", "/v2/models/first/infer", b"{}")[0] == 404
+        rpc = Grpc(server.grpc)
+        assert not rpc.ask("ModelReady", name="first").ready
+        rpc.ask("RepositoryModelLoad", model_name="first")
+        assert http.run("first", X)["y"].shape == (2, 4)
+        rpc.ask("RepositoryModelUnload", model_name="first")
+        assert listing(http)["first"]["reason"] == "unloaded"
+        rpc.channel.close()
+        (folder / "first.onnx").write_bytes(b"broken")
+        status, said = http.json("POST", "/v2/repository/models/first/load")
+        assert (status, listing(http)["first"]["reason"] in said["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("name", ["nix", "..%2Frows", "%2Fetc%2Fpasswd", "rows.onnx", "notes", "triton%2F3"])
+def test_what_is_not_in_the_listing_is_not_looked_for(http, name):
+    for what in ("load", "unload"):
+        status, said = http.json("POST", f"/v2/repository/models/{name}/{what}")
+        assert (status, "error" in said) == (404, True)
+
+
+def test_clients_bring_no_files_and_no_configuration(http):
+    said = {"parameters": {"config": "{}", "file:1/model.onnx": "AAAA"}}
+    assert http.json("POST", "/v2/repository/models/rows/load", said)[0] == 400

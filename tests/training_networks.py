@@ -1,0 +1,52 @@
+"""Small networks for training steps, and what a step of them takes and gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bbgrap.zoo.builder import Builder
+from bbgrap.zoo.training.networks import Step, stack, vgg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bbgrap.graph import Array, Graph
+    from bbgrap.zoo.training import TrainingStep
+
+
+def branches(batch: int = 3) -> Graph:
+    """Build a network with every operator that has a gradient, windows that overlap or leave gaps, and a sum of two branches."""
+    b = Builder("branches", (batch, 2, 19, 19))
+    x = b.act("Relu", b.norm(b.conv("input", "conv1", 4, 3, stride=2), "norm1"), "relu1")
+    x = b.max_pool(x, "pool1", 3, 2, 1)
+    y = b.norm(b.conv(x, "conv2", 4, 3), "norm2")
+    x = b.act("Relu", b.binary("Add", b.conv(x, "down", 4, 1), y, "add"), "relu2")
+    attributes = {"kernel_shape": (2, 2), "strides": (1, 1), "pads": (0,) * 4}
+    x = b.node("AveragePool", "pool2", [x], (batch, 4, 4, 4), attributes)
+    x = b.act("Relu", b.conv(x, "conv3", 6, 1, stride=2, bias=True), "relu3")
+    x = b.act("Relu", b.dense(b.flatten(b.mean(x, "mean"), "flat"), "fc1", 7), "relu4")
+    return b.graph(b.dense(x, "fc2", 4, bias=False))
+
+
+def remainders(batch: int = 4) -> Graph:
+    """Build a network whose last windows do not reach the end of their maps."""
+    steps = (Step(4, 5, stride=3, pool=3), Step(6, 2, stride=2, pad=1), Step(5, 2, pool=2))
+    return stack("remainders", batch, 2, 36, steps, (6, 3))
+
+
+NETWORKS: dict[str, Callable[[int], Graph]] = {
+    "branches": branches,
+    "remainders": remainders,
+    "perceptron": lambda batch: stack("perceptron", batch, 12, 1, (), (16, 8, 5)),
+    "vgg": lambda batch: vgg("a", batch, size=32, scale=32),
+}
+
+
+def batch_of(step: TrainingStep, seed: int = 0) -> dict[str, Array]:
+    """Draw samples and labels."""
+    random, types = np.random.default_rng(seed), step.graph.types
+    (count,) = types["labels"].known_shape
+    classes = int(step.graph.weights["classes"].array)
+    return {"input": random.standard_normal(types["input"].known_shape, np.float32), "labels": random.integers(0, classes, count)}
