@@ -95,7 +95,7 @@ def test_every_message_of_the_protocol_may_be_said_by_the_roles_of_the_table_and
 def test_what_the_roles_are_for():
     names = {kind: {message.__name__ for message in allowed} for kind, allowed in MAY.items()}
     assert names["reader"] == {"Hello", "ListNodes", "ListProfiles", "InspectNodes", "ReadStatus", "ReadPlan", "Cancel", "Ask"}
-    assert names["client"] - names["reader"] == {"OfferModel", "ModelChunk", "PrepareModel", "RunModel"}
+    assert names["client"] - names["reader"] == {"OfferModel", "ModelChunk", "PrepareModel", "RunModel", "ForkSequence", "EndSequence"}
     assert names["agent"] == {"Enrol"}
     assert names["admin"] > names["client"] | names["agent"]
     assert names["node"] == {message.__name__ for message in get_args(AgentMessage)} | {"Enrol"}
