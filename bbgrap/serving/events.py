@@ -21,6 +21,7 @@ from bbgrap.report.marks import DARK, LIGHT, STYLE
 from bbgrap.serving.gateway import ended
 from bbgrap.serving.live import Live
 from bbgrap.serving.tracing import Tracing
+from bbgrap.session.connection import StoppedError
 
 MAX_PAGES = 64
 """Pages that are told at once."""
@@ -62,11 +63,12 @@ def page_routes(live: Live, tracing: Tracing) -> list[BaseRoute]:
             return _refused(404, "expected the key of a plan: 64 hexadecimal digits")
         try:
             return _answer(await live.plan(key), "application/json")
-        except (BbgrapError, TimeoutError) as error:
+        except (BbgrapError, StoppedError, TimeoutError) as error:
             return _refused(404, str(error) or "the coordinator does not answer")
 
     async def metrics(_: Request) -> Response:
-        return _answer(exposition((await live.look()).status).encode(), CONTENT_TYPE)
+        status = (await live.look()).status
+        return _answer((await asyncio.to_thread(exposition, status)).encode(), CONTENT_TYPE)
 
     return [
         Route("/", files["index.html"], methods=["GET"]),

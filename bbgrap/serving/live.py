@@ -25,8 +25,8 @@ from bbgrap.session.connection import StoppedError
 EVERY_S = 1.0
 """Between two looks."""
 _ANSWERS_WITHIN_S = 2.0
-_WINDOW = 10
-"""Looks that rates are taken over."""
+_WINDOW_S = 10.5
+"""What rates are taken over at most."""
 _HISTORY = 300
 """Looks that a new page is told of: five minutes."""
 _EVENTS = 200
@@ -60,7 +60,7 @@ class Live:
         self._thread = ThreadPoolExecutor(1, "bbgrap-serve-live")
         self._latest: Look | None = None
         self._looking: asyncio.Future[Look] | None = None
-        self._seen: deque[Status] = deque(maxlen=_WINDOW + 1)
+        self._seen: deque[Status] = deque()
         self._events: deque[ClusterEvent] = deque(maxlen=_EVENTS)
         self._history: deque[list[object]] = deque(maxlen=_HISTORY)
         self._plans: dict[tuple[str, int], tuple[float, bytes]] = {}
@@ -96,7 +96,8 @@ class Live:
 
         Raises:
             BbgrapError: if there is no such plan, or the coordinator cannot be asked.
-            TimeoutError: if it does not answer.
+            StoppedError: if the server stops.
+            TimeoutError: if the coordinator does not answer.
         """
         status = (await self.look()).status
         epochs = (plan.epoch for model in (status.models if status else ()) for plan in model.plans if plan.plan == key)
@@ -123,7 +124,9 @@ class Live:
         except (BbgrapError, StoppedError, TimeoutError) as error:
             why = str(error) or f"the coordinator at {self._gateway.connection.address} does not answer"
             return self._look_of(None, _event("away", {"why": why}))
-        # Of the latest seconds for people to read, and since the last look for series; nothing at the first look.
+        while self._seen and status.now - self._seen[0].now > _WINDOW_S:
+            self._seen.popleft()
+        # Of the latest seconds for people to read, and since the last look for series; nothing at the first look after a pause.
         rates, latest = ((rates_between(self._seen[place], status) if self._seen else ()) for place in (0, -1))
         if latest:
             self._history.append([status.now, *map(_point, latest)])

@@ -140,9 +140,13 @@ def figures(page, selector):
 
 
 def picture(page, name):
-    """Keep what the page shows, in colours as few as it needs."""
+    """Keep what the page shows, in the colours that it has most of: backgrounds stay what they are."""
     if folder := os.environ.get("PICTURES"):
-        image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
+        image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+        most = sorted(image.getcolors(image.width * image.height), reverse=True)[:COLOURS]
+        palette = Image.new("P", (1, 1))
+        palette.putpalette([part for _, colour in most for part in colour])
+        image = image.quantize(palette=palette, dither=Image.Dither.NONE)
         Path(folder).mkdir(parents=True, exist_ok=True)
         image.save(Path(folder) / f"page-{name}.png", optimize=True)
 
