@@ -47,7 +47,7 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
     listed = [_columns(node, share, verifies=verifies) for node, share in zip(found, shares, strict=True)]
     if sys.stdout.isatty() and shutil.get_terminal_size().columns < _TABLE_WIDTH:
         for number, columns in enumerate(listed):
-            _print_lines(columns, is_first=number == 0)
+            _print_lines(columns, shutil.get_terminal_size().columns, is_first=number == 0)
     else:
         print_table(tuple(listed[0]), [tuple(columns.values()) for columns in listed])
     for node in found:
@@ -75,9 +75,14 @@ def _columns(node: NodeStatus, share: float, *, verifies: bool) -> Mapping[str, 
     return {**columns, "verified": node.verified, "differed": node.differed} if verifies else columns
 
 
-def _print_lines(columns: Mapping[str, object], *, is_first: bool) -> None:
+def _print_lines(columns: Mapping[str, object], width: int, *, is_first: bool) -> None:
     """Print one node in a few lines, for a narrow terminal."""
     name, state, address, *others = columns
     print_result(f"{'' if is_first else chr(10)}{columns[name]}  {columns[state]}  {columns[address]}")
-    for start in range(0, len(others), 3):
-        print_result("  " + "  ".join(f"{key} {columns[key]}" for key in others[start : start + 3]))
+    line = ""
+    for told in (f"  {key} {columns[key]}" for key in others):
+        if line and len(line) + len(told) > width:
+            print_result(line)
+            line = ""
+        line += told
+    print_result(line)

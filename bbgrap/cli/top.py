@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,12 +77,20 @@ def top(
             now = cluster.status()
             print_result(top_text(now, rates_between(before, now), columns()))
             return
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the terminal is left as it was, then, too
-        _watch(_Looks(cluster, token_file, insecure), every)
+        ended = threading.Event()
+
+        def end(number: int, frame: object) -> None:
+            ended.set()
+            signal.signal(number, signal.default_int_handler)  # who asks again is not made to wait
+
+        # Not by an exception: where it came up, it could be lost. The terminal is left as it was.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, end)
+        _watch(_Looks(cluster, token_file, insecure), every, ended)
 
 
-def _watch(looks: _Looks, every: float) -> None:
-    """Show what happens until interrupted."""
+def _watch(looks: _Looks, every: float, ended: threading.Event) -> None:
+    """Show what happens until it is to end."""
     import time
 
     from rich.console import Console
@@ -96,14 +105,14 @@ def _watch(looks: _Looks, every: float) -> None:
     shown, seen = "", time.monotonic()
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
+            while not ended.is_set():
                 now = looks.look()
                 if now is not None:
                     shown, seen = top_text(now, rates_between(before, now), console.width, console.height), time.monotonic()
                     before = now
                 away = f"the coordinator has not answered for {age_text(time.monotonic() - seen)}; trying until it does\n"
                 live.update(Text(shown if now is not None else away + shown), refresh=True)
-                time.sleep(every)
+                ended.wait(every)
     except KeyboardInterrupt:
         pass
     finally:

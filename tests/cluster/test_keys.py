@@ -149,6 +149,7 @@ def test_a_node_needs_its_token_once(cluster, tmp_path):
     assert key.stat().st_mode & 0o777 == 0o600
     assert [k.by for k in cluster.connection.tokens() if k.name == "fourth" and not k.revoked] == ["hall"]
     cluster.connection.revoke_token("fourth")
+    command.remove("--until-eof")
     refused = subprocess.run([*command, "--token-file", str(tmp_path / "token")], capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 4
     assert "does not know the key" in refused.stderr.splitlines()[-1]

@@ -82,10 +82,10 @@ def test_an_open_page_is_told_the_status_and_its_changes(served, cluster, http):
         before = done(told)
         for _ in range(5):
             http.run("rows", X)
-        later = page.until("status", lambda told: done(told) == before + 5)
+        later = page.until("status", lambda told: done(told) >= before + 5)
         with Page(served.url) as other:
             assert len(other.next("history")) >= 1
-            assert done(other.next("status")) == done(later)
+            assert done(other.next("status")) >= done(later)
         key = plan_of(later, "rows")["plan"]
         status, plan = http.json("GET", f"/live/plans/{key}")
         assert (status, plan["agents"]) == (200, ["agent0"])

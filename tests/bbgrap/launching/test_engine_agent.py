@@ -35,7 +35,7 @@ def test_an_owned_agent_is_started_again_until_its_coordinator_is_gone(monkeypat
         try:
 
             def joined():
-                (mine,) = [child for child in psutil.Process().children() if "bbgrap_agent.main" in child.cmdline()] or [None]
+                (mine,) = [child for child in psutil.Process().children() if "rack-1-node-7" in child.cmdline()] or [None]
                 return mine if mine is not None and [node.name for node in head.connection.nodes()] == ["rack-1-node-7"] else None
 
             first = wait_for(joined)

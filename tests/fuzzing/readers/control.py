@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from random import Random
 from typing import Any
 
@@ -64,7 +65,7 @@ CONTROL = [
     Reader(
         "schema",
         _build,
-        [msgpack.packb([getattr(_DEPLOY, name) for name in ("epoch", "peers", "schedule", "segments")], default=plain_form)],
+        [msgpack.packb([getattr(_DEPLOY, field.name) for field in fields(_DEPLOY)], default=plain_form)],
         (BbgrapError,),
         mutate=in_msgpack(),
         times=MSGPACK_TIMES,
