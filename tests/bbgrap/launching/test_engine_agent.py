@@ -1,5 +1,6 @@
 """Agents of engines, owned by this process instead of one of Ray or Dask."""
 
+import contextlib
 import sys
 import time
 
@@ -10,6 +11,12 @@ import bbgrap
 from bbgrap.launching import engine_agent
 from bbgrap.launching.engine_agent import AgentOrder, OwnedAgent
 from bbgrap.launching.engine_cluster import join_token, start_coordinator
+
+
+def is_mine(process):
+    with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+        return "rack-1-node-7" in process.cmdline()
+    return False
 
 
 def wait_for(condition):
@@ -35,7 +42,7 @@ def test_an_owned_agent_is_started_again_until_its_coordinator_is_gone(monkeypat
         try:
 
             def joined():
-                (mine,) = [child for child in psutil.Process().children() if "rack-1-node-7" in child.cmdline()] or [None]
+                (mine,) = list(filter(is_mine, psutil.Process().children())) or [None]
                 return mine if mine is not None and [node.name for node in head.connection.nodes()] == ["rack-1-node-7"] else None
 
             first = wait_for(joined)
