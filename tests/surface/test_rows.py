@@ -82,6 +82,9 @@ def test_odd_providers_without_fallback(both, given):
 
 
 def test_without_a_cluster_said_it_is_that_of_the_surroundings(cluster, monkeypatch):
+    # Other tests of this process may be inside of clusters, and have one in their environment.
+    monkeypatch.setattr(which_cluster, "_enclosing", [])
+    monkeypatch.delenv("BBGRAP_COORDINATOR", raising=False)
     with pytest.raises(bbgrap.UsageError, match=r"which cluster\? give cluster=, or set BBGRAP_COORDINATOR"):
         bbgrap.InferenceSession(models.add())
     monkeypatch.setenv("BBGRAP_COORDINATOR", "http://x:1")
