@@ -112,7 +112,7 @@ class _Maker:
         graph = with_state(graph, dict(plan.options.state))
         if not grows(graph):
             return (prepare_sequences(graph, plan.cluster, plan.options),)
-        return (prepare_growing(graph, lambda shapes: model.graph(path, shapes), model.declared, plan.cluster, plan.options),)
+        return (prepare_growing(graph, model.open_graph, model.declared, plan.cluster, plan.options),)
 
     def _model(self, task: Task) -> ReloadedModel:
         model = self._models.pop(task.digest, None) or ReloadedModel(task.model)

@@ -23,7 +23,7 @@ def prepared(tmp_path, model, shapes, pairs, options):
     path.write_bytes(model)
     loader = ReloadedModel(path)
     first = with_state(loader.graph(path, shapes), pairs)
-    return prepare_growing(first, lambda other: loader.graph(path, other), loader.declared, Cluster.even(2), options)
+    return prepare_growing(first, loader.open_graph, loader.declared, Cluster.even(2), options)
 
 
 def halves(artifacts):
