@@ -9,7 +9,7 @@ from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, 
 from bbgrap.compiler.assembly import box_within
 from bbgrap.compiler.canonical import canonical
 from bbgrap.compiler.host_concat import places_of, shifted
-from bbgrap.compiler.segments import Segment, WeightCutter, buffer_names, build_segment, read_outside
+from bbgrap.compiler.segments import Segment, Slices, WeightCutter, buffer_names, build_segment, read_outside
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_io import write_graph
@@ -18,9 +18,9 @@ from bbgrap.runtime.schedule import OPEN, Box, BufferSpec, LocalJoin, LocalPart,
 from bbgrap.shapemap import ShapeMap
 
 
-def segment_graphs(program: Program) -> tuple[tuple[Segment, ...], ...]:
-    """Return the stand-alone models of every device but the host, in the order in which it runs them."""
-    cutter = WeightCutter(program.graph)
+def segment_graphs(program: Program, cut: Slices | None = None) -> tuple[tuple[Segment, ...], ...]:
+    """Return the stand-alone models of every device but the host, in the order in which it runs them; `cut` has slices of weights."""
+    cutter = WeightCutter(program.graph, {} if cut is None else cut)
     found = []
     for device in program.devices[: program.host]:
         names, outside = buffer_names(program.graph, device), read_outside(device)
@@ -34,11 +34,11 @@ def segment_graphs(program: Program) -> tuple[tuple[Segment, ...], ...]:
     return tuple(found)
 
 
-def export(program: Program) -> Artifacts:
-    """Return schedules, models with their weights detached, and the weight slices by digest."""
+def export(program: Program, cut: Slices | None = None) -> Artifacts:
+    """Return schedules, models with their weights detached, and the weight slices by digest; programs with the same `cut` share slices."""
     weights: dict[str, Array] = {}
     devices = []
-    for device, segments in zip(program.devices, segment_graphs(program), strict=False):
+    for device, segments in zip(program.devices, segment_graphs(program, cut), strict=False):
         models = tuple(_ship(segment, weights) for segment in segments)
         devices.append(DeviceArtifacts(schedule_of(program, device, segments), models))
     return Artifacts(tuple(devices), schedule_of(program, program.devices[program.host], ()), weights)

@@ -14,6 +14,7 @@ from bbgrap.compiler.build import StateLayout
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.passes.state import layout_of
+from bbgrap.compiler.segments import Slices
 from bbgrap.compiler.sequences import for_sequences
 from bbgrap.engine.prepare import Made, fit
 from bbgrap.errors import BbgrapError, PlanError
@@ -38,11 +39,6 @@ Load = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, frozenset[int]]], G
 
 Sizes = Mapping[str, tuple[int | str | None, ...]]
 """Inputs, and the sizes and symbols of their axes that the model declares."""
-
-
-def grows(graph: Graph) -> bool:
-    """Whether a graph's state is longer after a request than before."""
-    return any(graph.types[name].shape != graph.types[output].shape for name, output in graph.state.items())
 
 
 def prepare_growing(first: Graph, load: Load, declared: Sizes, cluster: Cluster, options: PlanOptions) -> Made:
@@ -82,11 +78,12 @@ def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -
 
     further = opened(plan, forecast.descriptions)
     first = opened(plan, forecast.descriptions, layout_of(further))
-    shipped = for_sequences(export(first), export(further))
+    cut: Slices = {}
+    shipped = for_sequences(export(first, cut), export(further, cut))
     described = all_descriptions(longer)
     other = scaled(plan, longer, described)
     again = opened(other, described)
-    if for_sequences(export(opened(other, described, layout_of(again))), export(again)) != shipped:
+    if for_sequences(export(opened(other, described, layout_of(again)), cut), export(again, cut)) != shipped:
         raise PlanError(f"model '{graph.name}': as it is cut, its program depends on how long its state is")
     return replace(planned, artifacts=shipped), plan
 
@@ -103,7 +100,7 @@ def _shapes(first: Graph, declared: Sizes, words: int, length: int) -> dict[str,
             if isinstance(symbol, str):
                 (fixed if size == later else growing).add(symbol)
 
-    def size(symbol: int | str | None, given: int) -> int:
+    def chosen(symbol: int | str | None, given: int) -> int:
         if not isinstance(symbol, str) or symbol in fixed:
             return given
         # Exporters call an axis of a mask `total...`, or a sum with the state's length.
@@ -112,6 +109,6 @@ def _shapes(first: Graph, declared: Sizes, words: int, length: int) -> dict[str,
     for name in first.given:
         symbols = declared.get(name, ())
         shapes[name] = tuple(
-            size(symbols[axis] if axis < len(symbols) else None, given) for axis, given in enumerate(first.types[name].known_shape)
+            chosen(symbols[axis] if axis < len(symbols) else None, given) for axis, given in enumerate(first.types[name].known_shape)
         )
     return shapes
