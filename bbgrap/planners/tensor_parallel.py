@@ -4,12 +4,12 @@
           q, k, v                heads, their cache, scores    the projection of the heads
           first of a MLP         its activation                second of a MLP
 
-A product with weights that reads what all have *opens* a stretch, cut along its features. The cut carries on as long as an axis
-survives; where stretches meet along one axis they are one. What sums over the cut axis *closes* the stretch with partial results. Anything
+A product with weights that reads what all have *opens* a division, cut along its features. The cut carries on as long as an axis
+survives; where divisions meet along one axis they are one. What sums over the cut axis *closes* the division with partial results. Anything
 else is computed whole by every node that needs it, so only sums travel, each once from every node to every other.
 
-The cut of a stretch is counted in its coarsest axis that divides well, e.g. heads, and followed back to front: a node computes what its
-readers in the stretch read, so that a product of queries, keys and values in one is cut in three ranges. Tables of words with heavy weights
+The cut of a division is counted in its coarsest axis that divides well, e.g. heads, and followed back to front: a node computes what its
+readers in the division read, so that a product of queries, keys and values in one is cut in three ranges. Tables of words with heavy weights
 are divided by words, as the product that makes the logits is. Nothing is cut along an axis whose size changes between requests.
 """
 
@@ -35,22 +35,22 @@ WASTE = 1.2
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """Cut along an output axis, with a stretch."""
+    """Cut along an output axis, with a division."""
 
-    stretch: int
+    division: int
     axis: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Closing:
-    """Summed up over an index along which a stretch is cut."""
+    """Summed up over an index along which a division is cut."""
 
-    stretch: int
+    division: int
     over: Partial
 
 
 _Role = _Inside | _Closing
-"""What a node does in its stretch; those in none are computed whole."""
+"""What a node does in its division; those in none are computed whole."""
 
 
 def plan_tensor_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
@@ -68,17 +68,17 @@ class _TensorParallel:
         self.roles: dict[str, _Role] = {}
         """By name of node."""
         self.joined: list[int] = []
-        """Per stretch the one that it is part of."""
+        """Per division the one that it is part of."""
         for node in graph.nodes:
             if (description := descriptions[node.name]) is not None and (role := self._role(node, description)) is not None:
                 self.roles[node.name] = role
         self.units = self._units()
         self.needs: dict[tuple[str, int], IntervalSet] = {}
-        """What the readers in a stretch read of a value on a device, along its cut axis."""
+        """What the readers in a division read of a value on a device, along its cut axis."""
 
     # --- roles --------------------------------------------------------------------------------------------------------------------
 
-    def _stretch(self, number: int) -> int:
+    def _division(self, number: int) -> int:
         while self.joined[number] != number:
             number = self.joined[number]
         return number
@@ -105,10 +105,10 @@ class _TensorParallel:
         axis = next((axis for axis, _ in carried if axis is not None and self._may_cut(node, description, axis)), None)
         if axis is None:
             return self._closed(node, description, operands)
-        stretches = [self._stretch(role.stretch) for here, role in carried if here == axis]
-        for other in stretches[1:]:
-            self.joined[other] = stretches[0]
-        return _Inside(stretches[0], axis)
+        divisions = [self._division(role.division) for here, role in carried if here == axis]
+        for other in divisions[1:]:
+            self.joined[other] = divisions[0]
+        return _Inside(divisions[0], axis)
 
     def _may_cut(self, node: Node, description: Description, axis: int) -> bool:
         moving = self.graph.moving.get(first_output(node), ())
@@ -132,16 +132,16 @@ class _TensorParallel:
             for access in description.accesses:
                 index = access.subscripts[role.axis] if access.operand == number else None
                 if isinstance(index, Index) and index.name in sums and index.extent > part_unit(node):
-                    return _Closing(role.stretch, Partial(index.name, index.extent, part_unit(node)))
+                    return _Closing(role.division, Partial(index.name, index.extent, part_unit(node)))
         return None
 
     def _units(self) -> dict[int, int]:
-        """Return into how many equal units every stretch is divided: the fewest that some axis of it has, and that are fair."""
+        """Return into how many equal units every division is divided: the fewest that some axis of it has, and that are fair."""
         extents: dict[int, set[int]] = {}
         for name, role in self.roles.items():
             extent = role.over.units if isinstance(role, _Closing) else self._extent(name, role.axis)
-            extents.setdefault(self._stretch(role.stretch), set()).add(extent)
-        return {stretch: next((n for n in sorted(found) if self._is_fair(n)), max(found)) for stretch, found in extents.items()}
+            extents.setdefault(self._division(role.division), set()).add(extent)
+        return {division: next((n for n in sorted(found) if self._is_fair(n)), max(found)) for division, found in extents.items()}
 
     def _extent(self, name: str, axis: int) -> int:
         description = self.descriptions[name]
@@ -171,19 +171,19 @@ class _TensorParallel:
             case _Inside() as role:
                 return self._needed(node, description, role) or self._shared(description, role)
             case _Closing() as role:
-                pieces = self._pieces(role.stretch, role.over.extent, role.over.unit)
+                pieces = self._pieces(role.division, role.over.extent, role.over.unit)
                 return tuple(Tile(d, whole, Part(role.over.index, piece)) for d, piece in enumerate(pieces) if len(piece))
             case None:
                 return tuple(Tile(device, whole) for device in range(len(self.shares)))
 
-    def _pieces(self, stretch: int, extent: int, unit: int) -> tuple[Interval, ...]:
-        units = self.units[self._stretch(stretch)]
+    def _pieces(self, division: int, extent: int, unit: int) -> tuple[Interval, ...]:
+        units = self.units[self._division(division)]
         size = extent // units if extent % units == 0 else unit
         return split_by_shares(extent, self.shares, size if size % unit == 0 else unit)
 
     def _shared(self, description: Description, role: _Inside) -> tuple[Tile, ...]:
         whole = ShapeMap.full(description.shape)
-        pieces = self._pieces(role.stretch, description.shape[role.axis], granularity(description, role.axis))
+        pieces = self._pieces(role.division, description.shape[role.axis], granularity(description, role.axis))
         return tuple(Tile(d, whole.replace(role.axis, IntervalSet.of(piece))) for d, piece in enumerate(pieces) if len(piece))
 
     def _needed(self, node: Node, description: Description, role: _Inside) -> tuple[Tile, ...]:
@@ -201,7 +201,7 @@ class _TensorParallel:
             return
         shapes = [self.graph.types[name].shape if name else None for name in node.inputs]
         for number, cut in self._cut_operands(node):
-            if self._stretch(cut.stretch) != self._stretch(role.stretch):
+            if self._division(cut.division) != self._division(role.division):
                 continue
             for tile in tiles:
                 parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
