@@ -8,13 +8,14 @@ A product with weights that reads what all have *opens* a division, cut along it
 survives; where divisions meet along one axis they are one. What sums over the cut axis *closes* the division with partial results. Anything
 else is computed whole by every node that needs it, so only sums travel, each once from every node to every other.
 
-The cut of a division is counted in its coarsest axis that divides well, e.g. heads, and followed back to front: a node computes what its
-readers in the division read, so that a product of queries, keys and values in one is cut in three ranges. Tables of words with heavy weights
-are divided by words, as the product that makes the logits is. Nothing is cut along an axis whose size changes between requests.
+The cut of a division is counted in units that all of it has, e.g. heads, and followed back to front: a node computes what its readers in
+the division read, so that a product of queries, keys and values in one is cut in three ranges. Heavy tables of words are divided by words, as
+the product that makes the logits is. Nothing is cut along an axis whose size changes between requests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from bbgrap.cluster import Cluster
@@ -28,9 +29,6 @@ from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
 from bbgrap.tdl import Description, Part, can_make, granularity, input_regions, part_unit, reducible, splittable_axes
 from bbgrap.tdl.language import Index
-
-WASTE = 1.2
-"""How much more than its share a node may get, for a cut in coarser units: chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class _TensorParallel:
 
     # --- roles --------------------------------------------------------------------------------------------------------------------
 
-    def _division(self, number: int) -> int:
+    def _root(self, number: int) -> int:
         while self.joined[number] != number:
             number = self.joined[number]
         return number
@@ -105,7 +103,7 @@ class _TensorParallel:
         axis = next((axis for axis, _ in carried if axis is not None and self._may_cut(node, description, axis)), None)
         if axis is None:
             return self._closed(node, description, operands)
-        divisions = [self._division(role.division) for here, role in carried if here == axis]
+        divisions = [self._root(role.division) for here, role in carried if here == axis]
         for other in divisions[1:]:
             self.joined[other] = divisions[0]
         return _Inside(divisions[0], axis)
@@ -136,22 +134,19 @@ class _TensorParallel:
         return None
 
     def _units(self) -> dict[int, int]:
-        """Return into how many equal units every division is divided: the fewest that some axis of it has, and that are fair."""
-        extents: dict[int, set[int]] = {}
+        """Return into how many equal units every division is divided: the most that one of its axes has without a cut inside a unit."""
+        steps: dict[int, set[tuple[int, int]]] = {}
         for name, role in self.roles.items():
-            extent = role.over.units if isinstance(role, _Closing) else self._extent(name, role.axis)
-            extents.setdefault(self._division(role.division), set()).add(extent)
-        return {division: next((n for n in sorted(found) if self._is_fair(n)), max(found)) for division, found in extents.items()}
+            steps.setdefault(self._root(role.division), set()).add(self._extent_and_step(name, role))
+        return {division: _finest(found) for division, found in steps.items()}
 
-    def _extent(self, name: str, axis: int) -> int:
+    def _extent_and_step(self, name: str, role: _Role) -> tuple[int, int]:
+        """Return what is cut of a node, and at multiples of what cuts are free of waste."""
         description = self.descriptions[name]
         assert description is not None, "what has a role is described"
-        return description.shape[axis]
-
-    def _is_fair(self, units: int) -> bool:
-        total = sum(self.shares)
-        pieces = split_by_shares(units, self.shares)
-        return all(len(piece) <= WASTE * units * share / total for piece, share in zip(pieces, self.shares, strict=True))
+        if isinstance(role, _Closing):
+            return role.over.extent, role.over.unit
+        return description.shape[role.axis], granularity(description, role.axis)
 
     # --- tiles --------------------------------------------------------------------------------------------------------------------
 
@@ -171,13 +166,15 @@ class _TensorParallel:
             case _Inside() as role:
                 return self._needed(node, description, role) or self._shared(description, role)
             case _Closing() as role:
-                pieces = self._pieces(role.division, role.over.extent, role.over.unit)
-                return tuple(Tile(d, whole, Part(role.over.index, piece)) for d, piece in enumerate(pieces) if len(piece))
+                pieces = [(d, piece) for d, piece in enumerate(self._pieces(role.division, role.over.extent, role.over.unit)) if len(piece)]
+                if len(pieces) == 1:
+                    return (Tile(pieces[0][0], whole),)
+                return tuple(Tile(device, whole, Part(role.over.index, piece)) for device, piece in pieces)
             case None:
                 return tuple(Tile(device, whole) for device in range(len(self.shares)))
 
     def _pieces(self, division: int, extent: int, unit: int) -> tuple[Interval, ...]:
-        units = self.units[self._division(division)]
+        units = self.units[self._root(division)]
         size = extent // units if extent % units == 0 else unit
         return split_by_shares(extent, self.shares, size if size % unit == 0 else unit)
 
@@ -201,7 +198,7 @@ class _TensorParallel:
             return
         shapes = [self.graph.types[name].shape if name else None for name in node.inputs]
         for number, cut in self._cut_operands(node):
-            if self._division(cut.division) != self._division(role.division):
+            if self._root(cut.division) != self._root(role.division):
                 continue
             for tile in tiles:
                 parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
@@ -209,3 +206,8 @@ class _TensorParallel:
                 if read is not None:
                     key = node.inputs[number], tile.device
                     self.needs[key] = self.needs.get(key, IntervalSet(())).union(read.axes[cut.axis])
+
+
+def _finest(steps: Set[tuple[int, int]]) -> int:
+    extents = {extent for extent, _ in steps}
+    return max((n for n in extents if all(extent % n == 0 and extent // n % step == 0 for extent, step in steps)), default=min(extents))
