@@ -181,9 +181,8 @@ def main() -> None:
     if options.json:
         print(json.dumps(rows, indent=1))
         return
-    print(
-        "| | machines | one core, ms a word | ms a word | segments of the busiest, ms | ratio | weights a machine |\n|---|---|---|---|---|---|---|"
-    )
+    print("| | machines | one core, ms a word | ms a word | segments of the busiest, ms | ratio | weights a machine |")
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
         numbers = [format(row[key], ".1f") for key in ("single_ms", "ms", "segments_ms")]
         print(f"| {row['model']} | {row['machines']} | {' | '.join(numbers)} | {row['ratio']:.2f} | {row['weights']:.0%} |")

@@ -9,7 +9,7 @@ survives; where divisions meet along one axis they are one. What sums over the c
 else is computed whole by every node that needs it, so only sums travel, each once from every node to every other.
 
 The cut of a division is counted in units that all of it has, e.g. heads, and followed back to front: a node computes what its readers in
-the division read, so that a product of queries, keys and values in one is cut in three ranges. Heavy tables of words are divided by words, as
+the division read. So a product of queries, keys and values in one is cut in three ranges. Heavy tables of words are divided by words, as
 the product that makes the logits is. Nothing is cut along an axis whose size changes between requests.
 """
 
