@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bbgrap.graph.types import Array
 
-HEADS, SIZE, WIDTH = 2, 4, 8
+HEADS, SIZE, WIDTH = 3, 4, 12
 
 
 def _bytes(graph: GraphProto) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from bbgrap.auto.evaluate import Evaluator, Tiles
 from bbgrap.cluster import Cluster
@@ -16,6 +17,11 @@ from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.plan import Tile, whole_output
+from bbgrap.planners.tensor_parallel import plan_tensor_parallel
+
+TENSORS: Literal["tensor-parallel"] = "tensor-parallel"
+Direction = Split | Literal["tensor-parallel"]
+"""Along what a model is divided: a direction of the planner `bbgrap`, or as `tensor-parallel` finds it."""
 
 HEAD_WEIGHT, OTHER_WEIGHT = 6.0, 0.25
 """How much the time on the link counts in output heads, and elsewhere if heads are divided apart (decision 24)."""
@@ -44,19 +50,19 @@ class Balance:
         self.alone_s = [self._alone_s(device) for device in everyone]
         self.links_s = [self._link_s(device) for device in everyone]
 
-    def by_speed(self, split: Split, devices: Sequence[int]) -> Tiles:
+    def by_speed(self, split: Direction, devices: Sequence[int]) -> Tiles:
         """Return tiles along one direction, by how fast each node does this model."""
         return self._divided(split, devices, [self.alone_s[device] for device in devices])
 
-    def links_count(self, split: Split, devices: Sequence[int]) -> bool:
+    def links_count(self, split: Direction, devices: Sequence[int]) -> bool:
         """Whether links make a difference: plans that count them differ from the one by speed."""
         return self._by_link(split, devices, 1.0) != self.by_speed(split, devices)
 
-    def by_speed_and_link(self, split: Split, devices: Sequence[int]) -> Tiles:
+    def by_speed_and_link(self, split: Direction, devices: Sequence[int]) -> Tiles:
         """Return tiles by how fast each node does this model and exchanges it with the coordinator, with fewer exchanges."""
         return join_phases(self._pieces, self._cluster, self._by_link(split, devices, 1.0))
 
-    def by_link_in_heads(self, split: Split, devices: Sequence[int]) -> Tiles:
+    def by_link_in_heads(self, split: Direction, devices: Sequence[int]) -> Tiles:
         """Return the same where nodes with slow links get next to nothing of the output heads; none if the model has no heads."""
         heads = self._heads(devices[0])
         if not heads:
@@ -66,12 +72,16 @@ class Balance:
         )
         return {name: (light if name in heads else body)[name] for name in body}
 
-    def _by_link(self, split: Split, devices: Sequence[int], weight: float) -> Tiles:
+    def _by_link(self, split: Direction, devices: Sequence[int], weight: float) -> Tiles:
         return self._divided(split, devices, [self.alone_s[device] + weight * self.links_s[device] for device in devices])
 
-    def _divided(self, split: Split, devices: Sequence[int], seconds: Sequence[float]) -> Tiles:
+    def _divided(self, split: Direction, devices: Sequence[int], seconds: Sequence[float]) -> Tiles:
         nodes = [replace(self._cluster.nodes[d], share=1 / max(took, 1e-9), work=()) for d, took in zip(devices, seconds, strict=True)]
-        plan = plan_bbgrap(self._graph, Cluster(tuple(nodes)), PlanOptions(split=split), self._pieces.descriptions)
+        cluster, descriptions = Cluster(tuple(nodes)), self._pieces.descriptions
+        if split == TENSORS:
+            plan = plan_tensor_parallel(self._graph, cluster, PlanOptions(TENSORS), descriptions)
+        else:
+            plan = plan_bbgrap(self._graph, cluster, PlanOptions(split=split), descriptions)
         return {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
 
     def _alone_s(self, device: int) -> float:
@@ -82,7 +92,7 @@ class Balance:
 
     def _link_s(self, device: int) -> float:
         network, host = self._predictor.network, self._cluster.host
-        size = sum(self._graph.types[name].nbytes for name in (*self._graph.inputs, *self._graph.outputs))
+        size = sum(self._graph.types[name].nbytes for name in (*self._graph.given, *self._graph.answered))
         return size / network.link(host, device).bandwidth_bytes_per_s
 
     def _heads(self, device: int) -> frozenset[str]:

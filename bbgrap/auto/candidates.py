@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bbgrap.auto.balance import Balance
+from bbgrap.auto.balance import TENSORS, Balance, Direction
 from bbgrap.auto.evaluate import Evaluator, Score, Tiles
 from bbgrap.cluster.types import Link
+from bbgrap.graph.state import grows
 from bbgrap.planners.options import SPLITS, PlanOptions, Split
+from bbgrap.planners.plan import cuts_moving
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.planners.shares import grid_of
 from bbgrap.planners.single import plan_whole
@@ -37,7 +39,7 @@ SLOW = (
 """Planners that search for seconds, in whose plans everyone sends to everyone, or that a better one stands for, and up to how many layers
 times nodes they are asked."""
 
-QUICK = ("fewer-exchanges", "fused-tiles", "pipeline", "one-weird-trick")
+QUICK = ("tensor-parallel", "fewer-exchanges", "fused-tiles", "pipeline", "one-weird-trick")
 """Planners that do not search: asked before sets of nodes are tried, since a memory limit may leave nothing else."""
 
 OWN = frozenset({"bbgrap", "single", "widest"})
@@ -71,6 +73,7 @@ class Candidates:
         self._seen: set[int] = set()
         self._budget = evaluator.budget
         self.balance = Balance(evaluator)
+        self.grows = grows(self.graph)
 
     @property
     def _enough(self) -> bool:
@@ -89,7 +92,9 @@ class Candidates:
         return sorted(self.found, key=lambda candidate: candidate.score)
 
     def add(self, name: str, kind: str, tiles: Tiles, *, is_plain: bool = False) -> None:
-        """Score a plan, if it was not there before."""
+        """Score a plan, if it was not there before, and serves all lengths of a state that grows."""
+        if self.grows and any(cuts_moving(self.graph, node, tiles[node.name]) for node in self.graph.nodes):
+            return
         key = hash(tuple(tiles[node.name] for node in self.graph.nodes))
         if key not in self._seen:
             self._seen.add(key)
@@ -121,10 +126,11 @@ class Candidates:
         for split in SPLITS if size <= LARGE else FIRST_SPLITS if size <= 4 * LARGE else FEW_SPLITS:
             if not self._enough:
                 self.spread(split, everyone)
-        if min(candidate.score for candidate in self.found).excess:
-            self.spread("channels", everyone)  # it divides the weights
+        if min(candidate.score for candidate in self.found).excess or self.grows:
+            for direction in ("channels", TENSORS):  # they divide the weights
+                self.spread(direction, everyone)
 
-    def spread(self, split: Split, devices: Sequence[int]) -> None:
+    def spread(self, split: Direction, devices: Sequence[int]) -> None:
         """Add the plan of one direction over some nodes, by how fast each does this model."""
         if split == "grid" and grid_of(len(devices))[1] == 1:
             return
@@ -168,12 +174,12 @@ class Candidates:
                 if not self._enough and (tiles := divide(split, devices)):
                     self.add(f"{split} over {self._over(devices)}, {words}, with fewer exchanges", split, tiles)
 
-    def _best_directions(self) -> list[tuple[Split, list[int]]]:
+    def _best_directions(self) -> list[tuple[Direction, list[int]]]:
         """Return the two best directions that really divide, each with the nodes over which it is best."""
-        best: dict[Split, list[int]] = {}
+        best: dict[Direction, list[int]] = {}
         for candidate in sorted(self.found, key=lambda candidate: candidate.score):
             devices = sorted({tile.device for tiles in candidate.tiles.values() for tile in tiles})
-            for split in SPLITS:
+            for split in (*SPLITS, TENSORS):
                 if candidate.kind == split and len(devices) > 1:
                     best.setdefault(split, devices)
         return list(best.items())[:2]

@@ -28,6 +28,10 @@ def bench(
     in_flight: Annotated[
         int | None, typer.Option(min=1, help="With --stream: requests at once; default: 2 per agent.", show_default=False)
     ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, help="Measure a decoder instead: so many words, each after the one before.", show_default=False)
+    ] = None,
+    prompt: Annotated[int | None, typer.Option(min=1, help="With --tokens: words before them; default: 32.", show_default=False)] = None,
     seed: Seed = 0,
     pictures: Annotated[
         bool,
@@ -58,23 +62,32 @@ def bench(
         bbgrap bench model.onnx --planner bbgrap,single --runs 100 --json --coordinator tcp://head:7070
 
         bbgrap bench zoo:resnet50 --agents 2 --stream 200 --planner single --objective throughput
+
+        bbgrap bench zoo:gpt2 --agents 2 --tokens 128
     """
     from bbgrap.bench import bench as measure
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import read_inputs
     from bbgrap.cli.models import find_model
     from bbgrap.stream import measure_stream
+    from bbgrap.tokens import measure_tokens
 
     if in_flight is not None and stream is None:
         raise UsageError("--in-flight: it belongs to --stream N; give both or neither")
+    if prompt is not None and tokens is None:
+        raise UsageError("--prompt: it belongs to --tokens N; give both or neither")
+    if tokens is not None and (stream is not None or inputs != GivenInputs()):
+        raise UsageError("--tokens: words follow from the model; leave out --stream, --shape and --input")
     path = find_model(model)
-    feeds = read_inputs(path, inputs).feeds(seed, pictures=pictures)
+    feeds = {} if tokens is not None else read_inputs(path, inputs).feeds(seed, pictures=pictures)
     with (
         open_cluster(coordinator, agents, threads or 1, token_file=token_file, insecure=insecure) as cluster,
         step("measuring") as progress,
     ):
         common: dict[str, Any] = {"threads": threads, "name": model, "report": progress.update}
-        if stream is None:
+        if tokens is not None:
+            report = measure_tokens(path, cluster, planned, tokens=tokens, prompt=prompt or 32, seed=seed, **common)
+        elif stream is None:
             report = measure(path, feeds, cluster, planned, runs=runs, **common)
         else:
             report = measure_stream(path, feeds, cluster, planned, requests=stream, in_flight=in_flight, **common)
@@ -83,7 +96,7 @@ def bench(
     if as_json:
         print_json(report)
     else:
-        (print_comparison if stream is None else print_rates)(report)
+        (print_tokens if tokens is not None else print_comparison if stream is None else print_rates)(report)
     if not all(result["verified"] for result in report["results"]):
         say("bbgrap: an answer differs from plain onnxruntime by more than is allowed")
         raise typer.Exit(1)
@@ -133,12 +146,33 @@ def print_rates(report: dict[str, Any]) -> None:
     _print_doubts(report)
 
 
+def print_tokens(report: dict[str, Any]) -> None:
+    """Print the table of a decoder."""
+    single = report["single_node"]
+    alone = f"single node, {single['threads']} thread{'s' * (single['threads'] != 1)}, cache in memory"
+    rows: list[tuple[object, ...]] = [(alone, single["tokens_per_s"], None, single["prompt_ms"], *[None] * 5)]
+    for result in report["results"]:
+        weights = (result["weight_bytes"] or {}).values()
+        rows.append(
+            (
+                result["planner"],
+                *(result[key] for key in ("tokens_per_s", "ratio", "prompt_ms", "max_rel_err", "same_tokens", "bytes_between_nodes")),
+                max(weights, default=None),
+                len(result["nodes_used"] or ()),
+            )
+        )
+    columns = ("", "tokens/s", "ratio", "prompt ms", "max rel err", "same words", "bytes a token", "weights a node", "nodes")
+    title = f"{report['model']}: {report['tokens']} words after {report['prompt']}, {len(report['agents'])} agents"
+    print_table(columns, rows, title=title)
+    _print_doubts(report)
+
+
 def _print_doubts(report: dict[str, Any]) -> None:
     if report["machine"]["busy"]:
         print_result(BUSY_TEXT)
     for result in report["results"]:
-        if result["fault"]:
-            print_result(f"{result['planner']}: {result['fault']}")
+        for doubt in filter(None, (result.get("fault"), result.get("why_not"), *(result.get("changed") or ()))):
+            print_result(f"{result['planner']}: {doubt}")
 
 
 def _planned(result: dict[str, Any]) -> str:

@@ -64,7 +64,6 @@ class _Builder:
     def __init__(self, plan: Plan, descriptions: Mapping[str, Description | None], begins: StateLayout | None, open_sizes: bool) -> None:
         self.graph: Graph = plan.graph
         self.begins = begins
-        self.moving = plan.graph.moving if open_sizes else {}
         self.plan = plan
         self.descriptions = descriptions
         self.host = plan.cluster.host
@@ -137,7 +136,7 @@ class _Builder:
 
     def _return(self, value: str, holders: list[_Held], kind: ReducerKind | None) -> None:
         """Bring a model output to the host; partial results are added up by an agent before, since the host computes nothing."""
-        if holders[0].part is None and (len(holders) == 1 or value not in self.moving):
+        if holders[0].part is None:
             self._gather(value, holders, self.host, kind)
             return
         adder = self.devices[holders[0].device]

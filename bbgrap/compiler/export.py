@@ -9,17 +9,18 @@ from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, 
 from bbgrap.compiler.assembly import box_within
 from bbgrap.compiler.canonical import canonical
 from bbgrap.compiler.host_concat import places_of, shifted
-from bbgrap.compiler.segments import Segment, WeightCutter, buffer_names, build_segment, read_outside
+from bbgrap.compiler.segments import Segment, Slices, WeightCutter, buffer_names, build_segment, read_outside
 from bbgrap.errors import ProgramError
-from bbgrap.graph import Array, DType, Graph
+from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_io import write_graph
-from bbgrap.program.steps import Apply, Assemble, BufferId, Compute, DeviceProgram, Op, Piece, Program, Receive, Send, reads_of
-from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
+from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Compute, DeviceProgram, Op, Piece, Program, Receive, Send, reads_of
+from bbgrap.runtime.schedule import OPEN, Box, BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
+from bbgrap.shapemap import ShapeMap
 
 
-def segment_graphs(program: Program) -> tuple[tuple[Segment, ...], ...]:
-    """Return the stand-alone models of every device but the host, in the order in which it runs them."""
-    cutter = WeightCutter(program.graph)
+def segment_graphs(program: Program, cut: Slices | None = None) -> tuple[tuple[Segment, ...], ...]:
+    """Return the stand-alone models of every device but the host, in the order in which it runs them; `cut` has slices of weights."""
+    cutter = WeightCutter(program.graph, {} if cut is None else cut)
     found = []
     for device in program.devices[: program.host]:
         names, outside = buffer_names(program.graph, device), read_outside(device)
@@ -33,11 +34,11 @@ def segment_graphs(program: Program) -> tuple[tuple[Segment, ...], ...]:
     return tuple(found)
 
 
-def export(program: Program) -> Artifacts:
-    """Return schedules, models with their weights detached, and the weight slices by digest."""
+def export(program: Program, cut: Slices | None = None) -> Artifacts:
+    """Return schedules, models with their weights detached, and the weight slices by digest; programs with the same `cut` share slices."""
     weights: dict[str, Array] = {}
     devices = []
-    for device, segments in zip(program.devices, segment_graphs(program), strict=False):
+    for device, segments in zip(program.devices, segment_graphs(program, cut), strict=False):
         models = tuple(_ship(segment, weights) for segment in segments)
         devices.append(DeviceArtifacts(schedule_of(program, device, segments), models))
     return Artifacts(tuple(devices), schedule_of(program, program.devices[program.host], ()), weights)
@@ -58,14 +59,14 @@ def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment
     numbers = {buffer: n for n, buffer in enumerate(device.buffers)}
     steps: list[LocalStep] = []
     runs = iter(enumerate(segments))
-    joins = _HostJoins(program.graph, device, numbers)
+    joins = _HostJoins(program, device, numbers)
     for step in device.steps:
         match step:
             case Receive():
                 wire = program.wire(step.source, device.device)
                 steps.append(LocalReceive(step.message, step.source, tuple(numbers[b] for b in step.buffers), wire))
             case Send():
-                parts = tuple(_part(device, numbers, p) for p in step.parts)
+                parts = tuple(_part(program, device, numbers, p) for p in step.parts)
                 steps.append(LocalSend(step.message, step.destination, parts, program.wire(device.device, step.destination)))
             case Compute() if device.device == program.host:
                 steps += [join for op in step.ops for join in joins.of(op)]
@@ -92,15 +93,21 @@ def _spec(program: Program, device: DeviceProgram, names: Mapping[BufferId, str]
     return BufferSpec(names[buffer], dtype, None if kind.shape is None or moves else held.region.shape)
 
 
-def _part(device: DeviceProgram, numbers: Mapping[BufferId, int], piece: Piece) -> LocalPart:
-    return LocalPart(numbers[piece.buffer], box_within(piece.region, device.buffers[piece.buffer].region))
+def _part(program: Program, device: DeviceProgram, numbers: Mapping[BufferId, int], piece: Piece) -> LocalPart:
+    return LocalPart(numbers[piece.buffer], _box(program, device.buffers[piece.buffer], piece.region))
+
+
+def _box(program: Program, held: Buffer, region: ShapeMap) -> Box | None:
+    """Return where a region lies in a buffer; along an axis whose size moves that is all of it."""
+    box, moving = box_within(region, held.region), program.graph.moving.get(held.value, ()) if program.open_sizes else ()
+    return box if box is None else tuple(((0, OPEN),) if axis in moving else ranges for axis, ranges in enumerate(box))
 
 
 class _HostJoins:
     """What the host puts together; an operand of a concatenation goes to its place in one step, from wherever its pieces are."""
 
-    def __init__(self, graph: Graph, device: DeviceProgram, numbers: Mapping[BufferId, int]) -> None:
-        self.graph = graph
+    def __init__(self, program: Program, device: DeviceProgram, numbers: Mapping[BufferId, int]) -> None:
+        self.program = program
         self.device = device
         self.numbers = numbers
         ops = [op for step in device.steps if isinstance(step, Compute) for op in step.ops]
@@ -113,10 +120,10 @@ class _HostJoins:
         """Return the step that an operation becomes; none if the only reader of its output does it, too."""
         match op:
             case Assemble(output=output, pieces=pieces):
-                target = self.device.buffers[output].region
-                joined = tuple((_part(self.device, self.numbers, p), box_within(p.region, target)) for p in pieces)
+                target = self.device.buffers[output]
+                joined = tuple((_part(self.program, self.device, self.numbers, p), _box(self.program, target, p.region)) for p in pieces)
             case Apply(node=node, reads=reads, writes=(output,)):
-                places = places_of(self.graph, self.graph.node_by_name[node])
+                places = places_of(self.program.graph, self.program.graph.node_by_name[node])
                 joined = tuple(
                     (part, shifted(place, box))
                     for buffer, place in zip(reads, places, strict=True)

@@ -33,12 +33,16 @@ class Segment:
     outputs: tuple[BufferId, ...]
 
 
+Slices = dict[tuple[str, str, ShapeMap], Weight]
+"""Slices of weights, by name, digest and region."""
+
+
 @dataclass(slots=True)
 class WeightCutter:
-    """Cuts weights into slices, each slice once for all devices of a deployment."""
+    """Cuts weights into slices, each slice once for all devices of a deployment, and for all deployments with the same `cut`."""
 
     graph: Graph
-    cut: dict[tuple[str, ShapeMap], Weight] = field(default_factory=dict)
+    cut: Slices = field(default_factory=dict)
 
     def slice(self, name: str, region: ShapeMap) -> Weight:
         """Return a region of a weight, named after it."""
@@ -46,7 +50,7 @@ class WeightCutter:
         whole = ShapeMap.full(weight.type.known_shape)
         if region == whole:
             return weight
-        key = (name, region)
+        key = (name, weight.digest, region)
         if key not in self.cut:
             array = np.ascontiguousarray(extract(weight.array, box_within(region, whole)))
             self.cut[key] = make_weight(region_name(name, region, whole), array, weight.type.dtype)

@@ -21,7 +21,7 @@ from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import Sizes, fixed_sizes, has_free_inputs, moving_axes
 from bbgrap.graph.onnx_io import ModelFile, as_model_error, normalize_opset, read_model, weights_of, with_input_shapes
-from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_weights_as_inputs
+from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_open_axes, with_weights_as_inputs
 from bbgrap.graph.types import Graph, Node, Weight
 
 _log = logging.getLogger("bbgrap.engine")
@@ -56,6 +56,18 @@ class ReloadedModel:
         except ModelError as error:
             _log.info("loaded from its file again: %s", error)
             return load_graph(path, shapes)
+
+    def open_graph(self, shapes: Mapping[str, tuple[int, ...]], open_axes: Mapping[str, frozenset[int]]) -> Graph:
+        """Load the model for concrete input shapes, and fold nothing that follows from the sizes of `open_axes`, of inputs by name.
+
+        Raises:
+            ModelError: if it cannot be represented.
+            InputError: if the shapes do not fit the model's inputs.
+        """
+        with as_model_error(f"model '{self._model.name}'"):
+            given = with_open_axes(with_input_shapes(self._folded, shapes), self.declared, open_axes)
+            small = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name)
+            return typed_graph(with_input_shapes(with_inputs_as_weights(small, given), shapes), known=self._weights)
 
     def _again(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         given = with_input_shapes(self._folded, shapes)

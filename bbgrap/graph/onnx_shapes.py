@@ -84,6 +84,20 @@ def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -
     return describe(model.name, proto, model.weights)
 
 
+def with_open_axes(model: ModelFile, declared: Mapping[str, tuple[int | str | None, ...]], axes: Mapping[str, Container[int]]) -> ModelFile:
+    """Return a model with concrete input shapes whose sizes along some axes are open again, called as the file `declared` them."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for value in proto.graph.input:
+        symbols = declared.get(value.name, ())
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if axis in axes.get(value.name, ()):
+                symbol = symbols[axis] if axis < len(symbols) else None
+                dim.dim_param = symbol if isinstance(symbol, str) else f"{value.name}.{axis}"
+    _forget_shapes(proto.graph)
+    return describe(model.name, proto, model.weights)
+
+
 def with_weights_as_inputs(model: ModelFile) -> bytes:
     """Return a model with concrete input shapes that reads its large weights from further inputs: an optimiser leaves them as they are."""
     proto = onnx.ModelProto()

@@ -57,6 +57,11 @@ def check_pairs(model: str, inputs: Collection[str], outputs: Collection[str], p
         raise ModelError(f"model '{model}': an input or output is state twice")
 
 
+def grows(graph: Graph) -> bool:
+    """Whether a graph's state is longer after a request than before."""
+    return any(graph.types[name].shape != graph.types[output].shape for name, output in graph.state.items())
+
+
 def kept_region(graph: Graph, name: str, region: ShapeMap) -> ShapeMap:
     """Return the region of a state's output that is `region` of its input; an axis that grows is whole in both."""
     output = graph.state[name]

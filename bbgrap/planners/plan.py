@@ -54,6 +54,13 @@ def whole_output(graph: Graph, node: Node) -> ShapeMap:
     return ShapeMap.full(graph.types[first].shape or ())
 
 
+def cuts_moving(graph: Graph, node: Node, tiles: tuple[Tile, ...]) -> bool:
+    """Tell whether tiles cut an axis of a node's first output whose size moves."""
+    moving = graph.moving.get(next(name for name in node.outputs if name), ())
+    whole = whole_output(graph, node)
+    return any(tile.region.axes[axis] != whole.axes[axis] for axis in moving for tile in tiles)
+
+
 def check_plan(plan: Plan, descriptions: Mapping[str, Description | None] | None = None) -> tuple[str, ...]:
     """List every breach of the laws of this module; empty if the plan keeps them."""
     faults: list[str] = []

@@ -22,6 +22,7 @@ from bbgrap.planners.plan import Plan, verify_plan
 from bbgrap.planners.single import plan_single
 from bbgrap.planners.soybean import plan_soybean
 from bbgrap.planners.spartan import plan_spartan
+from bbgrap.planners.tensor_parallel import plan_tensor_parallel
 from bbgrap.planners.tofu import plan_tofu
 from bbgrap.planners.widest import plan_widest
 from bbgrap.tdl import Description
@@ -37,6 +38,7 @@ PLANNERS: Mapping[str, Planner] = {
     "tofu": plan_tofu,
     "data-parallel": plan_data_parallel,
     "model-parallel": plan_model_parallel,
+    "tensor-parallel": plan_tensor_parallel,
     "one-weird-trick": plan_one_weird_trick,
     "allrow-greedy": plan_allrow_greedy,
     "spartan": plan_spartan,

@@ -25,6 +25,7 @@ from bbgrap.runtime.schedule import (
     Schedule,
     extract,
     index_of,
+    joined_shape,
     last_reads,
     place,
 )
@@ -82,10 +83,18 @@ class SlicePlan:
         if _is_view(step):
             part = step.pieces[0][0]
             return self.part(part, arrays[part.buffer])
-        joined = self.begin(step, empty)
+        joined = self._open(step, arrays, empty) if self.schedule.buffers[step.output].shape is None else self.begin(step, empty)
         for buffer, copy in self.pieces(step):
             copy(joined, arrays[buffer])
         return joined
+
+    def _open(self, step: LocalJoin, arrays: Mapping[int, Array], empty: Empty) -> Array:
+        """Return the array of an output of any size, which the pieces tell."""
+        spec = self.schedule.buffers[step.output]
+        pieces = [(box, self.part(part, arrays[part.buffer])) for part, box in step.pieces if box is not None]
+        if len(pieces) < len(step.pieces):
+            raise ExecutionError(f"device {self.schedule.device}: '{spec.name}' has no shape to join pieces in")
+        return empty(joined_shape(pieces), spec.dtype.numpy)
 
     def begin(self, step: LocalJoin, empty: Empty = np.empty) -> Array:
         """Return the array of a `LocalJoin`'s output before anything was copied there."""

@@ -30,6 +30,9 @@ Ranges = tuple[tuple[int, int], ...]
 Box = tuple[Ranges, ...]
 """A region of a local array: ranges per axis, axis 0 first."""
 
+OPEN = 1 << 62
+"""Where a range ends that has all of an axis of any size."""
+
 _MANY_SLABS = 64
 """From here on a region of several ranges is copied by the numbers of its elements: slow, but one call."""
 
@@ -180,6 +183,8 @@ def _box_faults(schedule: Schedule, step: LocalStep) -> list[str]:
         shape = schedule.buffers[buffer].shape
         if box is None:
             continue
+        if shape is None and is_open(box) and all(0 <= a < b for ranges in box for a, b in ranges):
+            continue
         if shape is None or len(box) != len(shape):
             faults.append(f"buffer {buffer} of shape {shape} has no region {box}")
         elif any(not 0 <= a < b <= extent for ranges, extent in zip(box, shape, strict=True) for a, b in ranges):
@@ -190,6 +195,25 @@ def _box_faults(schedule: Schedule, step: LocalStep) -> list[str]:
 def box_shape(box: Box) -> tuple[int, ...]:
     """Return the extents of the dense tensor that a box cuts out."""
     return tuple(sum(stop - start for start, stop in ranges) for ranges in box)
+
+
+def is_open(box: Box) -> bool:
+    """Whether a region has all of an axis of any size."""
+    return any(ranges == ((0, OPEN),) for ranges in box)
+
+
+def _closed(box: Box, array: Array) -> Box:
+    """Return a region with the sizes that an array has."""
+    return tuple(((0, size),) if ranges == ((0, OPEN),) else ranges for ranges, size in zip(box, array.shape, strict=True))
+
+
+def joined_shape(pieces: Sequence[tuple[Box, Array]]) -> tuple[int, ...]:
+    """Return the shape that pieces make whose regions are open, each along the same axes."""
+    axes = zip(*(box for box, _ in pieces), strict=True)
+    return tuple(
+        pieces[0][1].shape[axis] if of[0] == ((0, OPEN),) else max(stop for ranges in of for _, stop in ranges)
+        for axis, of in enumerate(axes)
+    )
 
 
 def index_of(box: Box | None) -> tuple[slice, ...] | None:
@@ -206,6 +230,7 @@ def extract(array: Array, box: Box | None) -> Array:
     index = index_of(box)
     if index is not None:
         return array[index]
+    box = _closed(box, array)
     if prod(map(len, box)) > _MANY_SLABS:
         return array[_indices(box)]
     region = np.empty(box_shape(box), array.dtype)
@@ -218,7 +243,9 @@ def place(array: Array, box: Box | None, piece: Array) -> None:
     """Copy a piece into a region of a local array, in place."""
     if box is None:
         array[...] = piece
-    elif prod(map(len, box)) > _MANY_SLABS:
+        return
+    box = _closed(box, array)
+    if prod(map(len, box)) > _MANY_SLABS:
         array[_indices(box)] = piece
     else:
         for there, here in _slabs(box):
@@ -241,7 +268,9 @@ def _indices(box: Box) -> tuple[Array, ...]:
 
 def part_shape(spec: BufferSpec, part: LocalPart) -> tuple[int, ...] | None:
     """Return the shape of a part, or None where only the run tells."""
-    return spec.shape if part.box is None else box_shape(part.box)
+    if part.box is None:
+        return spec.shape
+    return None if is_open(part.box) else box_shape(part.box)
 
 
 def last_reads(schedule: Schedule) -> Sequence[tuple[int, ...]]:

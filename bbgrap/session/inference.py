@@ -48,7 +48,7 @@ from bbgrap.session.ort_values import values_of
 from bbgrap.session.prepared import PreparedPlan
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.signature import Signature
-from bbgrap.session.state_pairs import State, pairs_of
+from bbgrap.session.state_pairs import State, pairs_of, planned_shapes
 from bbgrap.session.surface import Surface, has_foreign_operators, path_of
 from bbgrap.session.values import unpacked_output
 from bbgrap.session.which_cluster import HasConnection, connection_to
@@ -332,7 +332,8 @@ class InferenceSession(Surface):
         The planner `auto` weighs what machines can do: nodes of which that is not known are measured first, once,
         which takes some seconds each.
         """
-        ordered = tuple(() if arg.is_packed else tuple(shapes[arg.name]) for arg in self._signature.inputs)
+        given = tuple(() if arg.is_packed else tuple(shapes[arg.name]) for arg in self._signature.inputs)
+        ordered = planned_shapes(self.options.state, self._signature, given)
         self._first_inputs.see(ordered, () if input_feed is None else self._signature.check_feed(input_feed))
         if wait:
             return self._prepare(ordered)

@@ -26,7 +26,7 @@ from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_values import values_of
 from bbgrap.session.prepared import PreparedPlan
 from bbgrap.session.signature import Signature
-from bbgrap.session.state_pairs import initial_state
+from bbgrap.session.state_pairs import initial_state, planned_shapes
 
 R = TypeVar("R")
 
@@ -114,7 +114,7 @@ class StatefulRuns:
         feeds = full.check_feed({**feed, **initial_state(session.options.state, full, feed, self._initial)})
 
         def work(left_s: Callable[[], float]) -> RunResult:
-            plan = session.plan_for(full.shapes_of(feeds), left_s)
+            plan = session.plan_for(planned_shapes(session.options.state, full, full.shapes_of(feeds)), left_s)
             result = session.submit(plan, full, feeds, left_s, sequence=self._number, step=0)
             self._plan = plan
             return result

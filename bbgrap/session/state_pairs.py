@@ -10,6 +10,7 @@ import numpy as np
 
 from bbgrap.errors import UsageError
 from bbgrap.graph.types import Array, DType
+from bbgrap.session.first_inputs import Shapes
 from bbgrap.session.signature import NodeArg, Signature
 
 State = Mapping[str, str] | Literal["auto"]
@@ -106,6 +107,31 @@ def initial_state(
         if arg.name in feed and arg.has_rank and not arg.is_packed:
             sizes.update({d: n for d, n in zip(arg.shape, np.shape(feed[arg.name]), strict=False) if isinstance(d, str)})
     return {name: np.asarray(initial[name]) if name in initial else _empty(inputs[name], outputs[output], sizes) for name, output in pairs}
+
+
+def planned_shapes(pairs: Sequence[tuple[str, str]], signature: Signature, shapes: Shapes) -> Shapes:
+    """Return the shapes to plan for: of a state that grows, those of one word after none, since a plan serves any of both."""
+    inputs, outputs = ({arg.name: arg for arg in side} for side in (signature.inputs, signature.outputs))
+    growing: dict[str, set[int]] = {name: set() for name, _ in pairs}
+    fixed: set[int | str | None] = set()
+    for name, output in pairs:
+        for axis, (before, after) in enumerate(zip(inputs[name].shape, outputs[output].shape, strict=False)):
+            if before != after and not isinstance(before, int):
+                growing[name].add(axis)
+            else:
+                fixed.add(before)
+    if not any(growing.values()):
+        return shapes
+
+    def size(arg: NodeArg, axis: int, given: int) -> int:
+        if arg.name in growing:
+            return 0 if axis in growing[arg.name] else given
+        return 1 if isinstance(arg.shape[axis], str) and arg.shape[axis] not in fixed else given
+
+    return tuple(
+        tuple(size(arg, axis, given) for axis, given in enumerate(shape)) if arg.has_rank else shape
+        for arg, shape in zip(signature.inputs, shapes, strict=True)
+    )
 
 
 def _empty(arg: NodeArg, output: NodeArg, sizes: Mapping[str, int]) -> Array:

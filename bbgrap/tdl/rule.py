@@ -38,6 +38,10 @@ class Site:
     inputs: tuple[TensorType | None, ...]
     outputs: tuple[TensorType, ...]
     constants: tuple[Array | None, ...]
+    moving: tuple[frozenset[int], ...] = ()
+    """Of a model with state, per operand: axes whose sizes differ between requests."""
+    moving_made: frozenset[int] = frozenset()
+    """The same of the first output."""
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...] | None, ...]:
@@ -188,11 +192,14 @@ def described_operators() -> tuple[tuple[str, str], ...]:
 
 def site_of(graph: Graph, node: Node) -> Site:
     """Return a node of a graph with its types and constants."""
+    moving = graph.moving if graph.state else {}
     return Site(
         node,
         tuple(graph.types[name] if name else None for name in node.inputs),
         tuple(graph.types[name] for name in node.outputs if name),
         tuple(graph.constant(name) if name else None for name in node.inputs),
+        tuple(moving.get(name, frozenset()) for name in node.inputs),
+        next((moving.get(name, frozenset()) for name in node.outputs if name), frozenset()),
     )
 
 

@@ -87,8 +87,10 @@ class WorkCounter:
         if site.kind is None or writes[0].is_empty:
             return NO_WORK
         description = self._descriptions[node.name]
-        operations = 0 if description is None else flops(description, writes[0], reduction) // site.unused
+        operations = 0 if description is None or node.op == _LOOKUP else flops(description, writes[0], reduction) // site.unused
         sizes = [0 if read is None or not bytes_ else read.size * bytes_ for read, bytes_ in zip(reads, site.bytes_read, strict=False)]
+        if node.op == _LOOKUP:  # of a table only what is looked up is read
+            sizes[0] = min(sizes[0], writes[0].size * site.bytes_made[0])
         weights = sum(size for size, is_weight in zip(sizes, site.weights, strict=False) if is_weight)
         maps = sum(sizes) - weights + sum(of.size * bytes_ for of, bytes_ in zip(writes, site.bytes_made, strict=True))
         return Work(site.kind, operations, weights, maps)
@@ -149,6 +151,7 @@ def _is_in_place(graph: Graph, node: Node, name: str) -> bool:
     return node.op == "Add" and producer is not None and name == first and len(graph.consumers.get(name, ())) == 1
 
 
+_LOOKUP = "Gather"
 _ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSigmoid"})
 _CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "NhwcConv"})
 _CONVOLUTIONS_OF_BYTES = frozenset({"ConvInteger", "QLinearConv"})

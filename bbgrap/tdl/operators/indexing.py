@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Call, Constant, Description, Index, Subscript, operand
+from bbgrap.tdl.language import ALL, Call, Description, Index, Sum, operand
 from bbgrap.tdl.operators.common import Reads, but, output_indices, whole, wholes, with_whole_axes, yields_only
 from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Site, register, same_node
 
@@ -24,13 +24,20 @@ def _single_index(site: Site) -> int | None:
 
 
 def describe_gather(site: Site) -> Description | None:
-    """out[before..., j..., after...] = data[before..., indices[j...], after...]; a single constant index reads only its place."""
+    """out[before..., j..., after...] = data[before..., indices[j...], after...]; a single constant index reads only its place.
+
+    Of a table that is a weight: sum over k of data[before..., k, after...] where indices[j...] is k, so that it can be divided.
+    """
     out = output_indices(site)
     axis, count = site.integer("axis", 0) % len(site.shape(0)), len(site.shape(1))
+    before, chosen, after = out[:axis], out[axis : axis + count], out[axis + count :]
     single = _single_index(site)
-    chosen: Subscript = ALL if single is None else Constant(single)
-    read = operand(0)[*out[:axis], chosen, *out[axis + count :]]
-    return Description(out, Call("gather", (read,) if single is not None else (read, operand(1)[out[axis : axis + count]])))
+    if single is not None:
+        return Description(out, Call("gather", (operand(0)[*before, single, *after],)))
+    if site.constant(0) is None:
+        return Description(out, Call("gather", (operand(0)[*before, ALL, *after], operand(1)[chosen])))
+    k = Index("k", site.shape(0)[axis])
+    return Description(out, Sum((k,), Call("where", (operand(0)[*before, k, *after], operand(1)[chosen]))))
 
 
 def localize_gather(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:

@@ -8,7 +8,7 @@ from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Access, Call, Constant, Description, Index, Opaque, Subscript, Sum, operand
 from bbgrap.tdl.operators.common import Reads, integers, output_indices, spatial_interval
-from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register
+from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register, same_node
 
 
 def describe_concat(site: Site) -> Description | None:
@@ -50,13 +50,23 @@ def slice_bounds(site: Site) -> tuple[tuple[int, int], ...] | None:
 
 
 def describe_slice(site: Site) -> Description | None:
-    """out[i...] = x[start + step * i...]."""
+    """out[i...] = x[start + step * i...]; an axis whose size moves is read whole."""
     found = slice_bounds(site)
     if found is None:
         return None
     out = output_indices(site)
-    read = operand(0)[tuple(index * step + start for index, (start, step) in zip(out, found, strict=True))]
-    return Description(out, Call("copy", (read,)))
+    moving = _sliced(site) & site.moving[0]
+    if moving != (_sliced(site) if moving else frozenset()):
+        return None  # bounds of both kinds of axes
+    places = (ALL if a in moving else index * step + start for a, (index, (start, step)) in enumerate(zip(out, found, strict=True)))
+    read = operand(0)[tuple(places)]
+    return Description(out, Opaque("slice", (read,), tuple(out[axis] for axis in sorted(moving))) if moving else Call("copy", (read,)))
+
+
+def _sliced(site: Site) -> frozenset[int]:
+    """Return the axes that a Slice names."""
+    given, rank = site.constant(3), len(site.shape(0))
+    return frozenset(range(site.shape(1)[0]) if given is None else (int(axis) % rank for axis in given.ravel()))
 
 
 def localize_slice(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -64,6 +74,8 @@ def localize_slice(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNod
     found, read = slice_bounds(site), reads[0]
     assert found is not None, "described, so its parameters are constant"
     assert read is not None, "a Slice reads its input"
+    if _sliced(site) & site.moving[0]:
+        return same_node(site, region, reads)  # its bounds may count from an end that moves
     stepped = [axis for axis, (_, step) in enumerate(found) if step != 1]
     if not stepped:
         return (LocalNode("Identity", (Input(0),)),)

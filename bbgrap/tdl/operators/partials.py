@@ -77,6 +77,47 @@ def global_average_part(site: Site, region: ShapeMap, reads: Reads, part: Part) 
     return _scaled_sum(site, tuple(range(2, len(site.shape(0)))), 1)
 
 
+def gather_indices(site: Site) -> tuple[str, ...]:
+    """The axis of a table that is a weight."""
+    return () if site.constant(0) is None else ("k",)
+
+
+def gather_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
+    """Look up what a range of the table has, and zeros for the rest: of all parts one has each element, so that sums are exact.
+
+    An index that is not in the whole table is not in that of a part either, and onnxruntime refuses it.
+    """
+    axis = site.integer("axis", 0) % len(site.shape(0))
+    extent, start, size = site.shape(0)[axis], part.interval.start, len(part.interval)
+    kinds = [kind.dtype.numpy for kind in site.inputs if kind is not None]
+    zero, end, beyond = (Literal(np.array(value, kinds[1])) for value in (0, extent, size))
+    trailing = len(site.shape(0)) - axis - 1
+    wrapped = (
+        LocalNode("Less", (Input(1), zero)),
+        LocalNode("Add", (Input(1), end)),
+        LocalNode("Where", (Result(0), Result(1), Input(1))),
+    )
+    in_part = (
+        LocalNode("Sub", (Result(2), Literal(np.array(start, kinds[1])))),
+        LocalNode("GreaterOrEqual", (Result(3), zero)),
+        LocalNode("Less", (Result(3), beyond)),
+        LocalNode("And", (Result(4), Result(5))),
+    )
+    in_table = (
+        LocalNode("GreaterOrEqual", (Result(2), zero)),
+        LocalNode("Less", (Result(2), end)),
+        LocalNode("And", (Result(7), Result(8))),
+    )
+    looked_up = (
+        LocalNode("Where", (Result(9), zero, beyond)),
+        LocalNode("Where", (Result(6), Result(3), Result(10))),
+        LocalNode("Gather", (Input(0), Result(11)), {"axis": axis}),
+        LocalNode("Unsqueeze", (Result(6), integers(*range(-trailing, 0)))),
+        LocalNode("Where", (Result(13), Result(12), Literal(np.zeros((), kinds[0])))),
+    )
+    return (*wrapped, *in_part, *in_table, *looked_up)
+
+
 def _contracted(site: Site) -> tuple[str, ...]:
     """Every contracted letter of an Einsum; its description numbers them in order of appearance."""
     return tuple(f"k{number}" for number in range(len(site.text("equation", ""))))
@@ -91,6 +132,7 @@ register_partial(PartialRule(_inner, product_part), "Gemm", "MatMul")
 register_partial(PartialRule(_inner, reduction_part, unit=4), "MatMulInteger")
 register_partial(PartialRule(_inner, reduction_part), "FusedMatMul", domain="com.microsoft")
 register_partial(PartialRule(_contracted, reduction_part), "Einsum")
+register_partial(PartialRule(gather_indices, gather_part), "Gather")
 register_partial(PartialRule(_reduced_names, reduction_part), "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")
 register_partial(PartialRule(_float_names, mean_part), "ReduceMean")
 register_partial(PartialRule(pool_indices, global_average_part), "GlobalAveragePool")

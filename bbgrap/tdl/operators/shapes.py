@@ -1,9 +1,11 @@
-"""Operators that only rename axes: Reshape, Flatten, Squeeze, Unsqueeze, Expand.
+"""Operators that only rename axes (Reshape, Flatten, Squeeze, Unsqueeze, Expand), and those that make tensors of sizes.
 
 Input and output axes are matched in groups of equal products. In a group the outermost axes survive: of `[C, H, W] -> [C*H*W]` a range
 of the output is a range of channels, of `[G*K] -> [G, K]` a range of groups is a range of G*K. Inner axes that a group makes cannot be
 split. Inner axes that are joined can: of `[A, H, W] -> [A*H*W]` rows are A ranges of the output. Another cut that falls inside a unit is
 computed from the whole unit and cropped.
+
+Where sizes differ between requests, pieces take them from what they read: no piece has such a size in a constant.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import numpy as np
 
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Call, Constant, Description, Expression, Index, Opaque, Subscript, operand
-from bbgrap.tdl.operators.common import Reads, broadcast, integers, output_indices
-from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register
+from bbgrap.tdl.operators.common import Reads, broadcast, integers, output_indices, whole, wholes
+from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register, same_node
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """Input axes and output axes whose extents have equal products; axes of extent 1 belong to none."""
@@ -65,7 +67,20 @@ def localize_reshape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalN
     assert read is not None, "a Reshape reads its input"
     if read.size != region.size:
         return _reshape_by_elements(site, region, read)
-    return (LocalNode("Reshape", (Input(0), integers(*region.shape))),)
+    if site.moving_made and site.node.op != "Reshape":
+        return same_node(site, region, reads)
+    return (LocalNode("Reshape", (Input(0), integers(*_target(site, region)))),)
+
+
+def _target(site: Site, region: ShapeMap) -> list[int]:
+    """Return the sizes of a piece, a moving one as in the input (0), or as what is left (-1): that can be said once."""
+    target = list(region.shape)
+    for axis in sorted(site.moving_made):
+        if axis in site.moving[0] and site.shape(0)[axis] == site.output_shape[axis]:
+            target[axis] = 0
+        elif -1 not in target:
+            target[axis] = -1
+    return target
 
 
 def _reshape_by_elements(site: Site, region: ShapeMap, read: ShapeMap) -> tuple[LocalNode, ...]:
@@ -90,13 +105,54 @@ def _reshape_by_elements(site: Site, region: ShapeMap, read: ShapeMap) -> tuple[
 def describe_expand(site: Site) -> Description | None:
     """out[i...] = x[i...], a broadcast axis read at 0."""
     out = output_indices(site)
-    return Description(out, Call("copy", (operand(0)[broadcast(out, site.shape(0))],)))
+    reads = [operand(0)[broadcast(out, site.shape(0))]]
+    return Description(out, Call("copy", (*reads, whole(site, 1)) if _is_told(site) else tuple(reads)))
 
 
 def localize_expand(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Expand to the tile's shape."""
-    return (LocalNode("Expand", (Input(0), integers(*region.shape))),)
+    if not _is_told(site):
+        return (LocalNode("Expand", (Input(0), integers(*region.shape))),)
+    told = np.array([axis in site.moving_made for axis in range(region.rank)])
+    return LocalNode("Where", (Literal(told), Input(1), integers(*region.shape))), LocalNode("Expand", (Input(0), Result(0)))
+
+
+def _is_told(site: Site) -> bool:
+    """Whether an Expand is told moving sizes by its second operand, which has all of them."""
+    return bool(site.moving_made) and site.constant(1) is None and site.shape(1) == (len(site.output_shape),)
+
+
+def _sizes_of(site: Site) -> range:
+    """Return the axes of which a Shape tells the sizes."""
+    rank = len(site.shape(0))
+    return range(*slice(site.integer("start", 0), site.integer("end", rank)).indices(rank))
+
+
+def describe_shape(site: Site) -> Description | None:
+    """The sizes of x: nothing is read for constant ones; for moving ones all along moving axes, and one element along any other."""
+    is_told = any(axis in site.moving[0] for axis in _sizes_of(site))
+    reads = operand(0)[tuple(ALL if axis in site.moving[0] else Constant(0) for axis in range(len(site.shape(0))))]
+    out = output_indices(site)
+    return Description(out, Opaque("Shape", (reads,) if is_told else (), out))
+
+
+def localize_shape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Moving sizes are those of what is read, the others are constants."""
+    axes = _sizes_of(site)
+    told, sizes = np.array([axis in site.moving[0] for axis in axes], bool), integers(*(site.shape(0)[axis] for axis in axes))
+    if not told.any():
+        return (LocalNode("Identity", (sizes,)),)
+    shape = LocalNode("Shape", (Input(0),), site.node.attributes)
+    return (shape,) if told.all() else (shape, LocalNode("Where", (Literal(told), Result(0), sizes)))
+
+
+def describe_made(site: Site) -> Description | None:
+    """A tensor made of a few numbers: every piece would need them all, so all is one piece."""
+    out = output_indices(site)
+    return Description(out, Opaque(site.node.op, tuple(wholes(site, range(len(site.inputs)))), out)) if out else None
 
 
 register(OperatorRule(describe_reshape, localize_reshape), "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 register(OperatorRule(describe_expand, localize_expand), "Expand")
+register(OperatorRule(describe_shape, localize_shape), "Shape")
+register(OperatorRule(describe_made), "Range", "ConstantOfShape")

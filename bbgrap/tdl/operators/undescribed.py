@@ -34,9 +34,9 @@ _STANDARD: dict[str, str] = {
         ),
         _SEQUENCE,
     ),
-    **dict.fromkeys(("Shape", "Size"), _SHAPE),
+    "Size": _SHAPE,
     **dict.fromkeys(
-        ("BlackmanWindow", "Constant", "ConstantOfShape", "HammingWindow", "HannWindow", "MelWeightMatrix", "Range"),
+        ("BlackmanWindow", "Constant", "HammingWindow", "HannWindow", "MelWeightMatrix"),
         _CONSTANT,
     ),
     **dict.fromkeys(("StringNormalizer", "StringSplit", "TfIdfVectorizer"), _TEXT),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bbgrap.cluster import Cluster
+from bbgrap import zoo
+from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts
 from bbgrap.compiler.simulate import simulate_step
 from bbgrap.engine.growing import prepare_growing
@@ -13,6 +14,7 @@ from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import PlanError
 from bbgrap.graph.state import with_state
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import cuts_moving
 from tests.sequence_models import HEADS, SIZE, Alone, decoder
 
 PAIRS = {f"past_key_values.0.{kind}": f"present.0.{kind}" for kind in ("key", "value")}
@@ -23,7 +25,7 @@ def prepared(tmp_path, model, shapes, pairs, options):
     path.write_bytes(model)
     loader = ReloadedModel(path)
     first = with_state(loader.graph(path, shapes), pairs)
-    return prepare_growing(first, lambda other: loader.graph(path, other), loader.declared, Cluster.even(2), options)
+    return prepare_growing(first, loader.open_graph, loader.declared, Cluster.even(2), options)
 
 
 def halves(artifacts):
@@ -78,3 +80,32 @@ def hidden_length() -> bytes:
 def test_a_length_that_is_hidden_in_a_constant_is_found(tmp_path):
     with pytest.raises(PlanError, match="its state grows"):
         prepared(tmp_path, hidden_length(), {"x": (1, 1, 4), "past_0": (1, 0, 4)}, {"past_0": "present_0"}, PlanOptions("single"))
+
+
+@pytest.mark.parametrize("planner", ["tensor-parallel", "auto"])
+def test_one_program_takes_prompts_and_words_of_any_number(planner):
+    path = zoo.materialize("tiny-decoder")
+    loader = ReloadedModel(path)
+    state = {name: name.replace("past_key_values", "present") for name in loader.declared if name.startswith("past")}
+    empty = {name: np.zeros((1, 4, 0, 16), np.float32) for name in state}
+    shapes = {name: (1, 1) for name in loader.declared if name not in state} | {name: array.shape for name, array in empty.items()}
+    nodes = tuple(NodeProfile(f"node{number}", share=share) for number, share in enumerate((2, 1, 1)))
+    first = with_state(loader.graph(path, shapes), state)
+    planned, plan = prepare_growing(first, loader.open_graph, loader.declared, Cluster(nodes), PlanOptions(planner))
+    assert not any(cuts_moving(plan.graph, node, plan.tiles[node.name]) for node in plan.graph.nodes)
+    begins, further = halves(planned.artifacts)
+    kernels = {True: local_kernels(begins), False: local_kernels(further)}
+    for prompt in (1, 7):
+        alone, random, total = Alone(path.read_bytes(), state, empty), np.random.default_rng(prompt), 0
+        held = [()] * begins.host.host
+        for count in (prompt, 1, 3, 1, 1, 8):
+            total += count
+            feed = {
+                "input_ids": random.integers(0, 1000, (1, count)),
+                "attention_mask": np.ones((1, total), np.int64),
+                "position_ids": np.arange(total - count, total)[None],
+            }
+            is_first = total == count
+            given = [(feed | empty)[name] for name in (first.inputs if is_first else first.given)]
+            outputs, held = simulate_step(begins if is_first else further, given, held, kernels[is_first])
+            np.testing.assert_allclose(outputs[0], alone.run(feed)[0], rtol=1e-4, atol=1e-5)

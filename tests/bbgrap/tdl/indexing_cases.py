@@ -25,7 +25,7 @@ def axis_of(draw: Draw, rank: int, *, least: int = 0) -> tuple[int, int]:
 
 @st.composite
 def gather(draw: Draw) -> Case:
-    """Gather with indices that are data, constants, or a single constant, some negative."""
+    """Gather of data or of a table, with indices that are data, constants, or a single constant, some negative."""
     shape = draw(shapes(least=1, most=3, extent=5))
     axis, given_axis = axis_of(draw, len(shape))
     indices = np.asarray(random_of(draw).integers(-shape[axis], shape[axis], draw(shapes(most=2, extent=4))))
@@ -33,7 +33,7 @@ def gather(draw: Draw) -> Case:
     if constant and draw(st.booleans()):
         indices = np.full(draw(st.sampled_from(((), (1,), (1, 1)))), indices.flat[0])
     loose = frozenset() if constant and indices.size == 1 else None
-    parameters = frozenset((1,)) if constant else frozenset[int]()
+    parameters = frozenset((1,)) if constant else frozenset((0,)) if draw(st.booleans()) else frozenset[int]()
     return Case("Gather", (distinct(draw, *shape), indices), {"axis": given_axis}, parameters, loose=loose, below={1: shape[axis]})
 
 

@@ -231,6 +231,33 @@ def expand(draw: Draw) -> Case:
 
 
 @st.composite
+def shape_of(draw: Draw) -> Case:
+    """Shape of all axes or of some, counted from either end."""
+    shape = draw(shapes(least=1))
+    start = draw(st.integers(0, len(shape) - 1))
+    end = draw(st.integers(start + 1, len(shape)))
+    rank = len(shape)
+    attributes: dict[str, Attribute] = {"start": draw(st.sampled_from((start, start - rank)))}
+    if end < rank or draw(st.booleans()):
+        attributes["end"] = draw(st.sampled_from((end, end - rank) if end < rank else (end,)))
+    return Case("Shape", (_tensor(draw, *shape),), attributes, loose=None, several_ranges=frozenset())
+
+
+@st.composite
+def range_(draw: Draw) -> Case:
+    """Range in either direction."""
+    start, count, step = draw(st.integers(-5, 5)), draw(st.integers(1, 6)), draw(st.sampled_from((1, 2, -1, -3)))
+    operands = tuple(np.array(value, np.int64) for value in (start, start + count * step, step))
+    return Case("Range", operands, {}, frozenset(range(3)), several_ranges=frozenset())
+
+
+@st.composite
+def constant_of_shape(draw: Draw) -> Case:
+    """ConstantOfShape with its own value."""
+    return Case("ConstantOfShape", (int64(*draw(shapes(least=1))),), {}, frozenset((0,)), several_ranges=frozenset())
+
+
+@st.composite
 def resize(draw: Draw) -> Case:
     """Resize by whole factors and others, nearest in any rank, linear in images, by scales or sizes."""
     mode = draw(st.sampled_from(("nearest", "linear", "linear", "cubic")))
@@ -267,13 +294,16 @@ OTHERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     **{op: partial(_reduction, op) for op in KINDS},
     **{op: partial(_along_axis, op) for op in ("Softmax", "LogSoftmax", "Hardmax")},
     "Concat": concat,
+    "ConstantOfShape": constant_of_shape,
     "Expand": expand,
     "Flatten": flatten,
     "Gemm": gemm,
     "MatMul": matmul,
     "Pad": pad,
+    "Range": range_,
     "Reshape": reshape,
     "Resize": resize,
+    "Shape": shape_of,
     "Slice": slices,
     "Squeeze": squeeze,
     "Transpose": transpose,

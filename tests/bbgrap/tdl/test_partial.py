@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from bbgrap.planners.plan import Plan, Tile, check_plan
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl import Part, localize_part, part_unit, reducible
 from bbgrap.tdl.partial import partial_operators
+from tests.bbgrap.tdl.verifier import Case, run_local
 from tests.partition import all_values, assert_close, run_checked
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -37,6 +38,7 @@ CASES: dict[tuple[str, str], tuple[Shapes, tuple[int, ...], Mapping[str, Attribu
     ("", "ReduceMin"): (((4, 6, 5),), (4, 1, 1), {}),
     ("", "ReduceProd"): (((4, 6, 5),), (4, 1, 1), {}),
     ("", "GlobalAveragePool"): (((2, 3, 7, 5),), (2, 3, 1, 1), {}),
+    ("", "Gather"): (((4, 9, 5), (2, 3)), (4, 2, 3, 5), {"axis": 1}),
     ("", "GlobalMaxPool"): (((2, 3, 7, 5),), (2, 3, 1, 1), {}),
 }
 
@@ -53,6 +55,9 @@ def graph_of(domain: str, op: str) -> Graph:
         types["axes"] = weights["axes"].type
     elif op.startswith("Reduce"):
         attributes = {**attributes, "axes": (1, 2)}
+    if op == "Gather":
+        weights["i0"] = make_weight("i0", np.random.default_rng(1).standard_normal(shapes[0]).astype(np.float32))
+        types["i1"], inputs = TensorType(DType.INT64, shapes[1]), ("i1",)
     types |= {"y": TensorType(result, out), "z": TensorType(result, out)}
     after = Node("after", "Abs", ("y",), ("z",))
     return Graph(
@@ -82,6 +87,8 @@ def test_parts_add_up(domain: str, op: str, data: st.DataObject) -> None:
     feeds = [
         random.integers(0, 50, kind.known_shape).astype(kind.dtype.numpy)
         if kind.dtype is DType.UINT8
+        else random.integers(-9, 9, kind.known_shape)
+        if kind.dtype is DType.INT64
         else random.standard_normal(kind.known_shape).astype(np.float32)
         for kind in (graph.types[name] for name in graph.inputs)
     ]
@@ -97,3 +104,16 @@ def test_a_node_without_partial_results_is_refused() -> None:
     assert description is not None
     with pytest.raises(PlanError, match="no partial results along 'ci'"):
         localize_part(graph, after, description, ShapeMap.full(description.shape), Part("ci", Interval(0, 2)))
+
+
+def test_an_index_that_no_part_of_a_table_has_is_refused_by_all() -> None:
+    graph = graph_of("", "Gather")
+    node, whole = graph.nodes[0], ShapeMap.full((4, 2, 3, 5))
+    description = all_descriptions(graph)["n"]
+    assert description is not None
+    for part, wrong in product((Interval(0, 4), Interval(4, 9)), (9, -10)):
+        local = localize_part(graph, node, description, whole, Part("k", part))
+        table = graph.weights["i0"].array
+        case = Case("Gather", (table, np.full((2, 3), wrong)), node.attributes, frozenset((0,)))
+        with pytest.raises(Exception, match="indices element out of data bounds"):
+            run_local(case, local)

@@ -1,0 +1,213 @@
+"""Tensor parallelism (Shoeybi et al., Megatron-LM, arXiv:1909.08053), found from the descriptions: every second product is summed up.
+
+    x ──► opens: by features ──► what follows is cut alike ──► closes: by what it sums over ──► one sum, whole on every node
+          q, k, v                heads, their cache, scores    the projection of the heads
+          first of a MLP         its activation                second of a MLP
+
+A product with weights that reads what all have *opens* a division, cut along its features. The cut carries on as long as an axis
+survives; where divisions meet along one axis they are one. What sums over the cut axis *closes* the division with partial results. Anything
+else is computed whole by every node that needs it, so only sums travel, each once from every node to every other.
+
+The cut of a division is counted in units that all of it has, e.g. heads, and followed back to front: a node computes what its readers in
+the division read. So a product of queries, keys and values in one is cut in three ranges. Heavy tables of words are divided by words, as
+the product that makes the logits is. Nothing is cut along an axis whose size changes between requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph, Node
+from bbgrap.planners.bbgrap import HEAVY_WEIGHT_BYTES, surviving_axis
+from bbgrap.planners.layers import Descriptions, first_output, layer_of, operands_by_size
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.placements import Partial
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.shares import split_by_shares
+from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
+from bbgrap.tdl import Description, Part, can_make, granularity, input_regions, part_unit, reducible, splittable_axes
+from bbgrap.tdl.language import Index
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """Cut along an output axis, with a division."""
+
+    division: int
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Closing:
+    """Summed up over an index along which a division is cut."""
+
+    division: int
+    over: Partial
+
+
+_Role = _Inside | _Closing
+"""What a node does in its division; those in none are computed whole."""
+
+
+def plan_tensor_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+    """Divide every second product by its features, the others by what they sum over."""
+    return Plan("tensor-parallel", graph, cluster, _TensorParallel(graph, cluster, descriptions).tiles())
+
+
+class _TensorParallel:
+    """Gives every node a role, front to back, then tiles, back to front."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, descriptions: Descriptions) -> None:
+        self.graph, self.descriptions = graph, descriptions
+        self.shares = cluster.shares
+        self.root = max(range(len(self.shares)), key=lambda d: (self.shares[d], -d))
+        self.roles: dict[str, _Role] = {}
+        """By name of node."""
+        self.joined: list[int] = []
+        """Per division the one that it is part of."""
+        for node in graph.nodes:
+            if (description := descriptions[node.name]) is not None and (role := self._role(node, description)) is not None:
+                self.roles[node.name] = role
+        self.units = self._units()
+        self.needs: dict[tuple[str, int], IntervalSet] = {}
+        """What the readers in a division read of a value on a device, along its cut axis."""
+
+    # --- roles --------------------------------------------------------------------------------------------------------------------
+
+    def _root(self, number: int) -> int:
+        while self.joined[number] != number:
+            number = self.joined[number]
+        return number
+
+    def _new(self) -> int:
+        self.joined.append(len(self.joined))
+        return len(self.joined) - 1
+
+    def _cut_operands(self, node: Node) -> list[tuple[int, _Inside]]:
+        """Return the operands that are cut, the largest first."""
+        found = []
+        for number, name in operands_by_size(self.graph, node):
+            producer = self.graph.producers.get(name)
+            role = None if producer is None or first_output(producer) != name else self.roles.get(producer.name)
+            if isinstance(role, _Inside):
+                found.append((number, role))
+        return found
+
+    def _role(self, node: Node, description: Description) -> _Role | None:
+        operands = self._cut_operands(node)
+        if not operands:
+            return self._opened(node, description)
+        carried = [(surviving_axis(description, number, role.axis), role) for number, role in operands]
+        axis = next((axis for axis, _ in carried if axis is not None and self._may_cut(node, description, axis)), None)
+        if axis is None:
+            return self._closed(node, description, operands)
+        divisions = [self._root(role.division) for here, role in carried if here == axis]
+        for other in divisions[1:]:
+            self.joined[other] = divisions[0]
+        return _Inside(divisions[0], axis)
+
+    def _may_cut(self, node: Node, description: Description, axis: int) -> bool:
+        moving = self.graph.moving.get(first_output(node), ())
+        return axis in splittable_axes(description) and description.shape[axis] > 1 and axis not in moving
+
+    def _opened(self, node: Node, description: Description) -> _Role | None:
+        layer = layer_of(self.graph, node, description, None)
+        if layer is None:
+            return None
+        if node.op == "Gather":
+            weights = (self.graph.weights[name] for name in node.inputs if name in self.graph.weights)
+            is_heavy = sum(weight.type.nbytes for weight in weights) >= HEAVY_WEIGHT_BYTES
+            return _Closing(self._new(), layer.inner) if is_heavy and layer.inner is not None else None
+        if layer.features is None or not self._may_cut(node, description, layer.features):
+            return None
+        return _Inside(self._new(), layer.features)
+
+    def _closed(self, node: Node, description: Description, operands: list[tuple[int, _Inside]]) -> _Closing | None:
+        sums = {index.name: index for index in reducible(self.graph, node, description)}
+        for number, role in operands:
+            for access in description.accesses:
+                index = access.subscripts[role.axis] if access.operand == number else None
+                if isinstance(index, Index) and index.name in sums and index.extent > part_unit(node):
+                    return _Closing(role.division, Partial(index.name, index.extent, part_unit(node)))
+        return None
+
+    def _units(self) -> dict[int, int]:
+        """Return into how many equal units every division is divided: the most that one of its axes has without a cut inside a unit."""
+        steps: dict[int, set[tuple[int, int]]] = {}
+        for name, role in self.roles.items():
+            steps.setdefault(self._root(role.division), set()).add(self._extent_and_step(name, role))
+        return {division: _finest(found) for division, found in steps.items()}
+
+    def _extent_and_step(self, name: str, role: _Role) -> tuple[int, int]:
+        """Return what is cut of a node, and at multiples of what cuts are free of waste."""
+        description = self.descriptions[name]
+        assert description is not None, "what has a role is described"
+        if isinstance(role, _Closing):
+            return role.over.extent, role.over.unit
+        return description.shape[role.axis], granularity(description, role.axis)
+
+    # --- tiles --------------------------------------------------------------------------------------------------------------------
+
+    def tiles(self) -> dict[str, tuple[Tile, ...]]:
+        """Return the tiles of all nodes."""
+        found: dict[str, tuple[Tile, ...]] = {}
+        for node in reversed(self.graph.nodes):
+            found[node.name] = self._tiles(node)
+            self._note_needs(node, found[node.name])
+        return found
+
+    def _tiles(self, node: Node) -> tuple[Tile, ...]:
+        whole, description = whole_output(self.graph, node), self.descriptions[node.name]
+        if description is None:
+            return (Tile(self.root, whole),)
+        match self.roles.get(node.name):
+            case _Inside() as role:
+                return self._needed(node, description, role) or self._shared(description, role)
+            case _Closing() as role:
+                pieces = [(d, piece) for d, piece in enumerate(self._pieces(role.division, role.over.extent, role.over.unit)) if len(piece)]
+                if len(pieces) == 1:
+                    return (Tile(pieces[0][0], whole),)
+                return tuple(Tile(device, whole, Part(role.over.index, piece)) for device, piece in pieces)
+            case None:
+                return tuple(Tile(device, whole) for device in range(len(self.shares)))
+
+    def _pieces(self, division: int, extent: int, unit: int) -> tuple[Interval, ...]:
+        units = self.units[self._root(division)]
+        size = extent // units if extent % units == 0 else unit
+        return split_by_shares(extent, self.shares, size if size % unit == 0 else unit)
+
+    def _shared(self, description: Description, role: _Inside) -> tuple[Tile, ...]:
+        whole = ShapeMap.full(description.shape)
+        pieces = self._pieces(role.division, description.shape[role.axis], granularity(description, role.axis))
+        return tuple(Tile(d, whole.replace(role.axis, IntervalSet.of(piece))) for d, piece in enumerate(pieces) if len(piece))
+
+    def _needed(self, node: Node, description: Description, role: _Inside) -> tuple[Tile, ...]:
+        """Return what every device needs, if that is all of the output and can be made; else none."""
+        whole, name = ShapeMap.full(description.shape), first_output(node)
+        needs = {device: self.needs.get((name, device)) for device in range(len(self.shares))}
+        tiles = tuple(Tile(device, whole.replace(role.axis, need)) for device, need in needs.items() if need)
+        if not covers((tile.region for tile in tiles), whole):
+            return ()
+        return tiles if all(can_make(self.graph, node, description, tile.region) for tile in tiles) else ()
+
+    def _note_needs(self, node: Node, tiles: tuple[Tile, ...]) -> None:
+        role, description = self.roles.get(node.name), self.descriptions[node.name]
+        if role is None or description is None:
+            return
+        shapes = [self.graph.types[name].shape if name else None for name in node.inputs]
+        for number, cut in self._cut_operands(node):
+            if self._root(cut.division) != self._root(role.division):
+                continue
+            for tile in tiles:
+                parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
+                read = input_regions(description, tile.region, shapes, parts)[number]
+                if read is not None:
+                    key = node.inputs[number], tile.device
+                    self.needs[key] = self.needs.get(key, IntervalSet(())).union(read.axes[cut.axis])
+
+
+def _finest(steps: Set[tuple[int, int]]) -> int:
+    extents = {extent for extent, _ in steps}
+    return max((n for n in extents if all(extent % n == 0 and extent // n % step == 0 for extent, step in steps)), default=min(extents))

@@ -1,0 +1,192 @@
+"""How many words per second would a decoder write on machines of their own? `python -m benchmarks.decoder` (a minute a model).
+
+Cores of one machine share its memory, which a decoder reads all the time. So every machine's segments are run here one machine after the
+other, word by word in turns with plain onnxruntime (its cache bound in memory); then the clock puts them together, with links of 1 Gbit/s:
+
+    seconds a word = clock(measured segments, messages as predicted)
+
+What real processes take on this machine, `bbgrap bench --tokens` measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from bbgrap import zoo
+from bbgrap.cluster import Cluster
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.predict import Predictor
+from bbgrap.compiler.simulate import simulate_step
+from bbgrap.control.planned import PlannedVariant
+from bbgrap.engine.growing import prepare_growing
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.reload import ReloadedModel
+from bbgrap.engine.sessions import session_options
+from bbgrap.graph import Array
+from bbgrap.graph.state import with_state
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan
+
+PROMPT, WORDS = 32, 40
+
+
+class Machines:
+    """A decoder over some machines, each of whose segments is timed."""
+
+    def __init__(self, model: ReloadedModel, name: str, nodes: int, empty: Mapping[str, Array], pairs: Mapping[str, str]) -> None:
+        path = zoo.materialize(name)
+        shapes = {given: (1, 1) for given in model.declared if given not in pairs} | {given: array.shape for given, array in empty.items()}
+        self.first = with_state(model.graph(path, shapes), pairs)
+        options = PlanOptions("tensor-parallel")
+        planned, self.plan = prepare_growing(self.first, model.open_graph, model.declared, Cluster.even(nodes), options)
+        self.weights = [device.weight_bytes for device in planned.artifacts.devices]
+        self.times: list[dict[int, list[float]]] = [{} for _ in range(nodes)]
+        self._begins, self._further = (_half(planned, further=further) for further in (False, True))
+        kernels = local_kernels(self._further)
+        self._kernels = [self._timed(device, kernel) for device, kernel in enumerate(kernels)]
+        self._state: Sequence[Sequence[Array]] = []
+
+    def _timed(
+        self, device: int, kernel: Callable[[int, Sequence[Array]], Sequence[Array]]
+    ) -> Callable[[int, Sequence[Array]], Sequence[Array]]:
+        def run(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
+            start = time.perf_counter()
+            made = kernel(segment, inputs)
+            self.times[device].setdefault(segment, []).append(time.perf_counter() - start)
+            return made
+
+        return run
+
+    def begin(self, feed: Mapping[str, Array]) -> None:
+        """Take the prompt, untimed."""
+        nothing: list[Sequence[Array]] = [()] * len(self._kernels)
+        _, self._state = simulate_step(self._begins, [feed[name] for name in self.first.inputs], nothing, self._kernels)
+        for times in self.times:
+            times.clear()
+
+    def word(self, feed: Mapping[str, Array]) -> None:
+        """Take a word."""
+        _, self._state = simulate_step(self._further, [feed[name] for name in self.first.given], self._state, self._kernels)
+
+    def seconds(self) -> tuple[float, float]:
+        """Return the seconds of a word on these machines, and those of the busiest one's segments."""
+        medians = [{segment: statistics.median(of) for segment, of in times.items()} for times in self.times]
+        return timed(self.plan, medians), max(sum(of.values()) for of in medians)
+
+
+def timed(plan: Plan, measured: Sequence[Mapping[int, float]]) -> float:
+    """Return the seconds of a further request whose segments take what was measured, by number."""
+    program = compile_plan(plan, all_descriptions(plan.graph), open_sizes=True).optimized
+    return Predictor(plan.cluster).timeline(program, measured).total_s
+
+
+def _half(planned: PlannedVariant, *, further: bool) -> Artifacts:
+    """Return one of the two programs of a deployment."""
+    made = planned.artifacts
+    host = made.further if further else made.host
+    assert host is not None, "the model has state"
+    schedules = [(device.further if further else device.schedule, device.segments) for device in made.devices]
+    devices = tuple(DeviceArtifacts(schedule, segments) for schedule, segments in schedules if schedule is not None)
+    return Artifacts(devices, host, made.weights)
+
+
+class Alone:
+    """Plain onnxruntime on one thread, its cache bound in memory."""
+
+    def __init__(self, name: str, pairs: Mapping[str, str]) -> None:
+        self._session = ort.InferenceSession(str(zoo.materialize(name)), session_options(threads=1))
+        self._pairs = pairs
+        self._state: dict[str, Any] = {}
+        self.times: list[float] = []
+
+    def begin(self, feed: Mapping[str, Array]) -> None:
+        """Take the prompt, untimed."""
+        self._state = {name: ort.OrtValue.ortvalue_from_numpy(feed[name]) for name in self._pairs}
+        self.word(feed)
+        self.times.clear()
+
+    def word(self, feed: Mapping[str, Array]) -> None:
+        """Take a word."""
+        binding = self._session.io_binding()
+        for name, array in feed.items():
+            if name not in self._pairs:
+                binding.bind_cpu_input(name, array)
+        for name, value in self._state.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in ("logits", *self._pairs.values()):
+            binding.bind_output(name, "cpu")
+        start = time.perf_counter()
+        self._session.run_with_iobinding(binding)
+        self.times.append(time.perf_counter() - start)
+        self._state = dict(zip(self._pairs, binding.get_outputs()[1:], strict=True))
+
+
+def measure(name: str, counts: Sequence[int]) -> list[dict[str, Any]]:
+    """Return a row for every number of machines."""
+    model = ReloadedModel(zoo.materialize(name))
+    pairs = {given: given.replace("past_key_values", "present") for given in model.declared if given.startswith("past")}
+    sizes = {
+        given: [size if isinstance(size, int) else int(axis == 0) for axis, size in enumerate(model.declared[given])] for given in pairs
+    }
+    empty = {given: np.zeros(size, np.float32) for given, size in sizes.items()}
+
+    def feed(words: Array, total: int) -> dict[str, Array]:
+        ends = np.arange(total - words.shape[1], total, dtype=np.int64)[None]
+        return {"input_ids": words, "attention_mask": np.ones((1, total), np.int64), "position_ids": ends}
+
+    alone, machines = Alone(name, pairs), [Machines(model, name, nodes, empty, pairs) for nodes in counts]
+    everybody = [alone, *machines]
+    for each in everybody:
+        each.begin(feed(np.arange(PROMPT)[None], PROMPT) | empty)
+    for word in range(WORDS):
+        for each in everybody:
+            each.word(feed(np.array([[word]]), PROMPT + word + 1))
+    single = statistics.median(alone.times)
+    rows = []
+    for nodes, each in zip(counts, machines, strict=True):
+        seconds, busiest = each.seconds()
+        rows.append(
+            {
+                "model": name,
+                "machines": nodes,
+                "single_ms": 1e3 * single,
+                "ms": 1e3 * seconds,
+                "segments_ms": 1e3 * busiest,
+                "ratio": single / seconds,
+                "weights": max(each.weights) / sum(w.type.nbytes for w in each.first.weights.values()),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", default="gpt2")
+    parser.add_argument("--machines", default="2,4")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    counts = [int(count) for count in options.machines.split(",")]
+    rows = [row for name in options.models.split(",") for row in measure(name, counts)]
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    print("| | machines | one core, ms a word | ms a word | segments of the busiest, ms | ratio | weights a machine |")
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        numbers = [format(row[key], ".1f") for key in ("single_ms", "ms", "segments_ms")]
+        print(f"| {row['model']} | {row['machines']} | {' | '.join(numbers)} | {row['ratio']:.2f} | {row['weights']:.0%} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Tensor parallelism: heads and features divide, only sums travel, and answers stay."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.export import export
+from bbgrap.engine.load import load_graph
+from bbgrap.graph.state import with_state
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import make_plan
+from bbgrap.program.statistics import statistics_of
+from bbgrap.zoo.decoder import Sizes, decoder
+from tests.partition import assert_partition_agrees
+
+OPTIONS = PlanOptions("tensor-parallel")
+TINY = Sizes(2, 64, 4, 4, 300, 64)
+
+
+def stateful(sizes, **lengths):
+    graph = decoder("decoder", sizes, **lengths)
+    return with_state(graph, {name: name.replace("past_key_values", "present") for name in graph.inputs if name.startswith("past")})
+
+
+def programmed(graph, nodes):
+    descriptions = all_descriptions(graph)
+    return compile_plan(make_plan(graph, Cluster.even(nodes), OPTIONS, descriptions), descriptions, instalments=False).optimized
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_word_takes_two_sums_a_layer(nodes):
+    counts = statistics_of(programmed(stateful(TINY), nodes))
+    sums = 2 * TINY.depth * TINY.width * 4 * nodes * (nodes - 1)
+    assert counts.bytes == sums
+    assert counts.transfers == 2 * TINY.depth * nodes * (nodes - 1)
+
+
+def test_a_cache_and_the_weights_are_divided():
+    graph = stateful(Sizes(2, 64, 4, 4, 100_000, 64))
+    program = programmed(graph, 2)
+    whole = sum(weight.type.nbytes for weight in graph.weights.values())
+    assert all(device.weight_bytes < 0.51 * whole for device in export(program).devices)
+    held = sum(device.buffers[feed].region.size for device in program.devices for feed in device.feeds if device.device != program.host)
+    assert held == sum(graph.types[name].nbytes // 4 for name in graph.state)
+
+
+@pytest.mark.parametrize("sizes", [TINY, Sizes(1, 48, 12, 4, 300, 64)], ids=["heads", "grouped"])
+@pytest.mark.parametrize("shares", [(1, 1), (3, 1), (1, 1, 1)], ids=str)
+def test_answers_are_those_of_the_whole_model(sizes, shares):
+    graph = decoder("decoder", sizes, batch=2, sequence=3, past=5)
+    cluster = Cluster(tuple(NodeProfile(f"node{number}", share=share) for number, share in enumerate(shares)))
+    assert_partition_agrees(graph, cluster, OPTIONS, 1e-4)
+
+
+def in_one(width=24, heads=3):
+    """Attention whose queries, keys and values are made by one product, which is then split."""
+    random = np.random.default_rng(0)
+    sizes = {"qkv": (width, 3 * width), "out": (width, width)}
+    weights = [numpy_helper.from_array(random.standard_normal(size).astype(np.float32) / 5, name) for name, size in sizes.items()]
+    weights += [
+        numpy_helper.from_array(np.array(value, np.int64), name)
+        for name, value in {"thirds": [width] * 3, "heads": [0, 0, heads, width // heads], "flat": [0, 0, width]}.items()
+    ]
+    node = helper.make_node
+    nodes = [node("MatMul", ["x", "qkv"], ["all"]), node("Split", ["all", "thirds"], ["q", "k", "v"], axis=2)]
+    for name, order in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
+        nodes += [node("Reshape", [name, "heads"], [f"{name}.split"]), node("Transpose", [f"{name}.split"], [f"{name}.heads"], perm=order)]
+    nodes += [
+        node("MatMul", ["q.heads", "k.heads"], ["scores"]),
+        node("Softmax", ["scores"], ["shares"], axis=-1),
+        node("MatMul", ["shares", "v.heads"], ["mixed"]),
+        node("Transpose", ["mixed"], ["together"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["together", "flat"], ["joined"]),
+        node("MatMul", ["joined", "out"], ["projected"]),
+        node("Add", ["projected", "x"], ["y"]),
+    ]
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 4, width)) for name in "xy"]
+    graph = helper.make_graph(nodes, "in one", tensors[:1], tensors[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_product_of_queries_keys_and_values_is_cut_in_three_ranges(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(in_one().SerializeToString())
+    graph = load_graph(tmp_path / "m.onnx", {})
+    plan = make_plan(graph, Cluster.even(3), OPTIONS)
+    product = next(node for node in graph.nodes if "qkv" in node.inputs)
+    assert [str(tile.region.axes[2]) for tile in plan.tiles[product.name]] == ["0:8,24:32,48:56", "8:16,32:40,56:64", "16:24,40:48,64:72"]
+    assert statistics_of(programmed(graph, 3)).transfers == 2  # one node adds up and answers
+    assert_partition_agrees(graph, Cluster.even(3), OPTIONS, 1e-4)
