@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -66,6 +68,7 @@ def load(
         for program in (loaded, further):
             if program is not None:
                 _warm_up(program, names, shared)
+    _give_back_memory()
     peers = reachable(deploy.peers, coordinator_host)
     addresses, fingerprints = tuple(peer.address for peer in peers), tuple(peer.fingerprint for peer in peers)
 
@@ -73,6 +76,12 @@ def load(
         return Deployment(deploy.epoch, program.schedule, program.segments, names, addresses, program.slices, fingerprints, further)
 
     return deployment(loaded, None if further is None else deployment(further))
+
+
+def _give_back_memory() -> None:
+    """Give the system what loading has freed: glibc keeps it, as much again as the weights (measured: 490 MB of AlexNet's 1,070)."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def reachable(peers: Sequence[Peer], coordinator_host: str) -> tuple[Peer, ...]:

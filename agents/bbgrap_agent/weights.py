@@ -1,5 +1,7 @@
 """The weights an agent has: by content, in memory and on disk, so that neither a new plan nor a restart needs them sent again.
 
+What the disk has is mapped, not read: kernels pack what they use, and the pages of the file are the system's to take back.
+
 Laws: what is handed out has the digest it is asked by, checked when it arrives and when it is read from disk; memory and disk stay under
 their limits, the least recently used weight goes first, except for what a deployment that is being loaded needs: that stays, on disk where
 it can be written, else in memory; an error says where there is none. Weights that sessions hold stay alive with the sessions.
@@ -156,9 +158,10 @@ class WeightStore:
         array.flags.writeable = False
         if digest_of(array) != digest:
             raise RemoteProtocolError(f"weight {digest[:12]}: its content has another digest; it was damaged on the way")
-        if not self._write(digest, array):
+        kept = self._mapped(digest) if self._write(digest, array) else None
+        if kept is None:
             self._unsaved.add(digest)
-        self._keep(digest, array)
+        self._keep(digest, array if kept is None else kept)
 
     def _keep(self, digest: str, array: Array) -> None:
         self._memory[digest] = array
@@ -188,18 +191,21 @@ class WeightStore:
         path = self._path(digest)
         if path is None or not path.exists():
             return None
-        array: Array | None
-        try:
-            array = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError):
-            array = None
+        array = self._mapped(digest)
         if array is None or digest_of(array) != digest:
             _log.warning("weight %s on disk is damaged; it will be sent again", digest[:12])
             path.unlink(missing_ok=True)
             return None
         os.utime(path)
-        array.flags.writeable = False
         return array
+
+    def _mapped(self, digest: str) -> Array | None:
+        """Return what a file holds, as pages that the system may take back and read again; None if it is no array."""
+        path = self._path(digest)
+        try:
+            return None if path is None else np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        except (OSError, ValueError, EOFError):
+            return None
 
     def _write(self, digest: str, array: Array) -> bool:
         """Write a weight to disk; return whether it is there."""

@@ -1,5 +1,6 @@
 """The weight store: content is checked, limits are kept, a restart finds what was there."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -38,6 +39,16 @@ def test_chunks_make_a_weight(tmp_path, array):
     found = store.get(digest_of(array))
     np.testing.assert_array_equal(found, array)
     assert not found.flags.writeable
+
+
+def test_what_the_disk_has_takes_no_memory_of_its_own(tmp_path):
+    store = WeightStore(tmp_path)
+    for piece in chunks(weight(0), 64):
+        store.add(piece)
+    for found in (store.get(digest_of(weight(0))), WeightStore(tmp_path).get(digest_of(weight(0)))):
+        while isinstance(found, np.ndarray):
+            found = found.base
+        assert isinstance(found, mmap.mmap)
 
 
 def test_repeated_and_lost_chunks_go_on_where_they_stopped():

@@ -12,9 +12,12 @@ from bbgrap.engine.growing import prepare_growing
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import PlanError
+from bbgrap.graph.onnx_io import save_graph
 from bbgrap.graph.state import with_state
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import cuts_moving
+from bbgrap.zoo.decoder import Sizes, free_axes
+from bbgrap.zoo.decoder import decoder as decoder_of
 from tests.sequence_models import HEADS, SIZE, Alone, decoder
 
 PAIRS = {f"past_key_values.0.{kind}": f"present.0.{kind}" for kind in ("key", "value")}
@@ -109,3 +112,21 @@ def test_one_program_takes_prompts_and_words_of_any_number(planner):
             given = [(feed | empty)[name] for name in (first.inputs if is_first else first.given)]
             outputs, held = simulate_step(begins if is_first else further, given, held, kernels[is_first])
             np.testing.assert_allclose(outputs[0], alone.run(feed)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_decoder_that_fits_no_node_runs_on_two(tmp_path):
+    path = tmp_path / "m.onnx"
+    graph = decoder_of("large", Sizes(2, 128, 4, 4, 60_000, 64))
+    save_graph(graph, path, free=free_axes(graph))
+    loader = ReloadedModel(path)
+    state = {name: name.replace("past_key_values", "present") for name in loader.declared if name.startswith("past")}
+    shapes = {name: (1, 1) for name in loader.declared if name not in state} | dict.fromkeys(state, (1, 4, 0, 32))
+    first = with_state(loader.graph(path, shapes), state)
+    whole = sum(weight.type.nbytes for weight in graph.weights.values())
+    nodes = tuple(NodeProfile(f"node{number}", memory_bytes=round(whole / 1.5)) for number in range(2))
+    for planner in ("auto", "tensor-parallel"):
+        planned, plan = prepare_growing(first, loader.open_graph, loader.declared, Cluster(nodes), PlanOptions(planner))
+        assert plan.planner == planner
+        assert max(device.weight_bytes for device in planned.artifacts.devices) < 0.55 * whole
+    with pytest.raises(PlanError, match=r"has [0-9]+ MB"):
+        prepare_growing(first, loader.open_graph, loader.declared, Cluster(nodes[:1]), PlanOptions("auto"))
