@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bbgrap.graph.types import Array, TensorType
+from bbgrap.runtime.joining import Joining
 from bbgrap.runtime.schedule import Schedule
 
 
@@ -66,10 +67,12 @@ class DeviceArtifacts:
 class Artifacts:
     """A whole deployment: devices 0..N-1, the host's schedule (device N), and the weight slices by digest (read-only arrays).
 
-    `further` is the host's schedule for requests after the first one of a sequence; None without state.
+    `further` is the host's schedule for requests after the first one of a sequence; None without state. `joinings` are inputs by name: how
+    those of several requests of a sequence become those of one; empty: they do not.
     """
 
     devices: tuple[DeviceArtifacts, ...]
     host: Schedule
     weights: Mapping[str, Array] = field(repr=False, compare=False)
     further: Schedule | None = None
+    joinings: Mapping[str, Joining] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Sequences of requests, each of which goes on from the state that the one before has left on the agents.
 
     request 1 ── any variant, state comes with it ──► home: the variant with the state ◄── requests 2, 3, ... run there
-    the home is lost ──► another variant runs requests 1, 2, ... again ──► the newest one, and only it, is answered
+    the home is lost ──► another variant runs requests 1, 2, ... again, as one where the model takes that ──► the newest one is answered
 
 A state is known by the number of the run that has left it. Agents keep the one before, too, until the next run begins, so whatever was
 interrupted is repeated from the last whole state. Laws: the requests of a sequence run one at a time, in order; a request is part of the
@@ -11,13 +11,16 @@ its state. Sequences do not outlive the coordinator.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as List
 from dataclasses import replace
 
 from bbgrap.control.coordinator_events import Identity, Instruction, KeepState, StartRequest
+from bbgrap.control.joining import joined
 from bbgrap.control.loading import Loading
+from bbgrap.control.observed import Observed
 from bbgrap.control.plans import Plan, Request, Variant
-from bbgrap.control.sequence import Given, Sequence
+from bbgrap.control.sequence import Given, Sequence, given_of
 from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunModel
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.runtime.schedule import Schedule
@@ -40,17 +43,20 @@ class Sequences:
     Invariants: `_kept` is the sum of what is kept of all of them.
     """
 
-    def __init__(self, loading: Loading, limit: int = MAX_KEPT_BYTES) -> None:
-        """Start without any; keep at most `limit` bytes of inputs."""
+    def __init__(self, loading: Loading, observed: Observed, limit: int = MAX_KEPT_BYTES) -> None:
+        """Start without any; keep at most `limit` bytes of inputs. What is computed anew is counted in `observed`."""
         self._loading = loading
+        self._observed = observed
         self._limit = limit
         self._known: dict[tuple[Identity, int], Sequence] = {}
         self._kept = 0
-        self.replayed = 0
-        """Requests that ran again, to compute a state anew."""
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def by_model(self) -> Counter[str]:
+        """Return how many there are of each model, by digest."""
+        return Counter(sequence.model for sequence in self._known.values())
 
     # --- what clients want --------------------------------------------------------------------------------------------------------
 
@@ -147,9 +153,13 @@ class Sequences:
             left = self._left_behind(sequence)
             sequence.place(variant.epoch)
         sequence.go_back()
-        is_own = sequence.seen == sequence.steps
-        self.replayed += not is_own
-        given = sequence.next(request.message)
+        again = sequence.to_replay()
+        is_own = not again
+        given, sequence.running = joined(again, variant.planned.artifacts.joinings) if again else (given_of(request.message), 1)
+        if again:
+            counts = self._observed.of_model(request.plan)
+            counts.recovered += sequence.seen == 0
+            counts.replayed += sequence.running
         record, client = (request.message.record, request.caller[0]) if is_own else (False, b"")
         begin = StartRequest(variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, sequence.state)
         return [*left, begin]
@@ -157,7 +167,7 @@ class Sequences:
     def ran(self, request: Request, sequence: Sequence) -> bool:
         """Note that a run has left its state; whether it was that of the request itself, and of no old one."""
         sequence.before = sequence.state, sequence.seen
-        sequence.state, sequence.seen = request.number, sequence.seen + 1
+        sequence.state, sequence.seen = request.number, sequence.seen + sequence.running
         return sequence.seen > sequence.steps
 
     def answered(self, request: Request, sequence: Sequence) -> None:

@@ -116,7 +116,7 @@ def _empty(arg: NodeArg, output: NodeArg, sizes: Mapping[str, int]) -> Array:
             shape.append(dim)
         elif isinstance(dim, str) and dim in sizes:
             shape.append(sizes[dim])
-        elif dim != after or dim is None:
+        elif isinstance(dim, str) and dim != after:
             shape.append(0)
         else:
             raise UsageError(

@@ -85,6 +85,9 @@ def test_each_writes_what_it_writes_alone_and_a_kill_changes_no_word(tiny, tmp_p
 
         for step in range(steps):
             step_all(pool, [*writers[0], *writers[1]], kill if step == 3 else lambda: None)
+        told = {model.name: model for model in cluster.connection.status().models}
+        assert all(model.sequences == MANY for model in told.values())
+        assert all(0 < model.recovered <= model.replayed for model in told.values())
         for (session, model, prompts), mine in zip(cases, writers, strict=True):
             assert [writer.words for writer in mine] == alone(session, model, prompts, steps)
 
