@@ -143,15 +143,14 @@ def _states(texts: list[str]) -> dict[str, State]:
     Raises:
         UsageError: if it is no list of pairs, or two are of one model.
     """
+    from bbgrap.session.state_pairs import parse_state
+
     states: dict[str, State] = {}
     for text in texts:
         name, equals, said = text.partition("=")
-        pairs = [pair.split(":") for pair in said.split(",")] if equals else []
-        if not name or any(len(pair) != 2 or not all(pair) for pair in pairs):
-            raise UsageError(f"--state {text}: expected NAME, or NAME=INPUT:OUTPUT,..., like vad=state:stateN")
         if name in states:
             raise UsageError(f"--state {text}: '{name}' is there twice")
-        states[name] = {pair[0]: pair[1] for pair in pairs} if equals else "auto"
+        states[name] = parse_state(said if equals else "auto")
     return states
 
 

@@ -29,6 +29,20 @@ _NAMES: tuple[Callable[[str], str | None], ...] = (
 """How exporters call the output that an input becomes: transformers, Optimum, torch, Silero, and ours."""
 
 
+def parse_state(text: str) -> State:
+    """Return the state that a command line says: `auto`, or `IN:OUT,...`.
+
+    Raises:
+        UsageError: if it is neither.
+    """
+    if text == "auto":
+        return "auto"
+    pairs = [pair.split(":") for pair in text.split(",")]
+    if any(len(pair) != 2 or not all(pair) for pair in pairs):
+        raise UsageError(f"state '{text}': expected auto, or INPUT:OUTPUT,..., like state:stateN")
+    return {pair[0]: pair[1] for pair in pairs}
+
+
 def pairs_of(state: State, signature: Signature, model: str) -> tuple[tuple[str, str], ...]:
     """Return the pairs of inputs and outputs that are a model's state, in the order of its inputs.
 

@@ -157,3 +157,17 @@ def test_an_agent_killed_in_the_middle_changes_no_answer(tmp_path_factory):
         survivors = whole.plan.report["standby"]
         interleaved(whole, decoder(), words, EMPTY, lambda step: cluster.kill(survivors[0]) if step == 3 else None)
         assert len(cluster.connection.nodes()) == 1
+
+
+def test_a_state_that_an_agent_may_not_keep_ends_its_sequence_in_words(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("BBGRAP_STATE_MEMORY", "1")
+    with known_cluster(1, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
+        session = bbgrap.InferenceSession(decoder(), cluster=cluster, state="auto")
+        long = {name: np.zeros((1, HEADS, 40_000, SIZE), np.float32) for name in EMPTY}
+        feed = words(np.random.default_rng(0), 1)
+        with session.sequence(long) as sequence, session.sequence() as other:
+            other.run(None, feed)
+            sequence.run(None, feed)
+            with pytest.raises(StateLostError, match=r"may take 1,048,576 bytes on this agent \(--state-memory\)"):
+                sequence.run(None, feed)
+            other.run(None, feed)
