@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.runtime.joining import Joining
+from bbgrap.runtime.reading import reading_of
 from bbgrap.runtime.schedule import Schedule
 
 
@@ -76,3 +77,10 @@ class Artifacts:
     weights: Mapping[str, Array] = field(repr=False, compare=False)
     further: Schedule | None = None
     joinings: Mapping[str, Joining] = field(default_factory=dict)
+
+    @property
+    def reading(self) -> Schedule | None:
+        """What the host does to read the state of a sequence; None where no device has the model whole."""
+        device = self.devices[0] if len(self.devices) == 1 else None
+        further = None if device is None or not all(segment.whole for segment in device.segments) else device.further
+        return None if further is None else reading_of(further)[1]

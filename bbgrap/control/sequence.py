@@ -52,7 +52,7 @@ class Sequence:
     state: int = 0
     seen: int = 0
     running: int = 0
-    """How many of its requests the run that began last stands for."""
+    """How many of its requests the run that began last stands for; 0: it reads the state."""
     before: tuple[int, int] = (0, 0)
     is_open: bool = False
     """Whether a request of it is not answered."""
@@ -78,4 +78,4 @@ class Sequence:
 
     def coming(self, message: RunModel, *, at_home: bool) -> list[Given]:
         """Return the inputs of all requests that are to run: from where the state is, or from the beginning, to this one."""
-        return [*(self.given or ())[self.seen if at_home else 0 :], given_of(message)]
+        return [*(self.given or ())[self.seen if at_home else 0 :], *([] if message.reads else [given_of(message)])]

@@ -25,7 +25,9 @@ from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, Ru
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.runtime.schedule import Schedule
 
-NO_PROGRAM = "request {}: nothing that is loaded takes inputs of these numbers and shapes, with what came before them in their sequence"
+NO_PROGRAM = (
+    "request {}: nothing that is loaded takes it, with its shapes and what came before it; states are read on nodes with whole models"
+)
 
 MAX_SEQUENCES = 16_384
 """At once; the one that is idle for longest makes room."""
@@ -68,6 +70,8 @@ class Sequences:
             return (Fault.INPUT, f"{what}: its plan was asked for without state; prepare the model with it"), []
         if known is not None and known.is_open:
             return (Fault.INPUT, f"{what}: its request before is not answered yet; they run one after the other"), []
+        if message.reads and (not message.step or message.inputs):
+            return (Fault.INPUT, f"{what}: its state is read after a request of it, and without inputs"), []
         if not message.step:
             done = [] if known is None else self._end(known)
             sequence = Sequence(next(self._loading.epochs), client, message.sequence, plan.key, plan.model, now, [])
@@ -155,25 +159,32 @@ class Sequences:
         sequence.go_back()
         again = sequence.to_replay()
         is_own = not again
-        given, sequence.running = joined(again, variant.planned.artifacts.joinings) if again else (given_of(request.message), 1)
+        reads = is_own and request.message.reads
+        given, sequence.running = given_of(request.message), 0 if reads else 1
         if again:
+            given, sequence.running = joined(again, variant.planned.artifacts.joinings)
             counts = self._observed.of_model(request.plan)
             counts.recovered += sequence.seen == 0
             counts.replayed += sequence.running
         record, client = (request.message.record, request.caller[0]) if is_own else (False, b"")
-        begin = StartRequest(variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, sequence.state)
+        begin = StartRequest(
+            variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, sequence.state, reads
+        )
         return [*left, begin]
 
     def ran(self, request: Request, sequence: Sequence) -> bool:
         """Note that a run has left its state; whether it was that of the request itself, and of no old one."""
         sequence.before = sequence.state, sequence.seen
         sequence.state, sequence.seen = request.number, sequence.seen + sequence.running
-        return sequence.seen > sequence.steps
+        return sequence.seen > sequence.steps or not sequence.running
 
     def answered(self, request: Request, sequence: Sequence) -> None:
-        """Let a request be part of its sequence."""
+        """Let a request be part of its sequence, if it does not only read its state."""
         message = request.message
-        sequence.steps, sequence.losses = sequence.steps + 1, 0
+        sequence.losses = 0
+        if message.reads:
+            return
+        sequence.steps += 1
         if sequence.given is not None and self._known.get((sequence.client, sequence.name)) is sequence:
             # A client on this machine can write to what it sent.
             given = Given(message.inputs, tuple(map(bytes, message.payload)))
@@ -204,7 +215,7 @@ class Sequences:
 def fits(variant: Variant, sequence: Sequence, request: Request) -> bool:
     """Whether a variant runs all requests of a sequence, from its beginning or, if it has its state, from there on."""
     artifacts = variant.planned.artifacts
-    if artifacts.further is None:
+    if artifacts.further is None or (request.message.reads and artifacts.reading is None):
         return False
     at_home = sequence.epoch == variant.epoch
     coming = sequence.coming(request.message, at_home=at_home)

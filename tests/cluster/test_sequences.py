@@ -124,6 +124,32 @@ def test_forks_and_resets(three):
         np.testing.assert_array_equal(sequence.run(None, feeds[3])[0], answers[0])
 
 
+@pytest.mark.parametrize(("name", "options"), [("decoder", {}), ("lstm", {}), ("counter", {"planner": "bbgrap"})])
+def test_a_state_is_read_and_others_begin_with_it(three, name, options):
+    """That of a plan over all agents, too: its sequence goes to where the model is whole."""
+    model, feeds, initial = CASES[name]
+    session = bbgrap.InferenceSession(model(), cluster=three, state="auto", **options)
+    alone = Alone(model(), dict(session.options.state), initial)
+    random = np.random.default_rng(4)
+    with session.sequence() as sequence:
+        with pytest.raises(UsageError, match="before its first request"):
+            sequence.state()
+        for step in range(4):
+            feed = feeds(random, step)
+            want = alone.run(feed)
+            np.testing.assert_allclose(sequence.run(None, feed)[0], want[0], rtol=1e-5, atol=1e-5)
+            if step:
+                state = sequence.state()
+                assert state.keys() == alone.state.keys()
+                for key, array in alone.state.items():
+                    np.testing.assert_allclose(state[key], array, rtol=1e-5, atol=1e-5)
+        feed = feeds(random, 1)
+        (want,), (got,) = alone.run(feed), sequence.run(None, feed)
+        with session.sequence(state) as other:
+            for array in (got, other.run(None, feed)[0]):
+                np.testing.assert_allclose(array, want, rtol=1e-5, atol=1e-5)
+
+
 def test_what_has_no_state_or_another_is_refused_in_words(three):
     session = bbgrap.InferenceSession(lstm(), cluster=three, state={"h": "hn", "c": "cn"})
     with pytest.raises(UsageError, match="session has state"):
