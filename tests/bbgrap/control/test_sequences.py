@@ -38,6 +38,7 @@ def stateful(made, joinings):
         if not schedule.steps:
             return part
         buffers = (*schedule.buffers, BufferSpec("state", DType.FLOAT, None))
+        part = replace(part, segments=tuple(replace(segment, whole=True) for segment in part.segments))
         return replace(part, schedule=replace(schedule, buffers=buffers, results=(1,), feeds=(len(buffers) - 1,) if feeds else ()))
 
     def program(*, feeds):
@@ -91,13 +92,13 @@ class Counters(Wire):
                     del self.started[number]
                     self.to_agent(agent, ae.Outcome(m.RequestFailed(start.epoch, number, "gone", lost=True)))
                     break
-                total = (int(found[0][0]) if start.before else 0) + int(np.frombuffer(start.payload[0], np.int64).sum())
+                total = (int(found[0][0]) if start.before else 0) + sum(int(np.frombuffer(each, np.int64).sum()) for each in start.payload)
                 self.held(agent).keep(owner, number, [np.array([total])])
                 totals.add(total)
             else:
                 if only is None:
                     (total,) = totals
-                    self.ran.append(np.frombuffer(start.payload[0], np.int64).tolist())
+                    self.ran.append([] if start.reads else np.frombuffer(start.payload[0], np.int64).tolist())
                     del self.started[number]
                     self.to_coordinator(ce.RequestDone(number, (m.TensorHeader("y", DType.INT64, (1,)),), (str(total).encode(),)))
             done = done or only is None
@@ -107,6 +108,10 @@ class Counters(Wire):
         key = plan_key(prepare_message(0, replace(OPTIONS, input_values="any")))
         header = (m.TensorHeader("x", DType.INT64, (1,)),)
         return self.call(lambda n: c.RunModel(n, key, 1e6, header, (np.array([value]).tobytes(),), sequence=sequence, step=step))
+
+    def read_of(self, sequence, step):
+        key = plan_key(prepare_message(0, replace(OPTIONS, input_values="any")))
+        return self.call(lambda n: c.RunModel(n, key, 1e6, (), (), sequence=sequence, step=step, reads=True))
 
     def tell(self, message):
         self.to_coordinator(ce.FromPeer(CLIENT, message))
@@ -172,6 +177,23 @@ def test_a_death_is_made_up_for_by_running_all_requests_again():
     assert recovered(wire) == (1, 6)
     assert total(wire, 1, 7, 7) == 28
     assert recovered(wire) == (1, 6)
+
+
+def test_a_state_is_read_and_stays_as_it_is():
+    wire = counters("a", "b", "c")
+    assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
+
+    def read(step):
+        call = wire.read_of(1, step)
+        wire.until_answered(call)
+        answer = wire.answer(call)
+        return int(bytes(answer.payload[0])) if isinstance(answer, c.RunResult) else answer.fault
+
+    assert [read(3), read(3), total(wire, 1, 3, 1), read(4)] == [3, 3, 4, 4]
+    wire.crash(wire.agent("a"))
+    assert [read(4), total(wire, 1, 4, 1)] == [4, 5]
+    assert [read(0), read(7)] == [c.Fault.INPUT, c.Fault.INPUT]
+    assert read(4) == 4  # the answer to the last one was not heard: it is no part of the sequence
 
 
 def recovered(wire):
@@ -267,6 +289,11 @@ class SequencesOnAFakeWire(RuleBasedStateMachine):
             given = self.given.setdefault(sequence, [])
             self.open[sequence] = self.wire.run_of(sequence, len(given), value), value
 
+    @rule(sequence=st.integers(1, 3))
+    def read(self, sequence):
+        if sequence not in self.open and self.given.get(sequence):
+            self.open[sequence] = self.wire.read_of(sequence, len(self.given[sequence])), None
+
     @rule(sequence=st.integers(1, 3), other=st.integers(1, 3))
     def fork(self, sequence, other):
         if sequence != other and not {sequence, other} & self.open.keys() and self.given.get(sequence):
@@ -322,7 +349,8 @@ class SequencesOnAFakeWire(RuleBasedStateMachine):
             for answer in self.wire.answers[call]:
                 del self.open[sequence]
                 if isinstance(answer, c.RunResult):
-                    self.given[sequence].append(value)
+                    if value is not None:
+                        self.given[sequence].append(value)
                     assert int(bytes(answer.payload[0])) == sum(self.given[sequence])
                 else:
                     # An agent that loses it again and again, or three agents that die with it, end a request, no sequence.
