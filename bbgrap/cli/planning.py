@@ -17,11 +17,12 @@ from bbgrap.cluster.plausible import doubts
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
+from bbgrap.errors import UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.state import with_state
 from bbgrap.program.dictionaries import have_few_values
 from bbgrap.session.signature import Signature
-from bbgrap.session.state_pairs import pairs_of, parse_state
+from bbgrap.session.state_pairs import StateText, pairs_of
 
 _NAMED = 8
 """So many nodes are named in a remark."""
@@ -76,7 +77,10 @@ def plans_offline(requests: Sequence[Request], state: str = "") -> Iterator[Plan
     with step("loading for these shapes"):
         graph = load_graph(path, inputs.shapes)
         if state:
-            graph = with_state(graph, dict(pairs_of(parse_state(state), Signature.of(read_model(path)), first.model)))
+            said = StateText.parse(state)
+            if said.shapes:
+                raise UsageError(f"--state {state}: shapes are told with --input NAME=SHAPE here")
+            graph = with_state(graph, dict(pairs_of(said.state, Signature.of(read_model(path)), first.model)))
     for request, cluster in zip(requests, clusters, strict=True):
         by = f" by '{request.options.planner}'" if len(requests) > 1 else ""
         with step(f"planning over {len(cluster.nodes)} nodes{by}"):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bbgrap.serving.gateway import Limits
     from bbgrap.serving.tracing import Tracing
     from bbgrap.session import Connection
-    from bbgrap.session.state_pairs import State
+    from bbgrap.session.state_pairs import StateText
 
 
 @takes(options=plan_options)
@@ -49,7 +49,7 @@ def serve(
     state: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[=IN:OUT,...]",
+            metavar="NAME[=IN:OUT[:SHAPE],...]",
             help="A model with state, and which outputs are inputs of the next request; default: found by names. Requests name a sequence.",
             show_default=False,
         ),
@@ -137,20 +137,20 @@ def _named(texts: list[str]) -> dict[str, Path]:
     return named
 
 
-def _states(texts: list[str]) -> dict[str, State]:
+def _states(texts: list[str]) -> dict[str, StateText]:
     """Return what is said of models' state, by their names.
 
     Raises:
         UsageError: if it is no list of pairs, or two are of one model.
     """
-    from bbgrap.session.state_pairs import parse_state
+    from bbgrap.session.state_pairs import StateText
 
-    states: dict[str, State] = {}
+    states: dict[str, StateText] = {}
     for text in texts:
         name, equals, said = text.partition("=")
         if name in states:
             raise UsageError(f"--state {text}: '{name}' is there twice")
-        states[name] = parse_state(said if equals else "auto")
+        states[name] = StateText.parse(said if equals else "auto")
     return states
 
 
@@ -174,7 +174,7 @@ def _serve(
     named: dict[str, Path],
     folder: Path | None,
     options: PlanOptions,
-    states: Mapping[str, State],
+    states: Mapping[str, StateText],
     max_sequences: int,
     limits: Limits,
     tracing: Tracing,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bbgrap.control.sequences import IDLE_S
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import ClusterUnavailableError, ExecutionError, UnsupportedError
@@ -19,7 +21,7 @@ from bbgrap.serving.statistics import Statistics
 from bbgrap.serving.turns import Turn, Turns
 from bbgrap.session import Connection, InferenceSession
 from bbgrap.session.signature import NodeArg
-from bbgrap.session.state_pairs import State
+from bbgrap.session.state_pairs import StateText
 
 _log = logging.getLogger("bbgrap.serving")
 
@@ -61,24 +63,27 @@ class ServedModel:
         connection: Connection,
         options: PlanOptions,
         deadline_s: float,
-        state: State | None = None,
+        state: StateText | None = None,
         most_sequences: int = 1,
     ) -> ServedModel:
         """Read a model, and bring it to the coordinator; if that is away, the first request will.
 
         As in any session, who asked for a planner waits for its plan: here if the shapes are known, else with the first request.
-        What is `state` no client sees. At most `most_sequences` are open at once.
+        What is `state` no client sees; it begins with zeros. At most `most_sequences` are open at once.
 
         Raises:
             BbgrapError: if the model cannot be read, or has values that the protocol cannot carry.
         """
-        session = InferenceSession(path, cluster=connection, options=options, state=state, deadline_s=deadline_s + _SPARE_S)
+        pairs = None if state is None else state.state
+        session = InferenceSession(path, cluster=connection, options=options, state=pairs, deadline_s=deadline_s + _SPARE_S)
         kept = {name for pair in session.options.state for name in pair}
         inputs, outputs = ([arg for arg in args if arg.name not in kept] for args in (session.get_inputs(), session.get_outputs()))
         specs = tuple(_spec(arg, "input") for arg in inputs), tuple(_spec(arg, "output") for arg in outputs)
         first = {arg.shape[0] if arg.shape else None for arg in (*inputs, *outputs)}
         has_rows = not kept and len(first) == 1 and all(isinstance(size, str) for size in first)
-        turns = Turns(name, session, most_sequences) if kept else None
+        shapes = {} if state is None else state.shapes
+        initial = {arg.name: np.zeros(shapes[arg.name], arg.dtype.numpy) for arg in session.signature.inputs if arg.name in shapes}
+        turns = Turns(name, session, initial, most_sequences) if kept else None
         model = cls(name, version, session, *specs, has_rows, turns, Statistics())
         waits = options.planner != AUTO
         # Planner auto begins with a standby, which takes every shape: there one row is as good a guess as any.

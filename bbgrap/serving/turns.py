@@ -9,11 +9,12 @@ All of it belongs to the event loop. Law: at most `most` sequences are open, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from bbgrap.errors import StateLostError
+from bbgrap.graph.types import Array
 from bbgrap.serving.infer import Part
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed
 from bbgrap.session import InferenceSession
@@ -43,10 +44,11 @@ class Turns:
     Invariants: `_open` has at most `most` sequences.
     """
 
-    def __init__(self, model: str, session: InferenceSession, most: int) -> None:
-        """Begin without any; at most `most` are open at once."""
+    def __init__(self, model: str, session: InferenceSession, initial: Mapping[str, Array], most: int) -> None:
+        """Begin without any; at most `most` are open at once, and they begin with `initial` where the model does not say with what."""
         self._model = model
         self._session = session
+        self._initial = initial
         self._most = most
         self._open: dict[int | str, _Open] = {}
 
@@ -89,7 +91,7 @@ class Turns:
             if idle is None:
                 raise RefusedError(Refusal.BUSY, f"requests of {self._most} sequences run, no more are begun (--max-sequences)")
             before = self._open.pop(idle)
-        opened = self._open[part.sequence] = _Open(self._session.sequence())
+        opened = self._open[part.sequence] = _Open(self._session.sequence(self._initial))
         return opened, () if before is None else (before.runs,)
 
     def _forget(self, part: Part, opened: _Open) -> None:

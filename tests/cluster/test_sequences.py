@@ -197,3 +197,19 @@ def test_a_state_that_an_agent_may_not_keep_ends_its_sequence_in_words(tmp_path_
             with pytest.raises(StateLostError, match=r"may take 1,048,576 bytes on this agent \(--state-memory\)"):
                 sequence.run(None, feed)
             other.run(None, feed)
+
+
+def test_a_coordinator_that_is_started_anew_says_that_a_sequence_is_to_begin_again(tmp_path_factory):
+    with known_cluster(1, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
+        session = bbgrap.InferenceSession(lstm(), cluster=cluster, state="auto")
+        feed = sound(np.random.default_rng(0), 0)
+        with session.sequence() as sequence:
+            first = sequence.run(None, feed)
+            state = sequence.state()
+            cluster.kill("coordinator")
+            cluster.start_coordinator()
+            with pytest.raises(StateLostError, match="begin it again"):
+                sequence.run(None, feed)
+            sequence.reset()
+            np.testing.assert_allclose(sequence.run(None, feed)[0], first[0], rtol=1e-6)
+            np.testing.assert_allclose(sequence.state()["h"], state["h"], rtol=1e-6)

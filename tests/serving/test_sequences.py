@@ -21,9 +21,10 @@ CACHE = {f"past_key_values.0.{kind}": np.zeros((1, HEADS, 0, SIZE), np.float32) 
 @pytest.fixture(scope="module")
 def stateful(cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stateful")
-    for name, model in (("lstm", lstm()), ("decoder", decoder()), ("plain", lstm())):
+    for name, model in (("lstm", lstm()), ("decoder", decoder()), ("plain", lstm()), ("unnamed", lstm(None))):
         (folder / f"{name}.onnx").write_bytes(model)
     options = ["--grpc", "127.0.0.1:0", "--state", "lstm=h:hn,c:cn", "--state", "decoder", "--max-sequences", str(MOST)]
+    options += ["--state", "unnamed=h:hn:1x1x8,c:cn:1x1x8"]
     with serving(cluster.address, folder, folder.parent / "log", *options) as server:
         yield server
 
@@ -81,6 +82,13 @@ def test_a_cache_grows_from_a_prompt_on(http):
         feed = {"input_ids": random.integers(0, 50, (1, count))}
         got = http.run("decoder", feed, parameters={"binary_data_output": True, **part("words", start=step == 0)})
         np.testing.assert_allclose(got["logits"], alone.run(feed)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_shapes_that_a_file_leaves_open_are_told(http):
+    feed = sound(np.random.default_rng(6))
+    for said in (part(1, start=True), part(1)):
+        got, want = (http.run(model, feed, parameters=said)["output"] for model in ("unnamed", "lstm"))
+        np.testing.assert_array_equal(got, want)
 
 
 def test_what_is_state_is_neither_an_input_nor_an_output(http, rpc):
