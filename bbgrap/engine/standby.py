@@ -21,6 +21,7 @@ from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, 
 from bbgrap.compiler.memory import standby_bytes
 from bbgrap.compiler.sequences import for_sequences
 from bbgrap.control.planned import PlannedVariant
+from bbgrap.engine.calling import caller, ending_after
 from bbgrap.engine.joining import joinings_of
 from bbgrap.engine.load import refusal
 from bbgrap.engine.sessions import declared_type, open_session, session_options
@@ -38,6 +39,8 @@ STANDBY = "standby"
 _DEVICE, _HOST = 0, 1
 _INPUTS, _OUTPUTS = 0, 1
 """The two messages of a request."""
+_TRIAL_S = 5.0
+"""How long a run of a few words may take here; of what takes longer it is not found out whether requests can be joined. Chosen."""
 
 
 def standby_of(path: Path, state: Sequence[tuple[str, str]] = ()) -> PlannedVariant:
@@ -80,7 +83,9 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = ()) -> PlannedVari
     kept = [output for _, output in state]
     artifacts = program((), kept)
     if state:
-        joinings = joinings_of(model, taken, state, lambda names, feeds: session.run(list(names), dict(feeds)))
+        order = tuple(taken)
+        with ending_after(_TRIAL_S):
+            joinings = joinings_of(model, taken, state, lambda names, feeds: caller(session, order, names)([feeds[n] for n in order]))
         artifacts = for_sequences(artifacts, program([name for name, _ in state], kept), joinings)
     return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0].weight_bytes))
 

@@ -12,7 +12,7 @@ def reading_of(further: Schedule) -> tuple[Schedule, Schedule]:
     """
     specs = tuple(further.buffers[buffer] for buffer in further.feeds)
     all_of_them = tuple(range(len(specs)))
-    message = 1 + max(step.message for step in further.steps if isinstance(step, LocalSend | LocalReceive))
+    message = 1 + max((step.message for step in further.steps if isinstance(step, LocalSend | LocalReceive)), default=0)
     send = LocalSend(message, further.host, tuple(LocalPart(buffer, None) for buffer in all_of_them))
     device = Schedule(further.device, further.host, specs, (send,), all_of_them, all_of_them)
     return device, Schedule(further.host, further.host, specs, (LocalReceive(message, further.device, all_of_them),), (), all_of_them)
