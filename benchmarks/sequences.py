@@ -9,6 +9,7 @@ Client, coordinator and agents share this machine: on a busy one each hop waits 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
@@ -30,6 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, help="Silero VAD's file; default: zoo:voice")
     parser.add_argument("--chunks", type=int, default=1875, help="chunks of 32 ms; default: a minute")
+    parser.add_argument("--json", action="store_true", help="print the figures for programs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = given.model or materialize("voice", Path(folder))
@@ -53,7 +55,10 @@ def main() -> int:
                     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
         alone, there = (1e3 * statistics.median(series[100:]) for series in times)
         load = os.getloadavg()[0]
-        print(f"{given.chunks} chunks, load {load:.1f}: onnxruntime {alone:.2f} ms, sequence {there:.2f} ms, {there - alone:+.2f} ms")
+        if given.json:
+            print(json.dumps({"chunks": given.chunks, "load": load, "onnxruntime_ms": alone, "sequence_ms": there, "bound_ms": BOUND_MS}))
+        else:
+            print(f"{given.chunks} chunks, load {load:.1f}: onnxruntime {alone:.2f} ms, sequence {there:.2f} ms, {there - alone:+.2f} ms")
         return int(there - alone > BOUND_MS)
 
 
