@@ -25,7 +25,7 @@ from bbgrap.session.connection import Connection, connect
 _START_S = 30.0
 """Starting a process and importing onnxruntime takes 1 s on a laptop, far longer on a busy or small machine."""
 _STOP_S = 3.0
-_FOR_CHILDREN = ("BBGRAP_CACHE_DIR", "BBGRAP_COMPILE", "BBGRAP_INSECURE", "BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE")
+_FOR_CHILDREN = ("BBGRAP_CACHE_DIR", "BBGRAP_COMPILE", "BBGRAP_INSECURE", "BBGRAP_STATE_MEMORY", "BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE")
 
 
 class LocalCluster:

@@ -18,7 +18,7 @@ def _bytes(graph: GraphProto) -> bytes:
     return bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString())
 
 
-def _tensor(name: str, shape: Sequence[int | str], kind: int = TensorProto.FLOAT) -> object:
+def _tensor(name: str, shape: Sequence[int | str | None], kind: int = TensorProto.FLOAT) -> object:
     return helper.make_tensor_value_info(name, kind, list(shape))
 
 
@@ -36,8 +36,8 @@ def counter() -> bytes:
     )
 
 
-def lstm() -> bytes:
-    """An LSTM over the frames of a chunk, and a probability: state as Silero's."""
+def lstm(batch: str | None = "batch") -> bytes:
+    """An LSTM over the frames of a chunk, and a probability: state as Silero's, of which a file may not name the axes, either."""
     random = np.random.default_rng(2)
     weights = {"w": (1, 4 * WIDTH, WIDTH), "r": (1, 4 * WIDTH, WIDTH), "b": (1, 8 * WIDTH), "d": (WIDTH, 1)}
     made = [numpy_helper.from_array(random.standard_normal(shape).astype(np.float32) / 3, name) for name, shape in weights.items()]
@@ -46,10 +46,10 @@ def lstm() -> bytes:
         helper.make_node("MatMul", ["hn", "d"], ["score"]),
         helper.make_node("Sigmoid", ["score"], ["output"]),
     ]
-    state = (1, "batch", WIDTH)
-    inputs = [_tensor("input", ("frames", "batch", WIDTH)), _tensor("h", state), _tensor("c", state)]
+    state = (1, batch, WIDTH)
+    inputs = [_tensor("input", ("frames", batch, WIDTH)), _tensor("h", state), _tensor("c", state)]
     return _bytes(
-        helper.make_graph(nodes, "lstm", inputs, [_tensor("output", (1, "batch", 1)), _tensor("hn", state), _tensor("cn", state)], made)
+        helper.make_graph(nodes, "lstm", inputs, [_tensor("output", (1, batch, 1)), _tensor("hn", state), _tensor("cn", state)], made)
     )
 
 

@@ -68,7 +68,8 @@ class Deployment:
     """A deployment as the executor needs it.
 
     Invariants: `addresses` are the data planes of all devices, in device order, the host last; `fingerprints` are those of their
-    certificates, all "" on a plain data plane. `further` is what it is for requests of a sequence that go on from state.
+    certificates, all "" on a plain data plane. `further` is what it is for requests of a sequence that go on from state,
+    `reading` for those that tell it.
     """
 
     epoch: int
@@ -79,6 +80,7 @@ class Deployment:
     slices: SlicePlan
     fingerprints: tuple[str, ...] = ()
     further: Deployment | None = None
+    reading: Deployment | None = None
     received: Mapping[int, MessageLayout] = field(init=False)
     sent: Mapping[int, MessageLayout] = field(init=False)
     headers: Headers = field(init=False)
@@ -323,12 +325,13 @@ class Executor:
         if start is not None:
             owner = (key[0], start.sequence)
             found = self._states.begin(owner, start.before)
-            if start.before and (found is None or deployment.further is None):
+            then = deployment.reading if start.reads else deployment.further
+            if start.before and (found is None or then is None):
                 self._end(key)
                 self._on_failure(*key, f"the state of sequence {start.sequence} is not here{self._states.why(owner)}", lost=True)
                 return None
-            if start.before and deployment.further is not None and found is not None:
-                deployment, held = deployment.further, found
+            if start.before and then is not None and found is not None:
+                deployment, held = then, found
         schedule, slices = deployment.schedule, deployment.slices
         if recorded:
             host = deployment.addresses[schedule.host], deployment.fingerprints[schedule.host]

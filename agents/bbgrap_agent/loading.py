@@ -19,6 +19,8 @@ from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph.onnx_layout import Boundary
 from bbgrap.graph.types import Array
 from bbgrap.protocol.messages import Deploy, Peer
+from bbgrap.runtime.execution import SlicePlan
+from bbgrap.runtime.reading import reading_of
 from bbgrap.runtime.schedule import LocalRun
 from bbgrap_agent.compiling import Loaded, Loader, load_compiled, load_portable
 from bbgrap_agent.executor import Deployment, Segment
@@ -72,10 +74,18 @@ def load(
     peers = reachable(deploy.peers, coordinator_host)
     addresses, fingerprints = tuple(peer.address for peer in peers), tuple(peer.fingerprint for peer in peers)
 
-    def deployment(program: Loaded, further: Deployment | None = None) -> Deployment:
-        return Deployment(deploy.epoch, program.schedule, program.segments, names, addresses, program.slices, fingerprints, further)
+    def deployment(program: Loaded, further: Deployment | None = None, reading: Deployment | None = None) -> Deployment:
+        return Deployment(
+            deploy.epoch, program.schedule, program.segments, names, addresses, program.slices, fingerprints, further, reading
+        )
 
-    return deployment(loaded, None if further is None else deployment(further))
+    if further is None:
+        return deployment(loaded)
+    reading = None
+    if deploy.further is not None and deploy.segments and all(segment.whole for segment in deploy.segments):
+        tells, _ = reading_of(deploy.further)
+        reading = Deployment(deploy.epoch, tells, (), names, addresses, SlicePlan(tells), fingerprints)
+    return deployment(loaded, deployment(further), reading)
 
 
 def _give_back_memory() -> None:

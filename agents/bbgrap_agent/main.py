@@ -37,6 +37,14 @@ def main(
     cache_dir: Annotated[Path | None, typer.Option(help="Where weights are kept; default ~/.cache/bbgrap/agent.")] = None,
     advertise: Annotated[str, typer.Option(help="The host name or address other machines reach this one by.")] = "",
     data_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: a free one.")] = 0,
+    state_memory: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="MIB",
+            help="What the state of sequences may take, in MiB; the least lately used makes room. 0: a quarter of all.",
+        ),
+    ] = 0,
     compiling: Annotated[
         bool, typer.Option("--compile/--no-compile", envvar="BBGRAP_COMPILE", help="Adapt what is deployed to this machine's CPU.")
     ] = True,
@@ -62,7 +70,21 @@ def main(
         chosen = parse_cores(cores) if cores else {core} if core is not None else set()
         if chosen:
             pin(chosen)
-        fault = _work(join, token_file, insecure, keys_dir, name, threads, profile, cache_dir, advertise, data_port, until_eof, compiling)
+        fault = _work(
+            join,
+            token_file,
+            insecure,
+            keys_dir,
+            name,
+            threads,
+            profile,
+            cache_dir,
+            advertise,
+            data_port,
+            until_eof,
+            compiling,
+            state_memory,
+        )
     except BbgrapError as error:
         if debug:
             raise
@@ -86,6 +108,7 @@ def _work(
     data_port: int,
     until_eof: bool,
     compiling: bool,
+    state_memory: int,
 ) -> str:
     # Here and not above: `--help` must be quick.
     import zmq
@@ -123,6 +146,7 @@ def _work(
         cache_dir=str(cache),
         compiling=int(compiling),
         verbose=int(verbose),
+        state_bytes=state_memory << 20,
     )
     name_node(settings.name)
     if access.is_insecure():

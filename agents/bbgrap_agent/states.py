@@ -88,7 +88,9 @@ class States:
 
     def why(self, owner: Owner) -> str:
         """Return why a state is not here, as the end of a message; nothing if that is not known."""
-        return f": it made room for others, which may take {self.limit:,} bytes on this agent" if owner in self._gone else ""
+        return (
+            f": it made room for others, which may take {self.limit:,} bytes on this agent (--state-memory)" if owner in self._gone else ""
+        )
 
     def drop(self, owner: Owner) -> None:
         """Forget a sequence's state, if there is any."""

@@ -110,7 +110,7 @@ class Worker:
             lambda epoch, request, record: self._say(Recorded(epoch, request, record)),
             on_broken=lambda address, reason: self._say(LinkBroken(address, reason)),
             progress=progress,
-            states=States(int(PART * join.memory_bytes) or DEFAULT_BYTES),
+            states=States(settings.state_bytes or int(PART * join.memory_bytes) or DEFAULT_BYTES),
         )
         self._loader = ThreadPoolExecutor(1, "loader")
         self._links = ThreadPoolExecutor(_LINK_THREADS, "links")

@@ -22,6 +22,8 @@ class Settings:
     cache_dir: str
     compiling: int
     verbose: int
+    state_bytes: int = 0
+    """What the state of sequences may take; 0: a part of the memory that the agent declares."""
     nanny: int = 0
     pipe: int = -1
     listener: int = -1

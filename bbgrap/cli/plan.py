@@ -17,6 +17,14 @@ from bbgrap.cli.output import before_and_after, print_json, print_result, print_
 def plan(
     requests: list[Request],
     explain: Annotated[bool, typer.Option("--explain", help="List what every node reads, holds and fetches.")] = False,
+    state: Annotated[
+        str,
+        typer.Option(
+            metavar="IN:OUT,...",
+            help="Plan further requests of sequences, whose state stays on the nodes; auto: pairs found by names.",
+            show_default=False,
+        ),
+    ] = "",
     output: Annotated[Path | None, typer.Option(help="Also write the plan to this file, as JSON.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
@@ -31,20 +39,23 @@ def plan(
 
         bbgrap plan zoo:resnet50 --agents 3 --planner auto,bbgrap,tofu
 
+        bbgrap plan zoo:voice --agents 2 --state auto
+
         bbgrap plan text.onnx --shares 2,1 --split batch --batch 8 --input tokens=8x128
     """
     from bbgrap.auto.explain import explain_forecast
     from bbgrap.cli.planning import plan_offline
     from bbgrap.errors import UsageError
+    from bbgrap.report.marks import byte_count
     from bbgrap.report.plan_report import explain as explain_plan
 
     if len(requests) > 1:
         if explain or output is not None:
             raise UsageError("--explain and --output: they take one plan; name one planner")
-        _compare(requests, as_json=as_json)
+        _compare(requests, state, as_json=as_json)
         return
     request = requests[0]
-    planned = plan_offline(request)
+    planned = plan_offline(request, state)
     if output is not None:
         output.write_text(json.dumps(planned.report, indent=2) + "\n", encoding="utf-8")
         say(f"written: {output}")
@@ -58,15 +69,18 @@ def plan(
         print_table(("per request", "initial", "optimised"), before_and_after(planned.report), title=planned.title)
         predicted, alone = planned.report["predicted_ms"], planned.report["predicted_single_node_ms"]
         print_result(f"predicted: {predicted:.2f} ms a request, the best single node {alone:.2f} ms")
+        if held := planned.report.get("state_bytes"):
+            told = ", ".join(f"{name} {byte_count(size)}" for name, size in held.items())
+            print_result(f"state of one sequence: {told}; it stays there, and is counted in the nodes' memory")
         say("--explain lists what every node reads, holds and fetches")
 
 
-def _compare(requests: list[Request], *, as_json: bool) -> None:
+def _compare(requests: list[Request], state: str, *, as_json: bool) -> None:
     """Print what several planners' plans are predicted to take."""
     from bbgrap.cli.planning import plans_offline
 
     reports, rows = [], []
-    for request, planned in zip(requests, plans_offline(requests), strict=True):
+    for request, planned in zip(requests, plans_offline(requests, state), strict=True):
         report, asked = planned.report, request.options
         used, optimized = len(planned.forecast.compiled.plan.devices_used), report["optimized"]
         ratio = report["predicted_single_node_ms"] / report["predicted_ms"]

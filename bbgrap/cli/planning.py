@@ -17,7 +17,12 @@ from bbgrap.cluster.plausible import doubts
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
+from bbgrap.errors import UsageError
+from bbgrap.graph.onnx_read import read_model
+from bbgrap.graph.state import with_state
 from bbgrap.program.dictionaries import have_few_values
+from bbgrap.session.signature import Signature
+from bbgrap.session.state_pairs import StateText, pairs_of
 
 _NAMED = 8
 """So many nodes are named in a remark."""
@@ -47,17 +52,17 @@ class Planned:
         return f"{self.report['model']} by planner '{plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}{lossy}"
 
 
-def plan_offline(request: Request) -> Planned:
-    """Load a model and plan it.
+def plan_offline(request: Request, state: str = "") -> Planned:
+    """Load a model and plan it; with `state`, as a command line says it, its further requests of sequences.
 
     Raises:
         BbgrapError: if the options, the cluster file, the model or the shapes are wrong, or there is no plan.
     """
-    return next(plans_offline([request]))
+    return next(plans_offline([request], state))
 
 
-def plans_offline(requests: Sequence[Request]) -> Iterator[Planned]:
-    """Load a model and yield its plan for each request; they differ in their options only.
+def plans_offline(requests: Sequence[Request], state: str = "") -> Iterator[Planned]:
+    """Load a model and yield its plan for each request; they differ in their options only. `state` is as in `plan_offline`.
 
     Raises:
         BbgrapError: as `plan_offline`.
@@ -71,6 +76,11 @@ def plans_offline(requests: Sequence[Request]) -> Iterator[Planned]:
     inputs = read_inputs(path, first.inputs)
     with step("loading for these shapes"):
         graph = load_graph(path, inputs.shapes)
+        if state:
+            said = StateText.parse(state)
+            if said.shapes:
+                raise UsageError(f"--state {state}: shapes are told with --input NAME=SHAPE here")
+            graph = with_state(graph, dict(pairs_of(said.state, Signature.of(read_model(path)), first.model)))
     for request, cluster in zip(requests, clusters, strict=True):
         by = f" by '{request.options.planner}'" if len(requests) > 1 else ""
         with step(f"planning over {len(cluster.nodes)} nodes{by}"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bbgrap.serving.gateway import Limits
     from bbgrap.serving.tracing import Tracing
     from bbgrap.session import Connection
+    from bbgrap.session.state_pairs import StateText
 
 
 @takes(options=plan_options)
@@ -45,6 +46,17 @@ def serve(
     ] = 1,
     batch_delay: Annotated[float, typer.Option(min=0, metavar="MS", help="Wait so long for a batch to be filled.")] = 0.0,
     max_in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Requests at once; others are told to come again (429).")] = 64,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=IN:OUT[:SHAPE],...]",
+            help="A model with state, and which outputs are inputs of the next request; default: found by names. Requests name a sequence.",
+            show_default=False,
+        ),
+    ] = None,
+    max_sequences: Annotated[
+        int, typer.Option(min=1, max=16_384, help="Sequences of a model at once; then the one that is idle for longest ends.")
+    ] = 1024,
     max_body: Annotated[int, typer.Option(min=1, max=2047, metavar="MIB", help="The largest request, in MiB (413).")] = 256,
     otlp: Annotated[
         str,
@@ -79,6 +91,7 @@ def serve(
         raise UsageError("which models? give some, or a folder of them with --models DIR")
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--models {folder}: there is no such folder")
+    states = _states(state or [])
     try:
         from bbgrap.serving.gateway import Limits
         from bbgrap.serving.server import listen
@@ -97,7 +110,7 @@ def serve(
             if address and not address.startswith(("127.", "localhost:", "[::1]:")):
                 say(f"{option} {address}: whoever reaches it may use these models, and what is sent can be read on the network")
         with _tracing(otlp, record_every) as tracing:
-            _serve(connection, named, folder, options, limits, tracing, listening, grpc)
+            _serve(connection, named, folder, options, states, max_sequences, limits, tracing, listening, grpc)
 
 
 def _named(texts: list[str]) -> dict[str, Path]:
@@ -124,6 +137,23 @@ def _named(texts: list[str]) -> dict[str, Path]:
     return named
 
 
+def _states(texts: list[str]) -> dict[str, StateText]:
+    """Return what is said of models' state, by their names.
+
+    Raises:
+        UsageError: if it is no list of pairs, or two are of one model.
+    """
+    from bbgrap.session.state_pairs import StateText
+
+    states: dict[str, StateText] = {}
+    for text in texts:
+        name, equals, said = text.partition("=")
+        if name in states:
+            raise UsageError(f"--state {text}: '{name}' is there twice")
+        states[name] = StateText.parse(said if equals else "auto")
+    return states
+
+
 @contextmanager
 def _tracing(otlp: str, every_s: float) -> Iterator[Tracing]:
     from bbgrap.serving.tracing import Tracing
@@ -144,6 +174,8 @@ def _serve(
     named: dict[str, Path],
     folder: Path | None,
     options: PlanOptions,
+    states: Mapping[str, StateText],
+    max_sequences: int,
     limits: Limits,
     tracing: Tracing,
     listening: socket.socket,
@@ -160,9 +192,12 @@ def _serve(
     from bbgrap.serving.server import serve as run
 
     def load(entry: Entry) -> ServedModel:
-        return ServedModel.load(entry.name, entry.version, entry.path, connection, options, DEADLINE_S)
+        state = states.get(entry.name)
+        return ServedModel.load(entry.name, entry.version, entry.path, connection, options, DEADLINE_S, state, max_sequences)
 
     repository = Repository(named, folder, load)
+    if unknown := states.keys() - repository.entries().keys():
+        raise UsageError(f"--state {min(unknown)}: no model is called so; there are {', '.join(sorted(repository.entries())) or 'none'}")
 
     def ready(url: str, rpc: str) -> None:
         print_result(url)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bbgrap.graph.types import Array, TensorType
+from bbgrap.runtime.joining import Joining
+from bbgrap.runtime.reading import reading_of
 from bbgrap.runtime.schedule import Schedule
 
 
@@ -66,10 +68,19 @@ class DeviceArtifacts:
 class Artifacts:
     """A whole deployment: devices 0..N-1, the host's schedule (device N), and the weight slices by digest (read-only arrays).
 
-    `further` is the host's schedule for requests after the first one of a sequence; None without state.
+    `further` is the host's schedule for requests after the first one of a sequence; None without state. `joinings` are inputs by name: how
+    those of several requests of a sequence become those of one; empty: they do not.
     """
 
     devices: tuple[DeviceArtifacts, ...]
     host: Schedule
     weights: Mapping[str, Array] = field(repr=False, compare=False)
     further: Schedule | None = None
+    joinings: Mapping[str, Joining] = field(default_factory=dict)
+
+    @property
+    def reading(self) -> Schedule | None:
+        """What the host does to read the state of a sequence; None where no device has the model whole."""
+        device = self.devices[0] if len(self.devices) == 1 else None
+        further = None if device is None or not all(segment.whole for segment in device.segments) else device.further
+        return None if further is None else reading_of(further)[1]

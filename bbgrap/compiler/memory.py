@@ -34,6 +34,12 @@ def peak_bytes(schedule: Schedule) -> int:
     return peak
 
 
+def state_bytes(schedule: Schedule) -> int:
+    """Return the bytes of a sequence's state that a device has when a request begins; along what grows, as the schedule has it."""
+    specs = (schedule.buffers[buffer] for buffer in schedule.feeds)
+    return sum(prod(spec.shape or (0,)) * spec.dtype.itemsize for spec in specs)
+
+
 def largest_layer_bytes(program: Program, device: DeviceProgram) -> int:
     """Return the bytes of the largest tensor that any operation of a device makes, inside its segments too."""
     made = (
@@ -48,9 +54,12 @@ def largest_layer_bytes(program: Program, device: DeviceProgram) -> int:
 
 
 def needed_bytes(program: Program, artifacts: Artifacts) -> tuple[int, ...]:
-    """Return, per device, the bytes of its weights, of its buffers at the worst moment, and of two layers inside a segment."""
+    """Return, per device, the bytes of its weights, of its buffers at the worst moment, and of two layers inside a segment.
+
+    With state, that of one sequence is kept beside that of its request that runs.
+    """
     return tuple(
-        shipped.weight_bytes + peak_bytes(shipped.schedule) + 2 * largest_layer_bytes(program, device)
+        shipped.weight_bytes + peak_bytes(shipped.schedule) + state_bytes(shipped.schedule) + 2 * largest_layer_bytes(program, device)
         for shipped, device in zip(artifacts.devices, program.devices, strict=False)
     )
 

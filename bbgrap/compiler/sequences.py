@@ -8,17 +8,19 @@ The numbers of their messages differ, so that a message tells the program it bel
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel
+from bbgrap.runtime.joining import Joining
 from bbgrap.runtime.schedule import LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
 
 
-def for_sequences(first: Artifacts, further: Artifacts) -> Artifacts:
-    """Return a deployment with both programs; what both run is shipped once."""
+def for_sequences(first: Artifacts, further: Artifacts, joinings: Mapping[str, Joining] | None = None) -> Artifacts:
+    """Return a deployment with both programs, and how requests are joined; what both run is shipped once."""
     after = 1 + max(_messages(first), default=-1)
     devices = tuple(_joined(one, other, after) for one, other in zip(first.devices, further.devices, strict=True))
-    return Artifacts(devices, first.host, {**further.weights, **first.weights}, _moved(further.host, after, ()))
+    return Artifacts(devices, first.host, {**further.weights, **first.weights}, _moved(further.host, after, ()), joinings or {})
 
 
 def _messages(artifacts: Artifacts) -> set[int]:

@@ -261,12 +261,16 @@ class ForgetPlan:
 
 @dataclass(frozen=True, slots=True)
 class HostDeploy:
-    """Be the host of a deployment: connect to the devices that take part. `further` is its part in a sequence's further requests."""
+    """Be the host of a deployment: connect to the devices that take part.
+
+    `further` is its part in a sequence's further requests, `reading` that in reading a state.
+    """
 
     epoch: int
     schedule: Schedule
     peers: tuple[Peer, ...]
     further: Schedule | None = None
+    reading: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +292,7 @@ class StartRequest:
     """Run the host's schedule for a request; answer with `RequestDone` or `RequestBroke`. With `record`, note when, there and here.
 
     `client` is who gets the outputs; empty: nobody. One of a `sequence` leaves state behind, and goes on from what request `before` has
-    left; 0: state is among its inputs.
+    left; 0: state is among its inputs. One that `reads` tells that state, and leaves it as it is.
     """
 
     epoch: int
@@ -299,6 +303,7 @@ class StartRequest:
     client: Identity = b""
     sequence: int = 0
     before: int = 0
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

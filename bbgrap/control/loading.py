@@ -162,9 +162,9 @@ class Loading:
         if variant.hosted:
             return []
         variant.hosted = True
-        names = ", ".join(peer.name for peer in variant.peers)
+        names, artifacts = ", ".join(peer.name for peer in variant.peers), variant.planned.artifacts
         return [
-            HostDeploy(variant.epoch, variant.planned.artifacts.host, variant.peers, variant.planned.artifacts.further),
+            HostDeploy(variant.epoch, artifacts.host, variant.peers, artifacts.further, artifacts.reading),
             Log(
                 f"'{variant.name}' of model {variant.plan.model[:8]} is ready on {names or 'no agent'} (epoch {variant.epoch})",
                 event="loaded",

@@ -40,6 +40,10 @@ class Counts:
     buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
     seconds: float = 0.0
     queued_s: float = 0.0
+    recovered: int = 0
+    """Sequences whose state was begun to be computed anew."""
+    replayed: int = 0
+    """Requests that ran again for it."""
 
     @property
     def latency(self) -> Latency:

@@ -25,6 +25,11 @@ class Given:
         return sum(map(len, self.payload)) + _BESIDES_BYTES
 
 
+def given_of(message: RunModel) -> Given:
+    """Return the inputs of a request."""
+    return Given(message.inputs, tuple(message.payload))
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """One sequence.
@@ -46,6 +51,8 @@ class Sequence:
     epoch: int = 0
     state: int = 0
     seen: int = 0
+    running: int = 0
+    """How many of its requests the run that began last stands for; 0: it reads the state."""
     before: tuple[int, int] = (0, 0)
     is_open: bool = False
     """Whether a request of it is not answered."""
@@ -65,10 +72,10 @@ class Sequence:
         if self.seen > self.steps:
             self.state, self.seen = self.before
 
-    def next(self, message: RunModel) -> Given:
-        """Return the inputs of the request that is to run next: one that is answered already, or this one."""
-        return self.given[self.seen] if self.given is not None and self.seen < self.steps else Given(message.inputs, tuple(message.payload))
+    def to_replay(self) -> list[Given]:
+        """Return the inputs of the requests that are to run again before the next one."""
+        return (self.given or [])[self.seen :]
 
     def coming(self, message: RunModel, *, at_home: bool) -> list[Given]:
         """Return the inputs of all requests that are to run: from where the state is, or from the beginning, to this one."""
-        return [*(self.given or ())[self.seen if at_home else 0 :], Given(message.inputs, tuple(message.payload))]
+        return [*(self.given or ())[self.seen if at_home else 0 :], *([] if message.reads else [given_of(message)])]

@@ -1,7 +1,7 @@
 """Sequences of requests, each of which goes on from the state that the one before has left on the agents.
 
     request 1 ── any variant, state comes with it ──► home: the variant with the state ◄── requests 2, 3, ... run there
-    the home is lost ──► another variant runs requests 1, 2, ... again ──► the newest one, and only it, is answered
+    the home is lost ──► another variant runs requests 1, 2, ... again, as one where the model takes that ──► the newest one is answered
 
 A state is known by the number of the run that has left it. Agents keep the one before, too, until the next run begins, so whatever was
 interrupted is repeated from the last whole state. Laws: the requests of a sequence run one at a time, in order; a request is part of the
@@ -11,18 +11,23 @@ its state. Sequences do not outlive the coordinator.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as List
 from dataclasses import replace
 
 from bbgrap.control.coordinator_events import Identity, Instruction, KeepState, StartRequest
+from bbgrap.control.joining import joined
 from bbgrap.control.loading import Loading
+from bbgrap.control.observed import Observed
 from bbgrap.control.plans import Plan, Request, Variant
-from bbgrap.control.sequence import Given, Sequence
+from bbgrap.control.sequence import Given, Sequence, given_of
 from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunModel
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.runtime.schedule import Schedule
 
-NO_PROGRAM = "request {}: nothing that is loaded takes inputs of these numbers and shapes, with what came before them in their sequence"
+NO_PROGRAM = (
+    "request {}: nothing that is loaded takes it, with its shapes and what came before it; states are read on nodes with whole models"
+)
 
 MAX_SEQUENCES = 16_384
 """At once; the one that is idle for longest makes room."""
@@ -40,17 +45,20 @@ class Sequences:
     Invariants: `_kept` is the sum of what is kept of all of them.
     """
 
-    def __init__(self, loading: Loading, limit: int = MAX_KEPT_BYTES) -> None:
-        """Start without any; keep at most `limit` bytes of inputs."""
+    def __init__(self, loading: Loading, observed: Observed, limit: int = MAX_KEPT_BYTES) -> None:
+        """Start without any; keep at most `limit` bytes of inputs. What is computed anew is counted in `observed`."""
         self._loading = loading
+        self._observed = observed
         self._limit = limit
         self._known: dict[tuple[Identity, int], Sequence] = {}
         self._kept = 0
-        self.replayed = 0
-        """Requests that ran again, to compute a state anew."""
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def by_model(self) -> Counter[str]:
+        """Return how many there are of each model, by digest."""
+        return Counter(sequence.model for sequence in self._known.values())
 
     # --- what clients want --------------------------------------------------------------------------------------------------------
 
@@ -62,6 +70,8 @@ class Sequences:
             return (Fault.INPUT, f"{what}: its plan was asked for without state; prepare the model with it"), []
         if known is not None and known.is_open:
             return (Fault.INPUT, f"{what}: its request before is not answered yet; they run one after the other"), []
+        if message.reads and (not message.step or message.inputs):
+            return (Fault.INPUT, f"{what}: its state is read after a request of it, and without inputs"), []
         if not message.step:
             done = [] if known is None else self._end(known)
             sequence = Sequence(next(self._loading.epochs), client, message.sequence, plan.key, plan.model, now, [])
@@ -147,23 +157,34 @@ class Sequences:
             left = self._left_behind(sequence)
             sequence.place(variant.epoch)
         sequence.go_back()
-        is_own = sequence.seen == sequence.steps
-        self.replayed += not is_own
-        given = sequence.next(request.message)
+        again = sequence.to_replay()
+        is_own = not again
+        reads = is_own and request.message.reads
+        given, sequence.running = given_of(request.message), 0 if reads else 1
+        if again:
+            given, sequence.running = joined(again, variant.planned.artifacts.joinings)
+            counts = self._observed.of_model(request.plan)
+            counts.recovered += sequence.seen == 0
+            counts.replayed += sequence.running
         record, client = (request.message.record, request.caller[0]) if is_own else (False, b"")
-        begin = StartRequest(variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, sequence.state)
+        begin = StartRequest(
+            variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, sequence.state, reads
+        )
         return [*left, begin]
 
     def ran(self, request: Request, sequence: Sequence) -> bool:
         """Note that a run has left its state; whether it was that of the request itself, and of no old one."""
         sequence.before = sequence.state, sequence.seen
-        sequence.state, sequence.seen = request.number, sequence.seen + 1
-        return sequence.seen > sequence.steps
+        sequence.state, sequence.seen = request.number, sequence.seen + sequence.running
+        return sequence.seen > sequence.steps or not sequence.running
 
     def answered(self, request: Request, sequence: Sequence) -> None:
-        """Let a request be part of its sequence."""
+        """Let a request be part of its sequence, if it does not only read its state."""
         message = request.message
-        sequence.steps, sequence.losses = sequence.steps + 1, 0
+        sequence.losses = 0
+        if message.reads:
+            return
+        sequence.steps += 1
         if sequence.given is not None and self._known.get((sequence.client, sequence.name)) is sequence:
             # A client on this machine can write to what it sent.
             given = Given(message.inputs, tuple(map(bytes, message.payload)))
@@ -194,7 +215,7 @@ class Sequences:
 def fits(variant: Variant, sequence: Sequence, request: Request) -> bool:
     """Whether a variant runs all requests of a sequence, from its beginning or, if it has its state, from there on."""
     artifacts = variant.planned.artifacts
-    if artifacts.further is None:
+    if artifacts.further is None or (request.message.reads and artifacts.reading is None):
         return False
     at_home = sequence.epoch == variant.epoch
     coming = sequence.coming(request.message, at_home=at_home)

@@ -117,6 +117,7 @@ class StatusReader:
         waiting: Counter[str] = Counter()
         for request in self._requests.open.values():
             (running if request.epoch else waiting)[request.plan.model] += 1
+        sequences = self._requests.sequences.by_model()
         names = {plan.model: plan.files[0].name for plan in (*plans, *standbys.values())}
         for model in sorted({*names, *self._observed.counts}):
             counts = self._observed.counts.get(model) or Counts(names[model])
@@ -131,6 +132,9 @@ class StatusReader:
                 running[model],
                 () if standby is None else tuple(name for variant in standby.open_variants for name in variant.parts),
                 tuple(self._plan(plan) for plan in plans if plan.model == model),
+                sequences[model],
+                counts.recovered,
+                counts.replayed,
             )
 
     def _plan(self, plan: Plan) -> PlanStatus:

@@ -21,6 +21,8 @@ from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, 
 from bbgrap.compiler.memory import standby_bytes
 from bbgrap.compiler.sequences import for_sequences
 from bbgrap.control.planned import PlannedVariant
+from bbgrap.engine.calling import caller, ending_after
+from bbgrap.engine.joining import joinings_of
 from bbgrap.engine.load import refusal
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
@@ -37,6 +39,8 @@ STANDBY = "standby"
 _DEVICE, _HOST = 0, 1
 _INPUTS, _OUTPUTS = 0, 1
 """The two messages of a request."""
+_TRIAL_S = 5.0
+"""How long a run of a few words may take here; of what takes longer it is not found out whether requests can be joined. Chosen."""
 
 
 def standby_of(path: Path, state: Sequence[tuple[str, str]] = ()) -> PlannedVariant:
@@ -53,7 +57,8 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = ()) -> PlannedVari
     model = read_model(path)
     check_pairs(model.name, tuple(item.name for item in model.inputs), tuple(item.name for item in model.outputs), state)
     data, arrays = whole_model(model)
-    taken, given = _types(path, model, data, arrays)
+    session = _opened(path, model, data, arrays)
+    taken, given = _carried(session.get_inputs()), _carried(session.get_outputs())
     weights = {name: make_weight(name, array) for name, array in arrays.items()}
     inputs = tuple(_input_spec(item, taken[item.name]) for item in model.inputs)
     # An output that is listed twice is sent once. The shapes of outputs that a file declares are not believed: runtimes do without.
@@ -78,26 +83,29 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = ()) -> PlannedVari
     kept = [output for _, output in state]
     artifacts = program((), kept)
     if state:
-        artifacts = for_sequences(artifacts, program([name for name, _ in state], kept))
+        order = tuple(taken)
+        with ending_after(_TRIAL_S):
+            joinings = joinings_of(model, taken, state, lambda names, feeds: caller(session, order, names)([feeds[n] for n in order]))
+        artifacts = for_sequences(artifacts, program([name for name, _ in state], kept), joinings)
     return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0].weight_bytes))
 
 
-def _types(path: Path, model: ModelFile, data: bytes, weights: Mapping[str, Array]) -> tuple[dict[str, DType], dict[str, DType]]:
-    """Return the element types that inputs and outputs have on their way, by name: what no array holds is packed into bytes.
+def _opened(path: Path, model: ModelFile, data: bytes, weights: Mapping[str, Array]) -> ort.InferenceSession:
+    """Return a session of the model: onnxruntime is asked of types, not the file, which may leave them out.
 
-    onnxruntime is asked, not the file, which may leave types out. So what onnxruntime refuses, or dies of, gets to no agent.
+    So what onnxruntime refuses, or dies of, gets to no agent.
     """
     options = session_options(threads=1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.disable_prepacking", "1")  # nothing will be run
+    options.add_session_config_entry("session.disable_prepacking", "1")  # hardly anything will be run
     try:
-        session = open_session(data, options, weights)
+        return open_session(data, options, weights)
     except ModelError as refused:
         raise refusal(path, model, refused) from None
-    return _carried(session.get_inputs()), _carried(session.get_outputs())
 
 
 def _carried(arguments: Sequence[ort.NodeArg]) -> dict[str, DType]:
+    """Return the element types that inputs or outputs have on their way, by name: what no array holds is packed into bytes."""
     kinds = {item.name: declared_type(item).dtype for item in arguments}
     return {name: DType.UINT8 if kind is DType.OTHER else kind for name, kind in kinds.items()}
 

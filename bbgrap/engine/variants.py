@@ -11,7 +11,7 @@ from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
-from bbgrap.compiler.memory import needed_bytes, overfull
+from bbgrap.compiler.memory import needed_bytes, overfull, state_bytes
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
@@ -95,11 +95,13 @@ def variant_of(name: str, forecast: Forecast, search_s: float = 0.0, changed: Se
     compiled = forecast.compiled
     artifacts = export(compiled.optimized)
     names = [node.name for node in compiled.plan.cluster.nodes]
+    parts = list(zip(names, artifacts.devices, strict=True))
     report = {
         **report_of(compiled, search_s),
         **forecast.report(),
         "memory_bytes": dict(zip(names, needed_bytes(compiled.optimized, artifacts), strict=True)),
-        "weight_bytes": {name: device.weight_bytes for name, device in zip(names, artifacts.devices, strict=True)},
+        **({"state_bytes": {name: state_bytes(device.schedule) for name, device in parts}} if compiled.plan.graph.state else {}),
+        "weight_bytes": {name: device.weight_bytes for name, device in parts},
         "changed": list(changed),
     }
     return PlannedVariant(name, artifacts, report)

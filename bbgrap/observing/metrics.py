@@ -109,6 +109,12 @@ def _requests(status: Status) -> Iterator[Metric]:
     yield _gauge("bbgrap_queue_depth", "Requests that wait.", _MODEL, waiting)
     running = [(labels, float(model.running)) for labels, model in models]
     yield _gauge("bbgrap_requests_in_flight", "Requests that run.", _MODEL, running)
+    sequences = [(labels, float(model.sequences)) for labels, model in models]
+    yield _gauge("bbgrap_sequences", "Sequences that are open.", _MODEL, sequences)
+    recovered = [(labels, float(model.recovered)) for labels, model in models]
+    yield _counter("bbgrap_sequences_recovered", "Sequences whose state was lost and computed anew.", _MODEL, recovered)
+    replayed = [(labels, float(model.replayed)) for labels, model in models]
+    yield _counter("bbgrap_requests_replayed", "Requests that ran again for that.", _MODEL, replayed)
 
 
 def _histogram(models: Iterable[tuple[tuple[str, str], ModelStatus]]) -> Metric:

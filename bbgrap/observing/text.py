@@ -73,6 +73,8 @@ def _model(model: ModelStatus) -> Iterator[str]:
     if model.requests.get("done"):
         p50, p95, p99 = quantiles_of(model.latency, (0.5, 0.95, 0.99))
         yield f"  took: p50 {milliseconds(p50)}, p95 {milliseconds(p95)}, p99 {milliseconds(p99)}"
+    if model.sequences or model.recovered:
+        yield f"  sequences: {model.sequences:,} open; {model.recovered:,} recovered, by running {_count(model.replayed, 'request')} again"
     yield f"  standby: {', '.join(model.standby) or 'none'}"
     for plan in model.plans[:_PLANS]:
         yield f"  {_shapes(plan)}: {_serves(plan)}"

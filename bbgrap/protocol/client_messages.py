@@ -96,7 +96,8 @@ class RunModel:
     """Run one request on a plan; inputs in the model's order; an error if there is no answer within `deadline_s`.
 
     With `record`, the answer tells when every device did what. A request of a `sequence` (the client numbers them from 1; 0: of none) goes
-    on from the state that `step` requests before it have left; the first one, step 0, has that state among its inputs, others do not.
+    on from the state that `step` requests before it have left; the first one, step 0, has that state among its inputs, others do not. One
+    that `reads` has no inputs, is answered by that state, and is no part of the sequence.
     """
 
     call: int
@@ -107,6 +108,7 @@ class RunModel:
     record: bool = False
     sequence: int = 0
     step: int = 0
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,15 +92,19 @@ _START = struct.Struct("<QQB")
 
 
 class SequenceStart(NamedTuple):
-    """How a request of a sequence begins: with the state that request `before` has left; 0: state is among its inputs."""
+    """How a request of a sequence begins: with the state that request `before` has left; 0: state is among its inputs.
+
+    One that `reads` tells that state, and nothing else.
+    """
 
     sequence: int
     before: int
     record: bool
+    reads: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the payload."""
-        return _START.pack(self.sequence, self.before, self.record)
+        return _START.pack(self.sequence, self.before, self.record | self.reads << 1)
 
     @classmethod
     def parse(cls, payload: BytesLike) -> SequenceStart:
@@ -111,10 +115,10 @@ class SequenceStart(NamedTuple):
         """
         if len(payload) != _START.size:
             raise RemoteProtocolError(f"data message: expected the {_START.size} bytes of a sequence's request, got {len(payload)}")
-        sequence, before, record = _START.unpack(payload)
-        if not 0 < sequence <= MAX_INTEGER or before > MAX_INTEGER or record > 1:
-            raise RemoteProtocolError(f"data message: sequence {sequence} after request {before}, recorded {record}, is none")
-        return cls(sequence, before, bool(record))
+        sequence, before, flags = _START.unpack(payload)
+        if not 0 < sequence <= MAX_INTEGER or before > MAX_INTEGER or flags > 2 or (flags == 2 and not before):
+            raise RemoteProtocolError(f"data message: sequence {sequence} after request {before}, flags {flags}, is none")
+        return cls(sequence, before, flags == 1, flags == 2)
 
 
 def pack_sequence(sequence: int) -> bytes:

@@ -163,7 +163,8 @@ class ModelStatus:
     """A model, and what became of its requests: `done`, `failed`, `cancelled`, `refused`.
 
     `latency` and `queued_s`, the seconds that they waited until they ran, are of those that are done. `standby` are the nodes that have the
-    model whole. The digest of all models beyond those that are counted one by one is zeros.
+    model whole. The digest of all models beyond those that are counted one by one is zeros. Of its `sequences` that are open, and of those
+    before, the state of `recovered` was lost and computed anew, by running `replayed` requests again.
     """
 
     model: Digest
@@ -175,6 +176,9 @@ class ModelStatus:
     running: int
     standby: tuple[Name, ...]
     plans: tuple[PlanStatus, ...]
+    sequences: int = 0
+    recovered: int = 0
+    replayed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

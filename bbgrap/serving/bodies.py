@@ -12,7 +12,7 @@ from typing import Any
 
 from bbgrap.graph.types import Array
 from bbgrap.serving.datatypes import BytesLike, check_shape, datatype_of_array, to_bytes, to_list
-from bbgrap.serving.infer import MAX_TENSORS, Given, Infer, Wanted, refuse_parameters, timeout_of
+from bbgrap.serving.infer import MAX_TENSORS, Given, Infer, Wanted, part_of, refuse_parameters, timeout_of
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed
 
 _WINDOW = {"gzip": 31, "deflate": 15}
@@ -93,7 +93,7 @@ def parse_infer(body: BytesLike, length: int) -> Infer:
     view = memoryview(body)
     said = parse_json(view[:length], "body")
     parameters = _parameters(said, "body")
-    timeout_s = timeout_of(parameters)
+    timeout_s, part = timeout_of(parameters), part_of(parameters)
     name = said.get("id", "")
     if not isinstance(name, str):
         raise malformed("id: expected a text")
@@ -106,7 +106,7 @@ def parse_infer(body: BytesLike, length: int) -> Infer:
     if len(rest):
         raise malformed(f"body: {len(rest)} bytes follow the last input")
     binary = bool(parameters.get("binary_data_output"))
-    return Infer(name, timeout_s, tuple(inputs), tuple(_output(item, binary) for item in _objects(said, "outputs")), binary)
+    return Infer(name, part, timeout_s, tuple(inputs), tuple(_output(item, binary) for item in _objects(said, "outputs")), binary)
 
 
 def _parameters(said: Mapping[str, Any], whose: str) -> Mapping[str, Any]:

@@ -20,11 +20,13 @@ from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.client_messages import ListNodes, Nodes
 from bbgrap.serving.batching import Batcher
+from bbgrap.serving.infer import Part
 from bbgrap.serving.model import ServedModel
-from bbgrap.serving.refusals import Refusal, RefusedError, refusal_of
+from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 from bbgrap.serving.repository import Repository
 from bbgrap.serving.statistics import Durations
 from bbgrap.serving.tracing import Tracing
+from bbgrap.serving.turns import Turn
 from bbgrap.session import Connection
 from bbgrap.session.connection import CallFailedError, StoppedError
 
@@ -57,12 +59,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Work(Generic[R]):
-    """One inference: what makes the inputs, which outputs are wanted, what makes the answer of them, and the trace that it belongs to."""
+    """One inference: what makes the inputs, which outputs are wanted, what makes the answer of them, and its trace and sequence."""
 
     feed: Callable[[], Mapping[str, Array]]
     names: tuple[str, ...] | None
     answer: Callable[[list[Array]], R]
     traceparent: str = ""
+    part: Part | None = None
 
 
 class Gateway:
@@ -195,9 +198,16 @@ class Gateway:
     async def _answer(
         self, model: ServedModel, work: Work[R], has_ended: Callable[[], bool], span: RequestSpan | None
     ) -> tuple[R, Durations]:
-        if self.limits.batch_rows <= 1 or not model.has_rows:
-            return await self._in_thread(partial(self._at_once, model, work, has_ended, span, time.perf_counter_ns()))
         begin = time.perf_counter_ns()
+        if model.turns is not None:
+            if work.part is None:
+                raise malformed(f"model '{model.name}' has state: say which sequence a request is part of, with parameter 'sequence_id'")
+            async with model.turns.turn(work.part) as turn:
+                return await self._in_thread(partial(self._at_once, model, work, has_ended, span, begin, turn))
+        if work.part is not None:
+            raise malformed(f"parameter 'sequence_id': model '{model.name}' is served without state (--state)")
+        if self.limits.batch_rows <= 1 or not model.has_rows:
+            return await self._in_thread(partial(self._at_once, model, work, has_ended, span, begin))
         feed = await self._in_thread(work.feed)
         decoded = time.perf_counter_ns()
         outputs = await self._batcher(model).run(feed, work.names)
@@ -206,13 +216,19 @@ class Gateway:
         return answer, Durations(0, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
 
     def _at_once(
-        self, model: ServedModel, work: Work[R], has_ended: Callable[[], bool], span: RequestSpan | None, came: int
+        self,
+        model: ServedModel,
+        work: Work[R],
+        has_ended: Callable[[], bool],
+        span: RequestSpan | None,
+        came: int,
+        turn: Turn | None = None,
     ) -> tuple[R, Durations]:
         """Do the whole of a request in this thread."""
         begin = time.perf_counter_ns()
         feed = work.feed()
         decoded = time.perf_counter_ns()
-        outputs = self._run(model, feed, work.names, has_ended, span)
+        outputs = self._run(model, feed, work.names, has_ended, span, turn)
         ran = time.perf_counter_ns()
         answer = work.answer(outputs)
         return answer, Durations(begin - came, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
@@ -224,11 +240,12 @@ class Gateway:
         names: Sequence[str] | None,
         has_ended: Callable[[], bool],
         span: RequestSpan | None = None,
+        turn: Turn | None = None,
     ) -> list[Array]:
-        """Run a model, and let all nodes record it if that is due."""
+        """Run a model, and let all nodes record it if that is due; requests of sequences are not recorded."""
         stop = self._stop(has_ended)
-        if not self.tracing.is_due(model.name):
-            return model.run(self.connection, feed, names, stop)
+        if turn is not None or not self.tracing.is_due(model.name):
+            return model.run(self.connection, feed, names, stop, turn)
         outputs, timeline = model.run_recorded(self.connection, feed, names, stop)
         if span is not None and timeline is not None:
             span.add(timeline)

@@ -16,7 +16,7 @@ from bbgrap.serving.datatypes import BytesLike, check_shape, datatype_of_array, 
 from bbgrap.serving.gateway import Gateway, Work
 from bbgrap.serving.grpc_schema import SERVICE, message
 from bbgrap.serving.http import server_metadata
-from bbgrap.serving.infer import MAX_TENSORS, Given, Infer, Wanted, refuse_parameters, timeout_of
+from bbgrap.serving.infer import MAX_TENSORS, Given, Infer, Wanted, part_of, refuse_parameters, timeout_of
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 
@@ -155,7 +155,8 @@ class _Calls:
             model = self._repository.get(request.model_name, request.model_version)
             asked = _infer_of(request, context.time_remaining())
             sent = dict(context.invocation_metadata() or ())
-            work = Work(asked.feed, asked.output_names, partial(_response, model, asked), str(sent.get("traceparent", "")))
+            answer = partial(_response, model, asked)
+            work = Work(asked.feed, asked.output_names, answer, str(sent.get("traceparent", "")), asked.part)
             return await self._gateway.infer(model, work, asked.timeout_s)
 
     def _model(self, request: Any) -> ServedModel:  # noqa: ANN401
@@ -182,7 +183,7 @@ def _infer_of(request: Any, left_s: float | None) -> Infer:  # noqa: ANN401
     for item in request.outputs:
         refuse_parameters(_parameters(item.parameters))
         outputs.append(Wanted(item.name, binary=True))
-    return Infer(request.id, timeout_s, inputs, tuple(outputs), binary=True)
+    return Infer(request.id, part_of(parameters), timeout_s, inputs, tuple(outputs), binary=True)
 
 
 def _given(item: Any, raw: BytesLike | None) -> Given:  # noqa: ANN401

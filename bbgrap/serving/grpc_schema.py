@@ -42,7 +42,9 @@ _MESSAGES = {
     " outputs:ModelInferResponse.InferOutputTensor*=5 raw_output_contents:bytes*=6",
     "ModelInput": "name:string=1 data_type:DataType=2 dims:int64*=4",
     "ModelOutput": "name:string=1 data_type:DataType=2 dims:int64*=3",
-    "ModelConfig": "name:string=1 platform:string=2 backend:string=17 max_batch_size:int32=4 input:ModelInput*=5 output:ModelOutput*=6",
+    "ModelSequenceBatching": "max_sequence_idle_microseconds:uint64=1",
+    "ModelConfig": "name:string=1 platform:string=2 backend:string=17 max_batch_size:int32=4 input:ModelInput*=5 output:ModelOutput*=6"
+    " sequence_batching:ModelSequenceBatching=13",
     "ModelConfigRequest": _NAMED,
     "ModelConfigResponse": "config:ModelConfig=1",
     "ModelStatisticsRequest": _NAMED,

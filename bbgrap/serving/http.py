@@ -36,7 +36,7 @@ from bbgrap.serving.infer import Infer
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics")
 
 _JSON_LENGTH = "inference-header-content-length"
 _BODY_S = 30.0
@@ -184,7 +184,8 @@ class _Api:
             else:
                 asked = await self._gateway.beside(partial(parse_infer, body, length))
             accept = accepted_encoding(request.headers.get("accept-encoding", ""))
-            work = Work(asked.feed, asked.output_names, partial(_encoded, model, asked, accept), request.headers.get("traceparent", ""))
+            answer = partial(_encoded, model, asked, accept)
+            work = Work(asked.feed, asked.output_names, answer, request.headers.get("traceparent", ""), asked.part)
             return await _unless_gone(request, self._gateway.infer(model, work, asked.timeout_s))
 
     def _model(self, request: Request) -> ServedModel:

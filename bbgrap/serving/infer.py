@@ -13,11 +13,13 @@ from bbgrap.serving.refusals import malformed
 _REFUSED = {
     "shared_memory_region": "tensors in shared memory are not taken; send them",
     "classification": "classes are not counted here; ask for the output and sort it",
-    "sequence_id": "models here keep no state between requests",
 }
 """Parameters that change what an answer means: to leave them out would be a wrong answer."""
 
 MAX_TENSORS = 10_000
+
+_MAX_ID = 128
+"""Letters of a sequence's name, as Triton has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,20 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Which sequence of its model a request is part of, and whether it is the first one of it, or the last."""
+
+    sequence: int | str
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Infer:
     """A request; without `outputs` all are wanted."""
 
     id: str
+    part: Part | None
     timeout_s: float | None
     inputs: tuple[Given, ...]
     outputs: tuple[Wanted, ...]
@@ -85,6 +97,26 @@ def refuse_parameters(parameters: Mapping[str, Any]) -> None:
     for name, why in _REFUSED.items():
         if parameters.get(name):
             raise malformed(f"parameter '{name}': {why}")
+
+
+def part_of(parameters: Mapping[str, Any]) -> Part | None:
+    """Return what the parameters `sequence_id`, `sequence_start` and `sequence_end` say; None if the request is part of no sequence.
+
+    Raises:
+        RefusedError: if the first is neither a number below 2^64 nor a text, one of the others is no truth value, or the first is missing.
+    """
+    sequence = parameters.get("sequence_id", 0)
+    flags = [parameters.get(f"sequence_{name}", False) for name in ("start", "end")]
+    is_number = type(sequence) is int and 0 <= sequence < 1 << 64
+    if not is_number and not (isinstance(sequence, str) and len(sequence) <= _MAX_ID):
+        raise malformed(f"parameter 'sequence_id': expected a number below 2^64, or a text of at most {_MAX_ID} letters")
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise malformed("parameters 'sequence_start' and 'sequence_end': expected true or false")
+    if sequence:
+        return Part(sequence, *flags)
+    if any(flags):
+        raise malformed("parameters 'sequence_start' and 'sequence_end': of which sequence? 'sequence_id' is missing, 0 or empty")
+    return None
 
 
 def timeout_of(parameters: Mapping[str, Any]) -> float | None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bbgrap.control.sequences import IDLE_S
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import ClusterUnavailableError, ExecutionError, UnsupportedError
 from bbgrap.graph.types import Array
@@ -15,8 +18,10 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import AUTO
 from bbgrap.serving.datatypes import datatype_of
 from bbgrap.serving.statistics import Statistics
+from bbgrap.serving.turns import Turn, Turns
 from bbgrap.session import Connection, InferenceSession
 from bbgrap.session.signature import NodeArg
+from bbgrap.session.state_pairs import StateText
 
 _log = logging.getLogger("bbgrap.serving")
 
@@ -45,27 +50,47 @@ class ServedModel:
     outputs: tuple[TensorSpec, ...]
     has_rows: bool
     """Whether all inputs and outputs begin with one and the same free dimension: requests may be put one behind the other along it."""
+    turns: Turns | None
+    """The sequences of a model with state; all its requests are part of one."""
     statistics: Statistics
 
     @classmethod
-    def load(cls, name: str, version: str, path: Path, connection: Connection, options: PlanOptions, deadline_s: float) -> ServedModel:
+    def load(
+        cls,
+        name: str,
+        version: str,
+        path: Path,
+        connection: Connection,
+        options: PlanOptions,
+        deadline_s: float,
+        state: StateText | None = None,
+        most_sequences: int = 1,
+    ) -> ServedModel:
         """Read a model, and bring it to the coordinator; if that is away, the first request will.
 
         As in any session, who asked for a planner waits for its plan: here if the shapes are known, else with the first request.
+        What is `state` no client sees; it begins with zeros. At most `most_sequences` are open at once.
 
         Raises:
             BbgrapError: if the model cannot be read, or has values that the protocol cannot carry.
         """
-        session = InferenceSession(path, cluster=connection, options=options, deadline_s=deadline_s + _SPARE_S)
-        inputs, outputs = session.get_inputs(), session.get_outputs()
+        pairs = None if state is None else state.state
+        session = InferenceSession(path, cluster=connection, options=options, state=pairs, deadline_s=deadline_s + _SPARE_S)
+        kept = {name for pair in session.options.state for name in pair}
+        inputs, outputs = ([arg for arg in args if arg.name not in kept] for args in (session.get_inputs(), session.get_outputs()))
         specs = tuple(_spec(arg, "input") for arg in inputs), tuple(_spec(arg, "output") for arg in outputs)
         first = {arg.shape[0] if arg.shape else None for arg in (*inputs, *outputs)}
-        model = cls(name, version, session, *specs, len(first) == 1 and all(isinstance(size, str) for size in first), Statistics())
+        has_rows = not kept and len(first) == 1 and all(isinstance(size, str) for size in first)
+        shapes = {} if state is None else state.shapes
+        initial = {arg.name: np.zeros(shapes[arg.name], arg.dtype.numpy) for arg in session.signature.inputs if arg.name in shapes}
+        turns = Turns(name, session, initial, most_sequences) if kept else None
+        model = cls(name, version, session, *specs, has_rows, turns, Statistics())
         waits = options.planner != AUTO
         # Planner auto begins with a standby, which takes every shape: there one row is as good a guess as any.
         rows = -1 if waits else 1
         shapes = {
-            spec.name: tuple(rows if (axis, size) == (0, -1) else size for axis, size in enumerate(spec.shape)) for spec in model.inputs
+            spec.name: tuple(rows if (axis, size) == (0, -1) else size for axis, size in enumerate(spec.shape))
+            for spec in (_spec(arg, "input") for arg in session.get_inputs())
         }
         if all(size >= 0 for shape in shapes.values() for size in shape):
             try:
@@ -74,8 +99,15 @@ class ServedModel:
                 _log.warning("model '%s' is read, but not on the cluster yet; the first request brings it: %s", name, error)
         return model
 
-    def run(self, connection: Connection, feed: Mapping[str, Array], names: Sequence[str] | None, stop: Callable[[], bool]) -> list[Array]:
-        """Run the model, until `stop()` is true.
+    def run(
+        self,
+        connection: Connection,
+        feed: Mapping[str, Array],
+        names: Sequence[str] | None,
+        stop: Callable[[], bool],
+        turn: Turn | None = None,
+    ) -> list[Array]:
+        """Run the model, as part of a sequence if it has state, until `stop()` is true.
 
         Raises:
             BbgrapError: as `InferenceSession.run`.
@@ -83,7 +115,14 @@ class ServedModel:
         """
         self.statistics.executed()
         with connection.stopping_when(stop):
-            return self.session.run(names, feed)
+            if turn is None:
+                return self.session.run(names, feed)
+            for runs in turn.replaced:
+                runs.close()
+            outputs = turn.runs.run(names, feed)
+            if turn.is_last:
+                turn.runs.close()
+            return outputs
 
     def run_recorded(
         self, connection: Connection, feed: Mapping[str, Array], names: Sequence[str] | None, stop: Callable[[], bool]
@@ -119,7 +158,8 @@ class ServedModel:
             side: [{"name": spec.name, "data_type": _config_type(spec.datatype), "dims": list(spec.shape)} for spec in specs]
             for side, specs in (("input", self.inputs), ("output", self.outputs))
         }
-        return {"name": self.name, "platform": PLATFORM, "backend": "onnxruntime", "max_batch_size": 0, **sides}
+        sequences = {} if self.turns is None else {"sequence_batching": {"max_sequence_idle_microseconds": round(IDLE_S * 1e6)}}
+        return {"name": self.name, "platform": PLATFORM, "backend": "onnxruntime", "max_batch_size": 0, **sides, **sequences}
 
     def counted(self) -> dict[str, Any]:
         """Return the model's statistics."""

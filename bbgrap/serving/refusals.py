@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from enum import Enum
 
-from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, InputError, UsageError
+from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, InputError, StateLostError, UsageError
 from bbgrap.session.connection import StoppedError
 
 _log = logging.getLogger("bbgrap.serving")
@@ -17,6 +17,7 @@ class Refusal(Enum):
     MALFORMED = (400, "INVALID_ARGUMENT")
     UNKNOWN = (404, "NOT_FOUND")
     SLOW_BODY = (408, "DEADLINE_EXCEEDED")
+    LOST = (410, "FAILED_PRECONDITION")
     TOO_LARGE = (413, "RESOURCE_EXHAUSTED")
     ENCODING = (415, "UNIMPLEMENTED")
     BUSY = (429, "RESOURCE_EXHAUSTED")
@@ -61,6 +62,8 @@ def refusal_of(error: Exception) -> RefusedError:
             return error
         case InputError() | UsageError():
             kind = Refusal.MALFORMED
+        case StateLostError():
+            kind = Refusal.LOST
         case ClusterUnavailableError() | AccessError():
             kind = Refusal.UNAVAILABLE
         case BbgrapError():

@@ -422,13 +422,14 @@ class InferenceSession(Surface):
         record: bool = False,
         sequence: int = 0,
         step: int = 0,
+        reads: bool = False,
     ) -> RunResult:
         """Run a request; as long as the coordinator has too many of them, wait and say it again."""
         pause = _PAUSE_S
         while True:
             left = max(0.0, left_s())
             try:
-                message = RunModel(self._connection.number(), plan.key, left, headers, contents, record, sequence, step)
+                message = RunModel(self._connection.number(), plan.key, left, headers, contents, record, sequence, step, reads)
                 # A little longer than the coordinator waits: it knows better what the request has waited for.
                 return self._connection.try_call(message, RunResult, timeout_s=left + _GRACE_S)
             except CallFailedError as failed:
@@ -442,6 +443,12 @@ class InferenceSession(Surface):
     ) -> RunResult:
         """Run a request of a sequence, with inputs of a signature."""
         return self._submit(plan, *_encoded(signature, feeds), left_s, sequence=sequence, step=step)
+
+    def read_state(self, plan: PreparedPlan, left_s: Callable[[], float], *, sequence: int, step: int) -> dict[str, Array]:
+        """Return the state that so many requests of a sequence have left, by the names of inputs."""
+        result = self._submit(plan, (), (), left_s, sequence=sequence, step=step, reads=True)
+        arrays = zip(result.outputs, result.payload, strict=True)
+        return {header.name: decode_array(header.dtype, header.shape, content).copy() for header, content in arrays}
 
     def retrying(self, work: Callable[[Callable[[], float]], R]) -> R:
         """Do something within the deadline, which `work` is told, that a coordinator may have forgotten the plan for."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from bbgrap.errors import StateLostError
+from bbgrap.errors import StateLostError, UsageError
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunResult
@@ -57,6 +57,9 @@ class Session(Protocol):
         self, plan: PreparedPlan, signature: Signature, feeds: Sequence[Array], left_s: Callable[[], float], *, sequence: int, step: int
     ) -> RunResult:
         """Run a request of a sequence."""
+
+    def read_state(self, plan: PreparedPlan, left_s: Callable[[], float], *, sequence: int, step: int) -> dict[str, Array]:
+        """Return the state that so many requests of a sequence have left, by the names of inputs."""
 
     def output(self, result: RunResult, index: int, signature: Signature) -> Any:  # noqa: ANN401 - what the model says it is
         """Return an output of an answer."""
@@ -121,10 +124,32 @@ class StatefulRuns:
 
         return work
 
+    def state(self) -> dict[str, Array]:
+        """Return the state after the latest request: what `session.sequence(...)` and `reset` take to go on from there.
+
+        It is read where the model is whole: a sequence of a plan over several nodes goes to the standby for it, and stays there.
+
+        Raises:
+            UsageError: if no request has been answered yet.
+            StateLostError: if the state is gone; `reset` begins again.
+            ExecutionError: if it cannot be read now.
+            ClusterUnavailableError: if there is no coordinator or no agent.
+        """
+        with speaking_onnxruntime(), self._lock:
+            plan, session = self._plan, self._session
+            if plan is None:
+                raise UsageError(f"sequence {self._number}: it has no state before its first request but what it was given")
+            return session.retrying(self._going_on(lambda left_s: session.read_state(plan, left_s, sequence=self._number, step=self._step)))
+
     def _further(self, plan: PreparedPlan, feeds: Sequence[Array]) -> Callable[[Callable[[], float]], RunResult]:
-        def work(left_s: Callable[[], float]) -> RunResult:
+        return self._going_on(lambda left_s: self._session.submit(plan, self._given, feeds, left_s, sequence=self._number, step=self._step))
+
+    def _going_on(self, ask: Callable[[Callable[[], float]], R]) -> Callable[[Callable[[], float]], R]:
+        """Return what asks something of a sequence that the coordinator knows."""
+
+        def work(left_s: Callable[[], float]) -> R:
             try:
-                return self._session.submit(plan, self._given, feeds, left_s, sequence=self._number, step=self._step)
+                return ask(left_s)
             except CallFailedError as failed:
                 if failed.answer.fault in {Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN}:
                     raise StateLostError(f"sequence {self._number}: the coordinator has been started anew; begin it again") from None

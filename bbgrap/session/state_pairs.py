@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -28,6 +29,33 @@ _NAMES: tuple[Callable[[str], str | None], ...] = (
     lambda name: re.sub(r"^(in|input)(?=[_.])", "output", name) if re.match(r"(in|input)[_.]", name) else None,
 )
 """How exporters call the output that an input becomes: transformers, Optimum, torch, Silero, and ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateText:
+    """What a command line says of a model's state: which it is, and the shapes that its file leaves open, before the first request."""
+
+    state: State
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `auto`, or `IN:OUT[:SHAPE],...`.
+
+        Raises:
+            UsageError: if it is neither.
+        """
+        if text == "auto":
+            return cls("auto", {})
+        pairs, shapes = dict[str, str](), dict[str, tuple[int, ...]]()
+        for said in text.split(","):
+            parts = said.split(":")
+            sizes = parts[2].split("x") if len(parts) == 3 else []
+            if len(parts) not in (2, 3) or not all(parts) or not all(size.isdecimal() for size in sizes):
+                raise UsageError(f"state '{text}': expected auto, or INPUT:OUTPUT,..., like state:stateN, or state:stateN:2x1x128")
+            pairs[parts[0]] = parts[1]
+            shapes |= {parts[0]: tuple(map(int, sizes))} if sizes else {}
+        return cls(pairs, shapes)
 
 
 def pairs_of(state: State, signature: Signature, model: str) -> tuple[tuple[str, str], ...]:
@@ -142,7 +170,7 @@ def _empty(arg: NodeArg, output: NodeArg, sizes: Mapping[str, int]) -> Array:
             shape.append(dim)
         elif isinstance(dim, str) and dim in sizes:
             shape.append(sizes[dim])
-        elif dim != after or dim is None:
+        elif isinstance(dim, str) and dim != after:
             shape.append(0)
         else:
             raise UsageError(

@@ -21,7 +21,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, cast
 from weakref import WeakValueDictionary
@@ -39,6 +39,7 @@ from bbgrap.protocol.checks import check_deploy
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, Length, Name
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.protocol.schema import SchemaError, build, plain_form
+from bbgrap.runtime.joining import Joining
 from bbgrap.runtime.schedule import Schedule
 
 ALIGNMENT = 64
@@ -69,6 +70,7 @@ class _Variant:
     devices: tuple[DeviceArtifacts, ...]
     host: Schedule
     further: Schedule | None = None
+    joinings: Mapping[Name, Joining] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ def write_artifacts(folder: Path, variants: Sequence[PlannedVariant], base: Path
                     stream.write(bytes(-stream.tell() % ALIGNMENT))
                     places[digest] = _Place(TensorType(DType.of(array.dtype), array.shape), stream.tell())
                     stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    forms = tuple(_Variant(v.name, json.dumps(v.report), v.artifacts.devices, v.artifacts.host, v.artifacts.further) for v in variants)
+    made = ((v, v.artifacts) for v in variants)
+    forms = tuple(_Variant(v.name, json.dumps(v.report), a.devices, a.host, a.further, a.joinings) for v, a in made)
     with (folder / _VARIANTS).open("xb") as stream:
         stream.write(msgpack.packb(_Made(forms, places, there), default=plain_form))
 
@@ -291,7 +294,9 @@ def _variant(form: _Variant, arrays: Mapping[str, Array], on_use: Callable[[], N
         for segment in device.segments:
             used |= _weights_of(segment, arrays)
     weights = MappedWeights(used, on_use)
-    return PlannedVariant(form.name, Artifacts(form.devices, form.host, weights, form.further), cast("Mapping[str, Any]", report))
+    return PlannedVariant(
+        form.name, Artifacts(form.devices, form.host, weights, form.further, form.joinings), cast("Mapping[str, Any]", report)
+    )
 
 
 def _check_device(number: int, host: int, device: DeviceArtifacts) -> None:

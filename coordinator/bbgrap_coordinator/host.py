@@ -64,12 +64,14 @@ class _Program:
 class _Deployment:
     first: _Program
     further: _Program | None
+    reading: _Program | None
     addresses: dict[int, str]
     fingerprints: dict[int, str]
 
     def program(self, start: StartRequest) -> _Program:
         """Return what the host does for a request."""
-        return self.first if self.further is None or not start.before else self.further
+        then = self.reading if start.reads else self.further
+        return self.first if then is None or not start.before else then
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,8 @@ class Host:
         """Connect to the devices of a deployment."""
         addresses = {peer.device: peer.address for peer in deploy.peers}
         prints = {peer.device: peer.fingerprint for peer in deploy.peers}
-        further = None if deploy.further is None else _Program.of(deploy.further, addresses)
-        self._deployments[deploy.epoch] = _Deployment(_Program.of(deploy.schedule, addresses), further, addresses, prints)
+        further, reading = (None if part is None else _Program.of(part, addresses) for part in (deploy.further, deploy.reading))
+        self._deployments[deploy.epoch] = _Deployment(_Program.of(deploy.schedule, addresses), further, reading, addresses, prints)
         for peer in deploy.peers:
             self._plane.connect(peer.address, peer.fingerprint)
 
@@ -148,7 +150,7 @@ class Host:
         payload: tuple[bytes, ...] = ()
         if start.sequence:
             kind, devices = Kind.STATE, tuple(deployment.addresses)
-            payload = (SequenceStart(start.sequence, start.before, start.record).to_bytes(),)
+            payload = (SequenceStart(start.sequence, start.before, start.record, start.reads).to_bytes(),)
         for device in devices:
             header = Frame(kind, schedule.device, start.epoch, start.request, 0).to_bytes()
             self._plane.send(deployment.addresses[device], header, *payload)

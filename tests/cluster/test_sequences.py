@@ -124,6 +124,32 @@ def test_forks_and_resets(three):
         np.testing.assert_array_equal(sequence.run(None, feeds[3])[0], answers[0])
 
 
+@pytest.mark.parametrize(("name", "options"), [("decoder", {}), ("lstm", {}), ("counter", {"planner": "bbgrap"})])
+def test_a_state_is_read_and_others_begin_with_it(three, name, options):
+    """That of a plan over all agents, too: its sequence goes to where the model is whole."""
+    model, feeds, initial = CASES[name]
+    session = bbgrap.InferenceSession(model(), cluster=three, state="auto", **options)
+    alone = Alone(model(), dict(session.options.state), initial)
+    random = np.random.default_rng(4)
+    with session.sequence() as sequence:
+        with pytest.raises(UsageError, match="before its first request"):
+            sequence.state()
+        for step in range(4):
+            feed = feeds(random, step)
+            want = alone.run(feed)
+            np.testing.assert_allclose(sequence.run(None, feed)[0], want[0], rtol=1e-5, atol=1e-5)
+            if step:
+                state = sequence.state()
+                assert state.keys() == alone.state.keys()
+                for key, array in alone.state.items():
+                    np.testing.assert_allclose(state[key], array, rtol=1e-5, atol=1e-5)
+        feed = feeds(random, 1)
+        (want,), (got,) = alone.run(feed), sequence.run(None, feed)
+        with session.sequence(state) as other:
+            for array in (got, other.run(None, feed)[0]):
+                np.testing.assert_allclose(array, want, rtol=1e-5, atol=1e-5)
+
+
 def test_what_has_no_state_or_another_is_refused_in_words(three):
     session = bbgrap.InferenceSession(lstm(), cluster=three, state={"h": "hn", "c": "cn"})
     with pytest.raises(UsageError, match="session has state"):
@@ -157,3 +183,33 @@ def test_an_agent_killed_in_the_middle_changes_no_answer(tmp_path_factory):
         survivors = whole.plan.report["standby"]
         interleaved(whole, decoder(), words, EMPTY, lambda step: cluster.kill(survivors[0]) if step == 3 else None)
         assert len(cluster.connection.nodes()) == 1
+
+
+def test_a_state_that_an_agent_may_not_keep_ends_its_sequence_in_words(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("BBGRAP_STATE_MEMORY", "1")
+    with known_cluster(1, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
+        session = bbgrap.InferenceSession(decoder(), cluster=cluster, state="auto")
+        long = {name: np.zeros((1, HEADS, 40_000, SIZE), np.float32) for name in EMPTY}
+        feed = words(np.random.default_rng(0), 1)
+        with session.sequence(long) as sequence, session.sequence() as other:
+            other.run(None, feed)
+            sequence.run(None, feed)
+            with pytest.raises(StateLostError, match=r"may take 1,048,576 bytes on this agent \(--state-memory\)"):
+                sequence.run(None, feed)
+            other.run(None, feed)
+
+
+def test_a_coordinator_that_is_started_anew_says_that_a_sequence_is_to_begin_again(tmp_path_factory):
+    with known_cluster(1, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
+        session = bbgrap.InferenceSession(lstm(), cluster=cluster, state="auto")
+        feed = sound(np.random.default_rng(0), 0)
+        with session.sequence() as sequence:
+            first = sequence.run(None, feed)
+            state = sequence.state()
+            cluster.kill("coordinator")
+            cluster.start_coordinator()
+            with pytest.raises(StateLostError, match="begin it again"):
+                sequence.run(None, feed)
+            sequence.reset()
+            np.testing.assert_allclose(sequence.run(None, feed)[0], first[0], rtol=1e-6)
+            np.testing.assert_allclose(sequence.state()["h"], state["h"], rtol=1e-6)

@@ -119,9 +119,12 @@ class Grpc:
     def ask(self, method: str, /, **fields: object) -> Any:  # noqa: ANN401 - protobuf ships no types
         return self.send(method, message(f"{method}Request")(**fields))
 
-    def run(self, model: str, feed: Mapping[str, Array], timeout: float = 60.0) -> dict[str, Array]:
+    def run(self, model: str, feed: Mapping[str, Array], timeout: float = 60.0, **parameters: int | str) -> dict[str, Array]:
         """Run a model with raw tensors."""
         request = message("ModelInferRequest")(model_name=model)
+        for name, value in parameters.items():
+            kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "uint64" if value >> 63 else "int64"
+            setattr(request.parameters[name], f"{kind}_param", value)
         for name, array in feed.items():
             request.inputs.add(name=name, datatype=NAMES[array.dtype], shape=array.shape)
             request.raw_input_contents.append(raw(array))

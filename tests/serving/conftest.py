@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto
 
 from tests.known_agents import known_cluster
+from tests.sequence_models import lstm
 from tests.serving.clients import Grpc, Http
 from tests.serving.models import write_rows, write_sequence, write_slow, write_types
 
@@ -81,6 +82,7 @@ def models(tmp_path_factory) -> Path:
     write_rows(folder / "rows.onnx")
     write_slow(folder / "slow.onnx")
     write_sequence(folder / "sequence.onnx")
+    (folder / "lstm.onnx").write_bytes(lstm())
     for version in ("1", "12", "3"):
         write_rows(folder / "triton" / version / "model.onnx")
     (folder / "broken.onnx").write_bytes(b"no model")
@@ -98,7 +100,7 @@ def cluster(tmp_path_factory):
 def served(cluster, models, tmp_path_factory) -> Iterator[Server]:
     """A server that the tests leave as it was; it takes bodies up to 1 MiB."""
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(cluster.address, models, log, "--grpc", "127.0.0.1:0", "--max-body", "1") as server:
+    with serving(cluster.address, models, log, "--grpc", "127.0.0.1:0", "--max-body", "1", "--state", "lstm") as server:
         yield server
 
 

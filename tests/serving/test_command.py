@@ -28,6 +28,8 @@ def said(*words):
         (["{rows}", "--http", "8000"], "--http: expected HOST:PORT, like 127.0.0.1:8000, got '8000'"),
         (["{rows}", "--http", "127.0.0.1:{taken}"], "another port is chosen with --http 127.0.0.1:PORT"),
         (["{rows}", *PLACE], "which cluster?"),
+        (["{rows}", "--state", "rows=x"], "state 'x': expected auto, or INPUT:OUTPUT,..."),
+        (["{rows}", "--state", "rows", "--state", "rows=x:y"], "'rows' is there twice"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(models, monkeypatch, words, expected):

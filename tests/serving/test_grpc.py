@@ -105,7 +105,7 @@ def test_wrong_requests_are_told_what_is_wrong(rpc):
     assert (error.code(), "expected a list of sizes" in error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     made = request()
     made.parameters["sequence_id"].int64_param = 3
-    assert "no state between requests" in refused(rpc, made).details()
+    assert "is served without state (--state)" in refused(rpc, made).details()
     made = request()
     made.raw_input_contents[0] = bytes(2 << 20)
     assert refused(rpc, made).code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -21,7 +21,7 @@ def test_the_listing_says_what_is_served_and_why_not(http):
     assert found["triton"]["version"] == "12"
     assert "the protocol has no such type" in found["sequence"]["reason"]
     assert found["broken"]["state"] == "UNAVAILABLE"
-    assert listing(http, ready=True).keys() == {"bfloat16", "rows", "slow", "triton", "types"}
+    assert listing(http, ready=True).keys() == {"bfloat16", "lstm", "rows", "slow", "triton", "types"}
 
 
 def test_models_come_and_go(cluster, tmp_path):

@@ -66,7 +66,8 @@ def test_a_start_that_is_none_is_refused(payload):
 
 
 def test_starts_come_back_as_they_were():
-    for start in (SequenceStart(1, 0, record=False), SequenceStart(2**63 - 1, 2**63 - 1, record=True)):
+    ends = SequenceStart(2**63 - 1, 2**63 - 1, record=True)
+    for start in (SequenceStart(1, 0, record=False), ends, SequenceStart(1, 5, record=False, reads=True)):
         assert SequenceStart.parse(start.to_bytes()) == start
     assert unpack_sequence(pack_sequence(5)) == 5
 

@@ -123,3 +123,13 @@ def test_shapes_of_free_inputs(run, run_json, two_inputs):
     wrong = run("plan", two_inputs, "--agents", 2, "--input", "c=4x6")
     assert wrong.exit_code == 1
     assert "input 'c': the model has no such input, it has a, b" in wrong.stderr
+
+
+def test_state_stays_on_the_nodes_and_is_counted(run, run_json):
+    words = ("plan", "zoo:voice", "--agents", 2, "--planner", "bbgrap", "--split", "channels")
+    plain, report = run_json(*words), run_json(*words, "--state", "state:stateN")
+    assert "state_bytes" not in plain
+    assert sum(report["state_bytes"].values()) == 2 * 128 * 4
+    assert report["optimized"]["bytes"] <= plain["optimized"]["bytes"]
+    assert "state of one sequence: node0 1.0 KB" in run(*words, "--state", "auto").stdout
+    assert "expected auto, or INPUT:OUTPUT" in run("plan", "zoo:voice", "--agents", 2, "--state", "state").stderr

@@ -6,7 +6,7 @@ import pytest
 from bbgrap.errors import UsageError
 from bbgrap.graph.types import DType
 from bbgrap.session.signature import NodeArg, Signature
-from bbgrap.session.state_pairs import initial_state, pairs_of
+from bbgrap.session.state_pairs import StateText, initial_state, pairs_of
 
 
 def signature(inputs, outputs):
@@ -72,7 +72,17 @@ def test_before_the_first_request_there_are_zeros_and_nothing_along_what_grows()
         initial_state(pairs, model, {}, {"ids": np.zeros(1)})
 
 
-def test_a_size_that_nobody_says_is_asked_for():
-    model = signature({"x": (DType.FLOAT, (1,)), "h": (DType.FLOAT, ("units",))}, {"hn": (DType.FLOAT, ("units",))})
+def test_a_command_line_says_state_and_its_shapes():
+    assert StateText.parse("auto") == StateText("auto", {})
+    assert StateText.parse("h:hn,c:cn") == StateText({"h": "hn", "c": "cn"}, {})
+    assert StateText.parse("h:hn:2x1x128,c:cn") == StateText({"h": "hn", "c": "cn"}, {"h": (2, 1, 128)})
+    for text in ("", "h", "h:", ":hn", "h:hn:", "h:hn:2x", "h:hn:2:3", "h:hn,,c:cn"):
+        with pytest.raises(UsageError, match="expected auto, or INPUT:OUTPUT"):
+            StateText.parse(text)
+
+
+@pytest.mark.parametrize("dim", [None, "units"])
+def test_a_size_that_nobody_says_is_asked_for(dim):
+    model = signature({"x": (DType.FLOAT, (1,)), "h": (DType.FLOAT, (dim,))}, {"hn": (DType.FLOAT, (dim,))})
     with pytest.raises(UsageError, match="initial="):
         initial_state((("h", "hn"),), model, {"x": np.zeros(1)}, {})

@@ -20,12 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
+from bbgrap.engine.standby import standby_of
 from bbgrap.errors import PlanError
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import make_plan
+from bbgrap.runtime.joining import Joining
 from bbgrap.zoo import build
 from tests.coordinator.made import ARRAYS, DEVICE, HOST, variant
+from tests.sequence_models import decoder
 
 
 @pytest.fixture
@@ -45,6 +48,16 @@ def test_all_comes_back(folder):
             assert (back.dtype, back.shape, back.flags.aligned, back.flags.writeable) == (array.dtype, array.shape, True, False)
             assert digest_of(back) == digest
         assert not any(theirs.artifacts.weights.damaged())
+
+
+def test_programs_of_sequences_come_back_and_how_requests_are_joined(folder, tmp_path):
+    (tmp_path / "decoder.onnx").write_bytes(decoder())
+    made = standby_of(tmp_path / "decoder.onnx", [(f"past_key_values.0.{kind}", f"present.0.{kind}") for kind in ("key", "value")])
+    write_artifacts(folder, [made])
+    (found,) = read_artifacts(folder).variants
+    assert found.artifacts.joinings == {"input_ids": Joining("row", 1)}
+    assert (found.artifacts.further, found.artifacts.reading) == (made.artifacts.further, made.artifacts.reading)
+    assert found.artifacts.reading is not None
 
 
 def test_equal_weights_of_variants_are_written_once(folder):

@@ -60,6 +60,27 @@ assert [text.decode() for text in answer.as_numpy("out_BYTES")] == texts.tolist(
 assert answer.as_numpy("out_FP16").tolist() == [0, 1, 1]
 assert answer.as_numpy("out_BOOL").tolist() == [False, True, True]
 
+sound = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 1, 8)
+
+
+def step(sequence, **flags):
+    made = triton.InferInput("input", [3, 1, 8], "FP32")
+    made.set_data_from_numpy(sound)
+    return client.infer("lstm", [made], sequence_id=sequence, **flags).as_numpy("output").item()
+
+
+alone = [step(9, sequence_start=True, sequence_end=True), step(9, sequence_start=True), step(9), step(9, sequence_end=True)]
+assert alone[0] == alone[1]
+assert len(set(alone)) == 3
+turns = [[step(name, sequence_start=n == 0, sequence_end=n == 2) for name in (5, "five")] for n in range(3)]
+assert turns == [[value, value] for value in alone[1:]]
+fault = ""
+try:
+    step(5)
+except InferenceServerException as error:
+    fault = error.message()
+assert "sequence 5 of model 'lstm' is not open" in fault
+
 fault = ""
 try:
     client.infer("rows", given(x.reshape(-1)))

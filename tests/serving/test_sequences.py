@@ -1,0 +1,149 @@
+"""Sequences over the protocol, from a real process on a real cluster: each answers as plain onnxruntime does with its state in memory."""
+
+import json
+import threading
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, decoder, lstm
+from tests.serving.clients import Grpc, binary_body
+from tests.serving.conftest import serving
+
+pytestmark = pytest.mark.cluster
+
+MOST = 3
+LSTM = ({"h": "hn", "c": "cn"}, {name: np.zeros((1, 1, WIDTH), np.float32) for name in "hc"})
+CACHE = {f"past_key_values.0.{kind}": np.zeros((1, HEADS, 0, SIZE), np.float32) for kind in ("key", "value")}
+
+
+@pytest.fixture(scope="module")
+def stateful(cluster, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stateful")
+    for name, model in (("lstm", lstm()), ("decoder", decoder()), ("plain", lstm()), ("unnamed", lstm(None))):
+        (folder / f"{name}.onnx").write_bytes(model)
+    options = ["--grpc", "127.0.0.1:0", "--state", "lstm=h:hn,c:cn", "--state", "decoder", "--max-sequences", str(MOST)]
+    options += ["--state", "unnamed=h:hn:1x1x8,c:cn:1x1x8"]
+    with serving(cluster.address, folder, folder.parent / "log", *options) as server:
+        yield server
+
+
+@pytest.fixture
+def http(stateful):
+    with stateful.http() as client:
+        yield client
+
+
+@pytest.fixture
+def rpc(stateful):
+    client = Grpc(stateful.grpc)
+    yield client
+    client.channel.close()
+
+
+def sound(random):
+    return {"input": random.standard_normal((3, 1, WIDTH)).astype(np.float32)}
+
+
+def part(sequence, *, start=False, end=False):
+    return {"sequence_id": sequence, "sequence_start": start, "sequence_end": end}
+
+
+def refused(http, model, feed, parameters):
+    body, headers = binary_body(feed, parameters={"binary_data_output": True, **parameters})
+    status, answer = http.ask("POST", f"/v2/models/{model}/infer", body, headers)
+    return status, json.loads(answer)["error"]
+
+
+def test_sequences_by_numbers_and_texts_over_both_protocols_in_turns(http, rpc):
+    """A number and a text that are alike are two sequences; which protocol a request takes is all the same."""
+    random = np.random.default_rng(0)
+    ids = [1, "1", 2**64 - 1]
+    alone = {name: Alone(lstm(), *LSTM) for name in ids}
+    for step in range(6):
+        for name in ids:
+            feed, said = sound(random), part(name, start=step == 0, end=step == 5)
+            got = http.run("lstm", feed, parameters={"binary_data_output": True, **said}) if step % 2 else rpc.run("lstm", feed, **said)
+            assert list(got) == ["output"]
+            np.testing.assert_allclose(got["output"], alone[name].run(feed)[0], rtol=1e-5, atol=1e-6)
+    for name in ids:
+        status, why = refused(http, "lstm", sound(random), part(name))
+        assert (status, "is not open: begin it with sequence_start" in why) == (400, True), why
+    with pytest.raises(grpc.RpcError) as caught:
+        rpc.run("lstm", sound(random), **part("1"))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_cache_grows_from_a_prompt_on(http):
+    random = np.random.default_rng(1)
+    alone = Alone(decoder(), {name: name.replace("past_key_values", "present") for name in CACHE}, CACHE)
+    for step, count in enumerate((5, 1, 1, 1)):
+        feed = {"input_ids": random.integers(0, 50, (1, count))}
+        got = http.run("decoder", feed, parameters={"binary_data_output": True, **part("words", start=step == 0)})
+        np.testing.assert_allclose(got["logits"], alone.run(feed)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_shapes_that_a_file_leaves_open_are_told(http):
+    feed = sound(np.random.default_rng(6))
+    for said in (part(1, start=True), part(1)):
+        got, want = (http.run(model, feed, parameters=said)["output"] for model in ("unnamed", "lstm"))
+        np.testing.assert_array_equal(got, want)
+
+
+def test_what_is_state_is_neither_an_input_nor_an_output(http, rpc):
+    said = http.json("GET", "/v2/models/lstm")[1]
+    assert ([spec["name"] for spec in said["inputs"]], [spec["name"] for spec in said["outputs"]]) == (["input"], ["output"])
+    assert http.json("GET", "/v2/models/lstm/config")[1]["sequence_batching"] == {"max_sequence_idle_microseconds": 600_000_000}
+    assert rpc.ask("ModelConfig", name="lstm").config.sequence_batching.max_sequence_idle_microseconds == 600_000_000
+    assert "sequence_batching" not in http.json("GET", "/v2/models/plain/config")[1]
+    assert len(http.json("GET", "/v2/models/plain")[1]["inputs"]) == 3
+    feed = {**sound(np.random.default_rng(2)), "h": LSTM[1]["h"]}
+    assert refused(http, "lstm", feed, part(5, start=True))[0] == 400
+    assert refused(http, "lstm", sound(np.random.default_rng(2)), part(5))[0] == 400  # a first request that failed has begun nothing
+
+
+def test_a_start_begins_anew_and_a_request_without_sequence_is_refused(http):
+    random = np.random.default_rng(3)
+    feed = sound(random)
+    first = http.run("lstm", feed, parameters=part(7, start=True))["output"]
+    second = http.run("lstm", feed, parameters=part(7))["output"]
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(http.run("lstm", feed, parameters=part(7, start=True))["output"], first)
+    np.testing.assert_array_equal(http.run("lstm", feed, parameters=part(7, end=True))["output"], second)
+    np.testing.assert_array_equal(http.run("lstm", feed, parameters=part(8, start=True, end=True))["output"], first)
+    for sequence in (0, ""):
+        status, why = refused(http, "lstm", feed, {"sequence_id": sequence})
+        assert (status, "say which sequence a request is part of" in why) == (400, True)
+
+
+def test_the_sequence_that_is_idle_for_longest_makes_room(http):
+    feed = sound(np.random.default_rng(4))
+    for name in "abc":
+        http.run("lstm", feed, parameters=part(name, start=True))
+    http.run("lstm", feed, parameters=part("a"))
+    http.run("lstm", feed, parameters=part("d", start=True))
+    for name in "acd":
+        http.run("lstm", feed, parameters=part(name))
+    status, why = refused(http, "lstm", feed, part("b"))
+    assert (status, f"beyond {MOST} that are open (--max-sequences)" in why) == (400, True), why
+
+
+def test_requests_of_one_sequence_that_come_together_run_one_after_the_other(stateful):
+    """Whatever their order, the sum of their effects is that of as many requests alone."""
+    feed, count = sound(np.random.default_rng(5)), 12
+    alone = Alone(lstm(), *LSTM)
+    want = sorted(float(alone.run(feed)[0][0, 0, 0]) for _ in range(count + 1))
+    answers = []
+
+    def run(**said):
+        with stateful.http() as http:
+            answers.append(float(http.run("lstm", feed, parameters=part("together", **said))["output"][0, 0, 0]))
+
+    run(start=True)
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_allclose(sorted(answers), want, rtol=1e-5, atol=1e-6)
