@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.http import make_app
+from bbgrap.serving.names import NamedServer
 
 _GRACE_S = 30.0
 """How long a server that is told to stop goes on with what runs."""
@@ -64,7 +65,12 @@ def url_of(listening: socket.socket) -> str:
 
 
 async def serve(
-    gateway: Gateway, listening: socket.socket, grpc_address: str, on_ready: Callable[[str, str], None], more: Sequence[BaseRoute] = ()
+    gateway: Gateway,
+    listening: socket.socket,
+    grpc_address: str,
+    on_ready: Callable[[str, str], None],
+    more: Sequence[BaseRoute] = (),
+    names: Collection[str] = (),
 ) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends at once.
 
@@ -74,13 +80,14 @@ async def serve(
         grpc_address: Where gRPC is spoken; empty: nowhere.
         on_ready: Called once, when the models have been loaded, with the URL and gRPC's `HOST:PORT`.
         more: Further routes of the HTTP server.
+        names: What the HTTP server may be called besides its addresses.
 
     Raises:
         UsageError: if gRPC's address cannot be had, or its package is missing.
         ModelError: if a model that was named at the start cannot be loaded.
     """
     config = uvicorn.Config(
-        make_app(gateway, more),
+        NamedServer(make_app(gateway, more), names),
         log_config=None,
         access_log=False,
         lifespan="off",
