@@ -78,6 +78,26 @@ def test_a_token_and_a_profile_are_in_no_arguments_and_quoted(tell, tmp_path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "bbgrap/lab").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("command", "host", "settings"),
+    [
+        ([*SLEEPER, "more"], Host("left", ""), {"profile": "memory: 1"}),
+        (SLEEPER, Host("left", ""), {"profile": "memory: 2"}),
+        (SLEEPER, Host("left", ""), {}),
+        (SLEEPER, Host("left", "", "/usr/bin"), {"profile": "memory: 1"}),
+    ],
+)
+def test_what_runs_otherwise_than_asked_is_told_and_left_alone(tell, command, host, settings):
+    as_before = {"profile": "memory: 1"}
+    pid = tell("start", **as_before).values["pid"]
+    for action in ("start", "status"):
+        assert tell(action, command, host, **settings).values == {"pid": pid, "changed": "1"}
+        assert tell(action, **as_before, token="another").values == {"pid": pid}  # noqa: S106 - none
+    tell("stop")
+    assert tell("start", command, host, **settings).values["started"] == "1"
+    assert "changed" not in tell("status", command, host, **settings).values
+
+
 @pytest.mark.deploy  # it takes ten seconds
 def test_who_does_not_end_is_killed(tell):
     stubborn = ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 600; done"]
