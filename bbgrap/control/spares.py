@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
+from bbgrap.compiler.memory import WEIGHT_COPIES
 from bbgrap.control.coordinator_events import Instruction, Log, StartPlanning
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
@@ -15,9 +16,6 @@ from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import world_of
 from bbgrap.control.plans import Job, Plan
 from bbgrap.control.standby import Standbys
-
-ROOM = 1.5
-"""What is loaded on a node takes so many times its weights: they, and what kernels make of them. Chosen."""
 
 
 class Spares:
@@ -58,7 +56,7 @@ class Spares:
     def _beside(self, cluster: Cluster, members: tuple[Member, ...]) -> Cluster:
         """Return the agents with the memory that is left beside what they have loaded."""
         left = (
-            max(1, round(node.memory_bytes - ROOM * self.loading.loaded_bytes(member.name))) if node.memory_bytes else node.memory_bytes
+            max(1, node.memory_bytes - WEIGHT_COPIES * self.loading.loaded_bytes(member.name)) if node.memory_bytes else node.memory_bytes
             for node, member in zip(cluster.nodes, members, strict=True)
         )
         return replace(cluster, nodes=tuple(replace(node, memory_bytes=size) for node, size in zip(cluster.nodes, left, strict=True)))
