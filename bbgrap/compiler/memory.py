@@ -48,7 +48,7 @@ def largest_layer_bytes(program: Program, device: DeviceProgram) -> int:
 
 
 def needed_bytes(program: Program, artifacts: Artifacts) -> tuple[int, ...]:
-    """Return, per device, the bytes of its weights and their copies, of its buffers at the worst moment, and of two layers inside a segment."""
+    """Return, per device, the bytes of its weights twice, of its buffers at the worst moment, and of two layers inside a segment."""
     return tuple(
         WEIGHT_COPIES * shipped.weight_bytes + peak_bytes(shipped.schedule) + 2 * largest_layer_bytes(program, device)
         for shipped, device in zip(artifacts.devices, program.devices, strict=False)
