@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 from starlette.routing import BaseRoute
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import split_address
@@ -23,6 +24,9 @@ from bbgrap.serving.names import NamedServer
 _GRACE_S = 30.0
 """How long a server that is told to stop goes on with what runs."""
 
+_UNREAD_BYTES = 1 << 20
+"""So much of a body may wait for its request: more than one read of asyncio's, of 256 KiB."""
+
 _log = logging.getLogger("bbgrap.serving")
 
 
@@ -32,6 +36,20 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, which would copy every part of a body twice more, and stop and begin to read again at each."""
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part until its request takes it."""
+        if self.cycle.response_complete:
+            return
+        # Whoever takes it makes bytes of it, which of bytes is no copy.
+        self.cycle.body = self.cycle.body + body if self.cycle.body else body  # type: ignore[assignment]
+        if len(self.cycle.body) > _UNREAD_BYTES:
+            self.flow.pause_reading()
+        self.cycle.message_event.set()
 
 
 def listen(option: str, address: str) -> socket.socket:
@@ -93,6 +111,7 @@ async def serve(
         lifespan="off",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(_GRACE_S),  # for who does not read an answer
+        http=_Protocol,
         ws="none",
     )
     http = _Server(config)
