@@ -233,7 +233,8 @@ def _ended(host: Host, reply: Reply) -> HostState:
 
 
 def _checked(host: Host, reply: Reply) -> HostState:
-    ours, there = version("bbgrap"), reply.values.get("version", "").removeprefix("bbgrap ")
+    # What follows the number are the versions of onnxruntime and Python.
+    ours, there = version("bbgrap"), reply.values.get("version", "").removeprefix("bbgrap ").partition(" ")[0]
     fault = "" if there == ours else f"it has bbgrap '{there}', this machine {ours}; install the same version everywhere"
     pid = reply.values.get("pid", "")
     return HostState(host.name, host.where, "runs" if pid else "tried", int(pid or 0), f"bbgrap {there}", fault)

@@ -2,12 +2,16 @@
 
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
-from bbgrap.launching.hosts import Host
+from bbgrap.launching.hosts import Host, read_hosts
+from bbgrap.launching.launch import Launch
 from bbgrap.launching.ssh import HostError, ask
 
 SLEEPER = ["sh", "-c", 'echo "I am $BBGRAP_TOKEN"; exec sleep 600']
@@ -114,6 +118,16 @@ def test_what_is_missing_is_told(tell):
         tell("start", ["bbgrap-nothing"], Host("left", "", "/nowhere"))
     with pytest.raises(HostError, match="there is no log yet"):
         tell("logs")
+
+
+def test_a_check_finds_the_same_bbgrap_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = tmp_path / "hosts.yaml"
+    host = {"name": "left", "ssh": "none", "bin": str(Path(sys.executable).parent)}
+    file.write_text(
+        yaml.safe_dump({"coordinator": {"address": "tcp://127.0.0.1:7070", "ssh": "none", "bin": host["bin"]}, "hosts": [host]})
+    )
+    assert [(state.process, state.fault) for state in Launch(read_hosts(file)).check()] == [("tried", "")] * 2
 
 
 def test_what_would_move_a_terminals_cursor_is_not_printed(tell):
