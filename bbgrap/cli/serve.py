@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +35,12 @@ def serve(
     ] = None,
     http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where HTTP is spoken; port 0: a free one.")] = "127.0.0.1:8000",
     grpc: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where gRPC is spoken; default: nowhere.", show_default=False)] = "",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Further names that HTTP clients call this server by, as that of a proxy; '*': any.", show_default=False
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -110,7 +116,7 @@ def serve(
             if address and not address.startswith(("127.", "localhost:", "[::1]:")):
                 say(f"{option} {address}: whoever reaches it may use these models, and what is sent can be read on the network")
         with _tracing(otlp, record_every) as tracing:
-            _serve(connection, named, folder, options, states, max_sequences, limits, tracing, listening, grpc)
+            _serve(connection, named, folder, options, states, max_sequences, limits, tracing, listening, grpc, _names(http, host or []))
 
 
 def _named(texts: list[str]) -> dict[str, Path]:
@@ -154,6 +160,15 @@ def _states(texts: list[str]) -> dict[str, StateText]:
     return states
 
 
+def _names(http: str, more: list[str]) -> Collection[str]:
+    """Return what clients may call the server: what it was told, where it listens, and the machine's own name."""
+    import socket
+
+    from bbgrap.protocol.addresses import host_of
+
+    return {*more, host_of(http), socket.gethostname()}
+
+
 @contextmanager
 def _tracing(otlp: str, every_s: float) -> Iterator[Tracing]:
     from bbgrap.serving.tracing import Tracing
@@ -180,6 +195,7 @@ def _serve(
     tracing: Tracing,
     listening: socket.socket,
     grpc: str,
+    names: Collection[str],
 ) -> None:
     import asyncio
     import sys
@@ -206,4 +222,4 @@ def _serve(
         say(f"serving {served}{f', gRPC at {rpc}' if rpc else ''}; the URL shows the cluster; Ctrl-C stops it")
 
     gateway = Gateway(connection, repository, limits, tracing)
-    asyncio.run(run(gateway, listening, grpc, ready, page_routes(Live(gateway), tracing)))
+    asyncio.run(run(gateway, listening, grpc, ready, page_routes(Live(gateway), tracing), names))

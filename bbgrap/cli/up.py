@@ -48,7 +48,8 @@ def up(
     """Start, look at and stop a cluster on other machines, by the ssh command.
 
     What is started outlives the connection and this command; what runs already is left as it is, so `up` after a failure starts what is
-    missing. The token is for a coordinator that runs already. Exit code 0 only if all is as it shall be.
+    missing, and says which hosts run otherwise than the file says by now. The token is for a coordinator that runs already. Exit code 0
+    only if all is as it shall be.
 
     Example:
         bbgrap up hosts.yaml

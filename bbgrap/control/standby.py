@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bbgrap.cluster.types import COORDINATOR
+from bbgrap.compiler.memory import WEIGHT_COPIES
 from bbgrap.control.coordinator_events import CancelPlanning, Instruction, Log, PlanFailed, Planned, StartStandby
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
@@ -99,7 +100,7 @@ class Standbys:
             return None
         need = int(standby.planned[0].report.get("memory_bytes", 0))
         shares = dict(zip((m.name for m in alive), self.members.cluster(tuple(alive)).shares, strict=True))
-        able = [m for m in free if need + 2 * self.loading.loaded_bytes(m.name) <= self._memory(m)]
+        able = [m for m in free if need + WEIGHT_COPIES * self.loading.loaded_bytes(m.name) <= self._memory(m)]
         return max(able, key=lambda m: shares[m.name], default=None)
 
     def _memory(self, member: Member) -> int:

@@ -148,6 +148,9 @@ def _attempts(cluster: Cluster, options: PlanOptions) -> Iterator[tuple[str, Pla
         yield "planner 'auto'", options, cluster
         yield "planner 'auto' with less room", options, _with_memory(cluster, TIGHT)
         options = replace(options, planner="bbgrap")
+    elif options.planner == "single":  # splits change nothing about it
+        yield "whole on one node", options, cluster
+        return
     else:
         yield f"split by {options.split}", options, cluster
     for split in LEANER_SPLITS:

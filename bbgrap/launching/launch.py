@@ -120,7 +120,8 @@ class Launch:
         return _each([*([self._own] if self._own else []), *self._agents], lambda host: _checked(host, self._ask(host, "check")))
 
     def _ask(self, host: Host, action: str, **settings: str) -> Reply:
-        return ask(host, self._file.cluster, self._file.ssh_config, action, self._command(host), settings)
+        profile = profile_text(NodeProfile(host.name, memory_bytes=host.memory_bytes)) if host.memory_bytes else ""
+        return ask(host, self._file.cluster, self._file.ssh_config, action, self._command(host), {"profile": profile, **settings})
 
     def _command(self, host: Host) -> list[str]:
         """Return what is run on a host; file names are those of its folder there."""
@@ -147,8 +148,7 @@ class Launch:
         return [state], tokens
 
     def _start_agent(self, host: Host, token: str) -> HostState:
-        profile = profile_text(NodeProfile(host.name, memory_bytes=host.memory_bytes)) if host.memory_bytes else ""
-        return _seen(host, self._ask(host, "start", token=token, profile=profile))
+        return _seen(host, self._ask(host, "start", token=token))
 
     def _foreign_tokens(self) -> _Tokens:
         place = self._file.coordinator
@@ -214,7 +214,10 @@ def _tokens_in(reply: Reply) -> _Tokens:
 def _seen(host: Host, reply: Reply) -> HostState:
     pid = reply.values.get("pid", "")
     if pid.isdigit():
-        return HostState(host.name, host.where, "started" if "started" in reply.values else "runs", int(pid), log=reply.log)
+        process: Process = "started" if "started" in reply.values else "runs"
+        if "changed" in reply.values:
+            return HostState(host.name, host.where, process, int(pid), fault="it runs as the file was; stop and start it for the changes")
+        return HostState(host.name, host.where, process, int(pid), log=reply.log)
     if "ended" in reply.values:
         return HostState(host.name, host.where, "ended", fault="its process ended", log=reply.log)
     return HostState(host.name, host.where, "stopped", fault="it does not run")
@@ -230,7 +233,8 @@ def _ended(host: Host, reply: Reply) -> HostState:
 
 
 def _checked(host: Host, reply: Reply) -> HostState:
-    ours, there = version("bbgrap"), reply.values.get("version", "").removeprefix("bbgrap ")
+    # What follows the number are the versions of onnxruntime and Python.
+    ours, there = version("bbgrap"), reply.values.get("version", "").removeprefix("bbgrap ").partition(" ")[0]
     fault = "" if there == ours else f"it has bbgrap '{there}', this machine {ours}; install the same version everywhere"
     pid = reply.values.get("pid", "")
     return HostState(host.name, host.where, "runs" if pid else "tried", int(pid or 0), f"bbgrap {there}", fault)

@@ -39,6 +39,8 @@ await() { # try a condition every tenth of a second, at most so many times
 
 gone() { ! alive; }
 
+asked() { printf '%s\n' "$bin" "$@" "$profile"; } # all that decides how the process runs, but the token
+
 is_ready() { [ -s "$folder/$name.ready" ] || gone; }
 
 start() {
@@ -51,6 +53,7 @@ start() {
     # In a session of its own it outlives this connection.
     "$(command -v setsid || command -v nohup)" "$@" </dev/null >>"$folder/$name.log" 2>&1 &
     printf '%s %s\n' "$!" "$(began "$!")" >"$folder/$name.pid"
+    asked "$@" >"$folder/$name.asked"
 }
 
 stop() {
@@ -64,6 +67,7 @@ stop() {
 report() {
     if alive; then
         say pid "$pid"
+        if [ -r "$folder/$name.asked" ] && [ "$(asked "$@")" != "$(cat "$folder/$name.asked")" ]; then say changed 1; fi
         if [ -n "$tokens" ]; then
             for kind in local join; do say "$kind" "$(cat "$folder/$name.state/keys/$kind.token" 2>/dev/null)"; done
         fi
@@ -89,7 +93,7 @@ main() {
             say started 1
         fi
         if [ -n "$ready" ]; then await 600 is_ready; fi
-        report
+        report "$@"
         ;;
     stop)
         if alive; then
@@ -97,12 +101,12 @@ main() {
             say stopped 1
         fi
         ;;
-    status) report ;;
+    status) report "$@" ;;
     check)
         command -v "$1" >/dev/null || fail "there is no '$1' in ${bin:-its PATH}; install bbgrap there, or say with 'bin' where it is"
         say version "$(bbgrap --version 2>&1 | tail -n 1)"
         say cores "$(getconf _NPROCESSORS_ONLN 2>/dev/null)"
-        report
+        report "$@"
         ;;
     logs)
         [ -r "$folder/$name.log" ] || fail "there is no log yet"

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
 from bbgrap.errors import UsageError
 from bbgrap.graph.types import Array
@@ -78,19 +79,20 @@ def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
     }
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
-            _answering(call, message(f"{name}Response")), message(f"{name}Request").FromString, message(f"{name}Response").SerializeToString
+            _answering(call, message(f"{name}Request"), message(f"{name}Response")),
+            response_serializer=message(f"{name}Response").SerializeToString,
         )
         for name, call in methods.items()
     }
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _answering(call: _Called, response: Any) -> Callable[[Any, Any], Awaitable[Any]]:  # noqa: ANN401 - grpc ships no types
-    """Let an object become a message, and every error a status."""
+def _answering(call: _Called, request: Any, response: Any) -> Callable[[bytes, Any], Awaitable[Any]]:  # noqa: ANN401 - grpc ships no types
+    """Let bytes become a message, an object one, and every error a status."""
 
-    async def answer(request: Any, context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
+    async def answer(body: bytes, context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
         try:
-            value = await call(request, context)
+            value = await call(_message_in(body, request), context)
         except Exception as error:  # whatever it is, its sender gets an answer
             refused = refusal_of(error)
             after = refused.kind.retry_after_s
@@ -100,6 +102,13 @@ def _answering(call: _Called, response: Any) -> Callable[[Any, Any], Awaitable[A
         return json_format.ParseDict(value, response()) if isinstance(value, dict) else value
 
     return answer
+
+
+def _message_in(body: bytes, kind: Any) -> Any:  # noqa: ANN401 - protobuf ships no types
+    try:
+        return kind.FromString(body)
+    except DecodeError as error:  # grpc would call it a fault of the server
+        raise malformed(f"the body is no {kind.DESCRIPTOR.name}: {error}") from None
 
 
 class _Calls:

@@ -43,7 +43,7 @@ _BODY_S = 30.0
 """How long the next part of a body may take: a client that has gone without a word must not keep a place for ever."""
 
 _INLINE_BYTES = 16 << 10
-"""JSON up to here is parsed on the event loop, in some 100 µs; handing it to a thread costs as much."""
+"""JSON up to here is parsed on the event loop, in some 100 µs, and what is answered is put together; else more hands cost as much."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -85,9 +85,8 @@ class _Parts(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for part in self.parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        for left, part in zip(range(len(self.parts) - 1, -1, -1), self.parts, strict=True):
+            await send({"type": "http.response.body", "body": part, "more_body": left > 0})
 
 
 def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -201,7 +200,8 @@ class _Api:
         announced = request.headers.get("content-length", "0")
         if int(announced) > most:
             raise _too_large(most)
-        body: bytes | bytearray = b""
+        parts: list[bytes] = []
+        size = 0
         try:
             async with asyncio.timeout(_BODY_S) as limit:
                 while True:
@@ -209,17 +209,12 @@ class _Api:
                     limit.reschedule(asyncio.get_running_loop().time() + _BODY_S)
                     if message["type"] == "http.disconnect":
                         raise malformed("body: the connection ended before it")
-                    part: bytes = message.get("body", b"")
-                    if not body:
-                        body = part
-                    elif isinstance(body, bytes):
-                        body = bytearray(body) + part
-                    else:
-                        body += part
-                    if len(body) > most:
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > most:
                         raise _too_large(most)
                     if not message.get("more_body", False):
-                        return body
+                        return b"".join(parts)
         except TimeoutError:
             raise RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {_BODY_S:g} s") from None
 
@@ -237,6 +232,8 @@ def _encoded(model: ServedModel, asked: Infer, accept: str, outputs: list[Array]
     if accept and sum(map(len, parts)) >= COMPRESSED_FROM:
         parts = [compress(parts, accept)]
         headers["content-encoding"] = accept
+    elif sum(map(len, parts)) <= _INLINE_BYTES:
+        parts = [b"".join(parts)]  # sent at once
     return _Parts(parts, headers)
 
 

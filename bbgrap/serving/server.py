@@ -7,20 +7,25 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
 from starlette.routing import BaseRoute
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.http import make_app
+from bbgrap.serving.names import NamedServer
 
 _GRACE_S = 30.0
 """How long a server that is told to stop goes on with what runs."""
+
+_UNREAD_BYTES = 1 << 20
+"""So much of a body may wait for its request: more than one read of asyncio's, of 256 KiB."""
 
 _log = logging.getLogger("bbgrap.serving")
 
@@ -31,6 +36,20 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, which would copy every part of a body twice more, and stop and begin to read again at each."""
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part until its request takes it."""
+        if self.cycle.response_complete:
+            return
+        # Whoever takes it makes bytes of it, which of bytes is no copy.
+        self.cycle.body = self.cycle.body + body if self.cycle.body else body  # type: ignore[assignment]
+        if len(self.cycle.body) > _UNREAD_BYTES:
+            self.flow.pause_reading()
+        self.cycle.message_event.set()
 
 
 def listen(option: str, address: str) -> socket.socket:
@@ -64,7 +83,12 @@ def url_of(listening: socket.socket) -> str:
 
 
 async def serve(
-    gateway: Gateway, listening: socket.socket, grpc_address: str, on_ready: Callable[[str, str], None], more: Sequence[BaseRoute] = ()
+    gateway: Gateway,
+    listening: socket.socket,
+    grpc_address: str,
+    on_ready: Callable[[str, str], None],
+    more: Sequence[BaseRoute] = (),
+    names: Collection[str] = (),
 ) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends at once.
 
@@ -74,18 +98,20 @@ async def serve(
         grpc_address: Where gRPC is spoken; empty: nowhere.
         on_ready: Called once, when the models have been loaded, with the URL and gRPC's `HOST:PORT`.
         more: Further routes of the HTTP server.
+        names: What the HTTP server may be called besides its addresses.
 
     Raises:
         UsageError: if gRPC's address cannot be had, or its package is missing.
         ModelError: if a model that was named at the start cannot be loaded.
     """
     config = uvicorn.Config(
-        make_app(gateway, more),
+        NamedServer(make_app(gateway, more), names),
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(_GRACE_S),  # for who does not read an answer
+        http=_Protocol,
         ws="none",
     )
     http = _Server(config)

@@ -18,15 +18,14 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1800), pytest.mark.filterw
 class Nodes:
     """Nodes of Ray by their names."""
 
-    def __init__(self, folder):
+    def __init__(self):
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster()
-        self.folder = folder
         self.of = {}
 
     def add(self, name, cpus=1):
-        head = {} if self.of else {"include_dashboard": False, "temp_dir": self.folder}
+        head = {} if self.of else {"include_dashboard": False}
         self.of[name] = self.cluster.add_node(num_cpus=cpus, node_name=name, object_store_memory=80 * 2**20, **head)
 
     def remove(self, name):
@@ -34,10 +33,11 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes():
+def nodes(monkeypatch):
     # Apart from what else is on this machine, and short: sockets have short paths.
     with tempfile.TemporaryDirectory(prefix="bbr-", ignore_cleanup_errors=True) as folder:
-        nodes = Nodes(folder)
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        nodes = Nodes()
         try:
             nodes.add("left", cpus=2)
             nodes.add("right")

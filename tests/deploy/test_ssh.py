@@ -60,8 +60,8 @@ def up(hosts, short):
     }
     file.write_text(yaml.safe_dump(document))
 
-    def run(*args, status=0, hosts=()):
-        file.write_text(yaml.safe_dump({**document, "hosts": [*document["hosts"], *hosts]}))
+    def run(*args, status=0, hosts=(), **changed):
+        file.write_text(yaml.safe_dump({**document, **changed, "hosts": [*document["hosts"], *hosts]}))
         environment = {**os.environ, "PYTHONPATH": CODE, "HOME": str(short)}  # nothing of this user's own
         command = [BIN / "bbgrap", "up", file, *args]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -112,6 +112,10 @@ def test_a_cluster_is_started_serves_loses_an_agent_gets_it_again_and_ends(up, s
     assert "its process ended" in up("status", status=1)
     again = up("--json")
     assert {name: state["process"] for name, state in again.items()} == {"coordinator": "runs", "left": "runs", "right": "started"}
+    faults = {
+        name: state["fault"] for name, state in up("--json", status=1, defaults={"bin": str(BIN), "options": ["--threads", "2"]}).items()
+    }
+    assert [name for name, fault in faults.items() if "stop and start it for the changes" in fault] == ["left", "right"]
     client.wait_for_answers()
     client.stop()
     assert process.wait(120) == 0, (folder / "log").read_text()

@@ -116,19 +116,31 @@ class Grpc:
         call = self.channel.unary_unary(f"/{SERVICE}/{method}", kinds[0].SerializeToString, kinds[1].FromString)
         return call(request, timeout=timeout)
 
+    def send_bytes(self, method: str, body: bytes) -> grpc.StatusCode:
+        """Send what may be no message, and return what becomes of it."""
+        try:
+            self.channel.unary_unary(f"/{SERVICE}/{method}")(body, timeout=60.0)
+        except grpc.RpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
     def ask(self, method: str, /, **fields: object) -> Any:  # noqa: ANN401 - protobuf ships no types
         return self.send(method, message(f"{method}Request")(**fields))
 
     def run(self, model: str, feed: Mapping[str, Array], timeout: float = 60.0, **parameters: int | str) -> dict[str, Array]:
         """Run a model with raw tensors."""
-        request = message("ModelInferRequest")(model_name=model)
-        for name, value in parameters.items():
-            kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "uint64" if value >> 63 else "int64"
-            setattr(request.parameters[name], f"{kind}_param", value)
-        for name, array in feed.items():
-            request.inputs.add(name=name, datatype=NAMES[array.dtype], shape=array.shape)
-            request.raw_input_contents.append(raw(array))
-        return grpc_outputs(self.send("ModelInfer", request, timeout))
+        return grpc_outputs(self.send("ModelInfer", infer_request(model, feed, **parameters), timeout))
+
+
+def infer_request(model: str, feed: Mapping[str, Array], **parameters: int | str) -> Any:  # noqa: ANN401 - protobuf ships no types
+    request = message("ModelInferRequest")(model_name=model)
+    for name, value in parameters.items():
+        kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "uint64" if value >> 63 else "int64"
+        setattr(request.parameters[name], f"{kind}_param", value)
+    for name, array in feed.items():
+        request.inputs.add(name=name, datatype=NAMES[array.dtype], shape=array.shape)
+        request.raw_input_contents.append(raw(array))
+    return request
 
 
 def grpc_outputs(answer: Any) -> dict[str, Array]:  # noqa: ANN401 - protobuf ships no types

@@ -1,4 +1,4 @@
-"""A thousand damaged bodies: each gets an answer, and nobody else notices."""
+"""A thousand damaged bodies over each protocol: each gets an answer, and nobody else notices."""
 
 import random
 import socket
@@ -6,8 +6,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from grpc import StatusCode
 
-from tests.serving.clients import binary_body, json_body
+from tests.serving.clients import binary_body, infer_request, json_body
+from tests.serving.test_http import every_type
 
 pytestmark = pytest.mark.cluster
 
@@ -60,9 +62,9 @@ def test_damaged_bodies_are_refused_and_hurt_nobody(http, served):
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET\r\n\r\n",
-        b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
     ],
 )
@@ -76,3 +78,49 @@ def test_what_is_no_http_ends_its_own_connection(served, http, sent):
             answer += part
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer
     assert http.run("rows", FEED)["y"].shape == (2, 4)
+
+
+def damaged_message(rng: random.Random) -> bytes:
+    """A message for a model with inputs of every type, with some of its bytes changed, gone, repeated, or of another length."""
+    body = bytearray(infer_request("types", every_type()).SerializeToString())
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(body) or 1)
+        match rng.randrange(5):
+            case 0:
+                body[at : at + 1] = rng.randbytes(1)
+            case 1:
+                del body[at : at + rng.randint(1, 20)]
+            case 2:
+                body[at:at] = body[at : at + rng.randint(1, 40)]
+            case 3:
+                body[at : at + 1] = rng.choice((b"\xff" * 10, b"\x80", b"\x00", b"\xff\xff\xff\xff\x0f"))
+            case _:
+                del body[at:]
+    return bytes(body)
+
+
+def test_damaged_messages_are_refused_and_hurt_nobody(rpc, http, served):
+    rng = random.Random(27)
+    counts: dict[StatusCode, int] = {}
+    for number in range(1000):
+        body = damaged_message(rng)
+        code = rpc.send_bytes("ModelInfer", body)
+        assert code in (StatusCode.OK, StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND), (code, body)  # a number or a name has changed
+        counts[code] = counts.get(code, 0) + 1
+        if number % 100 == 0:
+            assert http.run("rows", FEED)["y"].shape == (2, 4)
+    assert counts[StatusCode.INVALID_ARGUMENT] > 500, counts
+    assert served.process.poll() is None
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_no_method_takes_noise(rpc):
+    rng = random.Random(27)
+    methods = ("ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "ModelConfig", "ModelStatistics")
+    for method in (*methods, "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"):
+        assert rpc.send_bytes(method, b"\xff" * 8) is StatusCode.INVALID_ARGUMENT, method
+        for _ in range(20):
+            noise = rng.randbytes(rng.randint(1, 200))
+            assert rpc.send_bytes(method, noise) in (StatusCode.OK, StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND), (method, noise)
+    assert rpc.ask("ServerReady").ready
+    assert list(rpc.ask("ModelMetadata", name="rows").inputs[0].shape) == [-1, 4]

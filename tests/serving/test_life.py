@@ -46,7 +46,8 @@ def test_a_deadline_ends_a_request(served, http):
 def test_clients_that_go_take_their_requests_along(served, http):
     """One agent would be busy with them for 100 s or more."""
     body, headers = slow(2 * SECOND)
-    head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{JSON_LENGTH}: {headers[JSON_LENGTH]}\r\n\r\n"
+    lengths = f"Content-Length: {len(body)}\r\n{JSON_LENGTH}: {headers[JSON_LENGTH]}\r\n"
+    head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: localhost\r\n{lengths}\r\n"
     before, parts = failed(http), urlsplit(served.url)
     gone = [socket.create_connection((parts.hostname, parts.port)) for _ in range(50)]
     for connection in gone:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.compiler.memory import LEAST_STANDBY_BYTES, WEIGHT_COPIES
+from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import prepare
 from bbgrap.errors import PlanError
 from bbgrap.planners.options import PlanOptions
@@ -33,3 +35,11 @@ def test_a_plan_that_does_not_fit_gives_way_to_one_that_divides_the_weights() ->
 def test_a_model_that_fits_nowhere_is_refused_with_the_numbers() -> None:
     with pytest.raises(PlanError, match=r"node 'node0' needs \d+ MB and has 20 MB"):
         prepare(materialize("resnet50"), SHAPES, nodes(2, 20), PlanOptions())
+
+
+def test_one_node_is_refused_a_model_that_it_would_not_get_as_a_standby() -> None:
+    weights = sum(weight.type.nbytes for weight in load_graph(materialize("mobilenet_v2"), SHAPES).weights.values())
+    room = WEIGHT_COPIES * weights // 1_000_000
+    with pytest.raises(PlanError, match=rf"no split; whole on one node: node 'node0' needs \d+ MB and has {room} MB$"):
+        prepare(materialize("mobilenet_v2"), SHAPES, nodes(2, room), PlanOptions("single"))
+    prepare(materialize("mobilenet_v2"), SHAPES, nodes(2, room + LEAST_STANDBY_BYTES // 1_000_000), PlanOptions("single"))

@@ -2,12 +2,16 @@
 
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
-from bbgrap.launching.hosts import Host
+from bbgrap.launching.hosts import Host, read_hosts
+from bbgrap.launching.launch import Launch
 from bbgrap.launching.ssh import HostError, ask
 
 SLEEPER = ["sh", "-c", 'echo "I am $BBGRAP_TOKEN"; exec sleep 600']
@@ -78,6 +82,26 @@ def test_a_token_and_a_profile_are_in_no_arguments_and_quoted(tell, tmp_path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "bbgrap/lab").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("command", "host", "settings"),
+    [
+        ([*SLEEPER, "more"], Host("left", ""), {"profile": "memory: 1"}),
+        (SLEEPER, Host("left", ""), {"profile": "memory: 2"}),
+        (SLEEPER, Host("left", ""), {}),
+        (SLEEPER, Host("left", "", "/usr/bin"), {"profile": "memory: 1"}),
+    ],
+)
+def test_what_runs_otherwise_than_asked_is_told_and_left_alone(tell, command, host, settings):
+    as_before = {"profile": "memory: 1"}
+    pid = tell("start", **as_before).values["pid"]
+    for action in ("start", "status"):
+        assert tell(action, command, host, **settings).values == {"pid": pid, "changed": "1"}
+        assert tell(action, **as_before, token="another").values == {"pid": pid}  # noqa: S106 - none
+    tell("stop")
+    assert tell("start", command, host, **settings).values["started"] == "1"
+    assert "changed" not in tell("status", command, host, **settings).values
+
+
 @pytest.mark.deploy  # it takes ten seconds
 def test_who_does_not_end_is_killed(tell):
     stubborn = ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 600; done"]
@@ -94,6 +118,16 @@ def test_what_is_missing_is_told(tell):
         tell("start", ["bbgrap-nothing"], Host("left", "", "/nowhere"))
     with pytest.raises(HostError, match="there is no log yet"):
         tell("logs")
+
+
+def test_a_check_finds_the_same_bbgrap_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = tmp_path / "hosts.yaml"
+    host = {"name": "left", "ssh": "none", "bin": str(Path(sys.executable).parent)}
+    file.write_text(
+        yaml.safe_dump({"coordinator": {"address": "tcp://127.0.0.1:7070", "ssh": "none", "bin": host["bin"]}, "hosts": [host]})
+    )
+    assert [(state.process, state.fault) for state in Launch(read_hosts(file)).check()] == [("tried", "")] * 2
 
 
 def test_what_would_move_a_terminals_cursor_is_not_printed(tell):
