@@ -12,6 +12,7 @@ from bbgrap.compiler.memory import program_bytes
 from bbgrap.compiler.passes import ChunkInputs, SlowestFirst
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Post, Work
+from bbgrap.costmodel.lanes import loads
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
@@ -98,7 +99,7 @@ class Evaluator:
             case "latency":
                 return timeline.total_s
             case "throughput":
-                return self._per_request_s(program)
+                return self._per_request_s(program, timeline)
             case "memory":
                 return float(max(needed))
 
@@ -120,8 +121,8 @@ class Evaluator:
         tile = self._parts.setdefault(region, Tile(0, region))
         return LocalOp(self.pieces.piece(node, tile)[0], ()), self.pieces.work(node, tile)
 
-    def _per_request_s(self, program: Program) -> float:
-        """Return the seconds between two answers when requests never stop: what the busiest node or way is busy with one of them.
+    def _per_request_s(self, program: Program, timeline: Timeline) -> float:
+        """Return the seconds between two answers when requests never stop: what the busiest node, way or wire is busy with one of them.
 
         Nobody is idle then, so all that messages take of a processor counts.
         """
@@ -141,4 +142,4 @@ class Evaluator:
                     lasts = act.bytes / network.link(source, destination).bandwidth_bytes_per_s
                     ways["out", network.machine(source)] += lasts
                     ways["in", network.machine(destination)] += lasts
-        return max([*busy.values(), *ways.values()])
+        return max([*busy.values(), *ways.values(), *(load.busy_s for load in loads(timeline, network))])

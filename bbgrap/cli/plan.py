@@ -33,7 +33,7 @@ def plan(
 
         bbgrap plan text.onnx --shares 2,1 --split batch --batch 8 --input tokens=8x128
     """
-    from bbgrap.auto.explain import explain_forecast
+    from bbgrap.auto.explain import explain_forecast, wire_in_words
     from bbgrap.cli.planning import plan_offline
     from bbgrap.errors import UsageError
     from bbgrap.report.plan_report import explain as explain_plan
@@ -58,6 +58,8 @@ def plan(
         print_table(("per request", "initial", "optimised"), before_and_after(planned.report), title=planned.title)
         predicted, alone = planned.report["predicted_ms"], planned.report["predicted_single_node_ms"]
         print_result(f"predicted: {predicted:.2f} ms a request, the best single node {alone:.2f} ms")
+        if planned.forecast.busiest_wire is not None:
+            print_result(wire_in_words(planned.forecast.busiest_wire))
         say("--explain lists what every node reads, holds and fetches")
 
 
