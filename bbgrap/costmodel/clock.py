@@ -1,15 +1,16 @@
 """A clock for programs: when every machine computes, sends, receives and waits, given what each of these costs.
 
-Every device does its acts one after the other. A message leaves when the sender has packed it, its machine's way out is free and the
-receiver's way in is free; it then occupies both for its bytes, and is there a latency later. On wires between them it gets what earlier
-messages leave (`lanes`). Two devices of one machine share its ways, and use none of them between each other. Whoever is earliest acts
-first, so messages queue in the order in which they are sent.
+Every device does its acts one after the other. A message leaves when the sender has packed it, and is there a latency after its last
+byte is through. Its machine's way out and the receiver's way in, or the wires between them, carry it as far as earlier messages leave
+them (`lanes`). Two devices of one machine share its ways, and use none of them between each other. Whoever is earliest acts first, so
+messages queue in the order in which they are sent.
 
 Laws: the same acts and costs give the same timeline; nobody receives before the message was sent.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -69,9 +70,8 @@ class _Clock:
         self.now = [0.0] * len(acts)
         self.position = [0] * len(acts)
         self.arrivals: dict[int, float] = {}
-        self.way_out: dict[int, float] = {}
-        self.way_in: dict[int, float] = {}
-        self.lanes: dict[Lane, Free] = {}
+        self.lanes: defaultdict[Lane | tuple[str, int], Free] = defaultdict(Free)
+        """Of wires, and of machines' ways out and in."""
         self.taken = [0.0] * len(acts)
         """Seconds that others have taken of a device's processor, and that its work has not become longer by yet."""
         self.spans: list[Span] = []
@@ -137,19 +137,9 @@ class _Clock:
 
     def _arrival(self, source: int, destination: int, size: int, packed: float) -> float:
         link = self.network.link(source, destination)
-        lasts = size / link.bandwidth_bytes_per_s
         here, there = self.network.machine(source), self.network.machine(destination)
         if here == there:
-            return packed + lasts + link.latency_s
-        leaves = max(packed, self.way_out.get(here, 0.0), self.way_in.get(there, 0.0))
-        through = leaves + lasts
-        if lanes := [self._free(lane) for lane in self.network.route(source, destination)]:
-            through = carry(lanes, leaves, size, link.bandwidth_bytes_per_s)
-        self.way_out[here] = self.way_in[there] = through
-        return through + link.latency_s
-
-    def _free(self, lane: Lane) -> Free:
-        known = self.lanes.get(lane)
-        if known is None:
-            known = self.lanes[lane] = Free(lane.wire.link.bandwidth_bytes_per_s)
-        return known
+            return packed + size / link.bandwidth_bytes_per_s + link.latency_s
+        wires = [(self.lanes[lane], lane.wire.link.bandwidth_bytes_per_s) for lane in self.network.route(source, destination)]
+        ways = [(self.lanes[way], link.bandwidth_bytes_per_s) for way in (("out", here), ("in", there))]
+        return carry(wires or ways, packed, size, link.bandwidth_bytes_per_s) + link.latency_s

@@ -1,9 +1,9 @@
-"""What messages leave of the wires that they share, over time.
+"""What messages leave of the lanes that they share, over time: wires, or machines' ways out and in.
 
-At every moment a message moves as fast as its own link and what earlier messages leave of the narrowest lane of its way allow. Whoever
-comes later takes the rest, so nothing that was promised to an earlier message is taken back.
+At every moment a message moves as fast as what earlier messages leave of the narrowest lane of its way allows. Whoever comes later takes
+the rest, so nothing that was promised to an earlier message is taken back.
 
-Laws: lanes never carry more than their bandwidth; a message is never faster than alone; lanes whose bandwidth is at least that of all
+Laws: lanes never carry more than their bandwidth; a message is never faster than alone; wires whose bandwidth is at least that of all
 links which can use them at once change nothing.
 """
 
@@ -20,29 +20,28 @@ from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Timeline
 
 _NOTHING = 1e-9
-"""Of a lane's bandwidth: what is left by rounding."""
+"""Of a lane: what is left by rounding."""
 
 
 class Free:
-    """How many bytes per second of one lane are free, from when on."""
+    """Which part of one lane is free, from when on: 1 is all of it."""
 
-    def __init__(self, bandwidth_bytes_per_s: float) -> None:
+    def __init__(self) -> None:
         """Begin with all of it."""
-        self._least = bandwidth_bytes_per_s * _NOTHING
         self.times = [0.0]
-        self.rates = [bandwidth_bytes_per_s]
+        self.parts = [1.0]
 
     def at(self, time: float) -> tuple[float, float]:
-        """Return the free bytes per second at a time, and until when it stays so."""
+        """Return the free part at a time, and until when it stays so."""
         piece = bisect_right(self.times, time)
-        return self.rates[piece - 1], self.times[piece] if piece < len(self.times) else inf
+        return self.parts[piece - 1], self.times[piece] if piece < len(self.times) else inf
 
-    def take(self, start: float, stop: float, rate: float) -> None:
-        """Use a rate, which is free all the time, from start to stop."""
+    def take(self, start: float, stop: float, part: float) -> None:
+        """Use a part, which is free all the time, from start to stop."""
         first, last = self._cut(start), self._cut(stop)
         for piece in range(first, last):
-            left = self.rates[piece] - rate
-            self.rates[piece] = left if left > self._least else 0.0
+            left = self.parts[piece] - part
+            self.parts[piece] = left if left > _NOTHING else 0.0
 
     def _cut(self, time: float) -> int:
         """Return the number of the piece that begins at a time; make it if there is none."""
@@ -50,22 +49,25 @@ class Free:
         if self.times[piece] == time:
             return piece
         self.times.insert(piece + 1, time)
-        self.rates.insert(piece + 1, self.rates[piece])
+        self.parts.insert(piece + 1, self.parts[piece])
         return piece + 1
 
 
-def carry(lanes: Sequence[Free], start: float, size: float, rate: float) -> float:
-    """Take what a message of so many bytes needs of lanes, from a time on and at most at a rate; return when its last byte is through."""
+def carry(lanes: Sequence[tuple[Free, float]], start: float, size: float, most: float = inf) -> float:
+    """Take what a message of so many bytes needs of lanes, from a time on; return when its last byte is through.
+
+    Each lane comes with the bytes per second that all of it carries; `most` are those of the message.
+    """
     now, left = start, size
     while True:
-        free = [lane.at(now) for lane in lanes]
-        speed = min(rate, *(of for of, _ in free))
-        change = min(until for _, until in free)
+        free = [(*lane.at(now), bandwidth) for lane, bandwidth in lanes]
+        speed = min(most, *(part * bandwidth for part, _, bandwidth in free))
+        change = min(until for _, until, _ in free)
         stop = now + left / speed if speed else inf
         until = min(stop, change)
         if speed and until > now:
-            for lane in lanes:
-                lane.take(now, until, speed)
+            for lane, bandwidth in lanes:
+                lane.take(now, until, speed / bandwidth)
         if stop <= change:
             return stop
         left -= speed * (until - now)

@@ -131,14 +131,15 @@ def test_nodes_of_one_rack_are_kept_together() -> None:
 
 def test_nodes_of_one_switch_are_kept_together_where_they_share_the_wire_to_others() -> None:
     """Every pair alone has the same link; what all of them share has not."""
-    graph, fast = build("resnet50"), Link(1.25e8, 1e-5)
+    graph, fast = build("resnet50"), Link(1.25e9, 1e-5)
     nodes = tuple(NodeProfile(f"node{n}") for n in range(4))
     near = [Wire(f"wire{n}", (f"node{n}", "ab"[n % 2]), fast) for n in range(4)]
-    for between, used in ((Link(2e6, 2e-3), {(1, 3)}), (Link(1.25e10, 0.0), {(0, 1, 2, 3), (0, 1, 3), (1, 2, 3)})):
+    for between, apart in ((Link(2e6, 2e-3), False), (Link(1.25e10, 0.0), True)):
         wiring = Wiring((*near, Wire("between", ("a", "b"), between)))
         cluster = Cluster(nodes, Network(coordinator_on="node1", wiring=wiring))
         forecast, _ = plan_graph(graph, cluster, AUTO)
-        assert forecast.compiled.plan.devices_used in used
+        used = forecast.compiled.plan.devices_used
+        assert len(used) > 2 if apart else used == (1, 3)
         changes = dict(forecast.what_if(BRIEF))
         assert all(seconds < 1.1 * forecast.timeline.total_s for seconds in changes.values())
 

@@ -61,24 +61,26 @@ def messages(draw: st.DrawFn) -> list[tuple[float, int, int, int]]:
     return [(draw(st.floats(0, 3)), *draw(pairs), draw(st.integers(0, 5000))) for _ in range(draw(st.integers(1, 8)))]
 
 
-@given(
-    st.lists(st.tuples(st.sets(st.integers(0, 2), min_size=1), amounts, amounts, rates), max_size=8),
-    st.lists(rates, min_size=3, max_size=3),
-)
-def test_lanes_never_carry_more_than_they_can_and_whoever_is_first_keeps_what_he_got(
-    asked: list[tuple[set[int], float, float, float]], bandwidths: list[float]
-) -> None:
-    lanes, sent = [Free(bandwidth) for bandwidth in bandwidths], [0.0] * 3
-    for numbers, start, size, rate in asked:
-        stop = carry([lanes[number] for number in numbers], start, size, rate)
-        assert stop >= start + size / min(rate, *(bandwidths[number] for number in numbers)) * (1 - 1e-9)
+@given(st.lists(st.tuples(st.sets(st.integers(0, 2), min_size=1), amounts, amounts), max_size=8), st.lists(rates, min_size=3, max_size=3))
+def test_lanes_never_carry_more_than_they_can(asked: list[tuple[set[int], float, float]], bandwidths: list[float]) -> None:
+    lanes, sent = [(Free(), bandwidth) for bandwidth in bandwidths], [0.0] * 3
+    for numbers, start, size in asked:
+        stop = carry([lanes[number] for number in numbers], start, size)
+        assert stop >= start + size / min(bandwidths[number] for number in numbers) * (1 - 1e-9)
         for number in numbers:
             sent[number] += size
-    for lane, bandwidth, size in zip(lanes, bandwidths, sent, strict=True):
-        assert all(0 <= left <= bandwidth for left in lane.rates)
-        assert lane.rates[-1] == bandwidth, "some day it is free again"
-        used = sum((bandwidth - left) * (stop - start) for left, (start, stop) in zip(lane.rates, pairwise(lane.times), strict=False))
+    for (lane, bandwidth), size in zip(lanes, sent, strict=True):
+        assert all(0 <= left <= 1 for left in lane.parts)
+        assert lane.parts[-1] == 1, "some day it is free again"
+        used = sum(bandwidth * (1 - left) * (stop - start) for left, (start, stop) in zip(lane.parts, pairwise(lane.times), strict=False))
         assert used == pytest.approx(size, rel=1e-6, abs=1e-3)
+
+
+def test_whoever_is_later_takes_what_is_left_before_between_and_after() -> None:
+    lane = Free()
+    assert carry([(lane, 100.0)], 1.0, 100) == 2.0
+    assert carry([(lane, 100.0), (Free(), 50.0)], 3.0, 50) == 4.0
+    assert carry([(lane, 100.0)], 0.0, 225) == 3.5, "a second before, one between, and half of one at half of the speed"
 
 
 def test_two_messages_share_a_wire() -> None:
@@ -102,18 +104,14 @@ def test_who_is_first_does_not_matter_to_the_last_over_a_thin_wire(sizes: list[i
     assert max(arrivals(sends, cluster_of(upper=EDGE / 10))) == pytest.approx(10 * sum(sizes) / EDGE)
 
 
-@given(networks(), plan_options(), st.sampled_from([1e5, 1e7, 1e9]))
-def test_programs_are_never_faster_over_shared_wires_than_over_their_own(graph: Graph, options: PlanOptions, upper: float) -> None:
+@given(networks(), plan_options(), st.sampled_from([1.0, 1e2, 1e3]))
+def test_programs_are_never_faster_over_shared_wires(graph: Graph, options: PlanOptions, upper: float) -> None:
     shared = cluster_of(upper)
     program = compiled(graph, shared, options).optimized
     predictor = Predictor(shared)
     timeline = predictor.timeline(program)
-    own = replace(shared, nodes=Cluster(shared.profiles()).nodes, network=Network(coordinator_on=shared.network.coordinator_on))
-    assert timeline.total_s >= Predictor(own).timeline(program).total_s * (1 - 1e-9)
+    assert timeline.total_s >= Predictor(cluster_of(2 * EDGE)).timeline(program).total_s * (1 - 1e-9)
+    names = {node.name for node in shared.nodes}
     sent = {span.message: span.bytes for span in timeline.spans if span.lane == "send" and span.device < 4 and span.peer != shared.host}
-    assert sum(load.bytes for load in loads(timeline, predictor.network) if load.lane.to in shared_names(shared)) == sum(sent.values())
+    assert sum(load.bytes for load in loads(timeline, predictor.network) if load.lane.to in names) == sum(sent.values())
     assert predictor.timeline(program) == timeline
-
-
-def shared_names(cluster: Cluster) -> set[str]:
-    return {node.name for node in cluster.nodes}
