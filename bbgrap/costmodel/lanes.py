@@ -42,6 +42,9 @@ class Free:
         for piece in range(first, last):
             left = self.parts[piece] - part
             self.parts[piece] = left if left > _NOTHING else 0.0
+        for piece in (last, first):
+            if piece and self.parts[piece] == self.parts[piece - 1]:
+                del self.times[piece], self.parts[piece]
 
     def _cut(self, time: float) -> int:
         """Return the number of the piece that begins at a time; make it if there is none."""
@@ -62,10 +65,13 @@ def carry(lanes: Sequence[tuple[Free, float]], start: float, size: float, most: 
     while True:
         free = [(*lane.at(now), bandwidth) for lane, bandwidth in lanes]
         speed = min(most, *(part * bandwidth for part, _, bandwidth in free))
+        if not speed:
+            now = max(until for part, until, _ in free if not part)
+            continue
         change = min(until for _, until, _ in free)
-        stop = now + left / speed if speed else inf
+        stop = now + left / speed
         until = min(stop, change)
-        if speed and until > now:
+        if until > now:
             for lane, bandwidth in lanes:
                 lane.take(now, until, speed / bandwidth)
         if stop <= change:

@@ -56,7 +56,10 @@ FIGURE_12 = {"tree": 3.39, "torus": 2.23}
 """HyPar, geometric means of ten networks, of Data Parallelism."""
 FIGURE_13 = 1.62
 """HyPar, of the trick: the mean of its cases; the best is 2.40."""
-SIMULATED_REASON = "the paper's simulator is not described; here computing and messages overlap, every pair sends directly, and a torus has four wires a node"
+SIMULATED_REASON = (
+    "the paper's simulator is not described; here computing and messages overlap, every pair sends directly, "
+    "and a node of the torus sends over its four wires at once"
+)
 TABLE_2 = {  # Tofu, GB, depths across
     "WResNet": {4: (4.2, 7.8, 10.5), 6: (9.6, 17.1, 23.4), 8: (17.1, 30.6, 41.7), 10: (26.7, 47.7, 65.1)},
     "RNN": {4096: (8.4, 11.4, 14.4), 6144: (18.6, 28.5, 32.1), 8192: (33.0, 45.3, 57.0)},
