@@ -12,8 +12,8 @@ from bbgrap.compiler.memory import program_bytes
 from bbgrap.compiler.passes import ChunkInputs, SlowestFirst
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Post, Work
-from bbgrap.costmodel.lanes import loads
 from bbgrap.costmodel.timeline import Timeline
+from bbgrap.costmodel.ways import loads
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile

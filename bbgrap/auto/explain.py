@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bbgrap.auto.forecast import Forecast
 from bbgrap.compiler.memory import standby_bytes
 from bbgrap.compiler.passes.fuse import layer_phases
-from bbgrap.costmodel.lanes import Load
+from bbgrap.costmodel.ways import Load
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
 from bbgrap.program.steps import Apply, Compute
@@ -69,7 +69,7 @@ def explain_forecast(forecast: Forecast, options: PlanOptions) -> Iterator[str]:
 
 def wire_in_words(load: Load) -> str:
     """Return which wire is busiest, in which direction, and how long."""
-    return f"The busiest wire is '{load.lane.wire.name}', towards '{load.lane.to}': {load.bytes / 1e6:.2f} MB, {1e3 * load.busy_s:.2f} ms"
+    return f"The busiest wire is '{load.way.wire.name}', towards '{load.way.to}': {load.bytes / 1e6:.2f} MB, {1e3 * load.busy_s:.2f} ms"
 
 
 def _standby(plan: Plan) -> str:

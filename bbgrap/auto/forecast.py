@@ -13,8 +13,8 @@ from bbgrap.cluster.wires import Wiring
 from bbgrap.compiler.compile import Compiled
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.predict import Predictor
-from bbgrap.costmodel.lanes import Load, loads
 from bbgrap.costmodel.timeline import LANES, Timeline, plain_timeline
+from bbgrap.costmodel.ways import Load, loads
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.single import plan_whole
@@ -77,7 +77,7 @@ class Forecast:
             },
         }
         if (load := self.busiest_wire) is not None:
-            wire = {"wire": load.lane.wire.name, "to": load.lane.to, "bytes": load.bytes, "busy_ms": _ms(load.busy_s)}
+            wire = {"wire": load.way.wire.name, "to": load.way.to, "bytes": load.bytes, "busy_ms": _ms(load.busy_s)}
             report["predicted_busiest_wire"] = wire
         if len(timeline.spans) <= SHOWN_SPANS:
             report["predicted_timeline"] = plain_timeline(timeline)

@@ -99,7 +99,7 @@ class Cluster:
         if is_memory:
             return LOCAL
         if route := self.route(source, destination):
-            links = [lane.wire.link for lane in route]
+            links = [way.wire.link for way in route]
             return Link(min(link.bandwidth_bytes_per_s for link in links), sum(link.latency_s for link in links))
         if self.host in (source, destination):
             # the coordinator stands where its machine's node stands

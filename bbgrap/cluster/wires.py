@@ -1,7 +1,7 @@
 """Wires: what messages of several pairs of machines share on their way. Trees and tori of them.
 
-A wire joins two points, which are nodes or switches, and carries each direction by itself. A message takes the way with the fewest wires;
-of several such ways the one whose wires are listed first.
+A wire joins two points, which are nodes or switches, and has a way in each direction. A message takes the route with the fewest
+wires; of several such routes the one whose wires are listed first.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class Way:
     """One direction of a wire: towards one of its ends."""
 
     wire: Wire
     to: str
 
 
-Route = tuple[Lane, ...]
+Route = tuple[Way, ...]
 
 
 @dataclass(frozen=True)
@@ -50,39 +50,39 @@ class Wiring:
     wires: tuple[Wire, ...] = ()
 
     @cached_property
-    def lanes_from(self) -> Mapping[str, tuple[Lane, ...]]:
-        """The lanes that leave every point, in the order of the wires."""
-        found: dict[str, list[Lane]] = {point: [] for wire in self.wires for point in wire.ends}
+    def ways_from(self) -> Mapping[str, tuple[Way, ...]]:
+        """The ways that leave every point, in the order of the wires."""
+        found: dict[str, list[Way]] = {point: [] for wire in self.wires for point in wire.ends}
         for wire in self.wires:
             one, other = wire.ends
-            found[one].append(Lane(wire, other))
-            found[other].append(Lane(wire, one))
-        return {point: tuple(lanes) for point, lanes in found.items()}
+            found[one].append(Way(wire, other))
+            found[other].append(Way(wire, one))
+        return {point: tuple(ways) for point, ways in found.items()}
 
     @cached_property
-    def _arrivals(self) -> dict[str, Mapping[str, tuple[str, Lane]]]:
+    def _arrivals(self) -> dict[str, Mapping[str, tuple[str, Way]]]:
         return {}
 
-    def reached_from(self, start: str) -> Mapping[str, tuple[str, Lane]]:
-        """Return all points that messages from one reach, each with the last lane of the way and the point where that begins."""
+    def reached_from(self, start: str) -> Mapping[str, tuple[str, Way]]:
+        """Return all points that messages from one reach, each with the last way of the route and the point where that begins."""
         known = self._arrivals.get(start)
         if known is None:
-            found: dict[str, tuple[str, Lane]] = {}
+            found: dict[str, tuple[str, Way]] = {}
             points = [start]
             for point in points:
-                for lane in self.lanes_from.get(point, ()):
-                    if lane.to != start and lane.to not in found:
-                        found[lane.to] = (point, lane)
-                        points.append(lane.to)
+                for way in self.ways_from.get(point, ()):
+                    if way.to != start and way.to not in found:
+                        found[way.to] = (point, way)
+                        points.append(way.to)
             known = self._arrivals[start] = found
         return known
 
     def route(self, source: str, destination: str) -> Route:
-        """Return the lanes from one point to another; none if no wires lead there."""
-        arrivals, found, point = self.reached_from(source), list[Lane](), destination
+        """Return the ways from one point to another; none if no wires lead there."""
+        arrivals, found, point = self.reached_from(source), list[Way](), destination
         while point in arrivals:
-            point, lane = arrivals[point]
-            found.append(lane)
+            point, way = arrivals[point]
+            found.append(way)
         return tuple(reversed(found))
 
     def apart(self, names: Sequence[str]) -> Iterator[str]:
@@ -94,7 +94,7 @@ class Wiring:
     def loose(self, known: Sequence[str]) -> Iterator[tuple[Wire, str]]:
         """Yield ends that are neither of the known points nor a switch, which has two wires at least; each with its wire."""
         for wire in self.wires:
-            yield from ((wire, end) for end in wire.ends if end not in known and len(self.lanes_from[end]) < 2)
+            yield from ((wire, end) for end in wire.ends if end not in known and len(self.ways_from[end]) < 2)
 
 
 NO_WIRES = Wiring()
@@ -130,7 +130,7 @@ def torus(names: Sequence[str], sides: Sequence[int], link: Link) -> tuple[Wire,
     found: list[Wire] = []
     for axis, side in enumerate(sides):
         step = prod(sides[axis + 1 :])
-        # Every other wire first: half of the messages to the opposite side then go round one way, half the other.
+        # Every other wire first: half of the messages to the opposite side then go round one side, half the other.
         for number in sorted(range(len(names)), key=lambda number: number // step % side % 2):
             at = number // step % side
             if side > 2 or at + 1 < side:

@@ -2,7 +2,7 @@
 
 Every device does its acts one after the other. A message leaves when the sender has packed it, and is there a latency after its last
 byte is through. Its machine's way out and the receiver's way in, or the wires between them, carry it as far as earlier messages leave
-them (`lanes`). Two devices of one machine share its ways, and use none of them between each other. Whoever is earliest acts first, so
+them (`ways`). Two devices of one machine share its ways, and use none of them between each other. Whoever is earliest acts first, so
 messages queue in the order in which they are sent.
 
 Laws: the same acts and costs give the same timeline; nobody receives before the message was sent.
@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from bbgrap.cluster.wires import Lane
-from bbgrap.costmodel.lanes import Free, carry
+from bbgrap.cluster.wires import Way
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Span, Timeline
+from bbgrap.costmodel.ways import Free, carry
 from bbgrap.errors import ProgramError
 
 
@@ -70,8 +70,8 @@ class _Clock:
         self.now = [0.0] * len(acts)
         self.position = [0] * len(acts)
         self.arrivals: dict[int, float] = {}
-        self.lanes: defaultdict[Lane | tuple[str, int], Free] = defaultdict(Free)
-        """Of wires, and of machines' ways out and in."""
+        self.ways: defaultdict[Way | tuple[str, int], Free] = defaultdict(Free)
+        """Those of wires, and machines' ways out and in."""
         self.taken = [0.0] * len(acts)
         """Seconds that others have taken of a device's processor, and that its work has not become longer by yet."""
         self.spans: list[Span] = []
@@ -140,6 +140,6 @@ class _Clock:
         here, there = self.network.machine(source), self.network.machine(destination)
         if here == there:
             return packed + size / link.bandwidth_bytes_per_s + link.latency_s
-        wires = [(self.lanes[lane], lane.wire.link.bandwidth_bytes_per_s) for lane in self.network.route(source, destination)]
-        ways = [(self.lanes[way], link.bandwidth_bytes_per_s) for way in (("out", here), ("in", there))]
-        return carry(wires or ways, packed, size, link.bandwidth_bytes_per_s) + link.latency_s
+        wires = [(self.ways[way], way.wire.link.bandwidth_bytes_per_s) for way in self.network.route(source, destination)]
+        own = [(self.ways[way], link.bandwidth_bytes_per_s) for way in (("out", here), ("in", there))]
+        return carry(wires or own, packed, size, link.bandwidth_bytes_per_s) + link.latency_s

@@ -129,20 +129,24 @@ def test_nodes_of_one_rack_are_kept_together() -> None:
     assert found.plan.devices_used == (1, 3)
 
 
-def test_nodes_of_one_switch_are_kept_together_where_they_share_the_wire_to_others() -> None:
-    """Every pair alone has the same link; what all of them share has not."""
-    graph, fast = build("resnet50"), Link(1.25e9, 1e-5)
-    nodes = tuple(NodeProfile(f"node{n}") for n in range(4))
-    near = [Wire(f"wire{n}", (f"node{n}", "ab"[n % 2]), fast) for n in range(4)]
-    for between, apart in ((Link(2e6, 2e-3), False), (Link(1.25e10, 0.0), True)):
-        wiring = Wiring((*near, Wire("between", ("a", "b"), between)))
-        cluster = Cluster(nodes, Network(coordinator_on="node1", wiring=wiring))
-        forecast, _ = plan_graph(graph, cluster, AUTO)
-        used = forecast.compiled.plan.devices_used
-        assert len(used) > 2 if apart else used == (1, 3)
-        changes = [seconds for _, seconds in forecast.what_if(BRIEF)]
-        assert len(changes) == 2
-        assert max(changes) <= min(forecast.single_s) * (1 + 1e-9)
+def two_switches(between: Link) -> Cluster:
+    """Return four nodes, the even and the odd ones at a switch each."""
+    near = [Wire(f"wire{n}", (f"node{n}", "ab"[n % 2]), Link(1.25e9, 1e-5)) for n in range(4)]
+    return Cluster(Cluster.even(4).nodes, Network(coordinator_on="node1", wiring=Wiring((*near, Wire("between", ("a", "b"), between)))))
+
+
+@pytest.mark.parametrize(("between", "used"), [(Link(2e6, 2e-3), (1, 3)), (Link(1.25e10, 0.0), (0, 1, 2, 3))])
+def test_nodes_of_one_switch_are_kept_together_where_they_share_a_thin_wire_to_others(between: Link, used: tuple[int, ...]) -> None:
+    graph = build("resnet50")
+    found = plan_auto(graph, two_switches(between), BRIEF, all_descriptions(graph))
+    assert found.plan.devices_used == used
+
+
+def test_one_more_node_is_wired_as_the_best_one_and_faster_links_are_faster_wires() -> None:
+    forecast, _ = plan_graph(build("tiny"), two_switches(Link(2e6, 2e-3)), BRIEF)
+    changes = [seconds for _, seconds in forecast.what_if(BRIEF)]
+    assert len(changes) == 2
+    assert max(changes) <= min(forecast.single_s) * (1 + 1e-9)
 
 
 def test_a_node_with_a_slow_link_to_the_coordinator_gets_less() -> None:

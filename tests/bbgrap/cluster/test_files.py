@@ -132,14 +132,14 @@ def test_a_tree_a_torus_and_wires_by_hand(tmp_path):
         "  head: {ends: [coordinator, switch], bandwidth: 1MB/s, round_trip: 0}\n"
     )
     cluster = read_cluster(path)
-    assert [lane.wire.name for lane in cluster.route(0, 2)] == ["switch.0-a", "switch-switch.0", "switch-switch.1", "switch.1-c"]
+    assert [way.wire.name for way in cluster.route(0, 2)] == ["switch.0-a", "switch-switch.0", "switch-switch.1", "switch.1-c"]
     assert cluster.link(0, 1) == Link(1.25e9, pytest.approx(1e-4))
     assert cluster.link(0, 2) == Link(1.25e8, pytest.approx(1.1e-3))
     assert cluster.link(cluster.host, 3) == Link(1e6, pytest.approx(5.5e-4))
     path.write_text(nodes + "topology: {torus: {sides: [2, 2], bandwidth: 1Gbit/s, round_trip: 1ms}}\ncoordinator_on: d")
     cluster = read_cluster(path)
     assert sorted(wire.name for wire in cluster.network.wiring.wires) == ["a-b", "a-c", "b-d", "c-d"]
-    assert [lane.to for lane in cluster.route(0, cluster.host)] == ["c", "d"]
+    assert [way.to for way in cluster.route(0, cluster.host)] == ["c", "d"]
 
 
 @pytest.mark.parametrize(

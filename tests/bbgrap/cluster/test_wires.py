@@ -38,7 +38,7 @@ def test_ways_in_a_torus_are_the_shortest_round_every_axis(of: list[int]) -> Non
 def test_everybody_to_everybody_loads_a_square_torus_evenly() -> None:
     names = names_of(16)
     wiring = Wiring(torus(names, [4, 4], LINK))
-    assert set(Counter(lane for a in names for b in names for lane in wiring.route(a, b)).values()) == {8}
+    assert set(Counter(way for a in names for b in names for way in wiring.route(a, b)).values()) == {8}
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
@@ -49,14 +49,14 @@ def test_ways_in_a_tree_go_up_to_the_common_switch_and_down(ways: list[int], dat
     shared = sum(one // prod(ways[depth:]) == other // prod(ways[depth:]) for depth in range(1, len(ways) + 1))
     there, back = wiring.route(names[one], names[other]), wiring.route(names[other], names[one])
     assert len(there) == 2 * (len(ways) - shared)
-    assert [lane.wire for lane in there] == [lane.wire for lane in reversed(back)]
+    assert [way.wire for way in there] == [way.wire for way in reversed(back)]
     assert not set(there) & set(back), "each direction by itself"
 
 
 def test_of_equally_short_ways_the_first_wires_are_taken() -> None:
     left, right = [Wire("l1", ("a", "l"), LINK), Wire("l2", ("l", "b"), LINK)], [Wire("r1", ("a", "r"), LINK), Wire("r2", ("r", "b"), LINK)]
-    assert [lane.wire.name for lane in Wiring((*left, *right)).route("a", "b")] == ["l1", "l2"]
-    assert [lane.wire.name for lane in Wiring((*right, *left)).route("a", "b")] == ["r1", "r2"]
+    assert [way.wire.name for way in Wiring((*left, *right)).route("a", "b")] == ["l1", "l2"]
+    assert [way.wire.name for way in Wiring((*right, *left)).route("a", "b")] == ["r1", "r2"]
 
 
 def test_wires_join_all_nodes() -> None:

@@ -1,9 +1,9 @@
-"""What messages leave of the lanes that they share, over time: wires, or machines' ways out and in.
+"""What messages leave of the ways that they share, over time: the two of every wire, or machines' ways out and in.
 
-At every moment a message moves as fast as what earlier messages leave of the narrowest lane of its way allows. Whoever comes later takes
+At every moment a message moves as fast as what earlier messages leave of the narrowest way of its route allows. Whoever comes later takes
 the rest, so nothing that was promised to an earlier message is taken back.
 
-Laws: lanes never carry more than their bandwidth; a message is never faster than alone; wires whose bandwidth is at least that of all
+Laws: ways never carry more than their bandwidth; a message is never faster than alone; wires whose bandwidth is at least that of all
 links which can use them at once change nothing.
 """
 
@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from bbgrap.cluster.wires import Lane
+from bbgrap.cluster.wires import Way
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Timeline
 
 _NOTHING = 1e-9
-"""Of a lane: what is left by rounding."""
+"""Of a way: what is left by rounding."""
 
 
 class Free:
-    """Which part of one lane is free, from when on: 1 is all of it."""
+    """Which part of one way is free, from when on: 1 is all of it."""
 
     def __init__(self) -> None:
         """Begin with all of it."""
@@ -56,14 +56,14 @@ class Free:
         return piece + 1
 
 
-def carry(lanes: Sequence[tuple[Free, float]], start: float, size: float, most: float = inf) -> float:
-    """Take what a message of so many bytes needs of lanes, from a time on; return when its last byte is through.
+def carry(ways: Sequence[tuple[Free, float]], start: float, size: float, most: float = inf) -> float:
+    """Take what a message of so many bytes needs of ways, from a time on; return when its last byte is through.
 
-    Each lane comes with the bytes per second that all of it carries; `most` are those of the message.
+    Each way comes with the bytes per second that all of it carries; `most` are those of the message.
     """
     now, left = start, size
     while True:
-        free = [(*lane.at(now), bandwidth) for lane, bandwidth in lanes]
+        free = [(*way.at(now), bandwidth) for way, bandwidth in ways]
         speed = min(most, *(part * bandwidth for part, _, bandwidth in free))
         if not speed:
             now = max(until for part, until, _ in free if not part)
@@ -72,8 +72,8 @@ def carry(lanes: Sequence[tuple[Free, float]], start: float, size: float, most: 
         stop = now + left / speed
         until = min(stop, change)
         if until > now:
-            for lane, bandwidth in lanes:
-                lane.take(now, until, speed / bandwidth)
+            for way, bandwidth in ways:
+                way.take(now, until, speed / bandwidth)
         if stop <= change:
             return stop
         left -= speed * (until - now)
@@ -82,22 +82,22 @@ def carry(lanes: Sequence[tuple[Free, float]], start: float, size: float, most: 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What goes over a lane in one request."""
+    """What goes over a way in one request."""
 
-    lane: Lane
+    way: Way
     bytes: int
 
     @property
     def busy_s(self) -> float:
         """Seconds that it takes for these bytes."""
-        return self.bytes / self.lane.wire.link.bandwidth_bytes_per_s
+        return self.bytes / self.way.wire.link.bandwidth_bytes_per_s
 
 
 def loads(timeline: Timeline, network: NetworkModel) -> tuple[Load, ...]:
-    """Return what goes over every lane that is used, the busiest first."""
-    found: Counter[Lane] = Counter()
+    """Return what goes over every way that is used, the busiest first."""
+    found: Counter[Way] = Counter()
     for span in timeline.spans:
         if span.lane == "send" and span.peer is not None:
-            for lane in network.route(span.device, span.peer):
-                found[lane] += span.bytes
-    return tuple(sorted((Load(lane, size) for lane, size in found.items()), key=lambda load: (-load.busy_s, load.lane.wire.name)))
+            for way in network.route(span.device, span.peer):
+                found[way] += span.bytes
+    return tuple(sorted((Load(way, size) for way, size in found.items()), key=lambda load: (-load.busy_s, load.way.wire.name)))

@@ -13,8 +13,8 @@ from bbgrap.cluster.types import Link, Network
 from bbgrap.cluster.wires import Wiring, tree
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Act, Await, Post, Work, run_clock
-from bbgrap.costmodel.lanes import Free, carry, loads
 from bbgrap.costmodel.messages import NetworkModel
+from bbgrap.costmodel.ways import Free, carry, loads
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from tests.partition import compiled
@@ -62,25 +62,25 @@ def messages(draw: st.DrawFn) -> list[tuple[float, int, int, int]]:
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 2), min_size=1), amounts, amounts), max_size=8), st.lists(rates, min_size=3, max_size=3))
-def test_lanes_never_carry_more_than_they_can(asked: list[tuple[set[int], float, float]], bandwidths: list[float]) -> None:
-    lanes, sent = [(Free(), bandwidth) for bandwidth in bandwidths], [0.0] * 3
+def test_ways_never_carry_more_than_they_can(asked: list[tuple[set[int], float, float]], bandwidths: list[float]) -> None:
+    ways, sent = [(Free(), bandwidth) for bandwidth in bandwidths], [0.0] * 3
     for numbers, start, size in asked:
-        stop = carry([lanes[number] for number in numbers], start, size)
+        stop = carry([ways[number] for number in numbers], start, size)
         assert stop >= start + size / min(bandwidths[number] for number in numbers) * (1 - 1e-9)
         for number in numbers:
             sent[number] += size
-    for (lane, bandwidth), size in zip(lanes, sent, strict=True):
-        assert all(0 <= left <= 1 for left in lane.parts)
-        assert lane.parts[-1] == 1, "some day it is free again"
-        used = sum(bandwidth * (1 - left) * (stop - start) for left, (start, stop) in zip(lane.parts, pairwise(lane.times), strict=False))
+    for (way, bandwidth), size in zip(ways, sent, strict=True):
+        assert all(0 <= left <= 1 for left in way.parts)
+        assert way.parts[-1] == 1, "some day it is free again"
+        used = sum(bandwidth * (1 - left) * (stop - start) for left, (start, stop) in zip(way.parts, pairwise(way.times), strict=False))
         assert used == pytest.approx(size, rel=1e-6, abs=1e-3)
 
 
 def test_whoever_is_later_takes_what_is_left_before_between_and_after() -> None:
-    lane = Free()
-    assert carry([(lane, 100.0)], 1.0, 100) == 2.0
-    assert carry([(lane, 100.0), (Free(), 50.0)], 3.0, 50) == 4.0
-    assert carry([(lane, 100.0)], 0.0, 225) == 3.5, "a second before, one between, and half of one at half of the speed"
+    way = Free()
+    assert carry([(way, 100.0)], 1.0, 100) == 2.0
+    assert carry([(way, 100.0), (Free(), 50.0)], 3.0, 50) == 4.0
+    assert carry([(way, 100.0)], 0.0, 225) == 3.5, "a second before, one between, and half of one at half of the speed"
 
 
 def test_two_messages_share_a_wire() -> None:
@@ -113,5 +113,5 @@ def test_programs_are_never_faster_over_shared_wires(graph: Graph, options: Plan
     assert timeline.total_s >= Predictor(cluster_of(2 * EDGE)).timeline(program).total_s * (1 - 1e-9)
     names = {node.name for node in shared.nodes}
     sent = {span.message: span.bytes for span in timeline.spans if span.lane == "send" and span.device < 4 and span.peer != shared.host}
-    assert sum(load.bytes for load in loads(timeline, predictor.network) if load.lane.to in names) == sum(sent.values())
+    assert sum(load.bytes for load in loads(timeline, predictor.network) if load.way.to in names) == sum(sent.values())
     assert predictor.timeline(program) == timeline
