@@ -138,7 +138,7 @@ def two_switches(between: Link) -> Cluster:
 @pytest.mark.parametrize(("between", "used"), [(Link(2e6, 2e-3), (1, 3)), (Link(1.25e10, 0.0), (0, 1, 2, 3))])
 def test_nodes_of_one_switch_are_kept_together_where_they_share_a_thin_wire_to_others(between: Link, used: tuple[int, ...]) -> None:
     graph = build("resnet50")
-    found = plan_auto(graph, two_switches(between), BRIEF, all_descriptions(graph))
+    found = plan_auto(graph, two_switches(between), AUTO, all_descriptions(graph))
     assert found.plan.devices_used == used
 
 
