@@ -138,7 +138,8 @@ class Evaluator:
                 busy[device] += network.handling(device, source, destination, act.bytes)
                 if (besides := network.besides(device, source, destination, act.bytes)) is not None:
                     busy[besides[0]] += besides[1]
-                if isinstance(act, Post) and network.machine(source) != network.machine(destination):
+                is_own_way = network.machine(source) != network.machine(destination) and not network.route(source, destination)
+                if isinstance(act, Post) and is_own_way:
                     lasts = act.bytes / network.link(source, destination).bandwidth_bytes_per_s
                     ways["out", network.machine(source)] += lasts
                     ways["in", network.machine(destination)] += lasts

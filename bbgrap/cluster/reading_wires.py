@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -10,7 +11,7 @@ import yaml
 from bbgrap.cluster.documents import Document, keys
 from bbgrap.cluster.types import COORDINATOR, Link
 from bbgrap.cluster.units import RATES, TIMES
-from bbgrap.cluster.wires import ROOT, Wire, Wiring, torus, tree
+from bbgrap.cluster.wires import NO_WIRES, ROOT, Wire, Wiring, torus, tree
 
 LINK_KEYS = ("bandwidth", "round_trip")
 TOPOLOGIES = ("tree", "torus")
@@ -28,14 +29,14 @@ class WiringDocument(Document):
         of_topology = self._topology(entries["topology"], nodes) if "topology" in entries else ()
         listed = self.each(entries.get("wires"), "'wires'", self._wire)
         wiring, at = Wiring((*of_topology, *listed)), keys(entries.get("wires"))
-        for wire in of_topology:
-            if wire.name in at:
-                self.fault(at[wire.name], f"wire '{wire.name}': the topology already has one of this name")
+        for name, count in Counter(wire.name for wire in wiring.wires).items():
+            if count > 1:
+                self.fault(at.get(name, entries["topology"]), f"wire '{name}': the topology already has one of this name")
         if self.faults:
-            return Wiring()
-        for wire, end in wiring.loose([*nodes, COORDINATOR]):
-            self.fault(at[wire.name], f"wire '{wire.name}': '{end}' is no node, and no switch, which has two wires at least")
+            return NO_WIRES
         for wire in listed:
+            for end in wiring.loose_ends(wire, [*nodes, COORDINATOR]):
+                self.fault(at[wire.name], f"wire '{wire.name}': '{end}' is no node, and no switch, which has two wires at least")
             if COORDINATOR in wire.ends and "coordinator_on" in entries:
                 self.fault(at[wire.name], f"wire '{wire.name}': the coordinator is where 'coordinator_on' says; leave one of them out")
         for name in wiring.apart(tuple(nodes)):

@@ -91,10 +91,9 @@ class Wiring:
             reached = self.reached_from(names[0])
             yield from (name for name in names[1:] if name not in reached)
 
-    def loose(self, known: Sequence[str]) -> Iterator[tuple[Wire, str]]:
-        """Yield ends that are neither of the known points nor a switch, which has two wires at least; each with its wire."""
-        for wire in self.wires:
-            yield from ((wire, end) for end in wire.ends if end not in known and len(self.ways_from[end]) < 2)
+    def loose_ends(self, wire: Wire, known: Sequence[str]) -> Iterator[str]:
+        """Yield a wire's ends that are neither of the known points nor a switch, which has two wires at least."""
+        yield from (end for end in wire.ends if end not in known and len(self.ways_from[end]) < 2)
 
 
 NO_WIRES = Wiring()

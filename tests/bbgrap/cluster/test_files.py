@@ -172,6 +172,13 @@ def test_what_is_no_wiring(tmp_path, said, content):
     assert said in str(caught.value)
 
 
+def test_a_switch_of_a_tree_may_have_one_way(tmp_path):
+    path = tmp_path / "c.yaml"
+    level = "bandwidth: 1Gbit/s, round_trip: 1ms}"
+    path.write_text(f"nodes: [{{name: a}}, {{name: b}}]\ntopology: {{tree: [{{ways: 1, {level}, {{ways: 2, {level}]}}")
+    assert [way.to for way in read_cluster(path).route(0, 1)] == ["switch.0", "b"]
+
+
 def test_a_node_is_not_called_as_a_switch_of_the_tree(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("nodes: [{name: switch.0}]\ntopology: {tree: [{ways: 1, bandwidth: 1, round_trip: 0}]}")
