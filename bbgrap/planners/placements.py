@@ -122,7 +122,8 @@ class Levels:
 def _nested(cluster: Cluster) -> list[list[int]]:
     """Return how wires or groups divide the nodes into parts, coarsest first: of every node, the number of its part.
 
-    Nodes are in one part if at most so many wires are between them, where this is so of all of a part; that is how subtrees are found.
+    Nodes are in one part if at most so many wires are between them, where this is so of all of a part; that is how subtrees are found. A
+    part's number is that of its first node.
     """
     devices, found = range(len(cluster.nodes)), []
     if cluster.network.wiring.wires:
@@ -131,9 +132,9 @@ def _nested(cluster: Cluster) -> list[list[int]]:
         groups = [node.group or device for device, node in enumerate(cluster.nodes)]
         between = [[groups[a] != groups[b] for b in devices] for a in devices]
     for most in sorted({count for row in between for count in row}, reverse=True)[1:]:
-        parts = [tuple(b for b in devices if between[a][b] <= most) for a in devices]
-        if all(parts[b] == parts[a] for a in devices for b in parts[a]):
-            found.append([part[0] for part in parts])
+        parts = [next(b for b in devices if between[a][b] <= most) for a in devices]
+        if all((between[a][b] <= most) == (parts[a] == parts[b]) for a in devices for b in devices):
+            found.append(parts)
     return found
 
 
