@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, KernelRate, LinkProfile, NodeProfile
-from bbgrap.cluster.files import cluster_text, profile_text, read_cluster, read_profile, read_profiles
+from bbgrap.cluster.files import cluster_text, has_wires, profile_text, read_cluster, read_profile, read_profiles
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Link, Network, Speed
 from bbgrap.cluster.wires import NO_WIRES, Wire, Wiring
 from bbgrap.errors import ClusterFileError
@@ -170,6 +170,14 @@ def test_what_is_no_wiring(tmp_path, said, content):
     with pytest.raises(ClusterFileError) as caught:
         read_cluster(path)
     assert said in str(caught.value)
+
+
+def test_profiles_cannot_say_what_links_share(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(profile_text(NodeProfile("a")))
+    assert not has_wires(path)
+    assert has_wires(EXAMPLES / "two-switches.yaml")
+    assert not has_wires(EXAMPLES / "two-racks.yaml")
 
 
 def test_a_switch_of_a_tree_may_have_one_way(tmp_path):
