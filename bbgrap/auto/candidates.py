@@ -110,13 +110,14 @@ class Candidates:
             self.add(f"'{names[device]}' alone", "alone", plan_whole(self.graph, self.cluster, device).tiles, is_plain=True)
 
     def _by_speed(self) -> list[int]:
-        """Return the devices, the fastest first; of equals, those on the coordinator's machine, then groups together."""
+        """Return the devices, the fastest first; of equals, those on the coordinator's machine, by wires to it, groups together."""
         nodes, network = self.cluster.nodes, self.cluster.network
         first = next((node.group for node in nodes if node.name == network.coordinator_on), "")
 
-        def order(device: int) -> tuple[float, bool, bool, str, int]:
-            node = nodes[device]
-            return (round(self.balance.alone_s[device], 9), node.name != network.coordinator_on, node.group != first, node.group, device)
+        def order(device: int) -> tuple[float, bool, int, bool, str, int]:
+            node, wires = nodes[device], len(self.cluster.route(self.cluster.host, device))
+            alone_s = round(self.balance.alone_s[device], 9)
+            return (alone_s, node.name != network.coordinator_on, wires, node.group != first, node.group, device)
 
         return sorted(range(len(nodes)), key=order)
 

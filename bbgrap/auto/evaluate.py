@@ -13,6 +13,7 @@ from bbgrap.compiler.passes import ChunkInputs, SlowestFirst
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Post, Work
 from bbgrap.costmodel.timeline import Timeline
+from bbgrap.costmodel.ways import loads
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile
@@ -98,7 +99,7 @@ class Evaluator:
             case "latency":
                 return timeline.total_s
             case "throughput":
-                return self._per_request_s(program)
+                return self._per_request_s(program, timeline)
             case "memory":
                 return float(max(needed))
 
@@ -120,8 +121,8 @@ class Evaluator:
         tile = self._parts.setdefault(region, Tile(0, region))
         return LocalOp(self.pieces.piece(node, tile)[0], ()), self.pieces.work(node, tile)
 
-    def _per_request_s(self, program: Program) -> float:
-        """Return the seconds between two answers when requests never stop: what the busiest node or way is busy with one of them.
+    def _per_request_s(self, program: Program, timeline: Timeline) -> float:
+        """Return the seconds between two answers when requests never stop: what the busiest node, way or wire is busy with one of them.
 
         Nobody is idle then, so all that messages take of a processor counts.
         """
@@ -137,8 +138,9 @@ class Evaluator:
                 busy[device] += network.handling(device, source, destination, act.bytes)
                 if (besides := network.besides(device, source, destination, act.bytes)) is not None:
                     busy[besides[0]] += besides[1]
-                if isinstance(act, Post) and network.machine(source) != network.machine(destination):
+                is_own_way = network.machine(source) != network.machine(destination) and not network.route(source, destination)
+                if isinstance(act, Post) and is_own_way:
                     lasts = act.bytes / network.link(source, destination).bandwidth_bytes_per_s
                     ways["out", network.machine(source)] += lasts
                     ways["in", network.machine(destination)] += lasts
-        return max([*busy.values(), *ways.values()])
+        return max([*busy.values(), *ways.values(), *(load.busy_s for load in loads(timeline, network))])

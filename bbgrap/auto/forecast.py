@@ -9,10 +9,12 @@ from functools import cached_property
 from bbgrap.auto.search import Found, plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, NodeProfile
+from bbgrap.cluster.wires import Wiring
 from bbgrap.compiler.compile import Compiled
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.timeline import LANES, Timeline, plain_timeline
+from bbgrap.costmodel.ways import Load, loads
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.single import plan_whole
@@ -47,6 +49,11 @@ class Forecast:
         return self.predictor.timeline(self.compiled.optimized)
 
     @cached_property
+    def busiest_wire(self) -> Load | None:
+        """The direction of a wire that is busy longest, if wires are known and used."""
+        return next(iter(loads(self.timeline, self.predictor.network)), None)
+
+    @cached_property
     def single_s(self) -> tuple[float, ...]:
         """Seconds of a request that one node answers alone, through the same cluster, per node."""
         plan = self.compiled.plan
@@ -69,6 +76,9 @@ class Forecast:
                 name: {f"{lane}_ms": _ms(timeline.busy_s(device, lane)) for lane in LANES} for device, name in enumerate(names)
             },
         }
+        if (load := self.busiest_wire) is not None:
+            wire = {"wire": load.way.wire.name, "to": load.way.to, "bytes": load.bytes, "busy_ms": _ms(load.busy_s)}
+            report["predicted_busiest_wire"] = wire
         if len(timeline.spans) <= SHOWN_SPANS:
             report["predicted_timeline"] = plain_timeline(timeline)
         if self.found is not None:
@@ -100,14 +110,21 @@ def _one_more(cluster: Cluster, single_s: tuple[float, ...]) -> Cluster:
     name = next(
         name for name in (f"one more {number}" for number in range(len(cluster.nodes) + 1)) if all(name != n.name for n in cluster.nodes)
     )
-    return replace(cluster, nodes=(*cluster.nodes, replace(best, name=name)))
+    wires = cluster.network.wiring.wires
+    like = [
+        replace(wire, name=f"{wire.name} of {name}", ends=(name, next(end for end in wire.ends if end != best.name)))
+        for wire in wires
+        if best.name in wire.ends
+    ]
+    return Cluster((*cluster.nodes, replace(best, name=name)), replace(cluster.network, wiring=Wiring((*wires, *like))))
 
 
 def _faster(cluster: Cluster) -> Cluster:
     network = cluster.network
     within = tuple((name, _faster_link(link)) for name, link in network.within)
+    wiring = Wiring(tuple(replace(wire, link=_faster_link(wire.link)) for wire in network.wiring.wires))
     nodes = tuple(_faster_links(node) for node in cluster.nodes)
-    return Cluster(nodes, replace(network, between=_faster_link(network.between), within=within))
+    return Cluster(nodes, replace(network, between=_faster_link(network.between), within=within, wiring=wiring))
 
 
 def _faster_link(link: Link) -> Link:

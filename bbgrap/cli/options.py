@@ -132,7 +132,7 @@ def offline_cluster(agents: int | None, file: Path | None, shares: str, options:
     if parts and len(parts) != len(cluster.nodes):
         raise UsageError(f"shares: expected one for each of {len(cluster.nodes)} nodes, got {len(parts)}")
     if parts:
-        cluster = Cluster(tuple(replace(node, share=part) for node, part in zip(cluster.nodes, parts, strict=True)))
+        cluster = replace(cluster, nodes=tuple(replace(node, share=part) for node, part in zip(cluster.nodes, parts, strict=True)))
     if options.grid and options.grid[0] * options.grid[1] != len(cluster.nodes):
         raise UsageError(f"grid: {options.grid[0]}x{options.grid[1]} is not {len(cluster.nodes)} nodes")
     return cluster

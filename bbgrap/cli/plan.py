@@ -43,7 +43,7 @@ def plan(
 
         bbgrap plan text.onnx --shares 2,1 --split batch --batch 8 --input tokens=8x128
     """
-    from bbgrap.auto.explain import explain_forecast
+    from bbgrap.auto.explain import explain_forecast, wire_in_words
     from bbgrap.cli.planning import plan_offline
     from bbgrap.errors import UsageError
     from bbgrap.report.marks import byte_count
@@ -72,6 +72,8 @@ def plan(
         if held := planned.report.get("state_bytes"):
             told = ", ".join(f"{name} {byte_count(size)}" for name, size in held.items())
             print_result(f"state of one sequence: {told}; it stays there, and is counted in the nodes' memory")
+        if planned.forecast.busiest_wire is not None:
+            print_result(wire_in_words(planned.forecast.busiest_wire))
         say("--explain lists what every node reads, holds and fetches")
 
 

@@ -222,10 +222,12 @@ def add(
     Example:
         bbgrap profile add big.yaml --coordinator tcp://head:7070
     """
-    from bbgrap.cluster.files import read_profiles
+    from bbgrap.cluster.files import has_wires, read_profiles
     from bbgrap.cluster.plausible import doubts
 
     profiles = read_profiles(file)
+    if has_wires(file):
+        say(f"'{file}': only the links are set; a running cluster does not know what they share")
     for item in profiles:
         for doubt in doubts(item):
             say(f"'{file}': {doubt}")

@@ -93,6 +93,13 @@ class Document:
         """Return what is read of every entry of a mapping with free keys; nothing if it is not there."""
         return () if root is None else tuple(read(key, item) for key, item in self.mapping(root, who, None).items())
 
+    def items(self, node: yaml.Node | None, who: str) -> list[yaml.Node]:
+        """Return the entries of a list, at least one; none if it is not there."""
+        if node is None or (isinstance(node, yaml.SequenceNode) and node.value):
+            return [] if node is None else list(node.value)
+        self.fault(node, f"{who}: expected a list, got {shown(node)}")
+        return []
+
     def text(self, node: yaml.Node, who: str) -> str:
         """Return a text that is not empty."""
         if isinstance(node, yaml.ScalarNode) and node.value and node.tag != "tag:yaml.org,2002:null":

@@ -19,6 +19,13 @@
     groups:
       rack1: {bandwidth: 10Gbit/s, round_trip: 0.1ms}             # links within it; {}: like all others
     coordinator_on: big                       # the node on whose machine the coordinator runs, if it is one
+    topology:                                 # what links share: a tree of switches over the nodes, in their order, from its root down
+      tree:
+        - {ways: 2, bandwidth: 10Gbit/s, round_trip: 0.1ms}
+        - {ways: 4, bandwidth: 1Gbit/s, round_trip: 0.1ms}
+      # torus: {sides: [2, 4], bandwidth: 1Gbit/s, round_trip: 0.1ms}       instead: each node joined to the next along each side
+    wires:                                    # more wires, or all: between nodes, switches of any name, and `coordinator`
+      upstairs: {ends: [big, switch2], bandwidth: 1Gbit/s, round_trip: 0.1ms}
 
 A profile file is one such node mapping alone. Reading lists every fault of a file at once, each with its line; a quantity is a number
 in base units (bytes, bytes per second, operations per second, seconds) or one with a unit. What is not known is left out.
@@ -77,6 +84,17 @@ def read_profiles(path: Path) -> tuple[NodeProfile, ...]:
     return read_cluster(path).profiles() if "nodes" in keys(document.root) else (read_profile(path),)
 
 
+def has_wires(path: Path) -> bool:
+    """Whether a file says what links share, which profiles cannot.
+
+    Raises:
+        ClusterFileError: if the file cannot be read.
+    """
+    document = ClusterDocument(path)
+    document.report()
+    return not {"topology", "wires"}.isdisjoint(keys(document.root))
+
+
 def cluster_text(cluster: Cluster) -> str:
     """Return the text of a cluster file; reading it gives the same cluster."""
     network = cluster.network
@@ -87,6 +105,7 @@ def cluster_text(cluster: Cluster) -> str:
         "network": {} if network.between == ETHERNET else _link_mapping(network.between),
         "groups": {name: _link_mapping(within[name]) if name in within else {} for name in dict.fromkeys(groups)},
         "coordinator_on": network.coordinator_on,
+        "wires": {wire.name: {"ends": list(wire.ends), **_link_mapping(wire.link)} for wire in network.wiring.wires},
     }
     return _dump({key: value for key, value in mapping.items() if value})
 
@@ -125,7 +144,7 @@ def _speed_value(speed: Speed) -> dict[str, Any] | str | float:
     return known["flops"] if list(known) == ["flops"] else known
 
 
-def _link_mapping(link: Link) -> dict[str, str | float]:
+def _link_mapping(link: Link) -> dict[str, Any]:
     return {"bandwidth": format_quantity(link.bandwidth_bytes_per_s, RATES), "round_trip": format_quantity(2 * link.latency_s, TIMES)}
 
 

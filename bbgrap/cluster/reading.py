@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import yaml
 
-from bbgrap.cluster.documents import Document, keys, shown
+from bbgrap.cluster.documents import keys, shown
+from bbgrap.cluster.reading_wires import WiringDocument
 from bbgrap.cluster.types import COORDINATOR, Cluster, KernelRate, Link, LinkProfile, Network, NodeProfile, Speed
 from bbgrap.cluster.units import FLOPS, RATES, SIZES, TIMES
 from bbgrap.tdl.work import KINDS
 
-CLUSTER_KEYS = ("nodes", "network", "groups", "coordinator_on")
+CLUSTER_KEYS = ("nodes", "network", "groups", "coordinator_on", "topology", "wires")
 NODE_KEYS = ("name", "share", "group", "machine", "cores", "threads", "memory", "memory_bandwidth", "kernels", "work", "links")
-LINK_KEYS = ("bandwidth", "round_trip")
 SPEED_UNITS: Mapping[str, Mapping[str, float]] = {"flops": FLOPS, "weights": RATES, "maps": RATES, "overhead": TIMES}
 
 
@@ -29,7 +29,7 @@ class _Seen:
     peers: Mapping[str, yaml.Node]
 
 
-class ClusterDocument(Document):
+class ClusterDocument(WiringDocument):
     """A file about one node or about a cluster; what it returns is right if there are no faults."""
 
     def cluster(self, root: yaml.Node) -> Cluster | None:
@@ -50,6 +50,8 @@ class ClusterDocument(Document):
                 seen.append(found)
         network = self._network(entries)
         self._compare(seen, entries)
+        if not self.faults:  # the nodes are known
+            network = replace(network, wiring=self.wiring(entries, {node.name: node.node for node in seen}))
         return None if self.faults else Cluster(tuple(node for node in nodes if node is not None), network)
 
     def node(self, root: yaml.Node) -> NodeProfile | None:
@@ -82,7 +84,7 @@ class ClusterDocument(Document):
     def _network(self, entries: Mapping[str, yaml.Node]) -> Network:
         network = Network()
         if "network" in entries:
-            network = replace(network, between=self._link(entries["network"], "'network'"))
+            network = replace(network, between=self.link(entries["network"], "'network'"))
         within = self.each(entries.get("groups"), "'groups'", self._group)
         host = entries.get("coordinator_on")
         named = str(host.value) if isinstance(host, yaml.ScalarNode) else ""
@@ -91,7 +93,7 @@ class ClusterDocument(Document):
     def _group(self, name: str, root: yaml.Node) -> tuple[str, Link | None]:
         """Return a group's name and its inner links; None if they are like all others."""
         empty = isinstance(root, yaml.MappingNode) and not root.value
-        return name, None if empty else self._link(root, f"group '{name}'")
+        return name, None if empty else self.link(root, f"group '{name}'")
 
     def _node(self, root: yaml.Node) -> tuple[NodeProfile | None, _Seen]:
         before = len(self.faults)
@@ -154,15 +156,5 @@ class ClusterDocument(Document):
         return Speed(kind, *(terms.get(key, 0.0) for key in SPEED_UNITS))
 
     def _link_to(self, peer: str, root: yaml.Node, who: str) -> LinkProfile:
-        link = self._link(root, f"{who}: link to '{peer}'")
+        link = self.link(root, f"{who}: link to '{peer}'")
         return LinkProfile(peer, link.bandwidth_bytes_per_s, 2 * link.latency_s)
-
-    def _link(self, root: yaml.Node, who: str) -> Link:
-        entries = self.mapping(root, who, LINK_KEYS)
-        values: dict[str, float] = {}
-        for key, units, above in (("bandwidth", RATES, 0.0), ("round_trip", TIMES, None)):
-            if key in entries:
-                values[key] = self.number(entries[key], f"{who}: '{key}'", units, above)
-            elif isinstance(root, yaml.MappingNode):
-                self.fault(root, f"{who}: expected the key '{key}'")
-        return Link(values.get("bandwidth", 1.0), values.get("round_trip", 0.0) / 2)

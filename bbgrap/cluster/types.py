@@ -12,18 +12,12 @@ from bbgrap.cluster.profiles import LinkProfile as LinkProfile
 from bbgrap.cluster.profiles import NodeProfile as NodeProfile
 from bbgrap.cluster.profiles import Speed as Speed
 from bbgrap.cluster.speeds import shares_of
+from bbgrap.cluster.wires import NO_WIRES, Route, Wiring
+from bbgrap.cluster.wires import Link as Link
 from bbgrap.errors import ClusterFileError
 
 COORDINATOR = "coordinator"
 """What a link calls the coordinator, which is no node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One way between two devices: bytes per second, and seconds until the first byte is there."""
-
-    bandwidth_bytes_per_s: float
-    latency_s: float
 
 
 LOCAL = Link(4e9, 20e-6)
@@ -38,12 +32,14 @@ class Network:
     """Links that no profile speaks of.
 
     `between` joins nodes of different groups (and those of none), `within` those of one group, by its name. `coordinator_on` names the
-    node on whose machine the coordinator runs, if it is one.
+    node on whose machine the coordinator runs, if it is one. `wiring` says what of the way messages share: where wires join two nodes, they
+    are the link.
     """
 
     between: Link = ETHERNET
     within: tuple[tuple[str, Link], ...] = ()
     coordinator_on: str = ""
+    wiring: Wiring = NO_WIRES
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +57,8 @@ class Cluster:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ClusterFileError(f"cluster: node names must be unique, got {', '.join(repeated)} more than once")
+        if apart := list(self.network.wiring.apart(names)):
+            raise ClusterFileError(f"cluster: expected wires from '{names[0]}' to every node, got none to {', '.join(apart)}")
 
     @property
     def host(self) -> int:
@@ -86,7 +84,7 @@ class Cluster:
         return next(number for number, node in enumerate(self.nodes) if number == at or (name and node.machine == name))
 
     def link(self, source: int, destination: int) -> Link:
-        """Return the link between two devices, the host among them: as either end knows it, else as the network says.
+        """Return the link between two devices, the host among them: as either end knows it, else as wires or the network say.
 
         Within a machine the bandwidth is always that of `LOCAL`, and to the host the latency, too.
         """
@@ -100,6 +98,9 @@ class Cluster:
                     return Link(LOCAL.bandwidth_bytes_per_s if is_memory else link.bandwidth_bytes_per_s, link.round_trip_s / 2)
         if is_memory:
             return LOCAL
+        if route := self.route(source, destination):
+            links = [way.wire.link for way in route]
+            return Link(min(link.bandwidth_bytes_per_s for link in links), sum(link.latency_s for link in links))
         if self.host in (source, destination):
             # the coordinator stands where its machine's node stands
             at = self.beside_host
@@ -109,6 +110,18 @@ class Cluster:
         groups = {self.nodes[source].group, self.nodes[destination].group}
         within = dict(self.network.within)
         return within.get(groups.pop(), self.network.between) if len(groups) == 1 else self.network.between
+
+    def route(self, source: int, destination: int) -> Route:
+        """Return the wires between two devices, the host among them; none within a machine, or if none are known."""
+        if self.machine(source) == self.machine(destination):
+            return ()
+        return self.network.wiring.route(self._point(source), self._point(destination))
+
+    def _point(self, device: int) -> str:
+        """Return where a device's wires end: the coordinator's own, or else those of the node that it is beside."""
+        if device != self.host:
+            return self.nodes[device].name
+        return self.network.coordinator_on or COORDINATOR
 
     def profiles(self) -> tuple[NodeProfile, ...]:
         """Return the nodes, each with all its links as the network gives them: for where nodes are known one by one."""

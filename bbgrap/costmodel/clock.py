@@ -1,19 +1,24 @@
 """A clock for programs: when every machine computes, sends, receives and waits, given what each of these costs.
 
-Every device does its acts one after the other. A message leaves when the sender has packed it, its machine's way out is free and the
-receiver's way in is free; it then occupies both for its bytes, and is there a latency later. Two devices of one machine share its ways,
-and use none of them between each other. Whoever is earliest acts first, so messages queue in the order in which they are sent.
+Every device does its acts one after the other. A message leaves when the sender has packed it, and is there a latency after its last
+byte is through. Its machine's way out and the receiver's way in, or the wires between them, carry it as far as earlier messages leave
+them (`ways`). Two devices of one machine share its ways, and use none of them between each other. Whoever is earliest acts first, so
+messages queue in the order in which they are sent.
 
 Laws: the same acts and costs give the same timeline; nobody receives before the message was sent.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
+from bbgrap.cluster.wires import Way
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Span, Timeline
+from bbgrap.costmodel.ways import Free, carry
 from bbgrap.errors import ProgramError
 
 
@@ -65,32 +70,38 @@ class _Clock:
         self.now = [0.0] * len(acts)
         self.position = [0] * len(acts)
         self.arrivals: dict[int, float] = {}
-        self.way_out: dict[int, float] = {}
-        self.way_in: dict[int, float] = {}
+        self.ways: defaultdict[Way | tuple[str, int], Free] = defaultdict(Free)
+        """Those of wires, and machines' ways out and in."""
         self.taken = [0.0] * len(acts)
         """Seconds that others have taken of a device's processor, and that its work has not become longer by yet."""
         self.spans: list[Span] = []
+        self.next: list[tuple[float, int]] = []
+        """Who can act, and when: a heap."""
+        self.waiting: dict[int, int] = {}
+        """Who waits for a message that was not sent yet, by its number."""
 
     def run(self, names: tuple[str, ...]) -> Timeline:
-        left = {device for device, acts in enumerate(self.acts) if acts}
-        while left:
-            ready = [device for device in left if self._can_act(device)]
-            if not ready:
-                raise ProgramError(f"clock: devices {sorted(left)} wait for each other for ever")
-            device = min(ready, key=lambda d: (self._at(d), d))
+        for device in range(len(self.acts)):
+            self._enqueue(device)
+        while self.next:
+            _, device = heappop(self.next)
             self._act(device)
-            if self.position[device] == len(self.acts[device]):
-                left.discard(device)
+            self._enqueue(device)
+        if self.waiting:
+            raise ProgramError(f"clock: devices {sorted(self.waiting.values())} wait for each other for ever")
         return Timeline(names, tuple(sorted(self.spans, key=lambda span: (span.device, span.start_s))))
 
-    def _can_act(self, device: int) -> bool:
+    def _enqueue(self, device: int) -> None:
+        """Note when a device's next act begins, if it has one."""
+        if self.position[device] == len(self.acts[device]):
+            return
         act = self.acts[device][self.position[device]]
-        return not isinstance(act, Await) or act.message in self.arrivals
-
-    def _at(self, device: int) -> float:
-        """Return when a device's next act begins."""
-        act = self.acts[device][self.position[device]]
-        return max(self.now[device], self.arrivals[act.message]) if isinstance(act, Await) else self.now[device]
+        if not isinstance(act, Await):
+            heappush(self.next, (self.now[device], device))
+        elif act.message in self.arrivals:
+            heappush(self.next, (max(self.now[device], self.arrivals[act.message]), device))
+        else:
+            self.waiting[act.message] = device
 
     def _act(self, device: int) -> None:
         act = self.acts[device][self.position[device]]
@@ -106,6 +117,8 @@ class _Clock:
                 self._take(device, device, to, size)
                 self.now[device] = packed
                 self.arrivals[message] = self._arrival(device, to, size, packed)
+                if message in self.waiting:
+                    self._enqueue(self.waiting.pop(message))
                 self.spans.append(Span(device, "send", f"to {to}", now, packed, message, to, size))
             case Await(message=message, source=source, bytes=size):
                 there = self.arrivals[message]
@@ -124,10 +137,9 @@ class _Clock:
 
     def _arrival(self, source: int, destination: int, size: int, packed: float) -> float:
         link = self.network.link(source, destination)
-        lasts = size / link.bandwidth_bytes_per_s
         here, there = self.network.machine(source), self.network.machine(destination)
         if here == there:
-            return packed + lasts + link.latency_s
-        leaves = max(packed, self.way_out.get(here, 0.0), self.way_in.get(there, 0.0))
-        self.way_out[here] = self.way_in[there] = leaves + lasts
-        return leaves + lasts + link.latency_s
+            return packed + size / link.bandwidth_bytes_per_s + link.latency_s
+        wires = [(self.ways[way], way.wire.link.bandwidth_bytes_per_s) for way in self.network.route(source, destination)]
+        own = [(self.ways[way], link.bandwidth_bytes_per_s) for way in (("out", here), ("in", there))]
+        return carry(wires or own, packed, size, link.bandwidth_bytes_per_s) + link.latency_s

@@ -18,6 +18,7 @@ from math import inf
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.speeds import DEFAULT_WORK, speeds_of, speeds_together
 from bbgrap.cluster.types import ETHERNET, Link, NodeProfile, Speed
+from bbgrap.cluster.wires import Route
 
 COLD_MESSAGE_S = 80e-6
 """What a message costs at either end beyond one of many in a row, which profiles measure: right after a kernel nothing of the code that
@@ -70,6 +71,7 @@ class NetworkModel:
         self.speeds: tuple[Mapping[str, Speed], ...] = (*nodes, host)
         self._machines = tuple(cluster.machine(device) for device in range(len(self.speeds)))
         self._links: dict[tuple[int, int], Link] = {}
+        self._routes: dict[tuple[int, int], Route] = {}
 
     def machine(self, device: int) -> int:
         """Return the number of the machine that a device runs on."""
@@ -86,6 +88,13 @@ class NetworkModel:
             link = self.cluster.link(source, destination)
             known = Link(inf, link.latency_s) if self.is_memory(source, destination) else link
             self._links[source, destination] = known
+        return known
+
+    def route(self, source: int, destination: int) -> Route:
+        """Return the wires that messages from one device to another share with others."""
+        known = self._routes.get((source, destination))
+        if known is None:
+            known = self._routes[source, destination] = self.cluster.route(source, destination)
         return known
 
     def handling(self, device: int, source: int, destination: int, size: int) -> float:

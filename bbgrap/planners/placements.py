@@ -1,7 +1,8 @@
 """Hierarchical cuts: a node has one placement per level, and these together give every device its tile.
 
-The devices form a tree: level by level a group divides into a number of ways, the largest prime factor of their number first (Tofu,
-section 5.2; two ways at every level are HyPar's and SoyBean's). A placement says what a group's parts do at that level:
+The devices form a tree: level by level a group divides into a number of ways. Its first levels are those of the cluster's wires or groups,
+so that first cuts are between subtrees. Below, the largest prime factor comes first (Tofu, section 5.2; two ways at every level are HyPar's
+and SoyBean's). A placement says what a group's parts do at that level:
 
     Shard(axis)      each part computes its share of an axis of the output
     Partial(index)   each part computes a partial result over its share of a reduction index (the shares are the same in all groups)
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 
 from bbgrap.cluster import Cluster
@@ -73,15 +75,23 @@ def factors(number: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Levels:
-    """The tree of devices: `prod(ways)` leaves, one share each, neighbours in a group."""
+    """The tree of devices: `prod(ways)` leaves, one share each, neighbours in a group.
+
+    `devices` are the numbers of the leaves; empty: 0, 1, 2 ...
+    """
 
     ways: tuple[int, ...]
     shares: tuple[float, ...]
+    devices: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, cluster: Cluster) -> Levels:
-        """Return the tree over all nodes of a cluster, by the factors of their number."""
-        return cls(factors(len(cluster.nodes)), cluster.shares)
+        """Return the tree over all nodes of a cluster: as they are wired or grouped, elsewhere by the factors of their number."""
+        nested = [parts for parts in _nested(cluster) if len(set(map(parts.count, parts))) == 1]
+        sizes = [len(cluster.nodes), *(parts.count(parts[0]) for parts in nested), 1]
+        ways = tuple(factor for whole, part in pairwise(sizes) for factor in factors(whole // part))
+        devices = tuple(sorted(range(len(cluster.nodes)), key=lambda device: [parts[device] for parts in nested]))
+        return cls(ways, tuple(cluster.shares[device] for device in devices), devices)
 
     @classmethod
     def flat(cls, cluster: Cluster) -> Levels:
@@ -96,12 +106,36 @@ class Levels:
     @cached_property
     def root(self) -> int:
         """The device that does what cannot be divided: the one with the largest share, the first of equals."""
-        return max(range(self.count), key=lambda device: (self.shares[device], -device))
+        return self.device(max(range(self.count), key=lambda leaf: (self.shares[leaf], -self.device(leaf))))
+
+    def device(self, leaf: int) -> int:
+        """Return the device at a leaf."""
+        return self.devices[leaf] if self.devices else leaf
 
     def upper(self, levels: int) -> Levels:
         """Return the first levels, each group below them as one device with the sum of its shares."""
         width = prod(self.ways[levels:])
-        return Levels(self.ways[:levels], tuple(sum(self.shares[at : at + width]) for at in range(0, self.count, width)))
+        shares = tuple(sum(self.shares[at : at + width]) for at in range(0, self.count, width))
+        return Levels(self.ways[:levels], shares, self.devices if width == 1 else ())
+
+
+def _nested(cluster: Cluster) -> list[list[int]]:
+    """Return how wires or groups divide the nodes into parts, coarsest first: of every node, the number of its part.
+
+    Nodes are in one part if at most so many wires are between them, where this is so of all of a part; that is how subtrees are found. A
+    part's number is that of its first node.
+    """
+    devices, found = range(len(cluster.nodes)), []
+    if cluster.network.wiring.wires:
+        between = [[len(cluster.route(a, b)) for b in devices] for a in devices]
+    else:
+        groups = [node.group or device for device, node in enumerate(cluster.nodes)]
+        between = [[groups[a] != groups[b] for b in devices] for a in devices]
+    for most in sorted({count for row in between for count in row}, reverse=True)[1:]:
+        parts = [next(b for b in devices if between[a][b] <= most) for a in devices]
+        if all((between[a][b] <= most) == (parts[a] == parts[b]) for a in devices for b in devices):
+            found.append(parts)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +156,11 @@ def tiles_of(levels: Levels, description: Description, placements: Placements) -
         groups = [part for group in groups for part in _divide(levels, description, group, placement, way, across)]
     over = next((placement for placement in placements if isinstance(placement, Partial)), None)
     if over is None or all(group.part is None or len(group.part) == over.extent for group in groups):
-        return tuple(Tile(group.first, group.region) for group in groups)
-    whole = Interval(0, over.extent)
-    return tuple(Tile(group.first, group.region, Part(over.index, group.part or whole)) for group in groups)
+        tiles = [Tile(levels.device(group.first), group.region) for group in groups]
+    else:
+        whole = Interval(0, over.extent)
+        tiles = [Tile(levels.device(group.first), group.region, Part(over.index, group.part or whole)) for group in groups]
+    return tuple(sorted(tiles, key=lambda tile: tile.device))
 
 
 def _shares_across(levels: Levels, level: int) -> list[float]:

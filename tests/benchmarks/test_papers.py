@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.papers.graphs import counted
+from benchmarks.papers.accelerators import LINK_BYTES_PER_S, TOPOLOGIES
+from benchmarks.papers.graphs import LAYERS, batches, counted, scaling
 from benchmarks.papers.hypar import DATA, HyPar
 from benchmarks.papers.networks import hypar_networks
-from benchmarks.papers.tables import bbgrap, hypar, soybean, tofu
+from benchmarks.papers.tables import bbgrap, hypar, soybean, speedups, tofu
 
 
 def test_json_has_every_table() -> None:
@@ -28,7 +29,28 @@ def test_b10_b11_b12_from_real_programs() -> None:
 
 
 def test_data_parallelism_counted_in_graphs_is_the_papers_closed_form() -> None:
-    for name, of in counted(("SCONV", "Lenet-c", "Cifar-c")).items():
+    for name, of in counted(("SCONV", "Lenet-c", "Cifar-c"), topologies=()).items():
         closed = HyPar(hypar_networks()[name]).uniform(DATA).total
         assert 0 <= 1e9 * of["data-parallel"] - closed <= 1000  # and the losses, which are added up, too
         assert of["hypar"] <= min(of["data-parallel"], of["model-parallel"])
+
+
+def test_simulated_steps_take_what_they_compute_and_send_at_least() -> None:
+    graphs = counted(("SCONV", "Lenet-c"), nodes=4)
+    for name, of in speedups(graphs).items():
+        assert {"mp", "published", *TOPOLOGIES} <= of.keys()
+        assert name == "geometric mean" or of["tree"] > 0.9
+    for of in graphs.values():
+        for planner, seconds in of["seconds"].items():
+            assert seconds["tree"] >= 1e9 * of[planner] / 4 / LINK_BYTES_PER_S, "the upper wires are as good as none"
+            assert seconds["torus/2"] >= seconds["torus"] * (1 - 1e-9)
+
+
+def test_scaling_and_batches_of_small_cases() -> None:
+    found = scaling("SCONV", (1, 2, 4))
+    assert len({of["s"] for of in found["1"].values()}) == 1, "alone there is nothing to choose"
+    assert [found["1"][planner]["gb"] for planner in found["1"]] == [0, 0, 0]
+    assert found["2"]["data-parallel"]["gb"] < found["4"]["data-parallel"]["gb"]
+    compared = batches({"fc3": LAYERS["fc3"]}, (32, 4096), (2, 4))
+    assert all(1 <= ratio < 10 for ratio in compared.values())
+    assert len(compared) == 4

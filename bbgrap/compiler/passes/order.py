@@ -2,7 +2,8 @@
 
 Of the coordinator's inputs, those for others leave before those for the agent beside it, which would compete for its core with the
 sending, however fast the ways are: on one machine this is the difference between one agent waiting and none. What the coordinator gets
-is large and not urgent: halos leave before it. Messages to one device stay in order.
+is large and not urgent: halos leave before it. Else everybody begins with the device after its own: not all send to the first one at once.
+Messages to one device stay in order.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class SlowestFirst:
     def _by_urgency(self, source: int, sends: Sequence[Step]) -> list[Step]:
         host, beside = self.cluster.host, self.cluster.beside_host
 
-        def urgency(step: Step) -> tuple[bool, bool, float]:
+        def urgency(step: Step) -> tuple[bool, bool, float, int]:
             assert isinstance(step, Send)
             link = self.cluster.link(source, step.destination)
-            return step.destination == host, source == host and step.destination == beside, link.bandwidth_bytes_per_s
+            to, after = step.destination, (step.destination - source) % host
+            return to == host, source == host and to == beside, link.bandwidth_bytes_per_s, after
 
         return sorted(sends, key=urgency)

@@ -14,6 +14,7 @@ from bbgrap.auto.improve import shifted
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, LinkProfile, Network, NodeProfile
+from bbgrap.cluster.wires import NO_WIRES, Wire, Wiring, tree
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.costmodel.clock import Work
 from bbgrap.costmodel.messages import NetworkModel
@@ -49,7 +50,9 @@ def unequal(draw: st.DrawFn) -> Cluster:
     shares = [speed * draw(st.sampled_from((1.0, 0.5, 0.25))) for _ in range(draw(st.integers(1, 4)))]
     nodes = tuple(NodeProfile(f"node{n}", share=share) for n, share in enumerate(shares))
     link = Link(10 ** draw(st.floats(5, 9)), 10 ** draw(st.floats(-5, -3)))
-    return Cluster(nodes, Network(link, coordinator_on=draw(st.sampled_from(("", "node0")))))
+    wires = tree([node.name for node in nodes], [(1, Link(draw(st.sampled_from((1e6, 1e9))), 1e-5)), (len(nodes), link)])
+    wiring = draw(st.sampled_from((NO_WIRES, Wiring(wires))))
+    return Cluster(nodes, Network(link, coordinator_on=draw(st.sampled_from(("", "node0"))), wiring=wiring))
 
 
 @settings(max_examples=15)
@@ -124,6 +127,26 @@ def test_nodes_of_one_rack_are_kept_together() -> None:
     cluster = Cluster(nodes, Network(Link(2e6, 2e-3), (("a", within), ("b", within)), coordinator_on="node1"))
     found = plan_auto(graph, cluster, AUTO, all_descriptions(graph))
     assert found.plan.devices_used == (1, 3)
+
+
+def two_switches(between: Link) -> Cluster:
+    """Return four nodes, the even and the odd ones at a switch each."""
+    near = [Wire(f"wire{n}", (f"node{n}", "ab"[n % 2]), Link(1.25e9, 1e-5)) for n in range(4)]
+    return Cluster(Cluster.even(4).nodes, Network(coordinator_on="node1", wiring=Wiring((*near, Wire("between", ("a", "b"), between)))))
+
+
+@pytest.mark.parametrize(("between", "used"), [(Link(2e6, 2e-3), (1, 3)), (Link(1.25e10, 0.0), (0, 1, 2, 3))])
+def test_nodes_of_one_switch_are_kept_together_where_they_share_a_thin_wire_to_others(between: Link, used: tuple[int, ...]) -> None:
+    graph = build("resnet50")
+    found = plan_auto(graph, two_switches(between), AUTO, all_descriptions(graph))
+    assert found.plan.devices_used == used
+
+
+def test_one_more_node_is_wired_as_the_best_one_and_faster_links_are_faster_wires() -> None:
+    forecast, _ = plan_graph(build("tiny"), two_switches(Link(2e6, 2e-3)), BRIEF)
+    changes = [seconds for _, seconds in forecast.what_if(BRIEF)]
+    assert len(changes) == 2
+    assert max(changes) <= min(forecast.single_s) * (1 + 1e-9)
 
 
 def test_a_node_with_a_slow_link_to_the_coordinator_gets_less() -> None:

@@ -36,6 +36,22 @@ def test_table(run):
     assert "messages between nodes" in result.stdout
 
 
+def test_the_busiest_wire_is_named(run, run_json, tmp_path):
+    file = tmp_path / "c.yaml"
+    wires = "wires: {up: {ends: [a, closet], bandwidth: 1MB/s, round_trip: 0}, down: {ends: [closet, b], bandwidth: 1GB/s, round_trip: 0}}"
+    file.write_text(f"nodes: [{{name: a}}, {{name: b}}]\ncoordinator_on: a\n{wires}\n")
+    args = ("plan", "zoo:tiny", "--cluster", file, "--planner", "bbgrap")
+    report = run_json(*args)
+    found = report["predicted_busiest_wire"]
+    assert (found["wire"], found["to"]) in {("up", "a"), ("up", "closet")}
+    assert found["busy_ms"] == pytest.approx(found["bytes"] / 1e3)
+    assert found["busy_ms"] < report["predicted_ms"]
+    for shown in (run(*args), run(*args, "--explain")):
+        assert f"The busiest wire is 'up', towards '{found['to']}'" in shown.stdout
+    shared = run_json(*args, "--shares", "1,1")
+    assert shared["predicted_busiest_wire"] == found, "the rest of the file still counts"
+
+
 def test_several_planners_are_compared(run, run_json):
     args = ("plan", "zoo:tiny", "--agents", 2, "--planner", "bbgrap,single,tofu")
     reports = run_json(*args)

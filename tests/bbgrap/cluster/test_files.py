@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, KernelRate, LinkProfile, NodeProfile
-from bbgrap.cluster.files import cluster_text, profile_text, read_cluster, read_profile, read_profiles
+from bbgrap.cluster.files import cluster_text, has_wires, profile_text, read_cluster, read_profile, read_profiles
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Link, Network, Speed
+from bbgrap.cluster.wires import NO_WIRES, Wire, Wiring
 from bbgrap.errors import ClusterFileError
 from bbgrap.tdl.work import KINDS
 
@@ -23,7 +24,11 @@ def clusters(draw):
     found = tuple(draw(nodes(name, [*called, COORDINATOR], ["", *groups])) for name in called)
     used = dict.fromkeys(node.group for node in found if node.group)
     within = tuple((group, draw(links())) for group in used if draw(st.booleans()))
-    return Cluster(found, Network(draw(st.just(ETHERNET) | links()), within, draw(st.sampled_from(["", *called]))))
+    hosted = draw(st.sampled_from(["", *called]))
+    points = [*called, *(["the switch"] if len(called) > 1 else [])]
+    ends = [(points[-1], name) for name in points[:-1]] + draw(st.lists(st.permutations(points).map(lambda p: (p[0], p[-1])), max_size=2))
+    wires = tuple(Wire(f"wire {number}", pair, draw(links())) for number, pair in enumerate(ends) if pair[0] != pair[1])
+    return Cluster(found, Network(draw(st.just(ETHERNET) | links()), within, hosted, draw(st.sampled_from([NO_WIRES, Wiring(wires)]))))
 
 
 @st.composite
@@ -115,6 +120,80 @@ def test_a_cluster_of_groups_by_hand(tmp_path):
     )
 
 
+def test_a_tree_a_torus_and_wires_by_hand(tmp_path):
+    path = tmp_path / "c.yaml"
+    nodes = "nodes: [{name: a}, {name: b}, {name: c}, {name: d}]\n"
+    path.write_text(
+        nodes + "topology:\n"
+        "  tree:\n"
+        "    - {ways: 2, bandwidth: 1Gbit/s, round_trip: 1ms}\n"
+        "    - {ways: 2, bandwidth: 10Gbit/s, round_trip: 0.1ms}\n"
+        "wires:\n"
+        "  head: {ends: [coordinator, switch], bandwidth: 1MB/s, round_trip: 0}\n"
+    )
+    cluster = read_cluster(path)
+    assert [way.wire.name for way in cluster.route(0, 2)] == ["switch.0-a", "switch-switch.0", "switch-switch.1", "switch.1-c"]
+    assert cluster.link(0, 1) == Link(1.25e9, pytest.approx(1e-4))
+    assert cluster.link(0, 2) == Link(1.25e8, pytest.approx(1.1e-3))
+    assert cluster.link(cluster.host, 3) == Link(1e6, pytest.approx(5.5e-4))
+    path.write_text(nodes + "topology: {torus: {sides: [2, 2], bandwidth: 1Gbit/s, round_trip: 1ms}}\ncoordinator_on: d")
+    cluster = read_cluster(path)
+    assert sorted(wire.name for wire in cluster.network.wiring.wires) == ["a-b", "a-c", "b-d", "c-d"]
+    assert [way.to for way in cluster.route(0, cluster.host)] == ["c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ("line 2: wire 'x': 'nod' is no node, and no switch", "wires: {x: {ends: [a, nod], LINK}, y: {ends: [a, b], LINK}}"),
+        ("line 1: node 'b': no wires lead to it from 'a'", "wires: {x: {ends: [a, s], LINK}, y: {ends: [a, s], LINK}}"),
+        ("line 2: wire 'x': 'ends': expected the names of two different nodes or switches, got a, a", "wires: {x: {ends: [a, a], LINK}}"),
+        ("line 2: wire 'x': expected the key 'ends'", "wires: {x: {LINK}}"),
+        ("line 2: wire 'x': expected the key 'bandwidth'", "wires: {x: {ends: [a, b], round_trip: 0}}"),
+        ("line 2: 'torus': expected as many places as there are nodes, 2, got 2 x 2", "topology: {torus: {sides: [2, 2], LINK}}"),
+        ("line 2: 'torus': 'sides': expected a list, got '2'", "topology: {torus: {sides: 2, LINK}}"),
+        ("line 2: 'tree': expected as many places as there are nodes, 2, got 0", "topology: {tree: [{ways: 0, LINK}]}"),
+        ("line 2: a level of 'tree': expected the key 'ways'", "topology: {tree: [{LINK}]}"),
+        ("line 2: 'tree': its levels, from the root down: expected a list, got a mapping", "topology: {tree: {}}"),
+        ("line 2: 'topology': expected one of tree, torus, got 0 of them", "topology: {}"),
+        ("'topology': unknown key 'ring', expected tree, torus", "topology: {ring: 1}"),
+        ("the topology already has one of this name", "topology: {tree: [{ways: 2, LINK}]}\nwires: {switch-a: {ends: [a, b], LINK}}"),
+        (
+            "the coordinator is where 'coordinator_on' says",
+            "coordinator_on: a\nwires: {x: {ends: [a, b], LINK}, y: {ends: [coordinator, b], LINK}}",
+        ),
+    ],
+)
+def test_what_is_no_wiring(tmp_path, said, content):
+    path = tmp_path / "c.yaml"
+    path.write_text("nodes: [{name: a}, {name: b}]\n" + content.replace("LINK", "bandwidth: 1Gbit/s, round_trip: 1ms"))
+    with pytest.raises(ClusterFileError) as caught:
+        read_cluster(path)
+    assert said in str(caught.value)
+
+
+def test_profiles_cannot_say_what_links_share(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(profile_text(NodeProfile("a")))
+    assert not has_wires(path)
+    assert has_wires(EXAMPLES / "two-switches.yaml")
+    assert not has_wires(EXAMPLES / "two-racks.yaml")
+
+
+def test_a_switch_of_a_tree_may_have_one_way(tmp_path):
+    path = tmp_path / "c.yaml"
+    level = "bandwidth: 1Gbit/s, round_trip: 1ms}"
+    path.write_text(f"nodes: [{{name: a}}, {{name: b}}]\ntopology: {{tree: [{{ways: 1, {level}, {{ways: 2, {level}]}}")
+    assert [way.to for way in read_cluster(path).route(0, 1)] == ["switch.0", "b"]
+
+
+def test_a_node_is_not_called_as_a_switch_of_the_tree(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("nodes: [{name: switch.0}]\ntopology: {tree: [{ways: 1, bandwidth: 1, round_trip: 0}]}")
+    with pytest.raises(ClusterFileError, match=r"line 1: node 'switch.0': a switch of the tree is called so"):
+        read_cluster(path)
+
+
 def test_faults_of_work_groups_and_network_at_once(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(
@@ -186,7 +265,7 @@ def test_all_faults_at_once_each_with_its_line(tmp_path):
         ("nodes: []", "at least one"),
         ("node: []", "unknown key 'node'"),
         ("nodes: {a: b}", "expected a list of nodes"),
-        ("- name: a", "expected a mapping with the keys nodes, network, groups, coordinator_on, got a list"),
+        ("- name: a", "expected a mapping with the keys nodes, network, groups, coordinator_on, topology, wires, got a list"),
         ("nodes:\n  - name: [", "line 2: it is not YAML"),
         ("nodes:\n\t- name: a", "line 2: it is not YAML"),
         ("nodes: [{name: a, links: {b: 1 Gbps}}]", "line 1: node 'a': link to 'b': expected a mapping with the keys bandwidth, round_trip"),

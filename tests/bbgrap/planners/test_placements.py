@@ -5,6 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.cluster.types import Link, Network
+from bbgrap.cluster.wires import Wiring, tree
 from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Shard, factors, tiles_of
 from bbgrap.shapemap import ShapeMap, covers
 from bbgrap.tdl.language import Description, Sum, indices, operand
@@ -57,3 +60,37 @@ def test_every_word_covers_every_part(shares: list[int], data: st.DataObject) ->
         assert [part.interval.start for part in parts] == [0, *(part.interval.stop for part in parts[:-1])]
         assert parts[-1].interval.stop == 5
     assert [tile.device for tile in tiles] == sorted({tile.device for tile in tiles})
+
+
+def test_levels_follow_the_tree_of_wires_whatever_the_order_of_the_nodes() -> None:
+    names = [f"n{number}" for number in range(6)]
+    link = Link(1e8, 0.0)
+    shuffled = ["n0", "n3", "n1", "n4", "n2", "n5"]
+    for ways, order in (((2, 3), names), ((2, 3), shuffled), ((3, 2), shuffled)):
+        wiring = Wiring(tree(names, [(way, link) for way in ways]))
+        cluster = Cluster(tuple(NodeProfile(name, share=1.0 + int(name[1])) for name in order), Network(wiring=wiring))
+        levels = Levels.of(cluster)
+        assert levels.ways == ways
+        leaves = [order[device] for device in levels.devices]
+        width = 6 // ways[0]
+        assert {frozenset(leaves[at : at + width]) for at in range(0, 6, width)} == {
+            frozenset(names[at : at + width]) for at in range(0, 6, width)
+        }
+        assert levels.shares == tuple(1.0 + int(name[1]) for name in leaves)
+        assert order[levels.root] == "n5"
+
+
+def test_levels_follow_racks_of_one_size_and_elsewhere_prime_factors() -> None:
+    def levels(groups: str) -> Levels:
+        return Levels.of(Cluster(tuple(NodeProfile(f"n{number}", group=group.strip()) for number, group in enumerate(groups))))
+
+    assert levels("abbaba") == Levels((2, 3), (1.0,) * 6, (0, 3, 5, 1, 2, 4))
+    assert levels("aabbcc").ways == (3, 2)
+    assert levels("      ") == levels("aaaaaa") == levels("aaaabb") == Levels((3, 2), (1.0,) * 6, (0, 1, 2, 3, 4, 5))
+
+
+def test_tiles_of_a_tree_are_those_of_its_leaves_in_device_order() -> None:
+    mixed = Levels((2, 2), (1.0,) * 4, (0, 2, 1, 3))
+    plain = tiles_of(FOUR, PRODUCT, (Shard(0), Shard(1)))
+    assert [tile.device for tile in tiles_of(mixed, PRODUCT, (Shard(0), Shard(1)))] == [0, 1, 2, 3]
+    assert [tile.region for tile in tiles_of(mixed, PRODUCT, (Shard(0), Shard(1)))] == [plain[at].region for at in (0, 2, 1, 3)]

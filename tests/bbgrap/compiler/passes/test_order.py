@@ -68,3 +68,12 @@ def test_the_input_leaves_for_the_others_before_the_agent_beside_the_coordinator
     in_device_order = optimize(compiled.initial, DEFAULT_PASSES)
     assert [send.destination for send in rows(in_device_order.devices[cluster.host])[0]] == [0, 1, 2]
     assert [send.destination for send in rows(compiled.optimized.devices[cluster.host])[0]] == [1, 2, 0]
+
+
+def test_over_equal_links_everybody_begins_with_the_device_after_its_own():
+    graph, cluster = build("tiny"), Cluster.even(4)
+    descriptions = all_descriptions(graph)
+    compiled = compile_plan(make_plan(graph, cluster, PlanOptions("bbgrap", split="channels"), descriptions), descriptions)
+    for device in compiled.optimized.devices[: cluster.host]:
+        halos = [[send.destination for send in row if send.destination != cluster.host] for row in rows(device)]
+        assert [device.device, *max(halos, key=len)] == [(device.device + step) % 4 for step in range(4)]
