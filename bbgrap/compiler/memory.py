@@ -55,7 +55,7 @@ def largest_layer_bytes(program: Program, device: DeviceProgram) -> int:
 
 
 def needed_bytes(program: Program, artifacts: Artifacts) -> tuple[int, ...]:
-    """Return, per device, the bytes of its weights and of those of the largest segment, of its buffers at the worst moment, and of two layers.
+    """Return, per device, the bytes of its weights, of those of the largest segment, of its buffers at the worst moment, and of two layers.
 
     With state, that of one sequence is kept beside that of its request that runs.
     """

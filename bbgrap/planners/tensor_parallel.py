@@ -9,8 +9,8 @@ survives; where divisions meet along one axis they are one. What sums over the c
 else is computed whole by every node that needs it, so only sums travel, each once from every node to every other.
 
 The cut of a division is counted in units that all of it has, e.g. heads, and followed back to front: a node computes what its readers in
-the division read. So a product of queries, keys and values in one is cut in three ranges. Heavy tables of words are divided by words, as
-the product that makes the logits is. Nothing is cut along an axis whose size changes between requests.
+the division read. So a product of queries, keys and values in one is cut in three ranges. Tables of words are divided by words if they
+are heavy, or if the product that makes the logits, which is, shares them. Nothing is cut along an axis whose size changes between requests.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ class _TensorParallel:
         if layer is None:
             return None
         if node.op == "Gather":
-            weights = (self.graph.weights[name] for name in node.inputs if name in self.graph.weights)
-            is_heavy = sum(weight.type.nbytes for weight in weights) >= HEAVY_WEIGHT_BYTES
-            return _Closing(self._new(), layer.inner) if is_heavy and layer.inner is not None else None
+            table = self.graph.weights[node.inputs[0]]
+            is_worth_it = table.type.nbytes >= HEAVY_WEIGHT_BYTES or len(self.graph.consumers[table.name]) > 1
+            return _Closing(self._new(), layer.inner) if is_worth_it and layer.inner is not None else None
         if layer.features is None or not self._may_cut(node, description, layer.features):
             return None
         return _Inside(self._new(), layer.features)

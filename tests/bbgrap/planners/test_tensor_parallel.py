@@ -31,11 +31,11 @@ def programmed(graph, nodes):
 
 
 @pytest.mark.parametrize("nodes", [2, 4])
-def test_a_word_takes_two_sums_a_layer(nodes):
+def test_a_word_takes_two_sums_a_layer_and_one_for_the_table(nodes):
     counts = statistics_of(programmed(stateful(TINY), nodes))
-    sums = 2 * TINY.depth * TINY.width * 4 * nodes * (nodes - 1)
-    assert counts.bytes == sums
-    assert counts.transfers == 2 * TINY.depth * nodes * (nodes - 1)
+    sums = (2 * TINY.depth + 1) * nodes * (nodes - 1)
+    assert counts.transfers == sums
+    assert counts.bytes == sums * TINY.width * 4
 
 
 def test_a_cache_and_the_weights_are_divided():
