@@ -136,6 +136,10 @@ class Sequences:
         """Return how many sequences have their state on a variant."""
         return sum(sequence.epoch == epoch for sequence in self._known.values())
 
+    def is_left_by(self, request: int) -> bool:
+        """Whether a run that was answered leaves a state that is wanted: agents may compute it for longer than the outputs."""
+        return any(sequence.state == request for sequence in self._known.values())
+
     def is_lost(self, sequence: Sequence) -> bool:
         """Whether the state is gone, and what it was made of, too."""
         return sequence.steps > 0 and sequence.given is None and self.home(sequence) is None
