@@ -300,7 +300,7 @@ class Requests:
         if variant is None:
             return []
         if request.sequence is not None:
-            self.sequences.answered(request, request.sequence)
+            self.sequences.answered(request, request.sequence, variant)
         plan, alone = variant.plan, self._lonely == request.number
         log: list[Instruction] = []
         plan.is_proven = True

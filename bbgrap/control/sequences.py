@@ -164,9 +164,10 @@ class Sequences:
         sequence.state, sequence.seen = request.number, sequence.seen + 1
         return sequence.seen > sequence.steps
 
-    def answered(self, request: Request, sequence: Sequence) -> None:
-        """Let a request be part of its sequence."""
+    def answered(self, request: Request, sequence: Sequence, variant: Variant) -> None:
+        """Let a request be part of its sequence, that ended on a variant."""
         message = request.message
+        variant.went_on += sequence.before[0] > 0
         sequence.steps, sequence.losses = sequence.steps + 1, 0
         if sequence.given is not None and self._known.get((sequence.client, sequence.name)) is sequence:
             # A client on this machine can write to what it sent.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from bbgrap.graph import Graph, Node
@@ -96,6 +97,9 @@ class _Placer:
         self.wanted: dict[str, Cuts] = {}
         """Of values on the way from a gradient to the next value of a parameter."""
         self.handed_on: dict[str, Placements] = {}
+        self.then = {layer.node.name: (layer, after) for layer, after in pairwise(step.layers)}
+        self.data = {step.weights[layer.node.name]: layer.data for layer in step.layers}
+        """What the layer of a parameter reads."""
 
     def run(self) -> dict[str, tuple[Tile, ...]]:
         for layer in self.step.layers:
@@ -112,10 +116,24 @@ class _Placer:
                 continue
             placements = self._placements(node, description)
             tiles[node.name] = tiles_of(self.levels, description, placements)
-            rest = Shard(_longest(description.shape)) if description.shape else ON_ONE
-            handed = tuple(rest if isinstance(placement, Partial) else placement for placement in placements)
-            self.handed_on |= dict.fromkeys(filter(None, node.outputs), handed)
+            self.handed_on |= dict.fromkeys(filter(None, node.outputs), self._handed_on(node, description, placements))
         return tiles
+
+    def _handed_on(self, node: Node, description: Description, placements: Placements) -> Placements:
+        """Return how what a node makes is divided for those that follow it; sums are added up as those are divided."""
+        if not any(isinstance(placement, Partial) for placement in placements):
+            return placements
+        rest = Shard(_longest(description.shape)) if description.shape else ON_ONE
+        wanted: Placements = (rest,) * len(placements)
+        if node.name in self.then:
+            layer, after = self.then[node.name]
+            wanted = tuple(_read_by(layer, after, placement) for placement in self.placed[after.node.name])
+        else:  # the gradient of what a layer reads is divided like that
+            read = next((self.data[name] for name in node.inputs if name in self.data), "")
+            if read in self.handed_on and self.graph.types[read].shape == description.shape:
+                wanted = self.handed_on[read]
+        pairs = zip(placements, wanted, strict=True)
+        return tuple((rest if wish is ON_ONE else wish) if isinstance(placement, Partial) else placement for placement, wish in pairs)
 
     # --- what is wanted of parameters -------------------------------------------------------------------------------------------
 
@@ -240,6 +258,17 @@ def _summed(graph: Graph, node: Node, description: Description, operand: int, ax
         if index.name in names and index.extent > part_unit(node):
             return Partial(index.name, index.extent, part_unit(node))
     return None
+
+
+def _read_by(layer: Layer, after: Layer, placement: Placement) -> Placement:
+    """Return how what a layer makes is divided best for the next layer, given the latter's placement; ON_ONE: it does not matter."""
+    match placement:
+        case Shard(axis) if axis == after.batch and layer.batch is not None:
+            return Shard(layer.batch)
+        case Partial() if layer.features is not None:
+            return Shard(layer.features)
+        case _:
+            return ON_ONE
 
 
 def _longest(shape: tuple[int, ...]) -> int:

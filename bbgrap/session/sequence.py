@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import StateLostError
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
@@ -54,9 +55,20 @@ class Session(Protocol):
         """Return who serves these shapes."""
 
     def submit(
-        self, plan: PreparedPlan, signature: Signature, feeds: Sequence[Array], left_s: Callable[[], float], *, sequence: int, step: int
+        self,
+        plan: PreparedPlan,
+        signature: Signature,
+        feeds: Sequence[Array],
+        left_s: Callable[[], float],
+        *,
+        sequence: int,
+        step: int,
+        record: bool,
     ) -> RunResult:
         """Run a request of a sequence."""
+
+    def timeline(self, result: RunResult) -> Timeline | None:
+        """Return when every node did what for a recorded request."""
 
     def output(self, result: RunResult, index: int, signature: Signature) -> Any:  # noqa: ANN401 - what the model says it is
         """Return an output of an answer."""
@@ -100,31 +112,43 @@ class StatefulRuns:
             ExecutionError: if the request failed; running it again is harmless.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
-        with speaking_onnxruntime(), self._session.until_terminated(run_options), self._lock:
+        with self._session.until_terminated(run_options):
+            return self._run(output_names, input_feed, record=False)[0]
+
+    def run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
+        """Do as `run` does, and also return when every node did what; None if it is not known who answered.
+
+        That takes until every node has its part of the state.
+        """
+        outputs, result = self._run(output_names, input_feed, record=True)
+        return outputs, self._session.timeline(result)
+
+    def _run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], *, record: bool) -> tuple[list[Any], RunResult]:
+        with speaking_onnxruntime(), self._lock:
             feed = values_of(input_feed)
             chosen = self._given.choose_outputs(output_names)
             feeds = self._given.check_feed(feed)
             session = self._session
-            result = session.retrying(self._first(feed) if self._plan is None else self._further(self._plan, feeds))
+            result = session.retrying(self._first(feed, record) if self._plan is None else self._further(self._plan, feeds, record))
             self._step += 1
-            return [session.output(result, index, self._given) for index in chosen]
+            return [session.output(result, index, self._given) for index in chosen], result
 
-    def _first(self, feed: Mapping[str, Any]) -> Callable[[Callable[[], float]], RunResult]:
+    def _first(self, feed: Mapping[str, Any], record: bool) -> Callable[[Callable[[], float]], RunResult]:
         session, full = self._session, self._session.signature
         feeds = full.check_feed({**feed, **initial_state(session.options.state, full, feed, self._initial)})
 
         def work(left_s: Callable[[], float]) -> RunResult:
             plan = session.plan_for(full.shapes_of(feeds), left_s)
-            result = session.submit(plan, full, feeds, left_s, sequence=self._number, step=0)
+            result = session.submit(plan, full, feeds, left_s, sequence=self._number, step=0, record=record)
             self._plan = plan
             return result
 
         return work
 
-    def _further(self, plan: PreparedPlan, feeds: Sequence[Array]) -> Callable[[Callable[[], float]], RunResult]:
+    def _further(self, plan: PreparedPlan, feeds: Sequence[Array], record: bool) -> Callable[[Callable[[], float]], RunResult]:
         def work(left_s: Callable[[], float]) -> RunResult:
             try:
-                return self._session.submit(plan, self._given, feeds, left_s, sequence=self._number, step=self._step)
+                return self._session.submit(plan, self._given, feeds, left_s, sequence=self._number, step=self._step, record=record)
             except CallFailedError as failed:
                 if failed.answer.fault in {Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN}:
                     raise StateLostError(f"sequence {self._number}: the coordinator has been started anew; begin it again") from None

@@ -1,6 +1,7 @@
 """Training steps, divided as what they are: steps go on from each other's weights, and what travels is what the papers say."""
 
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,15 +19,18 @@ from bbgrap.graph.state import with_state
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.placements import Levels
 from bbgrap.planners.registry import make_plan
 from bbgrap.planners.training import training_step
+from bbgrap.planners.training_chain import forms_of
+from bbgrap.planners.training_search import bytes_moved, place_by_bytes
 from bbgrap.program.steps import Send
 from bbgrap.zoo import training
 from tests.partition import assert_close
 from tests.training_networks import NETWORKS, batch_of
 
 STEPS = 4
-PLANNERS = ("data-parallel", "model-parallel", "one-weird-trick", "hypar")
+PLANNERS = ("data-parallel", "model-parallel", "one-weird-trick", "hypar", "soybean", "tofu")
 MOMENTS = ".momentum"
 
 
@@ -97,6 +101,45 @@ def test_hypar_moves_no_more_than_what_it_chooses_from(name, nodes):  # its ten 
     descriptions = all_descriptions(graph)
     kinds = [moved(graph, descriptions, nodes, planner) for planner in ("data-parallel", "model-parallel", "one-weird-trick")]
     assert moved(graph, descriptions, nodes, "hypar") <= min(kinds)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("name", ["vgg", "branches"])
+def test_the_bytes_that_tofu_minimises_are_those_of_programs(name, planner, nodes):
+    _, graph, descriptions = known(name)
+    tiles = planned(graph, descriptions, nodes, planner).tiles
+    assert bytes_moved(Pieces(graph, descriptions), tiles) == moved(graph, descriptions, nodes, planner)
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "alexnet", *LARGE))])
+def test_tofu_moves_no_more_than_soybean_and_soybean_no_more_than_hypar(name, nodes):
+    step = training.build(name, batch=256)
+    graph = with_state(step.graph, step.state)
+    descriptions = all_descriptions(graph)
+    tofu, soybean, hypar = (moved(graph, descriptions, nodes, planner) for planner in ("tofu", "soybean", "hypar"))
+    assert tofu <= soybean <= hypar
+
+
+def test_the_choice_for_a_level_is_the_best_of_all():
+    _, graph, descriptions = known("perceptron")
+    step, levels, pieces = training_step(graph, descriptions), Levels((2,), (1.0, 1.0)), Pieces(graph, descriptions)
+    names = [layer.node.name for layer in step.layers]
+    every = product(*(forms_of(step, layer, (), 2, levels).values() for layer in step.layers))
+    plans = (step.tiles(levels, {name: (placement,) for name, placement in zip(names, chosen, strict=True)}) for chosen in every)
+    assert bytes_moved(pieces, step.tiles(levels, place_by_bytes(step, levels))) == min(bytes_moved(pieces, tiles) for tiles in plans)
+
+
+def test_statistics_of_a_batch_are_sums_over_the_machines_of_sums():
+    """Weights and their gradients travel, and what normalisations add up; no map does."""
+    _, graph, descriptions = known("branches")
+    plan = planned(graph, descriptions, 2, "data-parallel")
+    maps = [node for node in graph.nodes if len(graph.types[node.outputs[0]].shape) == 4 and graph.types[node.outputs[0]].shape[0] == 4]
+    assert maps
+    assert all({len(tile.region.axes[0]) for tile in plan.tiles[node.name]} == {2} for node in maps if ".weight" not in node.name)
+    weights = sum(graph.types[name].nbytes for name in training_step(graph, descriptions).parameters if not name.endswith(MOMENTS))
+    assert moved(graph, descriptions, 2, "data-parallel") < 3 * weights
 
 
 def test_what_is_no_training_step_is_planned_as_before():
