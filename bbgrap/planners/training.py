@@ -21,7 +21,7 @@ from math import prod
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.layers import Descriptions, Layer, first_output, followed, layer_of
-from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, tiles_of
+from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.tdl import Description, part_unit, reducible
 
@@ -93,7 +93,7 @@ class _Placer:
         self.step, self.graph, self.levels, self.placed = step, step.graph, levels, placed
         self.none: Cuts = (None,) * len(levels.ways)
         self.parameter_cuts: dict[str, Cuts] = {}
-        """Of parameters with a layer."""
+        """Of parameters with a layer, and of what is made of one alone."""
         self.wanted: dict[str, Cuts] = {}
         """Of values on the way from a gradient to the next value of a parameter."""
         self.handed_on: dict[str, Placements] = {}
@@ -196,7 +196,17 @@ class _Placer:
         for number, value in enumerate(node.inputs):
             if value in self.parameter_cuts and self._has_batch(output):
                 return self._gradient(node, description, number, self.parameter_cuts[value])
+            if value in self.parameter_cuts:
+                return self._derived(node, description, number, self.parameter_cuts[value])
         return self._following(node, description)
+
+    def _derived(self, node: Node, description: Description, operand: int, cuts: Cuts) -> Placements:
+        """Place what is made of a parameter alone, as filters with zeros around them are: where the parameter is."""
+        axes = [None if cut is None else surviving_axis(description, operand, cut.axis) for cut in cuts]
+        cut_as = zip(cuts, axes, strict=True)
+        inside = tuple(cut if cut is None or cut.by_batch else None if axis is None else _Cut(axis, by_batch=False) for cut, axis in cut_as)
+        self.parameter_cuts[first_output(node)] = inside
+        return tuple(REPLICATE if cut is None or cut.by_batch else Shard(cut.axis) for cut in inside)
 
     def _update(self, node: Node, description: Description, cut: _Cut | None) -> Placement:
         """Place a node between the sum over the batch and the next value of a parameter."""
