@@ -10,6 +10,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.export import export
+from bbgrap.compiler.passes.chunks import heads_of, made_in_parts, narrower
 from bbgrap.compiler.passes.state import layout_of
 from bbgrap.compiler.simulate import simulate_step
 from bbgrap.engine.kernels import local_kernels
@@ -21,10 +22,12 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.placements import Levels
 from bbgrap.planners.registry import make_plan
+from bbgrap.planners.shares import split_by_shares
 from bbgrap.planners.training import training_step
 from bbgrap.planners.training_chain import forms_of
 from bbgrap.planners.training_search import bytes_moved, place_by_bytes
 from bbgrap.program.steps import Send
+from bbgrap.shapemap import IntervalSet
 from bbgrap.zoo import training
 from tests.partition import assert_close
 from tests.training_networks import NETWORKS, batch_of
@@ -60,11 +63,10 @@ def moved(graph, descriptions, nodes, planner):
     return between_agents(build_direct(planned(graph, descriptions, nodes, planner), Pieces(graph, descriptions)))
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize(("name", "nodes"), [("perceptron", 4), ("branches", 2)])
-def test_steps_go_on_from_each_others_weights(name, nodes, planner):
+def followed(name, planner, cluster):
+    """Run some steps of a plan, compare their losses with those of plain onnxruntime, and return the program of further steps."""
     step, graph, descriptions = known(name)
-    plan = planned(graph, descriptions, nodes, planner)
+    plan = make_plan(graph, cluster, PlanOptions(planner=planner), descriptions)
     program = compile_plan(plan, descriptions, verify=True).optimized
     begin = compile_plan(plan, descriptions, verify=True, begins=layout_of(program)).optimized
     session = make_session(write_graph(graph, weights="inline").data, threads=1)
@@ -75,9 +77,41 @@ def test_steps_go_on_from_each_others_weights(name, nodes, planner):
         wanted = dict(zip(graph.outputs, session.run(list(graph.outputs), feed | weights), strict=True))
         first = state is None
         given = [(feed | weights)[name] for name in (graph.inputs if first else graph.given)]
-        (loss,), state = simulate_step(artifacts[first], given, [()] * nodes if first else state, kernels[first])
+        (loss,), state = simulate_step(artifacts[first], given, [()] * len(cluster.nodes) if first else state, kernels[first])
         assert_close(loss, wanted["loss"], f"loss of step {number}", rtol=1e-4)
         weights = {name: wanted[output] for name, output in graph.state.items()}
+    return program
+
+
+def test_what_reads_weights_of_the_step_before_can_be_made_in_parts():
+    """Whether samples come in chunks depends on links; that it is right does not."""
+    step, graph, descriptions = known("perceptron")
+    plan = planned(graph, descriptions, 4, "pipeline")
+    program = compile_plan(plan, descriptions, instalments=False).optimized
+    first = export(compile_plan(plan, descriptions, instalments=False, begins=layout_of(program)).optimized)
+    feed = batch_of(step)
+    _, state = simulate_step(first, [(feed | step.initial)[name] for name in graph.inputs], [()] * 4, local_kernels(first))
+
+    def loss_of(program):
+        made = export(program)
+        (loss,), _ = simulate_step(made, [feed[name] for name in graph.given], state, local_kernels(made))
+        return loss
+
+    device = program.devices[0]
+    heads = [head for head in heads_of(program, device) if any(feed in op.reads for op in head.ops for feed in device.feeds)]
+    assert heads
+    for head in heads:
+        whole = device.buffers[head.target].region
+        halves = [whole.replace(0, IntervalSet.of(part)) for part in split_by_shares(len(whole.axes[0]), (1.0, 1.0))]
+        parted = made_in_parts(program, device, head, halves, narrower(graph, descriptions))
+        assert_close(loss_of(parted), loss_of(program), "loss", rtol=1e-6)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize(("name", "nodes"), [("perceptron", 4), ("branches", 2)])
+def test_steps_go_on_from_each_others_weights(name, nodes, planner):
+    program = followed(name, planner, Cluster.even(nodes))
+    graph = program.graph
     moments = [held for device in layout_of(program) for held in device if held[0].endswith(MOMENTS)]
     assert sum(region.size for _, region in moments) == sum(graph.types[n].nbytes // 4 for n in graph.state if n.endswith(MOMENTS))
 
