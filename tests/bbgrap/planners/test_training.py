@@ -6,6 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from bbgrap.auto.candidates import FOR_TRAINING
+from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.direct import build_direct
@@ -174,6 +176,20 @@ def test_statistics_of_a_batch_are_sums_over_the_machines_of_sums():
     assert all({len(tile.region.axes[0]) for tile in plan.tiles[node.name]} == {2} for node in maps if ".weight" not in node.name)
     weights = sum(graph.types[name].nbytes for name in training_step(graph, descriptions).parameters if not name.endswith(MOMENTS))
     assert moved(graph, descriptions, 2, "data-parallel") < 3 * weights
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("perceptron", 4), pytest.param("vgg", 2, marks=pytest.mark.slow)])
+def test_auto_expects_to_be_as_fast_as_each(name, nodes):
+    _, graph, descriptions = known(name)
+    found = plan_auto(graph, Cluster.even(nodes), PlanOptions("auto"), descriptions)
+    seconds = {candidate.name: candidate.score.seconds for candidate in found.candidates}
+    asked = {f"planner '{planner}'" for planner in FOR_TRAINING}
+    assert asked & seconds.keys()
+    assert found.score.seconds <= min(seconds.values())
+    pieces = Pieces(graph, descriptions)
+    for planner in FOR_TRAINING:  # some make the same plan: it is a candidate once
+        tiles = planned(graph, descriptions, nodes, planner).tiles
+        assert any(bytes_moved(pieces, candidate.tiles) == bytes_moved(pieces, tiles) for candidate in found.candidates), planner
 
 
 def test_what_is_no_training_step_is_planned_as_before():
