@@ -1,7 +1,7 @@
 """HyPar: batch (dp) or input channels (mp) per layer and level, by Algorithms 1 and 2.
 
-A training step is divided by the tables whole (`training_chain`): dp is form b, mp form i, or o where sums over input channels are not
-divided. For inference there is what is left of them. Forward, Tables 1 and 2 (per machine, k ways; the paper has k = 2) come down to
+A training step is divided by the tables whole (`training_chain`): dp is form b, mp at each level form i, or o where that moves less. For
+inference there is what is left of them. Forward, Tables 1 and 2 (per machine, k ways; the paper has k = 2) come down to
 
     intra   dp 0        mp (k - 1) A(F of the next layer): the partial sums of the others
     inter   dp-dp 0     dp-mp (k - 1)/k² A(F)     mp-mp 0     mp-dp 0
@@ -35,7 +35,7 @@ def plan_hypar(graph: Graph, cluster: Cluster, options: PlanOptions, description
     """Choose level by level, each time by dynamic programming over the layers."""
     levels, step = Levels.of(cluster), training_step(graph, descriptions)
     if step is not None:
-        return Plan("hypar", graph, cluster, step.tiles(levels, place_by_chain(step, levels, one_model=True)))
+        return Plan("hypar", graph, cluster, step.tiles(levels, place_by_chain(step, levels, ("i", "o"))))
     layers = layers_of(graph, descriptions)
     placed: dict[str, Placements] = {layer.node.name: () for layer in layers}
     for way in levels.ways:

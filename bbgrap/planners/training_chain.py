@@ -16,7 +16,7 @@ count as a chain in topological order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Literal
 
@@ -26,24 +26,29 @@ from bbgrap.planners.training import TrainingStep
 
 Form = Literal["b", "i", "o"]
 Forms = Mapping[Form, Placement]
+Model = Literal["i", "o"] | None
+"""How weights are divided, where HyPar has one such choice; None: either way."""
 
 CONVERTED: frozenset[tuple[Form, Form]] = frozenset({("b", "i"), ("o", "b")})
 """Between which forms maps and their gradients are divided anew."""
 
 
-def place_by_chain(step: TrainingStep, levels: Levels, *, one_model: bool = False) -> dict[str, Placements]:
-    """Return the placements of all layers, by the names of their nodes, chosen level by level."""
+def place_by_chain(step: TrainingStep, levels: Levels, models: Sequence[Model] = (None,)) -> dict[str, Placements]:
+    """Return the placements of all layers, by the names of their nodes, chosen level by level: with the best of these models for each."""
     placed: dict[str, Placements] = {layer.node.name: () for layer in step.layers}
     for way in levels.ways:
-        for layer, placement in zip(step.layers, chained(step, placed, way, levels, one_model=one_model), strict=True):
+        _, chosen = min((chained(step, placed, way, levels, model) for model in models), key=lambda found: found[0])
+        for layer, placement in zip(step.layers, chosen, strict=True):
             placed[layer.node.name] += (placement,)
     return placed
 
 
-def chained(step: TrainingStep, placed: Mapping[str, Placements], way: int, levels: Levels, *, one_model: bool = False) -> list[Placement]:
-    """Return the placement of every layer at one level that move the least, in elements; of equals b, then i.
+def chained(
+    step: TrainingStep, placed: Mapping[str, Placements], way: int, levels: Levels, model: Model = None
+) -> tuple[float, list[Placement]]:
+    """Return the placement of every layer at one level that move the least, and how many elements; of equals b, then i.
 
-    `placed` has those of the levels above; with `one_model` a layer that can run in form i does not run in form o, as in HyPar.
+    `placed` has those of the levels above; with a `model` that is the only form but b of a layer that can run in both.
     """
     graph, spread = step.graph, (way - 1) / way
     best: dict[Form, tuple[float, list[Placement]]] = {}
@@ -55,15 +60,15 @@ def chained(step: TrainingStep, placed: Mapping[str, Placements], way: int, leve
         makes = prod(graph.types[layer.made].known_shape) / (batches * features)
         moves: dict[Form, float] = {"b": weights, "i": makes, "o": reads if number else 0.0}
         found: dict[Form, tuple[float, list[Placement]]] = {}
-        for form, placement in forms_of(step, layer, placements, way, levels, one_model=one_model).items():
+        for form, placement in forms_of(step, layer, placements, way, levels, model).items():
             before = [(cost + 2 * spread * reads * ((last, form) in CONVERTED), path) for last, (cost, path) in best.items()]
             cost, path = min(before, key=lambda item: item[0], default=(0.0, []))
             found[form] = cost + 2 * (way - 1) * moves[form], [*path, placement]
         best = found
-    return min(best.values(), key=lambda item: item[0])[1]
+    return min(best.values(), key=lambda item: item[0])
 
 
-def forms_of(step: TrainingStep, layer: Layer, placements: Placements, way: int, levels: Levels, *, one_model: bool = False) -> Forms:
+def forms_of(step: TrainingStep, layer: Layer, placements: Placements, way: int, levels: Levels, model: Model = None) -> Forms:
     """Return the forms in which every part of a layer has something to do; where there is none, one device computes it as if in form o."""
     shape = step.graph.types[layer.made].known_shape
     batch, features = _shard(layer.batch), _shard(layer.features)
@@ -72,8 +77,10 @@ def forms_of(step: TrainingStep, layer: Layer, placements: Placements, way: int,
         found["b"] = batch
     if layer.inner is not None and layer.inner.units >= way * _ways(placements, levels, layer.inner):
         found["i"] = layer.inner
-    if features is not None and shape[features.axis] >= way * _ways(placements, levels, features) and not (one_model and "i" in found):
+    if features is not None and shape[features.axis] >= way * _ways(placements, levels, features):
         found["o"] = features
+    if model in found:
+        found = {form: placement for form, placement in found.items() if form in ("b", model)}
     return found or {"o": ON_ONE}
 
 

@@ -45,7 +45,7 @@ class _Level:
     def __init__(self, step: TrainingStep, pieces: Pieces, placed: Mapping[str, Placements], way: int, levels: Levels) -> None:
         self.step, self.pieces, self.placed, self.levels = step, pieces, placed, levels
         self.forms = [forms_of(step, layer, placed[layer.node.name], way, levels) for layer in step.layers]
-        self.chain = tuple(chained(step, placed, way, levels))
+        self.chain = tuple(chained(step, placed, way, levels)[1])
         self.known: dict[Chosen, int] = {}
         self.left = max(LEAST_PLANS, LOOKED_AT // len(step.graph.nodes))
 

@@ -20,7 +20,7 @@ from bbgrap.program.steps import Program, Send
 from bbgrap.tdl import Description
 from bbgrap.zoo import training
 
-PLANNERS = ("data-parallel", "one-weird-trick", "model-parallel", "hypar")
+PLANNERS = ("data-parallel", "one-weird-trick", "model-parallel", "hypar", "soybean")
 NETWORKS = {  # as the paper calls them, and as the zoo does
     "SFC": "sfc",
     "SCONV": "sconv",
@@ -34,9 +34,8 @@ NETWORKS = {  # as the paper calls them, and as the zoo does
     "VGG-E": "vgg-e",
 }
 REASON = (
-    "figure 8 charges nothing between two mp layers, a program gathers dy or x there; sums over input channels in front of a Relu are not "
-    "divided, since its gradient jumps, so mp divides features there; dx of the first layer is not made; maps are counted before pooling "
-    "where they travel before it"
+    "figure 8 charges nothing between two mp layers, a program gathers dy there; dx of the first layer is not made; maps are counted "
+    "before pooling where they travel before it"
 )
 
 

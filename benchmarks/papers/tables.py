@@ -211,10 +211,12 @@ def _print(found: Mapping[str, Any]) -> None:
             found["hypar"][name]["hypar_gb"],
             of["model-parallel"],
             of["one-weird-trick"],
+            of["soybean"],
         ]
         for name, of in found["graphs"].items()
     ]
-    _table("The same counted in programs of training graphs, GB", ("net", "DP", "closed", "HyPar", "closed", "MP", "trick"), rows)
+    head = ("net", "DP", "closed", "HyPar", "closed", "MP", "trick", "SoyBean")
+    _table("The same counted in programs of training graphs, GB", head, rows)
     print(f"  why they differ: {REASON}")
     five = found["soybean"]["mlp5"]
     rows = [[c, *five[c].values()] for c in ("ps", "ring", "published")]
