@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bbgrap.zoo.builder import Builder
+from bbgrap.zoo.resnet import resnet
 from bbgrap.zoo.training.networks import Step, stack, vgg
 
 if TYPE_CHECKING:
@@ -35,6 +36,20 @@ def remainders(batch: int = 4) -> Graph:
     steps = (Step(4, 5, stride=3, pool=3), Step(6, 2, stride=2, pad=1), Step(5, 2, pool=2))
     return stack("remainders", batch, 2, 36, steps, (6, 3))
 
+
+def small_alexnet(batch: int) -> Graph:
+    """Build AlexNet with fewer channels, for smaller images."""
+    steps = (Step(12, 11, stride=4, pool=3), Step(32, 5, 2, pool=3), Step(48, 3, 1), Step(48, 3, 1), Step(32, 3, 1, pool=3))
+    return stack("alexnet", batch, 3, 67, steps, (64, 64, 10))
+
+
+SMALL: dict[str, Callable[[int], Graph]] = {
+    "mlp": lambda batch: stack("mlp", batch, 64, 1, (), (128, 96, 10)),
+    "alexnet": small_alexnet,
+    "vgg": lambda batch: vgg("a", batch, size=32, scale=16),
+    "resnet": lambda batch: resnet("resnet", (1, 1, 1), batch=batch, size=16, width=8, classes=4),
+}
+"""What is trained on agents."""
 
 NETWORKS: dict[str, Callable[[int], Graph]] = {
     "branches": branches,

@@ -136,12 +136,15 @@ class _Running:
     compute: Kernel
     sequence: int = 0
     can_go_on: bool = True
+    heirs: list[int] = field(default_factory=list)
+    """Sequences that are to have the state that it leaves, too; 0: nobody is to have it."""
 
 
 class Executor:
     """Runs requests until `stop`.
 
-    Invariants: a request is in at most one of `_running`, `_early` and `_ended`.
+    Invariants: a request is in at most one of `_running`, `_early` and `_ended`. One in `_awaiting` goes on from another one in `_running`:
+    the host answers when it has the outputs, and an agent may still compute the state then.
     """
 
     def __init__(
@@ -169,6 +172,7 @@ class Executor:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._deployments: dict[int, Deployment] = {}
         self._running: dict[Key, _Running] = {}
+        self._awaiting: dict[Key, SequenceStart] = {}
         self._early = EarlyMessages()
         self._ended: OrderedDict[Key, None] = OrderedDict()
         self._recorder = Recorder(plane, clock, on_record)
@@ -201,7 +205,7 @@ class Executor:
         deployment = self._deployments.pop(epoch, None)
         if deployment is None:
             return
-        for key in [key for key in self._running if key[0] == epoch]:
+        for key in [key for key in (*self._awaiting, *self._running) if key[0] == epoch]:
             self._end(key)
         self._early.drop_all(epoch)
         self._recorder.drop_all(epoch)
@@ -216,7 +220,7 @@ class Executor:
 
     def drop_before(self, request: int) -> None:
         """Forget the requests with lower numbers: nobody waits for them any more."""
-        for key in [key for key in self._running if key[1] < request]:
+        for key in [key for key in (*self._awaiting, *self._running) if key[1] < request]:
             self.drop(*key)
 
     def allow_pings(self, peers: Sequence[Peer]) -> None:
@@ -264,7 +268,7 @@ class Executor:
             elif frame.kind is Kind.KEEP:
                 deployment = self._deployments.get(frame.epoch)
                 if deployment is not None and frame.source == deployment.schedule.host and deployment.is_from(frame.source, arrival.peer):
-                    self._states.share((frame.epoch, frame.request), unpack_sequence(arrival.payload))
+                    self._share((frame.epoch, frame.request), unpack_sequence(arrival.payload))
             elif frame.kind is Kind.PING:
                 self._pings.answer(frame, arrival.payload, arrival.peer)
             elif frame.kind is Kind.CLOCK:
@@ -286,7 +290,7 @@ class Executor:
             return
         if not deployment.is_from(frame.source, arrival.peer):
             raise RemoteProtocolError(_NOT_THE_SOURCE.format(frame.source))
-        if frame.source == deployment.schedule.host:
+        if frame.source == deployment.schedule.host and key not in self._awaiting:
             start = SequenceStart.parse(arrival.payload) if frame.kind is Kind.STATE else None
             running = self._begin(key, deployment, start, recorded=frame.kind is Kind.RECORD or (start is not None and start.record))
             if running is not None and frame.kind is Kind.DATA:
@@ -322,6 +326,9 @@ class Executor:
             self._on_failure(*key, f"busy: {len(self._running)} requests run on this agent")
             return None
         held: Sequence[Array] = ()
+        if start is not None and (key[0], start.before) in self._running:
+            self._awaiting[key] = start
+            return None
         if start is not None:
             owner = (key[0], start.sequence)
             found = self._states.begin(owner, start.before)
@@ -345,6 +352,13 @@ class Executor:
             running.execution.deliver(message, parts)
         return running
 
+    def _share(self, owner: Key, sequence: int) -> None:
+        """Let another sequence have the state of one, too, and what a request that runs is to leave; 0: forget it."""
+        self._states.share(owner, sequence)
+        for (epoch, _), running in self._running.items():
+            if (epoch, running.sequence) == owner:
+                running.heirs.append(sequence)
+
     def _is_full(self, deployment: Deployment) -> bool:
         if len(self._running) < MAX_RUNNING:
             return False
@@ -353,10 +367,15 @@ class Executor:
 
     def _end(self, key: Key) -> None:
         self._running.pop(key, None)
+        self._awaiting.pop(key, None)
         self._early.take(key)
         self._ended[key] = None
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
+        for other in [other for other, start in self._awaiting.items() if (other[0], start.before) == key]:
+            start, deployment = self._awaiting.pop(other), self._deployments.get(other[0])
+            if deployment is not None:
+                self._begin(other, deployment, start, recorded=start.record)
 
     def _advance(self) -> None:
         """Let the oldest request that can go on do so; a younger one does a single step before messages are looked for again."""
@@ -377,10 +396,16 @@ class Executor:
             return
         if finished:
             if running.sequence:
-                self._states.keep((key[0], running.sequence), key[1], execution.results())
+                self._leave((key[0], running.sequence), key[1], running)
             self._end(key)
             self._recorder.give(key)
         running.can_go_on = limit is not None and execution.position != before
+
+    def _leave(self, owner: Key, request: int, running: _Running) -> None:
+        """Keep the state that a request has left."""
+        self._states.keep(owner, request, running.execution.results())
+        for sequence in running.heirs:
+            self._states.share(owner, sequence)
 
     def _stop(self) -> None:
         self._stopped = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bbgrap.auto.balance import TENSORS, Balance, Direction
@@ -14,6 +14,7 @@ from bbgrap.planners.plan import cuts_moving
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.planners.shares import grid_of
 from bbgrap.planners.single import plan_whole
+from bbgrap.planners.training import training_step
 
 EVERY_SIZE = 8
 """Up to so many nodes, sets of every size are tried; beyond, halves of halves."""
@@ -41,6 +42,12 @@ times nodes they are asked."""
 
 QUICK = ("tensor-parallel", "fewer-exchanges", "fused-tiles", "pipeline", "one-weird-trick")
 """Planners that do not search: asked before sets of nodes are tried, since a memory limit may leave nothing else."""
+
+FOR_TRAINING = ("hypar", "soybean", "one-weird-trick", "data-parallel", "tofu")
+"""Planners that know training steps: asked first for one, since directions know nothing of its weights."""
+
+SLOW_IN_TRAINING = {"tofu": ALL_PLANNERS}
+"""The same as `SLOW` there: the others look at no more than a few plans."""
 
 OWN = frozenset({"bbgrap", "single", "widest"})
 """Planners whose plans are among the candidates anyway."""
@@ -84,6 +91,8 @@ class Candidates:
         """Return all candidates, the best first."""
         self._alone()
         if len(self.cluster.nodes) > 1:
+            if training_step(self.graph, self.descriptions) is not None:
+                self._planners(FOR_TRAINING, SLOW_IN_TRAINING)
             self._directions()
             self._planners(QUICK)
             self._subsets()
@@ -185,11 +194,11 @@ class Candidates:
                     best.setdefault(split, devices)
         return list(best.items())[:2]
 
-    def _planners(self, names: Iterable[str]) -> None:
+    def _planners(self, names: Iterable[str], slow: Mapping[str, int] = SLOW) -> None:
         """Add the plans of the other planners, so that none is better; of large models as far as the budget allows."""
         size = len(self.graph.nodes) * len(self.cluster.nodes)
         for name in names:
-            if name in OWN or size > SLOW.get(name, size) or (self._enough if size > ALL_PLANNERS else self.evaluator.is_late):
+            if name in OWN or size > slow.get(name, size) or (self._enough if size > ALL_PLANNERS else self.evaluator.is_late):
                 continue
             plan = PLANNERS[name](self.graph, self.cluster, PlanOptions(name), self.descriptions)
             self.add(f"planner '{name}'", "planner", plan.tiles, is_plain=True)

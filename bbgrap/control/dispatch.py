@@ -300,7 +300,7 @@ class Requests:
         if variant is None:
             return []
         if request.sequence is not None:
-            self.sequences.answered(request, request.sequence)
+            self.sequences.answered(request, request.sequence, variant)
         plan, alone = variant.plan, self._lonely == request.number
         log: list[Instruction] = []
         plan.is_proven = True
@@ -431,8 +431,8 @@ class Requests:
         variant = self.loading.find(beat.epoch)
         if not beat.request or beat.seconds <= FORGOTTEN_S or now - member.reminded <= FORGOTTEN_S:
             return []
-        synthetic = (number for _, number, _, _ in self.synthetic.running())
-        if beat.request in synthetic or (variant is not None and beat.request in variant.queue.running):
+        wanted = {number for _, number, _, _ in self.synthetic.running()} | (set() if variant is None else variant.queue.running.keys())
+        if beat.request in wanted or (beat.seconds < PATIENCE_S and self.sequences.is_left_by(beat.request)):
             return []
         member.reminded = now
         request = self.find(beat.request)

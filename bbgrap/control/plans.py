@@ -73,6 +73,8 @@ class Variant:
     """How long its requests took lately, in seconds; 0: none has ended."""
     answered: int = 0
     """Its requests of clients that ended well."""
+    went_on: int = 0
+    """Those of them that went on from state that was there."""
 
     @property
     def epoch(self) -> int:

@@ -146,6 +146,10 @@ class Sequences:
         """Return how many sequences have their state on a variant."""
         return sum(sequence.epoch == epoch for sequence in self._known.values())
 
+    def is_left_by(self, request: int) -> bool:
+        """Whether a run that was answered leaves a state that is wanted: agents may compute it for longer than the outputs."""
+        return any(sequence.state == request for sequence in self._known.values())
+
     def is_lost(self, sequence: Sequence) -> bool:
         """Whether the state is gone, and what it was made of, too."""
         return sequence.steps > 0 and sequence.given is None and self.home(sequence) is None
@@ -178,12 +182,13 @@ class Sequences:
         sequence.state, sequence.seen = request.number, sequence.seen + sequence.running
         return sequence.seen > sequence.steps or not sequence.running
 
-    def answered(self, request: Request, sequence: Sequence) -> None:
-        """Let a request be part of its sequence, if it does not only read its state."""
+    def answered(self, request: Request, sequence: Sequence, variant: Variant) -> None:
+        """Let a request be part of its sequence, that ended on a variant, if it does not only read its state."""
         message = request.message
         sequence.losses = 0
         if message.reads:
             return
+        variant.went_on += sequence.before[0] > 0
         sequence.steps += 1
         if sequence.given is not None and self._known.get((sequence.client, sequence.name)) is sequence:
             # A client on this machine can write to what it sent.

@@ -1,6 +1,7 @@
 """How many bytes of tensors went from whom to whom: what each variant sends for a request, times the requests that ended well on it.
 
-Nothing is counted while a request runs. Law: what a variant was part of is not forgotten when it is released.
+Those of a sequence that go on from state count by their own program. Nothing is counted while a request runs. Law: what a variant was part
+of is not forgotten when it is released.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ Pair = tuple[str, str]
 class Traffic:
     """Bytes by source and destination.
 
-    Invariants: `_settled` is of variants that were released, and of standbys; `_each` holds what a request takes, of the others.
+    Invariants: `_settled` is of variants that were released, and of standbys; `_each` holds what a request takes, of the others: one that
+    brings its state along, and a further one.
     """
 
     def __init__(self) -> None:
         """Start with nothing sent."""
         self._settled: Counter[Pair] = Counter()
-        self._each: dict[int, Mapping[Pair, int]] = {}
+        self._each: dict[int, tuple[Mapping[Pair, int], Mapping[Pair, int]]] = {}
 
     def took_whole(self, variant: Variant, given: int, answered: int) -> None:
         """Count a request that the standby answered, by the bytes of its inputs and outputs: its plan is for any shape."""
@@ -52,22 +54,25 @@ class Traffic:
             total.update(self._of(variant))
         return total
 
-    def _of(self, variant: Variant) -> dict[Pair, int]:
+    def _of(self, variant: Variant) -> Counter[Pair]:
         if not variant.answered or variant.plan.is_standby:
-            return {}
+            return Counter()
         if variant.epoch not in self._each:
-            self._each[variant.epoch] = bytes_of(variant)
-        return {pair: variant.answered * size for pair, size in self._each[variant.epoch].items()}
+            self._each[variant.epoch] = bytes_of(variant), bytes_of(variant, further=True)
+        first, further = self._each[variant.epoch]
+        sent = Counter({pair: (variant.answered - variant.went_on) * size for pair, size in first.items()})
+        sent.update({pair: variant.went_on * size for pair, size in further.items()})
+        return sent
 
 
-def bytes_of(variant: Variant) -> Counter[Pair]:
-    """Return the bytes that one request on a variant moves, by source and destination."""
-    names = [*(name for name, _ in variant.nodes), COORDINATOR]
-    artifacts = variant.planned.artifacts
+def bytes_of(variant: Variant, *, further: bool = False) -> Counter[Pair]:
+    """Return the bytes that one request on a variant moves, by source and destination; `further`: one that goes on from state."""
+    names, artifacts = [*(name for name, _ in variant.nodes), COORDINATOR], variant.planned.artifacts
+    schedules = [(part.further if further else part.schedule) for part in artifacts.devices]
     sent: Counter[Pair] = Counter()
-    for name, schedule in zip(names, (*(part.schedule for part in artifacts.devices), artifacts.host), strict=True):
-        for step in schedule.steps:
-            if isinstance(step, LocalSend):
+    for name, schedule in zip(names, (*schedules, artifacts.further if further else artifacts.host), strict=True):
+        for step in () if schedule is None else schedule.steps:
+            if schedule is not None and isinstance(step, LocalSend):
                 sent[name, names[step.destination]] += _size(schedule, step)
     return sent
 

@@ -1,6 +1,7 @@
-"""SoyBean for inference: one-cut dynamic programming, level by level, over the forms of every layer and the tilings between them.
+"""SoyBean: one-cut dynamic programming, level by level, over the forms of every layer and the tilings between them.
 
-A layer runs in one of the aligned forms of figure 6: by batch, by output channels, or by input channels with partial sums (`red`). The
+A training step is divided by all that its layers move, forward and backward (`training_chain`). The rest of this file is for inference. A
+layer runs in one of the aligned forms of figure 6: by batch, by output channels, or by input channels with partial sums (`red`). The
 tensor between two layers is tiled by batch (R), by channels (C) or copied (r); converting costs what `papers.tilings` says (equation 2,
 forward products only, weights are where they are used). `papers.soybean` has the training objective.
 
@@ -27,6 +28,8 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.tilings import COLUMNS, COPY, FORMS, ROWS, tables_of
+from bbgrap.planners.training import training_step
+from bbgrap.planners.training_chain import place_by_chain
 from bbgrap.tdl import Description, is_elementwise
 
 TILINGS = ROWS + COLUMNS + COPY
@@ -58,7 +61,10 @@ class Chained:
 
 def plan_soybean(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Cut every layer level by level (Algorithm 1)."""
-    levels, layers = Levels.of(cluster), layers_of(graph, descriptions)
+    levels, step = Levels.of(cluster), training_step(graph, descriptions)
+    if step is not None:
+        return Plan("soybean", graph, cluster, step.tiles(levels, place_by_chain(step, levels)))
+    layers = layers_of(graph, descriptions)
     after = [_kinds_after(graph, layer, descriptions, {other.node.name for other in layers}) for layer in layers]
     placed: dict[str, Placements] = {layer.node.name: () for layer in layers}
     found: dict[str, str] = {layer.node.name: "" for layer in layers}

@@ -1,8 +1,11 @@
-"""Tofu for inference: every node divided over all machines, level by level along one loop, so that few bytes are fetched.
+"""Tofu: every node divided over all machines, level by level along one loop, so that few bytes are fetched.
+
+A training step is divided layer by layer: what belongs to a layer backward follows it, as in Tofu's groups (`training_search`). Rows and
+columns are no loops there: their cut moves what that of the batch does, and halos. The rest of this file is for inference.
 
 The loops come from the descriptions (section 4.1): any output axis that can be split, any reduction index whose parts combine. At every
 level of the recursion (section 5.2) each node takes one placement; the bytes that its machines then fetch are counted from the regions that
-the description predicts, halos included. `papers.tofu` has the training objective.
+the description predicts, halos included. `papers.tofu` has the paper's own objective.
 
 Deviations: what a machine computes it holds, so a tensor has no tiling apart from its operator's; weights are where they are used and
 cost nothing; shares instead of equal parts; branches are searched as a tree and then improved (`search`), not brought to a chain; a loop
@@ -20,12 +23,16 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.search import Choices
+from bbgrap.planners.training import training_step
+from bbgrap.planners.training_search import place_by_bytes
 from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
 
 
 def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Divide by the largest prime factor of the number of machines, and so on down."""
-    levels = Levels.of(cluster)
+    levels, step = Levels.of(cluster), training_step(graph, descriptions)
+    if step is not None:
+        return Plan("tofu", graph, cluster, step.tiles(levels, place_by_bytes(step, levels)))
     placed: dict[str, Placements] = {node.name: () for node in graph.nodes}
     tiles: dict[str, tuple[Tile, ...]] = {node.name: (Tile(0, whole_output(graph, node)),) for node in graph.nodes}
     for depth in range(1, len(levels.ways) + 1):

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.layers import Descriptions, Layer, first_output, followed, layer_of
-from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, tiles_of
+from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.tdl import Description, part_unit, reducible
 
@@ -92,10 +93,13 @@ class _Placer:
         self.step, self.graph, self.levels, self.placed = step, step.graph, levels, placed
         self.none: Cuts = (None,) * len(levels.ways)
         self.parameter_cuts: dict[str, Cuts] = {}
-        """Of parameters with a layer."""
+        """Of parameters with a layer, and of what is made of one alone."""
         self.wanted: dict[str, Cuts] = {}
         """Of values on the way from a gradient to the next value of a parameter."""
         self.handed_on: dict[str, Placements] = {}
+        self.then = {layer.node.name: (layer, after) for layer, after in pairwise(step.layers)}
+        self.data = {step.weights[layer.node.name]: layer.data for layer in step.layers}
+        """What the layer of a parameter reads."""
 
     def run(self) -> dict[str, tuple[Tile, ...]]:
         for layer in self.step.layers:
@@ -112,10 +116,24 @@ class _Placer:
                 continue
             placements = self._placements(node, description)
             tiles[node.name] = tiles_of(self.levels, description, placements)
-            rest = Shard(_longest(description.shape)) if description.shape else ON_ONE
-            handed = tuple(rest if isinstance(placement, Partial) else placement for placement in placements)
-            self.handed_on |= dict.fromkeys(filter(None, node.outputs), handed)
+            self.handed_on |= dict.fromkeys(filter(None, node.outputs), self._handed_on(node, description, placements))
         return tiles
+
+    def _handed_on(self, node: Node, description: Description, placements: Placements) -> Placements:
+        """Return how what a node makes is divided for those that follow it; sums are added up as those are divided."""
+        if not any(isinstance(placement, Partial) for placement in placements):
+            return placements
+        rest = Shard(_longest(description.shape)) if description.shape else ON_ONE
+        wanted: Placements = (rest,) * len(placements)
+        if node.name in self.then:
+            layer, after = self.then[node.name]
+            wanted = tuple(_read_by(layer, after, placement) for placement in self.placed[after.node.name])
+        else:  # the gradient of what a layer reads is divided like that
+            read = next((self.data[name] for name in node.inputs if name in self.data), "")
+            if read in self.handed_on and self.graph.types[read].shape == description.shape:
+                wanted = self.handed_on[read]
+        pairs = zip(placements, wanted, strict=True)
+        return tuple((rest if wish is ON_ONE else wish) if isinstance(placement, Partial) else placement for placement, wish in pairs)
 
     # --- what is wanted of parameters -------------------------------------------------------------------------------------------
 
@@ -178,7 +196,17 @@ class _Placer:
         for number, value in enumerate(node.inputs):
             if value in self.parameter_cuts and self._has_batch(output):
                 return self._gradient(node, description, number, self.parameter_cuts[value])
+            if value in self.parameter_cuts:
+                return self._derived(node, description, number, self.parameter_cuts[value])
         return self._following(node, description)
+
+    def _derived(self, node: Node, description: Description, operand: int, cuts: Cuts) -> Placements:
+        """Place what is made of a parameter alone, as filters with zeros around them are: where the parameter is."""
+        axes = [None if cut is None else surviving_axis(description, operand, cut.axis) for cut in cuts]
+        cut_as = zip(cuts, axes, strict=True)
+        inside = tuple(cut if cut is None or cut.by_batch else None if axis is None else _Cut(axis, by_batch=False) for cut, axis in cut_as)
+        self.parameter_cuts[first_output(node)] = inside
+        return tuple(REPLICATE if cut is None or cut.by_batch else Shard(cut.axis) for cut in inside)
 
     def _update(self, node: Node, description: Description, cut: _Cut | None) -> Placement:
         """Place a node between the sum over the batch and the next value of a parameter."""
@@ -240,6 +268,17 @@ def _summed(graph: Graph, node: Node, description: Description, operand: int, ax
         if index.name in names and index.extent > part_unit(node):
             return Partial(index.name, index.extent, part_unit(node))
     return None
+
+
+def _read_by(layer: Layer, after: Layer, placement: Placement) -> Placement:
+    """Return how what a layer makes is divided best for the next layer, given the latter's placement; ON_ONE: it does not matter."""
+    match placement:
+        case Shard(axis) if axis == after.batch and layer.batch is not None:
+            return Shard(layer.batch)
+        case Partial() if layer.features is not None:
+            return Shard(layer.features)
+        case _:
+            return ON_ONE
 
 
 def _longest(shape: tuple[int, ...]) -> int:

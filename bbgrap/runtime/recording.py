@@ -33,7 +33,8 @@ MAX_LABEL = 160
 class StepLabel:
     """What a step is: `number` is that of the segment or the message, `peer` the other device of a message, `bytes` what it carries.
 
-    `bytes` is 0 where only the run tells. A `LocalJoin` is a computation without a number.
+    `bytes` of what is received are those that came; of what is sent those that the schedule says, 0 where only the run tells. A `LocalJoin`
+    is a computation without a number.
     """
 
     lane: Literal["compute", "send", "receive"]
@@ -85,6 +86,13 @@ class RecordedExecution(Execution):
         self.times: list[tuple[int, int, int]] = []
         self._clock = clock
         self._reached: int | None = None
+        self._came: dict[int, int] = {}
+        """Bytes of tensors by message."""
+
+    def deliver(self, message: int, parts: Sequence[Array]) -> None:
+        """Hand over a message that arrived, and note its size."""
+        super().deliver(message, parts)
+        self._came.setdefault(message, sum(part.nbytes for part in parts))
 
     def advance(self, kernel: Kernel, send: Sender, *, limit: int | None = None) -> bool:
         """Do as an `Execution` does, step by step."""
@@ -102,7 +110,8 @@ class RecordedExecution(Execution):
 
     def record(self, labels: Sequence[StepLabel]) -> Record:
         """Return what was noted, once finished; `labels` are those of the schedule."""
-        return Record(self.schedule.device, tuple(labels), tuple(self.times))
+        came = (replace(label, bytes=self._came[label.number or 0]) if label.lane == "receive" else label for label in labels)
+        return Record(self.schedule.device, tuple(came), tuple(self.times))
 
 
 @dataclass(frozen=True, slots=True)

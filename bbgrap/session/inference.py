@@ -277,9 +277,12 @@ class InferenceSession(Surface):
     def _run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
         chosen = self._signature.choose_outputs(output_names)
         result = self._answer(self._signature.check_feed(input_feed), record=True)
-        outputs, plan = [self._output(result, index) for index in chosen], self.plan
-        known = plan.epoch == result.epoch
-        return outputs, timeline_of(result.records, (*plan.agents, HOST_NAME)) if known else None
+        return [self._output(result, index) for index in chosen], self.timeline(result)
+
+    def timeline(self, result: RunResult) -> Timeline | None:
+        """Return when every node did what for a recorded request; None if it is not known who answered."""
+        plan = self.plan
+        return timeline_of(result.records, (*plan.agents, HOST_NAME)) if plan.epoch == result.epoch else None
 
     def trace(self, input_feed: Mapping[str, Any], runs: int = 5) -> Trace:
         """Run the model some times, one after the other, and return when every agent and the coordinator did what.
@@ -439,10 +442,18 @@ class InferenceSession(Surface):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def submit(
-        self, plan: PreparedPlan, signature: Signature, feeds: Sequence[Array], left_s: Callable[[], float], *, sequence: int, step: int
+        self,
+        plan: PreparedPlan,
+        signature: Signature,
+        feeds: Sequence[Array],
+        left_s: Callable[[], float],
+        *,
+        sequence: int,
+        step: int,
+        record: bool,
     ) -> RunResult:
         """Run a request of a sequence, with inputs of a signature."""
-        return self._submit(plan, *_encoded(signature, feeds), left_s, sequence=sequence, step=step)
+        return self._submit(plan, *_encoded(signature, feeds), left_s, sequence=sequence, step=step, record=record)
 
     def read_state(self, plan: PreparedPlan, left_s: Callable[[], float], *, sequence: int, step: int) -> dict[str, Array]:
         """Return the state that so many requests of a sequence have left, by the names of inputs."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import StateLostError, UsageError
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
@@ -54,12 +55,23 @@ class Session(Protocol):
         """Return who serves these shapes."""
 
     def submit(
-        self, plan: PreparedPlan, signature: Signature, feeds: Sequence[Array], left_s: Callable[[], float], *, sequence: int, step: int
+        self,
+        plan: PreparedPlan,
+        signature: Signature,
+        feeds: Sequence[Array],
+        left_s: Callable[[], float],
+        *,
+        sequence: int,
+        step: int,
+        record: bool,
     ) -> RunResult:
         """Run a request of a sequence."""
 
     def read_state(self, plan: PreparedPlan, left_s: Callable[[], float], *, sequence: int, step: int) -> dict[str, Array]:
         """Return the state that so many requests of a sequence have left, by the names of inputs."""
+
+    def timeline(self, result: RunResult) -> Timeline | None:
+        """Return when every node did what for a recorded request."""
 
     def output(self, result: RunResult, index: int, signature: Signature) -> Any:  # noqa: ANN401 - what the model says it is
         """Return an output of an answer."""
@@ -103,22 +115,34 @@ class StatefulRuns:
             ExecutionError: if the request failed; running it again is harmless.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
-        with speaking_onnxruntime(), self._session.until_terminated(run_options), self._lock:
+        with self._session.until_terminated(run_options):
+            return self._run(output_names, input_feed, record=False)[0]
+
+    def run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
+        """Do as `run` does, and also return when every node did what; None if it is not known who answered.
+
+        That takes until every node has its part of the state.
+        """
+        outputs, result = self._run(output_names, input_feed, record=True)
+        return outputs, self._session.timeline(result)
+
+    def _run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], *, record: bool) -> tuple[list[Any], RunResult]:
+        with speaking_onnxruntime(), self._lock:
             feed = values_of(input_feed)
             chosen = self._given.choose_outputs(output_names)
             feeds = self._given.check_feed(feed)
             session = self._session
-            result = session.retrying(self._first(feed) if self._plan is None else self._further(self._plan, feeds))
+            result = session.retrying(self._first(feed, record) if self._plan is None else self._further(self._plan, feeds, record))
             self._step += 1
-            return [session.output(result, index, self._given) for index in chosen]
+            return [session.output(result, index, self._given) for index in chosen], result
 
-    def _first(self, feed: Mapping[str, Any]) -> Callable[[Callable[[], float]], RunResult]:
+    def _first(self, feed: Mapping[str, Any], record: bool) -> Callable[[Callable[[], float]], RunResult]:
         session, full = self._session, self._session.signature
         feeds = full.check_feed({**feed, **initial_state(session.options.state, full, feed, self._initial)})
 
         def work(left_s: Callable[[], float]) -> RunResult:
             plan = session.plan_for(planned_shapes(session.options.state, full, full.shapes_of(feeds)), left_s)
-            result = session.submit(plan, full, feeds, left_s, sequence=self._number, step=0)
+            result = session.submit(plan, full, feeds, left_s, sequence=self._number, step=0, record=record)
             self._plan = plan
             return result
 
@@ -141,8 +165,11 @@ class StatefulRuns:
                 raise UsageError(f"sequence {self._number}: it has no state before its first request but what it was given")
             return session.retrying(self._going_on(lambda left_s: session.read_state(plan, left_s, sequence=self._number, step=self._step)))
 
-    def _further(self, plan: PreparedPlan, feeds: Sequence[Array]) -> Callable[[Callable[[], float]], RunResult]:
-        return self._going_on(lambda left_s: self._session.submit(plan, self._given, feeds, left_s, sequence=self._number, step=self._step))
+    def _further(self, plan: PreparedPlan, feeds: Sequence[Array], record: bool) -> Callable[[Callable[[], float]], RunResult]:
+        def submit(left_s: Callable[[], float]) -> RunResult:
+            return self._session.submit(plan, self._given, feeds, left_s, sequence=self._number, step=self._step, record=record)
+
+        return self._going_on(submit)
 
     def _going_on(self, ask: Callable[[Callable[[], float]], R]) -> Callable[[Callable[[], float]], R]:
         """Return what asks something of a sequence that the coordinator knows."""

@@ -7,6 +7,8 @@ operators hand that on as it is. One that jumps does not:
   steps. Of 255 steps that happens to some values of every large tensor, in every request, so it counts wherever it is.
 - *Choosing* (comparisons, `ArgMax`, `TopK`, `NonMaxSuppression`) differs only where two candidates are equal to seven digits. At the end
   of a model the tie is then decided otherwise, and as well. It counts where a layer computes on with what was chosen, and in control flow.
+  It does not where it reaches no answer, but only state: in a training step Relu and MaxPool choose which gradients go on, and a tie is one
+  element's share in the next weights.
 """
 
 from __future__ import annotations
@@ -59,20 +61,19 @@ def before_jumps(graph: Graph) -> frozenset[str]:
 
 
 def _before_jumps(graph: Graph) -> frozenset[str]:
-    found: set[str] = set()
-    before_layer: set[str] = set()
+    found, choosing = set[str](), set[str]()
+    before_layer, before_answer, answered = set[str](), set[str](), set(graph.answered)
     for node in reversed(graph.nodes):
         after = [reader for output in node.outputs for reader in graph.consumers.get(output, ()) if reader.op not in ("Shape", "Size")]
         if any(reader.op in LAYERS or reader.name in before_layer for reader in after):
             before_layer.add(node.name)
-        if any(reader.name in found or _counts(graph, reader, before_layer) for reader in after):
+        if not answered.isdisjoint(node.outputs) or any(reader.name in before_answer for reader in after):
+            before_answer.add(node.name)
+        if _chooses(node) and node.name in before_layer and node.name in before_answer:
+            choosing.add(node.name)
+        if any(reader.name in found or reader.name in choosing or _rounds(graph, reader) for reader in after):
             found.add(node.name)
     return frozenset(found)
-
-
-def _counts(graph: Graph, node: Node, before_layer: set[str]) -> bool:
-    """Tell whether a node jumps in a way that counts."""
-    return _rounds(graph, node) or (_chooses(node) and node.name in before_layer)
 
 
 def _rounds(graph: Graph, node: Node) -> bool:

@@ -234,10 +234,12 @@ def _print(found: Mapping[str, Any]) -> None:
             found["hypar"][name]["hypar_gb"],
             of["model-parallel"],
             of["one-weird-trick"],
+            of["soybean"],
         ]
         for name, of in found["graphs"].items()
     ]
-    _table("The same counted in programs of training graphs, GB", ("net", "DP", "closed", "HyPar", "closed", "MP", "trick"), rows)
+    head = ("net", "DP", "closed", "HyPar", "closed", "MP", "trick", "SoyBean")
+    _table("The same counted in programs of training graphs, GB", head, rows)
     print(f"  why they differ: {REASON}")
     rows = [
         [n, of["data_s"], of["mp"], of["tree"], of["published"], *(of[t] for t in TOPOLOGIES[1:])] for n, of in found["speedups"].items()

@@ -170,7 +170,8 @@ class _Rewriter:
         """Receive what a part of the target needs and is not there yet, and make it."""
         self._receive(derived)
         ops: list[Op] = []
-        numbers: dict[BufferId, BufferId] = {}
+        numbers = {feed: feed for feed in self.device.feeds}  # state is there before the request
+        regions = {**derived.regions, **{feed: self.buffers[feed].region for feed in self.device.feeds}}
         for buffer, come in self.come.items():
             if buffer in derived.regions:
                 numbers[buffer] = self._gathered(buffer, come, derived.regions[buffer], ops)
@@ -182,8 +183,7 @@ class _Rewriter:
                 case Apply(reads=operands, writes=(output,)):
                     needed = zip(operands, op.local.reads, strict=True)
                     reads = tuple(
-                        None if b is None or read is None else self._cropped(numbers[b], derived.regions[b], read, ops)
-                        for b, read in needed
+                        None if b is None or read is None else self._cropped(numbers[b], regions[b], read, ops) for b, read in needed
                     )
                     numbers[output] = self._buffer(output, derived.regions[output])
                     ops.append(replace(op, reads=reads, writes=(numbers[output],)))

@@ -93,10 +93,17 @@ class Bench:
 
         self.executor.install(Deployment(7, *program(1, feeds=False), further=Deployment(7, *program(3, feeds=True))))
 
-    def run(self, request, sequence, before, value, source=HOST):
+    def run(self, request, sequence, before, value):
+        self.begin(request, sequence, before)
+        self.give(request, before, value)
+
+    def begin(self, request, sequence, before):
         start = SequenceStart(sequence, before, record=False).to_bytes()
-        self.host.send(self.plane.address, Frame(Kind.STATE, source, 7, request, 0).to_bytes(), start)
-        header = Frame(Kind.DATA, source, 7, request, 3 if before else 1).to_bytes()
+        self.host.send(self.plane.address, Frame(Kind.STATE, HOST, 7, request, 0).to_bytes(), start)
+        self.step()
+
+    def give(self, request, before, value):
+        header = Frame(Kind.DATA, HOST, 7, request, 3 if before else 1).to_bytes()
         self.host.send(self.plane.address, header, np.full(2, value, np.float32).data.cast("B"))
         self.step()
 
@@ -121,6 +128,33 @@ def test_requests_go_on_from_each_other_and_sequences_do_not_meet():
     bench.run(13, 2, 11, 1)
     bench.run(14, 1, 12, 1)
     assert bench.answers() == [5, 100, 6, 101, 7]
+
+
+def test_a_request_waits_for_the_state_that_is_still_computed():
+    """The host answers when it has the outputs: then a client may send the next request, or fork, before an agent is at its end."""
+    bench = Bench()
+    bench.begin(10, 1, 0)  # its input is on its way
+    bench.host.send(bench.plane.address, Frame(Kind.KEEP, HOST, 7, 1, 0).to_bytes(), pack_sequence(2))
+    bench.run(11, 1, 10, 1)
+    bench.run(12, 2, 10, 20)
+    assert bench.answers() == bench.failures == []
+    bench.give(10, 0, 5)
+    assert sorted(bench.answers()) == [5, 6, 25]
+
+
+def test_a_request_whose_state_is_not_computed_after_all_fails_as_lost():
+    bench = Bench()
+    bench.begin(10, 1, 0)
+    bench.run(11, 1, 10, 1)
+    bench.executor.drop(7, 10)
+    assert bench.failures == [(7, 11, "the state of sequence 1 is not here", True)]
+    bench.begin(12, 1, 0)
+    bench.run(13, 1, 12, 1)
+    bench.executor.remove(7)
+    assert not bench.executor._running
+    assert not bench.executor._awaiting
+    assert bench.executor._states.nbytes == bench.executor._early.nbytes == 0
+    assert len(bench.failures) == 1
 
 
 def test_a_request_whose_state_is_not_there_fails_as_lost_and_its_messages_are_dropped():

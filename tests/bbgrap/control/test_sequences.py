@@ -260,6 +260,23 @@ def test_forks_go_on_from_the_same_state_each_by_itself():
     assert (total(wire, 2, 4, 1), total(wire, 1, 5, 1)) == (104, 15)
 
 
+def test_an_agent_may_compute_the_state_for_longer_than_the_outputs():
+    wire = counters("a", "b")
+    total(wire, 1, 0, 1)
+    (sequence,) = wire.coordinator.requests.sequences._known.values()
+
+    member = wire.coordinator.members.by_name["a"]
+
+    def told(request, seconds):
+        wire.now += 2
+        member.beat = m.Heartbeat(sequence.epoch, request, seconds, 1, 0)
+        return [instruction.message for instruction in wire.coordinator.requests.forgotten(member, wire.now)]
+
+    assert told(sequence.state, 5.0) == []
+    assert [type(message) for message in told(sequence.state + 1000, 5.0)] == [m.Abandon]
+    assert [type(message) for message in told(sequence.state, 100.0)] == [m.Abandon]
+
+
 def test_what_is_ended_or_idle_for_long_is_forgotten_everywhere():
     wire = counters("a", "b")
     total(wire, 1, 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.graph import Array, DType, Graph, Node, TensorType
+from bbgrap.graph.state import with_state
 from bbgrap.graph.weights import make_weight
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
@@ -95,6 +97,15 @@ def test_what_comes_after_the_last_rounding_is_divided() -> None:
     assert is_divisible(graph, "last")
     assert before_jumps(graph) == {"product"}
     assert before_jumps(graph) is before_jumps(graph)
+
+
+@pytest.mark.parametrize(("last", "expected"), [(LAYER, True), (Node("floor", "Floor", ("m",), ("y",)), False)])
+def test_a_choice_that_reaches_only_the_next_state_does_not_count_and_rounding_does(last: Node, expected: bool) -> None:
+    size = row(F, 4, 4) if last is LAYER else row(F)
+    graph = product_then(COMPARED, MASKED, last, Node("loss", "Relu", ("p",), ("l",)), c=row(B), m=row(F), y=size, l=row(F), before=size)
+    graph = replace(graph, inputs=("x", "before"))
+    assert not is_divisible(graph)
+    assert is_divisible(with_state(graph, {"before": "y"})) is expected
 
 
 def test_a_maximum_is_divided_whatever_follows() -> None:
