@@ -91,7 +91,7 @@ def _empty(arg: NodeArg) -> Array:
     return np.zeros(sizes, arg.dtype.numpy)
 
 
-class _Alone:
+class PlainDecoder:
     """Plain onnxruntime with the cache as values of its own, never copied."""
 
     def __init__(self, model: Path, decoder: Decoder, threads: int) -> None:
@@ -215,7 +215,7 @@ def measure_tokens(
     report("bringing the model")
     others = [_Contender(model, cluster, options) for options in contenders]
     decoder = others[0].decoder
-    alone = _Alone(model, decoder, count)
+    alone = PlainDecoder(model, decoder, count)
     report("planning and deploying")
     for other in others:
         other.prepare()
@@ -242,7 +242,7 @@ def measure_tokens(
     }
 
 
-def _block(alone: _Alone, others: Sequence[_Contender], words: Array, total: int, count: int, number: int) -> Array:
+def _block(alone: PlainDecoder, others: Sequence[_Contender], words: Array, total: int, count: int, number: int) -> Array:
     """Let the single node write some words, then every contender the same, each time another one first; return the word after them.
 
     Whoever is not in turn sleeps, on cores and with caches that others use, so the first word of a block is not counted.

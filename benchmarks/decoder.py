@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from bbgrap import zoo
 from bbgrap.cluster import Cluster
@@ -30,12 +29,12 @@ from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.growing import prepare_growing
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.reload import ReloadedModel
-from bbgrap.engine.sessions import session_options
 from bbgrap.graph import Array
 from bbgrap.graph.state import with_state
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
+from bbgrap.tokens import Decoder, PlainDecoder
 
 PROMPT, WORDS = 32, 40
 
@@ -100,37 +99,6 @@ def _half(planned: PlannedVariant, *, further: bool) -> Artifacts:
     return Artifacts(devices, host, made.weights)
 
 
-class Alone:
-    """Plain onnxruntime on one thread, its cache bound in memory."""
-
-    def __init__(self, name: str, pairs: Mapping[str, str]) -> None:
-        self._session = ort.InferenceSession(str(zoo.materialize(name)), session_options(threads=1))
-        self._pairs = pairs
-        self._state: dict[str, Any] = {}
-        self.times: list[float] = []
-
-    def begin(self, feed: Mapping[str, Array]) -> None:
-        """Take the prompt, untimed."""
-        self._state = {name: ort.OrtValue.ortvalue_from_numpy(feed[name]) for name in self._pairs}
-        self.word(feed)
-        self.times.clear()
-
-    def word(self, feed: Mapping[str, Array]) -> None:
-        """Take a word."""
-        binding = self._session.io_binding()
-        for name, array in feed.items():
-            if name not in self._pairs:
-                binding.bind_cpu_input(name, array)
-        for name, value in self._state.items():
-            binding.bind_ortvalue_input(name, value)
-        for name in ("logits", *self._pairs.values()):
-            binding.bind_output(name, "cpu")
-        start = time.perf_counter()
-        self._session.run_with_iobinding(binding)
-        self.times.append(time.perf_counter() - start)
-        self._state = dict(zip(self._pairs, binding.get_outputs()[1:], strict=True))
-
-
 def measure(name: str, counts: Sequence[int]) -> list[dict[str, Any]]:
     """Return a row for every number of machines."""
     model = ReloadedModel(zoo.materialize(name))
@@ -140,17 +108,17 @@ def measure(name: str, counts: Sequence[int]) -> list[dict[str, Any]]:
     }
     empty = {given: np.zeros(size, np.float32) for given, size in sizes.items()}
 
-    def feed(words: Array, total: int) -> dict[str, Array]:
-        ends = np.arange(total - words.shape[1], total, dtype=np.int64)[None]
-        return {"input_ids": words, "attention_mask": np.ones((1, total), np.int64), "position_ids": ends}
-
-    alone, machines = Alone(name, pairs), [Machines(model, name, nodes, empty, pairs) for nodes in counts]
-    everybody = [alone, *machines]
-    for each in everybody:
-        each.begin(feed(np.arange(PROMPT)[None], PROMPT) | empty)
-    for word in range(WORDS):
-        for each in everybody:
-            each.word(feed(np.array([[word]]), PROMPT + word + 1))
+    decoder = Decoder("input_ids", ("attention_mask",), ("position_ids",), "logits", pairs, empty)
+    alone = PlainDecoder(zoo.materialize(name), decoder, 1)
+    machines = [Machines(model, name, nodes, empty, pairs) for nodes in counts]
+    for word in range(-1, WORDS):
+        feed = decoder.feed(np.arange(PROMPT)[None] if word < 0 else np.array([[word]]), PROMPT + word + 1)
+        alone.turn(feed, counted=word >= 0)
+        for each in machines:
+            if word < 0:
+                each.begin(feed | empty)
+            else:
+                each.word(feed)
     single = statistics.median(alone.times)
     rows = []
     for nodes, each in zip(counts, machines, strict=True):
