@@ -23,7 +23,7 @@ import onnxruntime as ort
 from bbgrap.bench import MachineWatch, Report, bound_to, first_cores
 from bbgrap.engine.sessions import session_options, usable_cores
 from bbgrap.errors import UsageError
-from bbgrap.graph import Array
+from bbgrap.graph import Array, DType
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, InferenceSession
 from bbgrap.session.signature import NodeArg
@@ -66,14 +66,15 @@ class Decoder:
             UsageError: if it is no decoder that is understood.
         """
         state = dict(session.options.state)
-        given = [arg.name for arg in session.get_inputs() if arg.name not in state]
+        kinds = {arg.name: arg.dtype for arg in session.get_inputs() if arg.name not in state}
+        given = list(kinds)
         made = [arg.name for arg in session.get_outputs() if arg.name not in state.values()]
         masks = tuple(name for name in given if "mask" in name)
         places = tuple(name for name in given if "position" in name)
         words = [name for name in given if name not in (*masks, *places)]
         logits = [name for name in made if "logits" in name] or made
-        if len(words) != 1 or len(logits) != 1:
-            expected = "one input of words besides masks and positions, and one output 'logits' besides the state"
+        if len(words) != 1 or len(logits) != 1 or kinds[words[0]] is not DType.INT64:
+            expected = "one input of words (int64) besides masks and positions, and one output 'logits' besides the state"
             raise UsageError(f"tokens: expected a decoder with {expected}; got inputs {', '.join(given)}, outputs {', '.join(made)}")
         empty = {arg.name: _empty(arg) for arg in session.get_inputs() if arg.name in state}
         return cls(words[0], masks, places, logits[0], state, empty)

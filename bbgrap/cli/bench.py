@@ -63,7 +63,7 @@ def bench(
 
         bbgrap bench zoo:resnet50 --agents 2 --stream 200 --planner single --objective throughput
 
-        bbgrap bench zoo:gpt2 --agents 2 --tokens 128
+        bbgrap bench zoo:tiny-decoder --agents 2 --tokens 16
     """
     from bbgrap.bench import bench as measure
     from bbgrap.cli.clusters import open_cluster

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from bbgrap.compiler.growing import GrowingDevice, Messages
 from bbgrap.compiler.host_concat import joined_by_host
+from bbgrap.compiler.passes.dead import DropUnused
 from bbgrap.compiler.passes.fuse import FuseSegments
+from bbgrap.compiler.passes.transfers import DropEmptyMessages
 from bbgrap.graph import Node
 from bbgrap.graph.state import kept_region, uncut
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, whole_output
-from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program
+from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program, reads_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import LocalOp, reducer_of
 from bbgrap.tdl.language import ReducerKind
@@ -25,7 +27,16 @@ Part = int | None
 
 def build_direct(plan: Plan, pieces: Pieces) -> Program:
     """Return the fused program of a plan, to be timed."""
-    return FuseSegments().run(_Builder(plan, pieces).run())
+    program = _Builder(plan, pieces).run()
+    if any(map(_has_unused, program.devices)):
+        program = DropEmptyMessages().run(DropUnused().run(program))
+    return FuseSegments().run(program)
+
+
+def _has_unused(device: DeviceProgram) -> bool:
+    """Tell whether a device computes what nothing reads: a last row that a window leaves out, or what only other tiles are read of."""
+    read = set(device.results).union(*map(reads_of, device.steps))
+    return any(read.isdisjoint(op.writes) for step in device.steps if isinstance(step, Compute) for op in step.ops if isinstance(op, Apply))
 
 
 class _Device(GrowingDevice):

@@ -52,5 +52,6 @@ def test_scaling_and_batches_of_small_cases() -> None:
     assert [found["1"][planner]["gb"] for planner in found["1"]] == [0, 0, 0]
     assert found["2"]["data-parallel"]["gb"] < found["4"]["data-parallel"]["gb"]
     compared = batches({"fc3": LAYERS["fc3"]}, (32, 4096), (2, 4))
-    assert all(1 <= ratio < 10 for ratio in compared.values())
-    assert len(compared) == 4
+    small, large = ([ratio for case, ratio in compared.items() if f"batch {batch}," in case] for batch in (32, 4096))
+    assert 1 < large[0] < large[1] < 10, "the more accelerators, the more it is worth to move fewer bytes"
+    assert all(0.9 < ratio <= 1 for ratio in small), "fewer bytes are not less time where messages are small"

@@ -24,7 +24,7 @@ def stateful(cluster, tmp_path_factory):
     for name, model in (("lstm", lstm()), ("decoder", decoder()), ("plain", lstm()), ("unnamed", lstm(None))):
         (folder / f"{name}.onnx").write_bytes(model)
     options = ["--grpc", "127.0.0.1:0", "--state", "lstm=h:hn,c:cn", "--state", "decoder", "--max-sequences", str(MOST)]
-    options += ["--state", "unnamed=h:hn:1x1x8,c:cn:1x1x8"]
+    options += ["--state", f"unnamed=h:hn:1x1x{WIDTH},c:cn:1x1x{WIDTH}"]
     with serving(cluster.address, folder, folder.parent / "log", *options) as server:
         yield server
 
