@@ -127,3 +127,22 @@ def test_a_step_that_an_agent_dies_in_is_repeated_from_the_last_whole_state(tmp_
                     cluster.kill(other)
         assert not {victim, other}.intersection(node.name for node in cluster.connection.nodes())
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+
+
+def test_the_weights_after_some_steps_are_read_and_gone_on_from(tmp_path):
+    step, data, feeds, losses = known("mlp")
+    alone, state = make_session(data, threads=1), step.initial
+    for feed in feeds[:3]:
+        outputs = dict(zip(step.graph.outputs, alone.run(None, feed | state), strict=True))
+        state = {before: outputs[after] for before, after in step.state.items()}
+    with known_cluster(2, tmp_path, pin=False) as cluster:
+        session = session_of(cluster, "mlp", "data-parallel")
+        with session.sequence(step.initial) as sequence:
+            for feed in feeds[:3]:
+                sequence.run(["loss"], feed)
+            found = sequence.state()
+        assert found.keys() == state.keys()
+        for name, array in found.items():
+            np.testing.assert_allclose(array, state[name], rtol=1e-4, atol=1e-6)
+        with session.sequence(found) as sequence:
+            assert sequence.run(["loss"], feeds[3])[0] == pytest.approx(losses[3], rel=1e-4)

@@ -56,7 +56,7 @@ def describe_slice(site: Site) -> Description | None:
         return None
     out = output_indices(site)
     moving = _sliced(site) & site.moving[0]
-    if moving != (_sliced(site) if moving else frozenset()):
+    if moving and moving != _sliced(site):
         return None  # bounds of both kinds of axes
     places = (ALL if a in moving else index * step + start for a, (index, (start, step)) in enumerate(zip(out, found, strict=True)))
     read = operand(0)[tuple(places)]
