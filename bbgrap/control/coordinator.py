@@ -50,7 +50,7 @@ from bbgrap.control.status import StatusReader
 from bbgrap.control.stored import Stored
 from bbgrap.control.uploads import Uploads
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
-from bbgrap.control.watch import is_stuck, kept_waiting, stalled, synthetic_stalled
+from bbgrap.control.watch import is_stuck, kept_waiting, stalled, unawaited_stalled
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -403,9 +403,11 @@ class CoordinatorMachine:
             done += self.requests.lose_variant(variant, names, f"no answer from {names} in time", now)
         for variant, number in list(stalled(self.requests.open, self.members, self.loading, now)):
             done += self.faults.stalled(variant, number, now)
-        for variant, number in list(synthetic_stalled(self.requests.synthetic.running(), self.members, now)):
-            done.append(Log(f"synthetic request {number} has stalled on {', '.join(variant.parts)} (epoch {variant.epoch})"))
+        unawaited = (*self.requests.synthetic.running(), *self.requests.verifying.in_flight())
+        for variant, number in unawaited_stalled(unawaited, self.members, now):
+            done.append(Log(f"request {number}, of the coordinator, has stalled on {', '.join(variant.parts)} (epoch {variant.epoch})"))
             done += self.requests.synthetic.taken_back(variant)
+            done += self.requests.verifying.taken_back(variant)
             done += self.faults.try_all(variant, now)
         self.requests.let_go(now)
         for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):

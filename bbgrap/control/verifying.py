@@ -16,7 +16,7 @@ A and B that is every node of both; with a third one, C, which agrees with B, it
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import combinations
@@ -112,6 +112,11 @@ class Verifying:
     def running(self) -> int:
         """The number of the run in flight; 0 if there is none."""
         return 0 if self._running is None else self._running.number
+
+    def in_flight(self) -> Iterator[tuple[Variant, int, float, float]]:
+        """Yield the run in flight: variant, number, when it started, and how long requests usually take."""
+        if self._running is not None:
+            yield self._running.variant, self._running.number, self._running.started, self._running.variant.usual_s
 
     # --- which, and when ----------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ before may take as long again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
@@ -20,8 +20,8 @@ STALLED_S = 0.4
 OVERTAKEN = 24
 """Others that end on all its agents after a request was started: agents work on the oldest ones first, so it is lost. Chosen: twice what
 may have been in flight before it."""
-SYNTHETIC_STALLED_S = 2.0
-"""The same of a synthetic request, for which nobody waits."""
+UNAWAITED_STALLED_S = 2.0
+"""The same of a synthetic request, or a second run that verifies one: no client waits for them."""
 USUAL = 3.0
 """Times the usual duration of a request."""
 SLOWEST_LINK = 1 << 20
@@ -62,12 +62,12 @@ def stalled(requests: dict[int, Request], members: Members, loading: Loading, no
                 yield variant, number
 
 
-def synthetic_stalled(running: Iterator[tuple[Variant, int, float, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:
-    """Yield the synthetic requests with which nothing goes on, and their variants."""
+def unawaited_stalled(running: Iterable[tuple[Variant, int, float, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:
+    """Yield the runs that no client waits for and with which nothing goes on, and their variants."""
     for variant, number, started, usual in running:
         there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
         idle_since = max((member.idle_since for member in there), default=now)
-        patience = max(SYNTHETIC_STALLED_S, USUAL * usual)
+        patience = max(UNAWAITED_STALLED_S, USUAL * usual)
         # Others may keep the agents busy; where it is known how long requests take, it does not take much longer.
         if now - max(idle_since, started) > patience or (usual and now - started > USUAL * patience):
             yield variant, number

@@ -11,6 +11,7 @@ from bbgrap.control.audit import EVERY_S
 from bbgrap.control.plans import Request
 from bbgrap.control.states import Role, Tracker
 from bbgrap.control.verifying import GIVE_WAY_S, RUN_WITHIN_S, suspects
+from bbgrap.control.watch import UNAWAITED_STALLED_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -233,13 +234,14 @@ def test_a_node_on_which_second_runs_fail_is_told_and_another_one_asked():
     assert tally(wire) == {"compared": 1}
 
 
-def test_without_an_end_it_is_given_up():
+def test_without_an_end_it_is_taken_back_and_given_up():
     wire = stream("a", "b")
     second = second_run(wire)
-    wire.wait(RUN_WITHIN_S + 1)
-    assert tally(wire) == {"skipped, no second answer": 1}
+    wire.wait(UNAWAITED_STALLED_S + 1)
     assert second.request not in wire.started
-    assert any("no answer within" in text for text in wire.told)
+    assert any(f"request {second.request}, of the coordinator, has stalled" in text for text in wire.told)
+    wire.wait(RUN_WITHIN_S)
+    assert tally(wire) == {"skipped, no second answer": 1}
     assert is_clean(wire)
 
 

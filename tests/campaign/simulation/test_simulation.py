@@ -11,12 +11,14 @@ from tests.campaign.simulation.story import KINDS, draw
 from tests.campaign.simulation.world import World
 
 FIRST, COUNT = 0, 30
+FAILED_ONCE = (701983,)
+"""A run that verifies a request lost its message, and kept a plan from serving for half a minute."""
 
 pytestmark = pytest.mark.simulation
 
 
-def test_the_first_seeds():
-    surprises = {seed: found[0] for seed in range(FIRST, FIRST + COUNT) if (found := play(draw(seed)))}
+def test_the_first_seeds_and_those_that_failed_once():
+    surprises = {seed: found[0] for seed in (*range(FIRST, FIRST + COUNT), *FAILED_ONCE) if (found := play(draw(seed)))}
     assert surprises == {}
 
 
