@@ -6,7 +6,7 @@ With rank-3 operands heads and their elements share the last axis, so the unit i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
@@ -63,7 +63,7 @@ def heads_of(site: Site) -> Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where in its operands one output element of an attention reads; built from the output's indices."""
 
     site: Site
@@ -78,21 +78,22 @@ class _Place:
         count, per_group = (self.heads.query, self.heads.shared) if of_query else (self.heads.key, 1)
         rows, shape = self.query if of_query else ALL, self.site.shape(number)
         if len(shape) == 4:
-            return operand(number)[self.batch, self._heads(per_group), rows, ALL]
-        return operand(number)[self.batch, rows, self._heads(per_group * (shape[2] // count))]
+            return operand(number)[self.batch, self.of_group(per_group), rows, ALL]
+        return operand(number)[self.batch, rows, self.of_group(per_group * (shape[2] // count))]
 
-    def _heads(self, size: int) -> Subscript:
+    def of_group(self, size: int) -> Subscript:
+        """Return the elements of the element's group, along an axis that has so many for each."""
         return ALL if self.group is None else self.group * size + Index(f"r{size}", size)
 
     def bias(self, number: int) -> Access:
         """Read a mask or bias that broadcasts to [batch, query heads, queries, keys]."""
-        places: tuple[Subscript, ...] = (self.batch, self._heads(self.heads.shared), self.query, ALL)
+        places: tuple[Subscript, ...] = (self.batch, self.of_group(self.heads.shared), self.query, ALL)
         shape = self.site.shape(number)
         tail = places[4 - len(shape) :]
         return operand(number)[tuple(0 if extent == 1 else place for place, extent in zip(tail, shape, strict=True))]
 
 
-def _place_of(site: Site, out: tuple[Index, ...], *, queries: bool, heads: bool) -> tuple[_Place, set[int]]:
+def place_of(site: Site, out: tuple[Index, ...], *, queries: bool, heads: bool) -> tuple[Place, set[int]]:
     """Return the place and the output axes that stay whole; `queries` and `heads` tell whether they split."""
     form = heads_of(site)
     query_axis = 1 if form.packed else 2
@@ -100,7 +101,7 @@ def _place_of(site: Site, out: tuple[Index, ...], *, queries: bool, heads: bool)
     group = (index if form.unit == 1 else index // form.unit) if heads else None
     fixed = set() if form.packed else {3}
     fixed |= (set() if queries else {query_axis}) | (set() if heads else {form.axis})
-    return _Place(site, form, out[0], out[query_axis] if queries else ALL, group), fixed
+    return Place(site, form, out[0], out[query_axis] if queries else ALL, group), fixed
 
 
 def describe_attention(site: Site) -> Description | None:
@@ -109,7 +110,7 @@ def describe_attention(site: Site) -> Description | None:
         return None
     knows_place = site.integer("is_causal", 0) or any(site.integer(f"{side}_window_size", -1) != -1 for side in ("left", "right"))
     out = output_indices(site)
-    place, fixed = _place_of(site, out, queries=not knows_place, heads=True)
+    place, fixed = place_of(site, out, queries=not knows_place, heads=True)
     reads = [place.rows(0, of_query=True), place.rows(1, of_query=False), place.rows(2, of_query=False)]
     if site.has(3):
         reads.append(place.bias(3))
@@ -122,7 +123,7 @@ def describe_attention(site: Site) -> Description | None:
 def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """The same attention with the heads of every group that the tile touches, then the tile's own."""
     form = heads_of(site)
-    node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain)
+    node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain, makes_further=True)
     if region.shape[form.axis] == site.output_shape[form.axis] or (form.unit == 1 and not form.packed):
         return (node,)
     own = spatial_interval(site, region, form.axis)
@@ -132,8 +133,7 @@ def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[Loca
         name: names[name] * (last - first) if name in names else value for name, value in site.node.attributes.items()
     }
     start = own.start - first * form.unit
-    local = LocalNode(node.op, node.operands, changed, node.domain)
-    return cropped(local, start, start + len(own), (last - first) * form.unit, form.axis)
+    return cropped(replace(node, attributes=changed), start, start + len(own), (last - first) * form.unit, form.axis)
 
 
 def describe_multi_head_attention(site: Site) -> Description | None:
@@ -143,7 +143,7 @@ def describe_multi_head_attention(site: Site) -> Description | None:
     out = output_indices(site)
     if any(len(site.shape(k)) != 3 for k in range(3)):
         return None
-    place, fixed = _place_of(site, out, queries=not site.integer("unidirectional", 0), heads=not site.has(3))
+    place, fixed = place_of(site, out, queries=not site.integer("unidirectional", 0), heads=not site.has(3))
     reads = [place.rows(0, of_query=True), place.rows(1, of_query=False), place.rows(2, of_query=False), *wholes(site, (3,))]
     if site.has(4):
         padding = site.shape(4)

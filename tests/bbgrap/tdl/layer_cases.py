@@ -38,7 +38,8 @@ def _skip_norm(draw: Draw, op: str) -> Case:
     skip = draw(st.sampled_from(((batch, length, size), (1, length, size), (length, size))))
     vectors = [floats(draw, size) for _ in range(draw(st.integers(1, 3 if op == "SkipLayerNormalization" else 2)))]
     operands = (floats(draw, batch, length, size), floats(draw, *skip), *vectors)
-    return Case(op, operands, {"epsilon": 1e-3}, exact=False, loose=None, domain=MICROSOFT)
+    further = (3,) if draw(st.booleans()) else ()
+    return Case(op, operands, {"epsilon": 1e-3}, exact=False, loose=None, domain=MICROSOFT, further=further)
 
 
 @st.composite
@@ -181,6 +182,35 @@ def microsoft_rotary(draw: Draw) -> Case:
     return Case("RotaryEmbedding", operands, attributes, exact=False, loose=None, domain=MICROSOFT, below={1: 5})
 
 
+@st.composite
+def group_query(draw: Draw) -> Case:
+    """GroupQueryAttention with a cache that grows or has room, places turned or not, windows, biases and sinks."""
+    batch, groups, shared, new, past = draw(st.tuples(*[st.integers(1, 3)] * 4, st.integers(0, 4)))
+    size, total = 16, past + new
+    heads = groups * shared
+    room = draw(st.sampled_from((past, past, total, total + 3)))
+    assume(batch == 1 or new == 1 or not past)  # the kernel takes no others
+    rows = [floats(draw, batch, new, count * size) for count in (heads, groups, groups)]
+    caches = [floats(draw, batch, groups, room, size) for _ in "kv"]
+    lengths = np.full(batch, total - 1, np.int32)
+    if new == 1 and past:  # words of sequences of unequal length
+        lengths = random_of(draw).integers(0, total, batch).astype(np.int32)
+        lengths[0] = total - 1
+    turns = draw(st.booleans())
+    angles = [floats(draw, total + 2, size // 2) for _ in "cs"] if turns else [None, None]
+    bias = floats(draw, draw(st.sampled_from((1, batch))), draw(st.sampled_from((1, heads))), new, total) if draw(st.booleans()) else None
+    sink = floats(draw, heads) if draw(st.booleans()) else None
+    operands = [*rows, *caches, lengths, np.array(total, np.int32), *angles, None, bias, sink]
+    while operands[-1] is None:
+        operands.pop()
+    attributes: dict[str, Attribute] = {"num_heads": heads, "kv_num_heads": groups, "do_rotary": int(turns)}
+    attributes["local_window_size"] = draw(st.sampled_from((-1, -1, 2)))
+    return Case(
+        "GroupQueryAttention", tuple(operands), attributes, parameters=frozenset((5, 6)), exact=False, loose=None,
+        several_ranges=frozenset((0,)), domain=MICROSOFT, further=(1, 2),
+    )  # fmt: skip
+
+
 LAYERS: Cases = {
     "Attention": attention,
     "GroupNormalization": group_norm,
@@ -193,6 +223,7 @@ LAYERS: Cases = {
 }
 MICROSOFT_LAYERS: Cases = {
     "Attention": fused_attention,
+    "GroupQueryAttention": group_query,
     "MultiHeadAttention": multi_head_attention,
     "RotaryEmbedding": microsoft_rotary,
     **{op: partial(_skip_norm, op) for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},
