@@ -38,7 +38,7 @@ def cached_shapes(graph: Graph, node: Node) -> tuple[tuple[int, ...], ...] | Non
 
 def told_by_shapes(graph: Graph, name: str) -> int | None:
     """Return the one number that a value is, if it follows from constants and shapes; else None."""
-    nodes: list[Node] = []
+    nodes: dict[str, Node] = {}
     weights: dict[str, Weight] = {}
     waiting, seen = [name], {name}
     while waiting:
@@ -49,16 +49,14 @@ def told_by_shapes(graph: Graph, name: str) -> int | None:
         elif producer is None or producer.captured or len(nodes) == MOST_NODES:
             return None
         elif producer.op == "Shape" and (shape := graph.types[producer.inputs[0]].shape) is not None:
-            start, end = (producer.attributes.get(key, default) for key, default in (("start", 0), ("end", len(shape))))
-            weights[value] = make_weight(value, np.array(shape[start:end], np.int64))
+            weights[value] = make_weight(value, np.array(_sizes(producer, shape), np.int64))
         else:
-            nodes.append(producer)
+            nodes[producer.name] = producer
             waiting += [operand for operand in producer.inputs if operand and operand not in seen]
             seen.update(producer.inputs)
     if not nodes:
         return _number(weights[name].array)
-    order = {node.name: place for place, node in enumerate(graph.nodes)}
-    made = tuple(dict.fromkeys(sorted(nodes, key=lambda node: order[node.name])))
+    made = tuple(node for node in graph.nodes if node.name in nodes)
     types = {o: TensorType(graph.types[o].dtype, None) for node in made for o in node.outputs if o} | {
         n: w.type for n, w in weights.items()
     }
@@ -68,6 +66,12 @@ def told_by_shapes(graph: Graph, name: str) -> int | None:
     except Exception:  # onnxruntime's exceptions have no common base; the whole model tells what is wrong with it
         return None
     return _number(array)
+
+
+def _sizes(node: Node, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sizes that a `Shape` tells."""
+    start, end = node.attributes.get("start", 0), node.attributes.get("end", len(shape))
+    return shape[start:end] if isinstance(start, int) and isinstance(end, int) else ()
 
 
 def _number(array: Array) -> int | None:

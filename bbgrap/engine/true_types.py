@@ -129,7 +129,10 @@ def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: 
     cut = {name for name in seen if name in graph.producers}
     nodes = tuple(node for node in graph.nodes if not cut.issuperset(name for name in node.outputs if name))
     made = tuple(name for name in graph.producers if name in cut)
-    asked = replace(graph, nodes=nodes, inputs=(*graph.inputs, *made), outputs=tuple(name for name in unknown if name not in cut))
+    read = {name for node in nodes for name in node.reads}
+    weights = {name: weight for name, weight in graph.weights.items() if name in read}  # onnxruntime drops others, and misses them
+    outputs = tuple(name for name in unknown if name not in cut)
+    asked = replace(graph, nodes=nodes, inputs=(*graph.inputs, *made), outputs=outputs, weights=weights)
     written = write_graph(asked, weights="detached")
     options = session_options(threads=1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -1,12 +1,19 @@
-"""Operators whose operands are put together in one are given them apart: what is packed cannot be cut through, its parts can."""
+"""Operators whose operands are packed are given them spread out: what is packed cannot be cut through, its parts can.
+
+- Queries, keys and values that an attention reads in one are split.
+- Scales and zero points of a product of few bits get a row for every column of the product: [N * blocks] becomes [N, blocks].
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from bbgrap.graph.types import Graph, Node, TensorType
+from bbgrap.graph.types import Graph, Node, TensorType, Weight
+from bbgrap.graph.weights import make_weight
 
 _PACKED = ("com.microsoft", "GroupQueryAttention")
+_FEW_BITS = ("com.microsoft", "MatMulNBits")
+_SCALES, _ZEROS = 2, 3
 
 
 def unpack_queries(graph: Graph) -> Graph:
@@ -38,3 +45,25 @@ def _widths(graph: Graph, node: Node) -> tuple[int, int, int] | None:
         return None
     size, rest = divmod(shape[2], heads + 2 * groups)
     return None if rest or not size else (heads * size, groups * size, groups * size)
+
+
+def scales_in_rows(graph: Graph) -> Graph:
+    """Give the scales and zero points of products of few bits, where they are weights and flat, a row for every column of the product."""
+    nodes: list[Node] = []
+    weights: dict[str, Weight] = {}
+    for node in graph.nodes:
+        columns = node.attributes.get("N")
+        if (node.domain, node.op) != _FEW_BITS or not isinstance(columns, int):
+            nodes.append(node)
+            continue
+        inputs = list(node.inputs)
+        for place in (_SCALES, _ZEROS):
+            flat = graph.weights.get(inputs[place]) if place < len(inputs) else None
+            if flat is None or len(flat.type.known_shape) != 1 or flat.type.known_shape[0] % columns:
+                continue
+            inputs[place] = f"{flat.name} in {columns} rows"
+            if inputs[place] not in weights:
+                weights[inputs[place]] = make_weight(inputs[place], flat.array.reshape(columns, -1), flat.type.dtype)
+        nodes.append(replace(node, inputs=tuple(inputs)))
+    types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
+    return replace(graph, nodes=tuple(nodes), weights={**graph.weights, **weights}, types=types) if weights else graph

@@ -196,6 +196,8 @@ def group_query(draw: Draw) -> Case:
     if new == 1 and past:  # words of sequences of unequal length
         lengths = random_of(draw).integers(0, total, batch).astype(np.int32)
         lengths[0] = total - 1
+    if draw(st.booleans()):
+        lengths = lengths[:, None]  # as exporters write it, whose sum over a mask keeps its axis
     turns = draw(st.booleans())
     angles = [floats(draw, total + 2, size // 2) for _ in "cs"] if turns else [None, None]
     bias = floats(draw, draw(st.sampled_from((1, batch))), draw(st.sampled_from((1, heads))), new, total) if draw(st.booleans()) else None
