@@ -210,4 +210,5 @@ class _TensorParallel:
 
 def _finest(steps: Set[tuple[int, int]]) -> int:
     extents = {extent for extent, _ in steps}
-    return max((n for n in extents if all(extent % n == 0 and extent // n % step == 0 for extent, step in steps)), default=min(extents))
+    counts = extents | {extent // step for extent, step in steps if step <= extent}
+    return max((n for n in counts if all(extent % n == 0 and extent // n % step == 0 for extent, step in steps)), default=min(extents))
