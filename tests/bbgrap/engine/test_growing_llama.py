@@ -1,6 +1,7 @@
 """Decoders of fused operators on two nodes: the words that plain onnxruntime writes, from a part of weights and cache on each."""
 
 import numpy as np
+import onnx
 import pytest
 
 from bbgrap.cluster import Cluster, NodeProfile
@@ -28,12 +29,33 @@ def model(request, tmp_path_factory):
     return path, sum(weight.type.nbytes for weight in graph.weights.values())
 
 
-def prepared(path, nodes, planner):
+def prepared(path, nodes, planner, room=0):
     loader = ReloadedModel(path)
     state = {name: name.replace("past_key_values", "present") for name in loader.declared if name.startswith("past")}
-    caches = dict.fromkeys(state, (1, SIZES.key_heads, 0, SIZES.head))
+    caches = dict.fromkeys(state, (1, SIZES.key_heads, room, SIZES.head))
     first = with_state(loader.graph(path, {"input_ids": (1, 1), "attention_mask": (1, 1), **caches}), state)
     return first, prepare_growing(first, loader.open_graph, loader.declared, Cluster(nodes), PlanOptions(planner))
+
+
+def written(path, state, artifacts, room=0):
+    """Return the words that a deployment writes, which are those of plain onnxruntime, and what it keeps at the end."""
+    first, further = halves(artifacts)
+    kernels = {True: local_kernels(first), False: local_kernels(further)}
+    begin = {name: np.zeros((1, SIZES.key_heads, room, SIZES.head), np.float32) for name in state}
+    alone = Alone(path.read_bytes(), state, begin)
+    words = np.random.default_rng(2).integers(0, SIZES.words, (1, PROMPT))
+    held, total, found = [()] * first.host.host, 0, []
+    for number in range(WORDS):
+        total += words.shape[1]
+        feed = {"input_ids": words, "attention_mask": np.ones((1, total), np.int64)}
+        given = [*feed.values(), *(() if number else begin.values())]
+        (logits,), held = simulate_step(further if number else first, given, held, kernels[not number])
+        want = alone.run(feed)[0]
+        np.testing.assert_allclose(logits, want, rtol=1e-4, atol=2e-5)
+        words = logits[:, -1:].argmax(axis=-1)
+        assert words == want[:, -1:].argmax(axis=-1)
+        found.append(int(words[0, 0]))
+    return found, [array.shape for device in held for array in device]
 
 
 @pytest.mark.parametrize(
@@ -52,23 +74,24 @@ def test_words_are_those_of_plain_onnxruntime(model, planner, shares):
         tables = sum(weight.type.nbytes for name, weight in plan.graph.weights.items() if name in ("words", "cosines", "sines"))
         most = 0.52 if shares == (1, 1) else 0.76
         assert all(part - tables < most * (whole - tables) for part in used)
-    begins, further = halves(planned.artifacts)
-    kernels = {True: local_kernels(begins), False: local_kernels(further)}
-    empty = {name: np.zeros(first.types[name].known_shape, np.float32) for name in first.state}
-    alone = Alone(path.read_bytes(), first.state, empty)
-    words = np.random.default_rng(2).integers(0, SIZES.words, (1, PROMPT))
-    held, total, written = [()] * begins.host.host, 0, []
-    for number in range(WORDS):
-        total += words.shape[1]
-        feed = {"input_ids": words, "attention_mask": np.ones((1, total), np.int64)}
-        given = [(feed | empty)[name] for name in (first.given if number else first.inputs)]
-        (logits,), held = simulate_step(further if number else begins, given, held, kernels[not number])
-        want = alone.run(feed)[0]
-        np.testing.assert_allclose(logits, want, rtol=1e-4, atol=2e-5)
-        words = logits[:, -1:].argmax(axis=-1)
-        assert words == want[:, -1:].argmax(axis=-1)
-        written.append(int(words[0, 0]))
-    assert len(set(written)) > 1
-    kept = [array.shape for device in held for array in device]
+    words, kept = written(path, first.state, planned.artifacts)
+    assert len(set(words)) > 1
     assert planner == "auto" or sum(shape[1] for shape in kept) == 2 * SIZES.depth * SIZES.key_heads
-    assert all(shape[2] == total for shape in kept)
+    assert all(shape[2] == PROMPT + WORDS - 1 for shape in kept)
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["in the file", "in the feed"])
+def test_a_cache_with_room_for_all_words_is_filled(model, tmp_path, declared):
+    path, room = model[0], 96
+    if declared:
+        fixed = onnx.load(path)
+        for value in (*fixed.graph.input, *fixed.graph.output):
+            if value.name.startswith(("past", "present")):
+                value.type.tensor_type.shape.dim[2].dim_value = room
+        path = tmp_path / "fixed.onnx"
+        onnx.save(fixed, path)
+    nodes = tuple(NodeProfile(f"node{number}") for number in range(2))
+    first, (planned, _) = prepared(path, nodes, "tensor-parallel", room if declared else 0)
+    _, kept = written(path, first.state, planned.artifacts, room)
+    assert sum(shape[1] for shape in kept) == 2 * SIZES.depth * SIZES.key_heads
+    assert all(shape[2] == room for shape in kept)
