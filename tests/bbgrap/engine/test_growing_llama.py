@@ -1,5 +1,7 @@
 """Decoders of fused operators on two nodes: the words that plain onnxruntime writes, from a part of weights and cache on each."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -27,6 +29,16 @@ def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("llama") / "m.onnx"
     save_graph(graph, path, free=free_axes(graph))
     return path, sum(weight.type.nbytes for weight in graph.weights.values())
+
+
+@pytest.fixture(scope="module")
+def rounding(tmp_path_factory):
+    """Return the same with products that take what they read in 8 bits, as is usual: nothing before them may be summed in parts."""
+    graph = llama("llama", SIZES, bits=4)
+    nodes = (replace(n, attributes={**n.attributes, "accuracy_level": 4}) if n.op == "MatMulNBits" else n for n in graph.nodes)
+    path = tmp_path_factory.mktemp("rounding") / "m.onnx"
+    save_graph(replace(graph, nodes=tuple(nodes)), path, free=free_axes(graph))
+    return path
 
 
 def prepared(path, nodes, planner, room=0):
@@ -78,6 +90,17 @@ def test_words_are_those_of_plain_onnxruntime(model, planner, shares):
     assert len(set(words)) > 1
     assert planner == "auto" or sum(shape[1] for shape in kept) == 2 * SIZES.depth * SIZES.key_heads
     assert all(shape[2] == PROMPT + WORDS - 1 for shape in kept)
+
+
+def test_products_that_round_are_all_cut_by_features(rounding):
+    nodes = tuple(NodeProfile(f"node{number}") for number in range(2))
+    first, (planned, plan) = prepared(rounding, nodes, "tensor-parallel")
+    products = [tile for node in plan.graph.nodes if node.op == "MatMulNBits" for tile in plan.tiles[node.name]]
+    assert all(tile.part is None and tile.region.shape[-1] < plan.graph.types["words"].known_shape[0] for tile in products)
+    tables = sum(plan.graph.weights[name].type.nbytes for name in ("words", "cosines", "sines"))
+    whole = sum(weight.type.nbytes for weight in plan.graph.weights.values())
+    assert all(device.weight_bytes - tables < 0.52 * (whole - tables) for device in planned.artifacts.devices)
+    written(rounding, first.state, planned.artifacts)
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["in the file", "in the feed"])
