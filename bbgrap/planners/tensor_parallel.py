@@ -5,9 +5,9 @@
           first of a MLP         its activation                second of a MLP
 
 A product with weights that reads what all have *opens* a division, cut along its features. The cut carries on as long as an axis
-survives; where divisions meet along one axis they are one. What sums over the cut axis *closes* the division with partial results. A product
-whose parts must not be summed (what follows rounds them) opens another one: all get what it reads, and are cut along its features. Anything
-else is computed whole by every node that needs it. So only sums travel, each once from every node to every other, or what stands for them.
+survives; where divisions meet along one axis they are one. What sums over the cut axis *closes* the division with partial results. A
+product that may not be summed in parts, since what follows rounds, opens another division: all get what it reads. Anything else is
+computed whole by every node that needs it. So only sums travel, or what stands for them, each once from every node to every other.
 
 The cut of a division is counted in units that all of it has, e.g. heads, and followed back to front: a node computes what its readers in
 the division read. So a product of queries, keys and values in one is cut in three ranges. Tables of words are divided by words if they

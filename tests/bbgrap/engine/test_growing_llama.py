@@ -95,8 +95,9 @@ def test_words_are_those_of_plain_onnxruntime(model, planner, shares):
 def test_products_that_round_are_all_cut_by_features(rounding):
     nodes = tuple(NodeProfile(f"node{number}") for number in range(2))
     first, (planned, plan) = prepared(rounding, nodes, "tensor-parallel")
-    products = [tile for node in plan.graph.nodes if node.op == "MatMulNBits" for tile in plan.tiles[node.name]]
-    assert all(tile.part is None and tile.region.shape[-1] < plan.graph.types["words"].known_shape[0] for tile in products)
+    for node in (node for node in plan.graph.nodes if node.op == "MatMulNBits"):
+        features = plan.graph.types[node.outputs[0]].known_shape[-1]
+        assert [(tile.part, 2 * tile.region.shape[-1]) for tile in plan.tiles[node.name]] == [(None, features)] * 2
     tables = sum(plan.graph.weights[name].type.nbytes for name in ("words", "cosines", "sines"))
     whole = sum(weight.type.nbytes for weight in plan.graph.weights.values())
     assert all(device.weight_bytes - tables < 0.52 * (whole - tables) for device in planned.artifacts.devices)
