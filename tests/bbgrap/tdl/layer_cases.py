@@ -125,16 +125,18 @@ def attention(draw: Draw) -> Case:
 def multi_head_attention(draw: Draw) -> Case:
     """MultiHeadAttention with and without bias, padding mask and attention bias."""
     batch, heads, queries, keys, size = draw(st.tuples(*[st.integers(1, 3)] * 5))
-    width = heads * size
+    width, past = heads * size, draw(st.sampled_from((0, 0, 2)))
+    keys = queries if past else keys
     bias = floats(draw, 3 * width) if draw(st.booleans()) else None
     padding = None
     if draw(st.booleans()):
-        full = (batch, keys) if draw(st.booleans()) else (batch, queries, keys)
+        full = (batch, keys + past) if draw(st.booleans()) else (batch, queries, keys + past)
         padding = np.ones(full, np.int32)
-        padding[..., random_of(draw).integers(0, keys) :] = 0
+        padding[..., random_of(draw).integers(0, keys + past) :] = 0
         padding[..., 0] = 1
-    extra = floats(draw, draw(st.sampled_from((1, batch))), draw(st.sampled_from((1, heads))), queries, keys)
+    extra = floats(draw, draw(st.sampled_from((1, batch))), draw(st.sampled_from((1, heads))), queries, keys + past)
     operands = [*(floats(draw, batch, s, width) for s in (queries, keys, keys)), bias, padding, extra if draw(st.booleans()) else None]
+    operands += [floats(draw, batch, heads, past, size) for _ in "kv"] if past else []
     while operands[-1] is None:
         operands.pop()
     attributes: dict[str, Attribute] = {"num_heads": heads, "unidirectional": int(draw(st.integers(0, 3)) == 0)}
@@ -142,7 +144,7 @@ def multi_head_attention(draw: Draw) -> Case:
     several = frozenset((0, 1))
     return Case(
         "MultiHeadAttention", tuple(operands), attributes, exact=False, loose=None, several_ranges=several, domain=MICROSOFT,
-        below={4: 2},
+        below={4: 2}, further=(1, 2) if past else (),
     )  # fmt: skip
 
 
@@ -167,7 +169,8 @@ def rotary(draw: Draw) -> Case:
         operands: tuple[Array, ...] = (x, *(floats(draw, batch, length, half) for _ in "cs"))
     else:
         operands = (x, *(floats(draw, 5, half) for _ in "cs"), random_of(draw).integers(0, 5, (batch, length)))
-    return Case("RotaryEmbedding", operands, attributes, opset=23, exact=False, loose=None, below={3: 5})
+    several = frozenset((0, 1) if packed else range(4))
+    return Case("RotaryEmbedding", operands, attributes, opset=23, exact=False, loose=None, below={3: 5}, several_ranges=several)
 
 
 @st.composite
@@ -178,8 +181,12 @@ def microsoft_rotary(draw: Draw) -> Case:
     x = floats(draw, batch, length, heads * 2 * half) if packed else floats(draw, batch, heads, length, 2 * half)
     positions = random_of(draw).integers(0, 5, (batch, length)) if each else np.array([1])
     operands = (x, positions, *(floats(draw, 8, half) for _ in "cs"))
-    attributes: dict[str, Attribute] = {"num_heads": heads} if packed else {}
-    return Case("RotaryEmbedding", operands, attributes, exact=False, loose=None, domain=MICROSOFT, below={1: 5})
+    told = packed and draw(st.booleans())
+    attributes: dict[str, Attribute] = {"num_heads": heads} if told else {}
+    if told and draw(st.booleans()):
+        attributes["rotary_embedding_dim"] = 2 * half
+    several = frozenset((0, 1) if packed else range(4))
+    return Case("RotaryEmbedding", operands, attributes, exact=False, loose=None, domain=MICROSOFT, below={1: 5}, several_ranges=several)
 
 
 @st.composite
