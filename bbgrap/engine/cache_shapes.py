@@ -24,14 +24,14 @@ MOST_NODES = 64
 """Nodes that compute the number of words from shapes. Chosen: exporters write up to ten."""
 
 
-def cached_shapes(graph: Graph, node: Node) -> tuple[tuple[int, ...], ...] | None:
-    """Return the shapes of a node's outputs in use; None if how many words there are is not known before the run."""
+def cached_shapes(graph: Graph, node: Node) -> tuple[tuple[int, ...] | None, ...]:
+    """Return the shapes of a node's outputs in use; None for caches if how many words there are is not known before the run."""
     names = [name for name in node.outputs if name]
     past = graph.types[node.inputs[_PAST]].shape if node.inputs[_PAST] else None
     total = told_by_shapes(graph, node.inputs[_TOTAL])
     shapes = [graph.types[name].known_shape for name in names]
-    if total is None or any(len(shape) != 4 for shape in shapes[1:]):
-        return None
+    if total is None:
+        return (shapes[0], *(None for _ in shapes[1:]))
     length = max(total, 0 if past is None else past[2])
     return (shapes[0], *((shape[0], shape[1], length, shape[3]) for shape in shapes[1:]))
 

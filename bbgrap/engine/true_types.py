@@ -11,7 +11,7 @@ values stays unknown; a shape that is known is the one that onnxruntime makes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from types import MappingProxyType
@@ -100,10 +100,10 @@ def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) 
         if any(graph.types[name].shape is None for name in names) or not _is_doubted(graph, node):
             continue
         is_caching = node.op in CACHING
-        made = cached_shapes(graph, node) if is_caching else _made_shapes(graph, node, shapes)
+        made: Sequence[tuple[int, ...] | None] | None = cached_shapes(graph, node) if is_caching else _made_shapes(graph, node, shapes)
         if made is None and seen.keys() >= set(names):
             continue
-        if made != tuple(graph.types[name].shape for name in names):
+        if made is None or tuple(made) != tuple(graph.types[name].shape for name in names):
             # Where nobody can tell, the run will.
             found |= {n: replace(graph.types[n], shape=None if made is None else made[k]) for k, n in enumerate(names)}
             if not is_caching:
