@@ -13,6 +13,8 @@ from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.graph.onnx_io import save_graph
 from bbgrap.graph.state import with_state
+from bbgrap.graph.types import DType, TensorType
+from bbgrap.graph.weights import make_weight
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo.decoder import Sizes
 from bbgrap.zoo.llama import free_axes, llama
@@ -49,11 +51,11 @@ def prepared(path, nodes, planner, room=0):
     return first, prepare_growing(first, loader.open_graph, loader.declared, Cluster(nodes), PlanOptions(planner))
 
 
-def written(path, state, artifacts, room=0):
+def written(path, state, artifacts, room=0, dtype=np.float32):
     """Return the words that a deployment writes, which are those of plain onnxruntime, and what it keeps at the end."""
     first, further = halves(artifacts)
     kernels = {True: local_kernels(first), False: local_kernels(further)}
-    begin = {name: np.zeros((1, SIZES.key_heads, room, SIZES.head), np.float32) for name in state}
+    begin = {name: np.zeros((1, SIZES.key_heads, room, SIZES.head), dtype) for name in state}
     alone = Alone(path.read_bytes(), state, begin)
     words = np.random.default_rng(2).integers(0, SIZES.words, (1, PROMPT))
     held, total, found = [()] * first.host.host, 0, []
@@ -63,7 +65,8 @@ def written(path, state, artifacts, room=0):
         given = [*feed.values(), *(() if number else begin.values())]
         (logits,), held = simulate_step(further if number else first, given, held, kernels[not number])
         want = alone.run(feed)[0]
-        np.testing.assert_allclose(logits, want, rtol=1e-4, atol=2e-5)
+        bound = 1e-4 if dtype == np.float32 else 1e-2
+        np.testing.assert_allclose(logits, want, rtol=bound, atol=bound / 5)
         words = logits[:, -1:].argmax(axis=-1)
         assert words == want[:, -1:].argmax(axis=-1)
         found.append(int(words[0, 0]))
@@ -102,6 +105,19 @@ def test_products_that_round_are_all_cut_by_features(rounding):
     whole = sum(weight.type.nbytes for weight in plan.graph.weights.values())
     assert all(device.weight_bytes - tables < 0.52 * (whole - tables) for device in planned.artifacts.devices)
     written(rounding, first.state, planned.artifacts)
+
+
+def test_floats_of_16_bits(tmp_path):
+    graph = llama("llama", SIZES)
+    halves_of = {n: make_weight(n, w.array.astype(np.float16)) for n, w in graph.weights.items() if w.type.dtype is DType.FLOAT}
+    types = {n: TensorType(DType.FLOAT16, kind.shape) if kind.dtype is DType.FLOAT else kind for n, kind in graph.types.items()}
+    path = tmp_path / "m.onnx"
+    save_graph(replace(graph, weights={**graph.weights, **halves_of}, types=types), path, free=free_axes(graph))
+    nodes = tuple(NodeProfile(f"node{number}") for number in range(2))
+    first, (planned, plan) = prepared(path, nodes, "tensor-parallel")
+    assert plan.planner == "tensor-parallel"
+    _, kept = written(path, first.state, planned.artifacts, dtype=np.float16)
+    assert sum(shape[1] for shape in kept) == 2 * SIZES.depth * SIZES.key_heads
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["in the file", "in the feed"])
