@@ -319,7 +319,8 @@ class Requests:
                 log.append(Log(plan.measured_text(), event="serves", model=plan.model, epoch=plan.number))
         if request.is_drawn:
             self.verifying.take(request, variant, event, self.now)
-        answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records)
+        devices = variant.device_names if records else ()
+        answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records, devices)
         done = [ToClient(request.caller[0], answer), *log, *self._close(request, "finished")]
         return [*done, *learn(request.plan, variant, now - started, self.loading)] if now is not None and alone else done
 
@@ -373,9 +374,8 @@ class Requests:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.fail(request.number, "deadline", Fault.EXECUTION, reason)
-        for number in self.traces.overdue(now):
-            reason = f"request {number}: it was answered, but an agent has not told when it did what; trace again"
-            done += self.fail(number, "failed", Fault.EXECUTION, reason)
+        for event in self.traces.overdue(now):
+            done += self._answer(self.open[event.request], event, (), None)
         return done
 
     # --- losing -----------------------------------------------------------------------------------------------------------------
