@@ -146,7 +146,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         waiting = [number for plan in machine.planning.plans.values() for number in plan.waiting]
         running = [number for variant in variants for number in variant.queue.running]
         assert sorted(waiting + running) == sorted(machine.requests.open)
-        assert len(machine.requests.by_caller) == len(machine.requests.open)
+        assert len(machine.requests.table.by_caller) == len(machine.requests.open)
         for standby in machine.planning.standbys.values():
             assert standby.outstanding == sum(request.plan.standby is standby for request in machine.requests.open.values())
         for variant in variants:
