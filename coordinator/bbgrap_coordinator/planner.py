@@ -127,7 +127,7 @@ class _Maker:
 
 def _topped(graph: Graph, plan: PlanTask) -> Graph:
     """Return a graph that answers what the plan's options ask for, in as many blocks as suit its cluster."""
-    return with_top(graph, dict(plan.options.top), blocks_for(len(plan.cluster.nodes)))
+    return with_top(graph, dict(plan.options.top), blocks_for(len(plan.cluster.nodes))) if plan.options.top else graph
 
 
 def _reply(task: Task, maker: _Maker) -> Reply:
