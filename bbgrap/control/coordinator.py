@@ -370,7 +370,7 @@ class CoordinatorMachine:
             return []
         known_model = any(standby.model == message.model for standby in self.standbys.by_model.values())
         saved: list[Instruction] = [] if known_model else [SaveModel(message.model, files)]
-        standby = self.standbys.of(message.model, files, message.options.state)
+        standby = self.standbys.of(message.model, files, message.options.state, message.options.top)
         self.loading.touch(standby)
         known = len(self.planning.plans)
         plan = self.planning.find(message, standby)

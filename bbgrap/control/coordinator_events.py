@@ -212,6 +212,7 @@ class StartStandby:
     job: int
     files: tuple[ModelFile, ...]
     state: tuple[tuple[str, str], ...] = ()
+    top: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

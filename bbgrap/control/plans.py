@@ -204,6 +204,8 @@ class Plan:
     """Of a standby: whether a request on it has ended without ending its worker."""
     state: tuple[tuple[str, str], ...] = ()
     """Inputs, and the outputs that they are in the next request of a sequence."""
+    top: tuple[tuple[str, int], ...] = ()
+    """Outputs of which only so many largest elements are answered."""
 
     @property
     def is_standby(self) -> bool:

@@ -27,16 +27,11 @@ from bbgrap.engine.sessions import open_session
 from bbgrap.errors import ExecutionError, InputError, UsageError
 from bbgrap.graph.onnx_metadata import ModelMetadata, metadata_of
 from bbgrap.graph.onnx_read import ModelFile, read_model
+from bbgrap.graph.onnx_top import with_top_outputs
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import AUTO
-from bbgrap.protocol.client_messages import (
-    Fault,
-    ModelPrepared,
-    PrepareModel,
-    RunModel,
-    RunResult,
-)
+from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.report.trace import Trace, clock_error_s, timeline_of
@@ -85,6 +80,7 @@ class InferenceSession(Surface):
         planner: str | None = None,
         split: str | None = None,
         state: State | None = None,
+        top: Mapping[str, int] | None = None,
         wait: bool | None = None,
         deadline_s: float = 300.0,
         on_progress: OnProgress | None = None,
@@ -103,6 +99,8 @@ class InferenceSession(Surface):
             planner: Who plans; None: `auto`, which looks for the fastest plan, or `bbgrap` if there is a `split`.
             split: Along what tensors are cut; None: rows.
             state: Inputs, and the outputs that they are in the next request of a `sequence`; `auto` finds them by their usual names.
+            top: Outputs of which only so many largest elements along the last axis are wanted: `NAME.values` and `NAME.indices` take the
+                place of each.
             wait: Whether the first request of some shapes waits for their plan; None: unless the planner is `auto`.
             deadline_s: A request without an answer after this long fails, bringing the model and planning included.
             on_progress: Called while a model is brought, planned and deployed, with what has a `text`; in bytes where those count.
@@ -121,6 +119,8 @@ class InferenceSession(Surface):
             self.options = options or PlanOptions(chosen, split or "rows")  # type: ignore[arg-type]  # looked at above
             self._waits = self.options.planner != AUTO if wait is None else wait
             self._path = self._written(path_or_bytes) if isinstance(path_or_bytes, bytes) else path_of(path_or_bytes)
+            if top is not None:
+                self.options = replace(self.options, top=tuple(top.items()))
             self._read(read_model(self._path))
             if state is not None:
                 self.options = replace(self.options, state=pairs_of(state, self._signature, self._name))
@@ -141,7 +141,7 @@ class InferenceSession(Surface):
         self._name = model.name
         self._metadata = metadata_of(model)
         self._files = ModelFiles(self._path, model.files)
-        self._signature = Signature.of(model)
+        self._signature = Signature.of(with_top_outputs(model, dict(self.options.top)))
 
     def _forget_plans(self) -> None:
         """Begin without any plan."""

@@ -16,13 +16,15 @@ def two():
 
 
 @pytest.mark.cluster
-def test_a_decoder_writes_what_plain_onnxruntime_does(two):
-    report = measure_tokens(materialize("tiny-decoder"), two, [PlanOptions("tensor-parallel")], tokens=20, prompt=5)
+@pytest.mark.parametrize("top", [0, 1, 5])
+def test_a_decoder_writes_what_plain_onnxruntime_does(two, top):
+    report = measure_tokens(materialize("tiny-decoder"), two, [PlanOptions("tensor-parallel")], tokens=20, prompt=5, top=top)
     (result,) = report["results"]
     assert result["verified"]
     assert 0 < result["max_rel_err"] < 1e-4
     assert result["nodes_used"] == ["agent0", "agent1"]
     assert max(result["weight_bytes"].values()) < 0.55 * materialize("tiny-decoder").stat().st_size
+    assert (result["top"], result["bytes_answered"]) == (top, 12 * top or 4 * 1000)
     assert result["tokens_per_s"] > 0 < report["single_node"]["tokens_per_s"]
 
 

@@ -177,6 +177,17 @@ def test_values_that_are_no_arrays(make, tmp_path):
     assert identical([item.content if isinstance(item, Numbers) else item for item in got], want)
 
 
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_of_an_output_it_answers_the_largest_elements(tmp_path, count):
+    nodes = [node("Sign", "x", "y"), node("Neg", "x", "z")]
+    path = written(tmp_path / "m.onnx", nodes, [of("x", ["N", "M"])], [of("y", None), of("z", None)], {})
+    standby, plain = standby_of(path, top=[("z", count)]), make_session(path, threads=1)
+    for x in (normal(1, 4, 9), normal(2, 1, 250)):
+        signs, numbers = plain.run(None, {"x": x})
+        places = np.argsort(-numbers, axis=-1, kind="stable")[:, :count]
+        assert identical(answers(standby, [x]), [signs, np.take_along_axis(numbers, places, -1), places])
+
+
 def test_free_dimensions_stay_free(tmp_path):
     nodes = [CONV, node("Relu", "a", "b"), node("GlobalAveragePool", "b", "y")]
     path = written(tmp_path / "m.onnx", nodes, [of("x", FREE)], [of("y", None)], {"w": WEIGHT})

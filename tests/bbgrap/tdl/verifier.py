@@ -53,13 +53,19 @@ class Case:
         return f"{self.op}-{self.opset}({operands}, {dict(self.attributes)})"
 
 
-class Model:
-    """Some nodes as a model in onnxruntime, one thread; the last node's output is its output."""
+ALL_NAMED = {"TopK": 2}
+"""Operators that onnxruntime refuses unless all of their outputs have names, and how many that are."""
 
-    def __init__(self, nodes: Sequence[onnx.NodeProto], feeds: Mapping[str, Array], constants: Mapping[str, Array], opset: int) -> None:
+
+class Model:
+    """Some nodes as a model in onnxruntime, one thread, that answers with one value."""
+
+    def __init__(
+        self, nodes: Sequence[onnx.NodeProto], answer: str, feeds: Mapping[str, Array], constants: Mapping[str, Array], opset: int
+    ) -> None:
         inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
         initializers = [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()]
-        graph = helper.make_graph(list(nodes), "g", inputs, [helper.make_empty_tensor_value_info(nodes[-1].output[-1])], initializers)
+        graph = helper.make_graph(list(nodes), "g", inputs, [helper.make_empty_tensor_value_info(answer)], initializers)
         domains = {node.domain for node in nodes if node.domain}
         imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
         model = helper.make_model(graph, opset_imports=imports, ir_version=10)
@@ -91,7 +97,9 @@ def node_proto(
 ) -> onnx.NodeProto:
     """Return one node, of whose outputs only the one at a position is used."""
     plain: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-    return helper.make_node(op, list(inputs), [*[""] * position, output], domain=domain, **plain)
+    named = ALL_NAMED.get(op, 0)
+    outputs = [output if k == position else f"{output}.{k}" * bool(named) for k in range(max(named, position + 1))]
+    return helper.make_node(op, list(inputs), outputs, domain=domain, **plain)
 
 
 class Whole:
@@ -103,7 +111,7 @@ class Whole:
         constants = {n: a for n, a in named.items() if int(n[1:]) in case.parameters}
         self.feeds = {n: a for n, a in named.items() if n not in constants}
         proto = node_proto(case.op, names(case.operands), "y", case.attributes, case.domain, case.position)
-        self.model = Model([proto], self.feeds, constants, case.opset)
+        self.model = Model([proto], "y", self.feeds, constants, case.opset)
         self.output = self.model(self.feeds)
         self.node = Node("node", case.op, tuple(names(case.operands)), tuple(proto.output), case.attributes, case.domain)
         self.graph = Graph(
@@ -112,7 +120,7 @@ class Whole:
             inputs=tuple(self.feeds),
             outputs=("y",),
             weights={n: Weight(n, _type_of(a), "", a) for n, a in constants.items()},
-            types={n: _type_of(a) for n, a in (*named.items(), ("y", self.output))},
+            types={n: _type_of(a) for n, a in (*named.items(), *((made, self.output) for made in proto.output if made))},
             opsets={"": case.opset},
         )
 
@@ -161,7 +169,7 @@ def run_local(case: Case, local: LocalOp) -> Array:
                     inputs.append("")
         position = case.position if number == len(local.nodes) - 1 else 0
         protos.append(node_proto(node.op, inputs, f"r{number}", node.attributes, node.domain, position))
-    return Model(protos, feeds, constants, case.opset)(feeds)
+    return Model(protos, f"r{len(protos) - 1}", feeds, constants, case.opset)(feeds)
 
 
 def check(whole: Whole, region: ShapeMap, seed: int = 0) -> None:
