@@ -50,7 +50,7 @@ class _Array(NetworkModel):
     def link(self, source: int, destination: int) -> Link:
         return Link(1e18, 0.0) if self.cluster.host in (source, destination) else super().link(source, destination)
 
-    def handling(self, device: int, source: int, destination: int, size: int) -> float:
+    def handling(self, device: int, source: int, destination: int, size: int, *, in_a_row: bool = False) -> float:
         return 0.0
 
     def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
