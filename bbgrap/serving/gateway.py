@@ -1,6 +1,6 @@
 """What happens to a request, whichever way it came: it is let in, decoded, run on the cluster, encoded; or it is refused.
 
-A lane's thread does all of a request (`bbgrap.serving.lanes`). Of others the event loop moves the bytes, and a thread does the rest. Laws:
+A desk's thread does all of a request (`bbgrap.serving.desks`). Of others the event loop moves the bytes, and a thread does the rest. Laws:
 at most `in_flight` requests are let in; who gives up, by a deadline or by going away, takes the request out of the coordinator's queue;
 while the coordinator is away nobody waits for it for long.
 """

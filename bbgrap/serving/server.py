@@ -18,9 +18,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import split_address
+from bbgrap.serving.desks import Desk, Desks
 from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.http import make_app
-from bbgrap.serving.lanes import Lane, Lanes
 from bbgrap.serving.names import NamedServer
 
 _GRACE_S = 30.0
@@ -41,21 +41,21 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, but for inference: that is for lanes, as long as there are some.
+    """uvicorn's, but for inference: that is for desks, as long as there are some.
 
     It would copy every part of a body twice more, and stop and begin to read again at each.
 
-    Invariants: while a lane has the connection, nothing is read or written here.
+    Invariants: while a desk has the connection, nothing is read or written here.
     """
 
-    def __init__(self, lanes: Lanes, **given: Any) -> None:  # noqa: ANN401 - uvicorn's
+    def __init__(self, desks: Desks, **given: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(**given)
-        self._lanes = lanes
-        self._lane: Lane | None = None
+        self._desks = desks
+        self._desk: Desk | None = None
         self._is_between = True
         """Whether all requests that began have come to their ends."""
-        self._is_for_lanes = True
-        """Whether a lane has answered something, or was never asked."""
+        self._is_for_desks = True
+        """Whether a desk has answered something, or was never asked."""
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -68,31 +68,31 @@ class _Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Give the connection to a lane, or take what it has left."""
+        """Give the connection to a desk, or take what it has left."""
         is_answered = getattr(self.cycle, "response_complete", True)  # there is none before the first request
-        if self._is_for_lanes and self._is_between and is_answered:
-            self._lane = self._lanes.begin(self.transport, data, lambda: self.server_state.default_headers, self._take_back)
-            if self._lane is not None:
+        if self._is_for_desks and self._is_between and is_answered:
+            self._desk = self._desks.begin(self.transport, data, lambda: self.server_state.default_headers, self._take_back)
+            if self._desk is not None:
                 self._unset_keepalive_if_required()
                 self.flow.pause_reading()
                 return
         super().data_received(data)
 
     def _take_back(self, unanswered: bytes | None) -> None:
-        lane, self._lane = self._lane, None
-        if unanswered is None or lane is None:
+        desk, self._desk = self._desk, None
+        if unanswered is None or desk is None:
             self.transport.close()
         elif not self.transport.is_closing():
-            self._is_for_lanes = lane.answered > 0
+            self._is_for_desks = desk.answered > 0
             self.flow.resume_reading()
             super().data_received(unanswered)
-            if lane.is_ending:
+            if desk.is_ending:
                 super().shutdown()
 
     def shutdown(self) -> None:
         """End the connection when what runs is answered."""
-        if self._lane is not None:
-            self._lane.end()
+        if self._desk is not None:
+            self._desk.end()
         else:
             super().shutdown()
 
@@ -167,7 +167,7 @@ async def serve(
         lifespan="off",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(_GRACE_S),  # for who does not read an answer
-        http=cast("type[asyncio.Protocol]", partial(_Protocol, Lanes(gateway, named))),
+        http=cast("type[asyncio.Protocol]", partial(_Protocol, Desks(gateway, named))),
         ws="none",
     )
     http = _Server(config)

@@ -1,10 +1,10 @@
 """Connections that ask for inference: one thread reads a request, runs it and answers, so that nothing is handed from thread to thread.
 
-    event loop   a request begins; is it an inference, and a lane free? ──► the connection is the lane's
-    lane         head ── plain, and of a model that runs at once ──► body ─► run ─► answer ─► next head ...
+    event loop   a request begins; is it an inference, and a desk free? ──► the connection is the desk's
+    desk         head ── plain, and of a model that runs at once ──► body ─► run ─► answer ─► next head ...
                   └──── anything else: what was read goes back to the event loop, with the connection
 
-Laws: what a lane does not answer, the event loop does, with every byte of it; a connection belongs to one of the two at a time; a lane's
+Laws: what a desk does not answer, the event loop does, with every byte of it; a connection belongs to one of the two at a time; a desk's
 memory for bodies is used again only after a request that was answered.
 """
 
@@ -32,7 +32,7 @@ IDLE_S = 75.0
 """How long a connection may wait for its next request, or for its client to take an answer; as uvicorn's here."""
 
 _KEPT_BYTES = 64 << 20
-"""Of a lane's memory for bodies: more is taken anew each time. Chosen: above 100 pictures of 224 x 224."""
+"""Of a desk's memory for bodies: more is taken anew each time. Chosen: above 100 pictures of 224 x 224."""
 _MOST_PARTS = 512
 """Of an answer in one call: half of what systems take."""
 _GONE = select.POLLERR | select.POLLHUP | getattr(select, "POLLRDHUP", 0)
@@ -44,10 +44,10 @@ class _EndedError(Exception):
     """The connection has ended, or is to be ended."""
 
 
-class Lanes:
-    """All lanes of a server.
+class Desks:
+    """All desks of a server.
 
-    Invariants: at most as many as requests may be in flight; `open` counts them, and belongs to the event loop.
+    Invariants: at most as many as requests may be in flight; `_open` counts them, and belongs to the event loop.
     """
 
     def __init__(self, gateway: Gateway, server: NamedServer) -> None:
@@ -56,8 +56,8 @@ class Lanes:
         self.server = server
         self._open = 0
 
-    def begin(self, transport: asyncio.Transport, begun: bytes, common: Common, leave: Callable[[bytes | None], None]) -> Lane | None:
-        """Give a connection to a lane; None if what it begins with is nothing for one, or there is none.
+    def begin(self, transport: asyncio.Transport, begun: bytes, common: Common, leave: Callable[[bytes | None], None]) -> Desk | None:
+        """Give a connection to a desk; None if what it begins with is nothing for one, or there is none.
 
         `common` returns headers of every answer. `leave` is called on the event loop, with what was read and is not answered, or with None
         when the connection has ended.
@@ -65,27 +65,30 @@ class Lanes:
         connection = transport.get_extra_info("socket")
         if self._open >= self.gateway.limits.in_flight or connection is None or not may_be_inference(begun):
             return None
-        self._open += 1
         loop = asyncio.get_running_loop()
 
         def left(unanswered: bytes | None) -> None:
             self._open -= 1
             leave(unanswered)
 
-        lane = Lane(self, connection.dup(), common, lambda unanswered: loop.call_soon_threadsafe(left, unanswered))
-        threading.Thread(target=lane.run, args=(begun,), name="bbgrap-serve-lane", daemon=True).start()
-        return lane
+        try:
+            desk = Desk(self, connection.dup(), common, lambda unanswered: loop.call_soon_threadsafe(left, unanswered))
+            threading.Thread(target=desk.run, args=(begun,), name="bbgrap-serve-desk", daemon=True).start()
+        except (OSError, RuntimeError):  # no descriptors or threads are left
+            return None
+        self._open += 1
+        return desk
 
 
-class Lane:
+class Desk:
     """One connection, for as long as plain requests come over it.
 
     Invariants: what changes something is its thread's, but for `end`.
     """
 
-    def __init__(self, lanes: Lanes, connection: socket.socket, common: Common, leave: Callable[[bytes | None], object]) -> None:
-        self._gateway = lanes.gateway
-        self._server = lanes.server
+    def __init__(self, desks: Desks, connection: socket.socket, common: Common, leave: Callable[[bytes | None], object]) -> None:
+        self._gateway = desks.gateway
+        self._server = desks.server
         self._socket = connection
         self._common = common
         self._leave = leave
@@ -106,7 +109,7 @@ class Lane:
                 self._socket.shutdown(socket.SHUT_RD)
 
     def run(self, begun: bytes) -> None:
-        """Answer requests until there is one that is not for a lane, or the connection has ended."""
+        """Answer requests until there is one that is not for a desk, or the connection has ended."""
         unanswered: bytes | None = None
         try:
             self._socket.settimeout(IDLE_S)
@@ -119,7 +122,7 @@ class Lane:
                 self._leave(unanswered)
 
     def _answer_all(self, read: bytes) -> bytes:
-        """Return what was read and is not for a lane."""
+        """Return what was read and is not for a desk."""
         while True:
             place = read.find(END)
             while place < 0:
