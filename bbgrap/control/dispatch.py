@@ -85,7 +85,7 @@ class Requests:
         self._lonely = 0
         self.now = 0.0
         """When the event came that is being handled."""
-        self.sequences = Sequences(loading, observed)
+        self.sequences = Sequences(loading, observed, settings.keep)
         self.choosing = Choosing(members, loading, standbys, self.sequences, self.open)
         self.synthetic = SyntheticRequests(loading, planning)
         self.counts = RunCounts()

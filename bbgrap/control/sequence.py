@@ -5,29 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bbgrap.control.coordinator_events import Identity
+from bbgrap.control.given import Given, given_of
 from bbgrap.protocol.client_messages import RunModel
-from bbgrap.protocol.messages import BytesLike, TensorHeader
-
-_BESIDES_BYTES = 512
-"""What keeping a request takes beside its inputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """The inputs of one request."""
-
-    inputs: tuple[TensorHeader, ...]
-    payload: tuple[BytesLike, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes to keep them."""
-        return sum(map(len, self.payload)) + _BESIDES_BYTES
-
-
-def given_of(message: RunModel) -> Given:
-    """Return the inputs of a request."""
-    return Given(message.inputs, tuple(message.payload))
 
 
 @dataclass(eq=False, slots=True)

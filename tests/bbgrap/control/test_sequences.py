@@ -376,7 +376,7 @@ class SequencesOnAFakeWire(RuleBasedStateMachine):
     @invariant()
     def what_is_kept_is_counted(self):
         sequences: Sequences = self.wire.coordinator.requests.sequences
-        assert sequences._kept == sum(given.nbytes for known in sequences._known.values() for given in known.given or ())
+        assert sequences._kept == sum(given.price for known in sequences._known.values() for given in known.given or ())
 
     def teardown(self):
         if not self.wire.agents:

@@ -1,0 +1,51 @@
+"""Training steps of real size: states of hundreds of megabytes, what becomes of them when an agent dies, and what travels."""
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+import psutil
+import pytest
+
+import bbgrap
+from bbgrap.engine.sessions import make_session
+from bbgrap.graph.onnx_io import write_graph
+from bbgrap.zoo import training
+from tests.known_agents import known_cluster
+from tests.training_networks import batch_of
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+STEPS, MIDDLE, BATCH, RATE = 5, 2, 2, 1e-4
+
+
+@pytest.mark.parametrize("planner", ["data-parallel", "hypar"])
+def test_a_step_of_alexnet_that_an_agent_dies_in_is_repeated_from_the_last_whole_state(tmp_path, planner):
+    """Weights and momenta are 0.5 GB. An agent dies in the middle of a step."""
+    step = training.build("alexnet", BATCH, rate=RATE)
+    assert sum(array.nbytes for array in step.initial.values()) > 480e6
+    data, feeds = write_graph(step.graph, weights="inline").data, [batch_of(step, number) for number in range(STEPS)]
+    alone, state, wanted = make_session(data, threads=1), step.initial, []
+    for feed in feeds:
+        outputs = dict(zip(step.graph.outputs, alone.run(None, feed | state), strict=True))
+        wanted.append(float(outputs["loss"]))
+        state = {before: outputs[after] for before, after in step.state.items()}
+    del alone, outputs, state
+    losses = []
+    with known_cluster(2, tmp_path, pin=False) as cluster, ThreadPoolExecutor(1) as others:
+        session = bbgrap.InferenceSession(data, cluster=cluster, state=step.state, planner=planner, deadline_s=900.0)
+        plan = session.prepare({name: step.graph.types[name].known_shape for name in step.graph.inputs})
+        assert plan.report["serving"] == planner
+        with session.sequence(step.initial) as sequence:
+            for number, feed in enumerate(feeds):
+                workers = psutil.Process(cluster.processes["agent0"].pid).children(recursive=True) if number == MIDDLE else []
+                for worker in workers:
+                    worker.suspend()
+                answer = others.submit(sequence.run, ["loss"], feed)
+                if number == MIDDLE:
+                    assert not wait([answer], timeout=0.5).done
+                    cluster.kill("agent0")
+                    for worker in workers:
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            worker.kill()
+                losses.append(float(answer.result()[0]))
+    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
