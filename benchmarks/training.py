@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ import typer
 from bbgrap import InferenceSession
 from bbgrap.cli.output import print_table, say
 from bbgrap.engine.sessions import make_session
+from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.graph.types import Array
 from bbgrap.local import LocalCluster
@@ -86,8 +88,10 @@ class Trained:
     sequence: StatefulRuns
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)
-    """Processor seconds of the busiest agent."""
+    busy: Counter[str] = field(default_factory=Counter)
+    """Processor seconds in timed steps, by agent."""
+    devices: tuple[str, ...] = ()
+    """Who ran the first step."""
     moved: int = 0
     """Bytes that agents received from agents in the latest step that was recorded."""
 
@@ -96,9 +100,16 @@ class Trained:
         before, start = processor_seconds(cluster), time.perf_counter()
         (loss,), timeline = self.sequence.run_recorded(["loss"], feed)
         self.seconds.append(time.perf_counter() - start)
-        self.busy.append(max(after - before[name] for name, after in processor_seconds(cluster).items()))
+        if len(self.seconds) > WARM_UP:
+            self.busy.update({name: after - before[name] for name, after in processor_seconds(cluster).items()})
         self.losses.append(float(loss))
         if timeline is not None:
+            self.devices = self.devices or timeline.devices
+            if timeline.devices != self.devices:
+                ran = ", ".join(timeline.devices)
+                raise ExecutionError(
+                    f"{self.planner}: expected step {len(self.losses)} on {', '.join(self.devices)}, it ran on {ran}; again"
+                )
             host = len(timeline.devices) - 1
             self.moved = sum(s.bytes for s in timeline.spans if s.lane == "receive" and host not in {s.device, s.peer})
 
@@ -112,18 +123,15 @@ class Trained:
             "origin": report.get("search", {}).get("origin", ""),
             "predicted_ms": report["predicted_ms"],
             "step_ms": 1e3 * statistics.median(self.seconds[WARM_UP:]),
-            "busiest_agent_ms": 1e3 * statistics.median(self.busy[WARM_UP:]),
-            "of_auto": _ratio(self.seconds, beside.seconds),
-            "busiest_agent_of_auto": _ratio(self.busy, beside.busy),
+            "busiest_agent_ms": 1e3 * max(self.busy.values()) / len(self.seconds[WARM_UP:]),
+            "of_auto": statistics.median(
+                mine / other for mine, other in zip(self.seconds[WARM_UP:], beside.seconds[WARM_UP:], strict=True)
+            ),
+            "busiest_agent_of_auto": max(self.busy.values()) / max(beside.busy.values()),
             "moved_bytes": self.moved,
             "largest_loss_error": max(abs(loss / want - 1) for loss, want in zip(self.losses, wanted, strict=True)),
             "losses": self.losses,
         }
-
-
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median of the ratios of timed steps, round by round."""
-    return statistics.median(mine / other for mine, other in zip(ours[WARM_UP:], theirs[WARM_UP:], strict=True))
 
 
 def prepared(session: InferenceSession, shapes: Mapping[str, tuple[int, ...]], agents: int) -> PreparedPlan:
