@@ -32,6 +32,8 @@ class Sequence:
     seen: int = 0
     running: int = 0
     """How many of its requests the run that began last stands for; 0: it reads the state."""
+    arriving_bytes: int = 0
+    """Inputs that the run that began last brings and usual ones do not: state, or what is joined."""
     before: tuple[int, int] = (0, 0)
     is_open: bool = False
     """Whether a request of it is not answered."""

@@ -173,6 +173,8 @@ class Sequences:
             counts = self._observed.of_model(request.plan)
             counts.recovered += sequence.seen == 0
             counts.replayed += sequence.running
+        usual = bool(sequence.seen) and is_own
+        sequence.arriving_bytes = 0 if usual else sum(map(len, given.payload))
         record, client = (request.message.record, request.caller[0]) if is_own else (False, b"")
         begin = StartRequest(
             variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, sequence.state, reads

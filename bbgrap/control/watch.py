@@ -25,7 +25,7 @@ UNAWAITED_STALLED_S = 2.0
 USUAL = 3.0
 """Times the usual duration of a request."""
 SLOWEST_LINK = 1 << 20
-"""Bytes per second of a link over which the inputs of a first request may still be on their way."""
+"""Bytes per second of a link over which inputs of a first request, or a state, may still be on their way."""
 
 
 def is_stuck(member: Member, loading: Loading) -> bool:
@@ -55,11 +55,21 @@ def stalled(requests: dict[int, Request], members: Members, loading: Loading, no
             request = requests.get(number)
             if request is None or request.tracker.state != "running":
                 continue
-            patience = max(STALLED_S, USUAL * variant.usual_s) + (0 if variant.usual_s else request.bytes / SLOWEST_LINK)
+            patience = max(STALLED_S, USUAL * variant.usual_s) + _unusual_bytes(request, variant) / SLOWEST_LINK
             ended = [member.finished - request.overtook.get(member.name, 0) for member in there if member is not None]
             overtaken = min(ended, default=0) > OVERTAKEN
             if now - started > patience and (overtaken or now - max(idle_since, started) > STALLED_S):
                 yield variant, number
+
+
+def _unusual_bytes(request: Request, variant: Variant) -> int:
+    """Return the bytes of inputs that may be on their way for longer than is known: all of a first request, or the state of a sequence.
+
+    A run that makes a lost state anew has other inputs than the request that waits for it.
+    """
+    if request.sequence is not None and request.sequence.arriving_bytes:
+        return request.sequence.arriving_bytes
+    return 0 if variant.usual_s else request.bytes
 
 
 def unawaited_stalled(running: Iterable[tuple[Variant, int, float, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:

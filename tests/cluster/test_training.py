@@ -15,6 +15,7 @@ from bbgrap.graph.onnx_io import write_graph
 from bbgrap.transport.access import Access
 from bbgrap.zoo import training
 from tests.cluster.capture import Relay
+from tests.cluster.moved import arrived, exchanged
 from tests.cluster.strangers import split
 from tests.known_agents import known_cluster
 from tests.training_networks import SMALL, batch_of
@@ -54,22 +55,6 @@ def session_of(cluster, name, planner):
     plan = session.prepare({name: step.graph.types[name].known_shape for name in step.graph.inputs})
     assert plan.report["serving"] == planner, plan.report
     return session
-
-
-def exchanged(cluster):
-    """What has travelled, by the plans' counts."""
-    return {(e.source, e.destination): e.bytes for e in cluster.connection.status().exchanges}
-
-
-def arrived(timeline):
-    """What came to whom in a request, as those counted who received it."""
-    names = (*timeline.devices[:-1], COORDINATOR)
-    sums = {}
-    for span in timeline.spans:
-        if span.lane == "receive":
-            pair = names[span.peer], names[span.device]
-            sums[pair] = sums.get(pair, 0) + span.bytes
-    return sums
 
 
 USUAL = {("mlp", planner) for planner in PLANNERS} | {("alexnet", "hypar"), ("vgg", "tofu")}
