@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.plans import Request, Variant
+from bbgrap.protocol.tensors import given_bytes
 
 STUCK_S = 0.3
 """A segment that takes longer keeps others waiting, unless requests usually take as long."""
@@ -77,7 +78,9 @@ def unawaited_stalled(running: Iterable[tuple[Variant, int, float, float]], memb
     for variant, number, started, usual in running:
         there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
         idle_since = max((member.idle_since for member in there), default=now)
-        patience = max(UNAWAITED_STALLED_S, USUAL * usual)
+        artifacts = variant.planned.artifacts
+        brings_more = not usual or artifacts.further is not None  # than what was timed: all state, which may be on its way for long
+        patience = max(UNAWAITED_STALLED_S, USUAL * usual) + brings_more * given_bytes(artifacts.host) / SLOWEST_LINK
         # Others may keep the agents busy; where it is known how long requests take, it does not take much longer.
         if now - max(idle_since, started) > patience or (usual and now - started > USUAL * patience):
             yield variant, number
