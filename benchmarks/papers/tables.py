@@ -1,4 +1,4 @@
-"""Every table of the papers that needs none of their hardware, beside what they printed: `python -m benchmarks.papers [--json]`.
+"""Every table of the papers that needs none of their hardware, beside what they printed: `python -m benchmarks.papers [--json] [--save]`.
 
 HyPar's figure 8 and plans of figure 5, and its figures 6, 11, 12 and 13 from simulated steps; SoyBean's worked example and the nets of its
 figure 8; Tofu's table 2, search times and ranking; BBGraP's bytes behind figure 7 and rows of figure 6, from real programs. What differs
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -31,6 +32,7 @@ from benchmarks.papers.networks import hypar_networks, lstm, lstm_weights, main_
 from benchmarks.papers.soybean import classical_data_parallel, classical_model_parallel, k_cut, optimum, worked_example
 from benchmarks.papers.tofu import partition, rank, table_2
 
+RESULTS = Path(__file__).parents[1] / "results"
 FIGURE_8 = {  # HyPar, GB: Data Parallelism, HyPar, Model Parallelism
     "SFC": (16.9, 0.681, 0.723),
     "SCONV": (0.0121, 0.0121, 0.480),
@@ -301,6 +303,7 @@ def main() -> None:
     """Print the tables, or one JSON object."""
     parser = argparse.ArgumentParser(description="Reproduce the papers' tables.")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--save", action="store_true", help="keep the object in benchmarks/results")
     arguments = parser.parse_args()
     graphs = counted()
     found = {
@@ -313,6 +316,8 @@ def main() -> None:
         "scaling": scaling(),
         "batches": batches(),
     }
+    if arguments.save:
+        (RESULTS / "papers.json").write_text(json.dumps(found, indent=1) + "\n")
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
