@@ -83,7 +83,7 @@ class Requests:
         self.table = OpenRequests(settings, loading, observed, self.traces, self.counts)
         self.open = self.table.by_number
         self._lonely = 0
-        self.sequences = Sequences(loading, observed)
+        self.sequences = Sequences(loading, observed, settings.keep)
         self.choosing = Choosing(members, loading, standbys, self.sequences, self.open)
         self.synthetic = SyntheticRequests(loading, planning)
         self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)

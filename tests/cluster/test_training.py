@@ -12,7 +12,11 @@ import bbgrap
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_io import write_graph
+from bbgrap.transport.access import Access
 from bbgrap.zoo import training
+from tests.cluster.capture import Relay
+from tests.cluster.moved import arrived, exchanged
+from tests.cluster.strangers import split
 from tests.known_agents import known_cluster
 from tests.training_networks import SMALL, batch_of
 
@@ -51,22 +55,6 @@ def session_of(cluster, name, planner):
     plan = session.prepare({name: step.graph.types[name].known_shape for name in step.graph.inputs})
     assert plan.report["serving"] == planner, plan.report
     return session
-
-
-def exchanged(cluster):
-    """What has travelled, by the plans' counts."""
-    return {(e.source, e.destination): e.bytes for e in cluster.connection.status().exchanges}
-
-
-def arrived(timeline):
-    """What came to whom in a request, as those counted who received it."""
-    names = (*timeline.devices[:-1], COORDINATOR)
-    sums = {}
-    for span in timeline.spans:
-        if span.lane == "receive":
-            pair = names[span.peer], names[span.device]
-            sums[pair] = sums.get(pair, 0) + span.bytes
-    return sums
 
 
 USUAL = {("mlp", planner) for planner in PLANNERS} | {("alexnet", "hypar"), ("vgg", "tofu")}
@@ -127,6 +115,29 @@ def test_a_step_that_an_agent_dies_in_is_repeated_from_the_last_whole_state(tmp_
                     cluster.kill(other)
         assert not {victim, other}.intersection(node.name for node in cluster.connection.nodes())
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+
+
+def test_weights_leave_their_client_once_and_not_again_when_an_agent_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("bbgrap.transport.control.open_channel", lambda _: None)  # all that the client says goes through the relay
+    step, _, feeds, wanted = known("mlp")
+    weights, samples = (sum(array.nbytes for array in of.values()) for of in (step.initial, feeds[0]))
+    losses, sent = [], []
+    with (
+        known_cluster(2, tmp_path, pin=False) as cluster,
+        Relay(split(cluster.address)) as relay,
+        bbgrap.Connection(relay.address, access=Access(token_file=cluster.logs / "state" / "keys" / "local.token")) as connection,
+    ):
+        session = session_of(connection, "mlp", "data-parallel")
+        with session.sequence(step.initial) as sequence:
+            for number, feed in enumerate(feeds[:6]):
+                if number == 4:
+                    cluster.kill("agent0")
+                before = sum(len(said) for said, _ in relay.recorded)
+                losses.append(float(sequence.run(["loss"], feed)[0]))
+                sent.append(sum(len(said) for said, _ in relay.recorded) - before)
+    assert weights + samples <= sent[0] < 1.1 * (weights + samples)
+    assert all(samples <= size < weights // 4 for size in sent[1:]), "samples, and that the client is still there"
+    np.testing.assert_allclose(losses, wanted[:6], rtol=1e-4)
 
 
 def test_the_weights_after_some_steps_are_read_and_gone_on_from(tmp_path):
