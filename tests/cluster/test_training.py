@@ -42,7 +42,7 @@ def known(name):
     return step, data, feeds, losses
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module")
 def agents(request, tmp_path_factory):
     with known_cluster(request.param, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
         yield cluster
@@ -57,11 +57,20 @@ def session_of(cluster, name, planner):
     return session
 
 
-USUAL = {("mlp", planner) for planner in PLANNERS} | {("alexnet", "hypar"), ("vgg", "tofu")}
-CASES = [pytest.param(name, planner, marks=() if (name, planner) in USUAL else pytest.mark.slow) for name in SMALL for planner in PLANNERS]
+USUAL = {
+    2: {("mlp", "data-parallel"), ("mlp", "soybean"), ("mlp", "auto"), ("vgg", "tofu")},
+    4: {("mlp", "model-parallel"), ("mlp", "one-weird-trick"), ("alexnet", "hypar")},
+}
+"""Every planner once, and every kind of layer."""
+CASES = [
+    pytest.param(count, name, planner, marks=() if (name, planner) in USUAL[count] else pytest.mark.slow)
+    for count in USUAL
+    for name in SMALL
+    for planner in PLANNERS
+]
 
 
-@pytest.mark.parametrize(("name", "planner"), CASES)
+@pytest.mark.parametrize(("agents", "name", "planner"), CASES, indirect=["agents"])
 def test_losses_are_those_of_one_machine_and_bytes_those_of_the_plan(agents, name, planner):
     step, _, feeds, wanted = known(name)
     session = session_of(agents, name, planner)
@@ -140,20 +149,19 @@ def test_weights_leave_their_client_once_and_not_again_when_an_agent_is_lost(tmp
     np.testing.assert_allclose(losses, wanted[:6], rtol=1e-4)
 
 
-def test_the_weights_after_some_steps_are_read_and_gone_on_from(tmp_path):
+def test_the_weights_after_some_steps_are_read_and_gone_on_from(three):
     step, data, feeds, losses = known("mlp")
     alone, state = make_session(data, threads=1), step.initial
     for feed in feeds[:3]:
         outputs = dict(zip(step.graph.outputs, alone.run(None, feed | state), strict=True))
         state = {before: outputs[after] for before, after in step.state.items()}
-    with known_cluster(2, tmp_path, pin=False) as cluster:
-        session = session_of(cluster, "mlp", "data-parallel")
-        with session.sequence(step.initial) as sequence:
-            for feed in feeds[:3]:
-                sequence.run(["loss"], feed)
-            found = sequence.state()
-        assert found.keys() == state.keys()
-        for name, array in found.items():
-            np.testing.assert_allclose(array, state[name], rtol=1e-4, atol=1e-6)
-        with session.sequence(found) as sequence:
-            assert sequence.run(["loss"], feeds[3])[0] == pytest.approx(losses[3], rel=1e-4)
+    session = session_of(three, "mlp", "data-parallel")
+    with session.sequence(step.initial) as sequence:
+        for feed in feeds[:3]:
+            sequence.run(["loss"], feed)
+        found = sequence.state()
+    assert found.keys() == state.keys()
+    for name, array in found.items():
+        np.testing.assert_allclose(array, state[name], rtol=1e-4, atol=1e-6)
+    with session.sequence(found) as sequence:
+        assert sequence.run(["loss"], feeds[3])[0] == pytest.approx(losses[3], rel=1e-4)

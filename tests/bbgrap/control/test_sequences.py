@@ -22,6 +22,7 @@ from bbgrap.protocol import status_messages as s
 from bbgrap.runtime.joining import Joining
 from bbgrap.runtime.schedule import BufferSpec
 from tests.bbgrap.control.wire import CLIENT, Wire, plan_of, prepare_message, standby_of
+from tests.examples import examples
 
 STATE = (("total", "total.next"),)
 OPTIONS = PlanOptions(state=STATE)
@@ -407,4 +408,4 @@ class SequencesOnAFakeWire(RuleBasedStateMachine):
 
 
 TestSequencesOnAFakeWire = SequencesOnAFakeWire.TestCase
-TestSequencesOnAFakeWire.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSequencesOnAFakeWire.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
