@@ -29,8 +29,9 @@ from bbgrap.control.planned import PlannedVariant
 from bbgrap.engine.growing import prepare_growing
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.reload import ReloadedModel
-from bbgrap.graph import Array
+from bbgrap.graph import Array, Graph
 from bbgrap.graph.state import with_state
+from bbgrap.graph.top import blocks_for, with_top
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
@@ -42,12 +43,19 @@ PROMPT, WORDS = 32, 40
 class Machines:
     """A decoder over some machines, each of whose segments is timed."""
 
-    def __init__(self, model: ReloadedModel, name: str, nodes: int, empty: Mapping[str, Array], pairs: Mapping[str, str]) -> None:
-        path = zoo.materialize(name)
+    def __init__(
+        self, model: ReloadedModel, name: str, nodes: int, empty: Mapping[str, Array], pairs: Mapping[str, str], top: Mapping[str, int]
+    ) -> None:
+        path, blocks = zoo.materialize(name), blocks_for(nodes)
         shapes = {given: (1, 1) for given in model.declared if given not in pairs} | {given: array.shape for given, array in empty.items()}
-        self.first = with_state(model.graph(path, shapes), pairs)
+        self.first = with_state(with_top(model.graph(path, shapes), top, blocks), pairs)
+
+        def load(sizes: Mapping[str, tuple[int, ...]], axes: Mapping[str, frozenset[int]]) -> Graph:
+            return with_top(model.open_graph(sizes, axes), top, blocks)
+
         options = PlanOptions("tensor-parallel")
-        planned, self.plan = prepare_growing(self.first, model.open_graph, model.declared, Cluster.even(nodes), options)
+        planned, self.plan = prepare_growing(self.first, load, model.declared, Cluster.even(nodes), options)
+        self.traffic = planned.report["optimized"]
         self.weights = [device.weight_bytes for device in planned.artifacts.devices]
         self.times: list[dict[int, list[float]]] = [{} for _ in range(nodes)]
         self._begins, self._further = (_half(planned, further=further) for further in (False, True))
@@ -99,8 +107,8 @@ def _half(planned: PlannedVariant, *, further: bool) -> Artifacts:
     return Artifacts(devices, host, made.weights)
 
 
-def measure(name: str, counts: Sequence[int]) -> list[dict[str, Any]]:
-    """Return a row for every number of machines."""
+def measure(name: str, counts: Sequence[int], top: int) -> list[dict[str, Any]]:
+    """Return a row for every number of machines, of which so many largest logits are asked for (0: all)."""
     model = ReloadedModel(zoo.materialize(name))
     pairs = {given: given.replace("past_key_values", "present") for given in model.declared if given.startswith("past")}
     sizes = {
@@ -110,7 +118,8 @@ def measure(name: str, counts: Sequence[int]) -> list[dict[str, Any]]:
 
     decoder = Decoder("input_ids", ("attention_mask",), ("position_ids",), "logits", pairs, empty)
     alone = PlainDecoder(zoo.materialize(name), decoder, 1)
-    machines = [Machines(model, name, nodes, empty, pairs) for nodes in counts]
+    wanted = {decoder.logits: top} if top else {}
+    machines = [Machines(model, name, nodes, empty, pairs, wanted) for nodes in counts]
     for word in range(-1, WORDS):
         feed = decoder.feed(np.arange(PROMPT)[None] if word < 0 else np.array([[word]]), PROMPT + word + 1)
         alone.turn(feed, counted=word >= 0)
@@ -131,6 +140,8 @@ def measure(name: str, counts: Sequence[int]) -> list[dict[str, Any]]:
                 "ms": 1e3 * seconds,
                 "segments_ms": 1e3 * busiest,
                 "ratio": single / seconds,
+                "bytes": each.traffic["bytes"],
+                "answered": each.traffic["gather_bytes"],
                 "weights": max(each.weights) / sum(w.type.nbytes for w in each.first.weights.values()),
             }
         )
@@ -142,18 +153,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", default="gpt2")
     parser.add_argument("--machines", default="2,4")
+    parser.add_argument("--top", type=int, default=1, help="so many largest logits are asked for; 0: all")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    counts = [int(count) for count in options.machines.split(",")]
-    rows = [row for name in options.models.split(",") for row in measure(name, counts)]
+    machines = [int(count) for count in options.machines.split(",")]
+    rows = [row for name in options.models.split(",") for row in measure(name, machines, options.top)]
     if options.json:
         print(json.dumps(rows, indent=1))
         return
-    print("| | machines | one core, ms a word | ms a word | segments of the busiest, ms | ratio | weights a machine |")
-    print("|---|---|---|---|---|---|---|")
+    columns = ("", "machines", "one core, ms a word", "ms a word", "segments of the busiest, ms", "ratio", "bytes between", "answered")
+    print(f"| {' | '.join((*columns, 'weights a machine'))} |")
+    print("|---" * 9 + "|")
     for row in rows:
         numbers = [format(row[key], ".1f") for key in ("single_ms", "ms", "segments_ms")]
-        print(f"| {row['model']} | {row['machines']} | {' | '.join(numbers)} | {row['ratio']:.2f} | {row['weights']:.0%} |")
+        counts = [f"{row['ratio']:.2f}", f"{row['bytes']:,}", f"{row['answered']:,}", f"{row['weights']:.0%}"]
+        print(f"| {' | '.join((row['model'], str(row['machines']), *numbers, *counts))} |")
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ class _LinksOnly(NetworkModel):
     def link(self, source: int, destination: int) -> Link:
         return self.cluster.link(source, destination)
 
-    def handling(self, device: int, source: int, destination: int, size: int) -> float:
+    def handling(self, device: int, source: int, destination: int, size: int, *, in_a_row: bool = False) -> float:
         return 0.0
 
     def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:

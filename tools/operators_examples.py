@@ -108,6 +108,7 @@ STANDARD: dict[str, Example] = {
     "Squeeze": Example("a b", (6, 8), ((6, 1, 8), (1,)), {}, {1: [1]}),
     "TensorScatter": _like("b s e", ROWS, (2, 3, 8), (2,)),
     "Tile": Example("a b", (6, 16), ((6, 8), (2,)), {}, {1: [1, 2]}),
+    "TopK": Example("b j", (12, 4), ((12, 64), (1,)), {}, {1: [4]}),
     "Transpose": Example("a b", (8, 6), ((6, 8),)),
     "Trilu": _like("i j", (8, 8)),
     "Unsqueeze": Example("a 1 b", (6, 1, 8), ((6, 8), (1,)), {}, {1: [1]}),

@@ -11,7 +11,7 @@ from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.memory import program_bytes
 from bbgrap.compiler.passes import ChunkInputs, SlowestFirst
 from bbgrap.compiler.predict import Predictor
-from bbgrap.costmodel.clock import Post, Work
+from bbgrap.costmodel.clock import Post, Work, is_in_a_row
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.costmodel.ways import loads
 from bbgrap.planners.options import PlanOptions
@@ -130,12 +130,12 @@ class Evaluator:
         busy: defaultdict[int, float] = defaultdict(float)
         ways: defaultdict[tuple[str, int], float] = defaultdict(float)
         for device, acts in enumerate(self.predictor.acts(program)):
-            for act in acts:
+            for place, act in enumerate(acts):
                 if isinstance(act, Work):
                     busy[device] += act.seconds
                     continue
                 source, destination = (device, act.destination) if isinstance(act, Post) else (act.source, device)
-                busy[device] += network.handling(device, source, destination, act.bytes)
+                busy[device] += network.handling(device, source, destination, act.bytes, in_a_row=is_in_a_row(acts, place))
                 if (besides := network.besides(device, source, destination, act.bytes)) is not None:
                     busy[besides[0]] += besides[1]
                 is_own_way = network.machine(source) != network.machine(destination) and not network.route(source, destination)

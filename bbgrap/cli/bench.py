@@ -32,6 +32,10 @@ def bench(
         int | None, typer.Option(min=2, help="Measure a decoder instead: so many words, each after the one before.", show_default=False)
     ] = None,
     prompt: Annotated[int | None, typer.Option(min=1, help="With --tokens: words before them; default: 32.", show_default=False)] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --tokens: so many likeliest words are asked for; default: 1. 0: all logits.", show_default=False),
+    ] = None,
     seed: Seed = 0,
     pictures: Annotated[
         bool,
@@ -76,6 +80,8 @@ def bench(
         raise UsageError("--in-flight: it belongs to --stream N; give both or neither")
     if prompt is not None and tokens is None:
         raise UsageError("--prompt: it belongs to --tokens N; give both or neither")
+    if top is not None and tokens is None:
+        raise UsageError("--top: it belongs to --tokens N; give both or neither")
     if tokens is not None and (stream is not None or inputs != GivenInputs()):
         raise UsageError("--tokens: words follow from the model; leave out --stream, --shape and --input")
     path = find_model(model)
@@ -86,7 +92,8 @@ def bench(
     ):
         common: dict[str, Any] = {"threads": threads, "name": model, "report": progress.update}
         if tokens is not None:
-            report = measure_tokens(path, cluster, planned, tokens=tokens, prompt=prompt or 32, seed=seed, **common)
+            wanted = 1 if top is None else top
+            report = measure_tokens(path, cluster, planned, tokens=tokens, prompt=prompt or 32, top=wanted, seed=seed, **common)
         elif stream is None:
             report = measure(path, feeds, cluster, planned, runs=runs, **common)
         else:
@@ -150,18 +157,30 @@ def print_tokens(report: dict[str, Any]) -> None:
     """Print the table of a decoder."""
     single = report["single_node"]
     alone = f"single node, {single['threads']} thread{'s' * (single['threads'] != 1)}, cache in memory"
-    rows: list[tuple[object, ...]] = [(alone, single["tokens_per_s"], None, single["prompt_ms"], *[None] * 5)]
+    rows: list[tuple[object, ...]] = [(alone, single["tokens_per_s"], None, single["prompt_ms"], *[None] * 6)]
     for result in report["results"]:
         weights = (result["weight_bytes"] or {}).values()
         rows.append(
             (
                 result["planner"],
-                *(result[key] for key in ("tokens_per_s", "ratio", "prompt_ms", "max_rel_err", "same_tokens", "bytes_between_nodes")),
+                *(result[key] for key in ("tokens_per_s", "ratio", "prompt_ms", "max_rel_err", "same_tokens")),
+                *(result[key] for key in ("bytes_between_nodes", "bytes_answered")),
                 max(weights, default=None),
                 len(result["nodes_used"] or ()),
             )
         )
-    columns = ("", "tokens/s", "ratio", "prompt ms", "max rel err", "same words", "bytes a token", "weights a node", "nodes")
+    columns = (
+        "",
+        "tokens/s",
+        "ratio",
+        "prompt ms",
+        "max rel err",
+        "same words",
+        "bytes between",
+        "bytes answered",
+        "weights a node",
+        "nodes",
+    )
     title = f"{report['model']}: {report['tokens']} words after {report['prompt']}, {len(report['agents'])} agents"
     print_table(columns, rows, title=title)
     _print_doubts(report)

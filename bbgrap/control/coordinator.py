@@ -125,7 +125,7 @@ class CoordinatorMachine:
         Raises:
             RemoteProtocolError: if a peer sent what must not come now; nothing has changed then.
         """
-        self.requests.now = now
+        self.requests.table.now = now
         done = self._on_event(event, now)
         if self.profiling.has_news:
             self.profiling.has_news = False
@@ -370,7 +370,7 @@ class CoordinatorMachine:
             return []
         known_model = any(standby.model == message.model for standby in self.standbys.by_model.values())
         saved: list[Instruction] = [] if known_model else [SaveModel(message.model, files)]
-        standby = self.standbys.of(message.model, files, message.options.state)
+        standby = self.standbys.of(message.model, files, message.options.state, message.options.top)
         self.loading.touch(standby)
         known = len(self.planning.plans)
         plan = self.planning.find(message, standby)

@@ -361,8 +361,8 @@ class Loading:
         group = [variant for variant in plan.variants if variant.job == job]
         if any(variant.is_scaled for variant in group):
             return []  # it is made again in no time
-        if plan.state:
-            return []  # sequences end with the coordinator
+        if plan.state or plan.top:
+            return []  # sequences end with the coordinator; other ways to answer are mostly theirs, and asked for again
         if not group and not (plan.is_standby and plan.planned and plan.quarantine):
             return []
         medians = plan.policy.medians

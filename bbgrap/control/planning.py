@@ -77,8 +77,9 @@ class Planning:
         key = plan_key(message)
         plan = self.plans.get(key)
         if plan is None:
+            asked = message.options
             plan = self.plans[key] = Plan(
-                key, message.model, standby.files, message.shapes, message.options, standby, state=message.options.state
+                key, message.model, standby.files, message.shapes, asked, standby, state=asked.state, top=asked.top
             )
             plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
             # Other shapes of a model that ends workers end them, too.
@@ -314,9 +315,9 @@ def plan_key(message: PrepareModel) -> str:
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def standby_key(model: str, state: Sequence[tuple[str, str]] = ()) -> str:
-    """Return the name of a model's standby; it has one more for each state."""
-    return hashlib.sha256(f"standby of {model}{state or ''}".encode()).hexdigest()
+def standby_key(model: str, state: Sequence[tuple[str, str]] = (), top: Sequence[tuple[str, int]] = ()) -> str:
+    """Return the name of a model's standby; it has one more for each state, and for each choice of what is answered."""
+    return hashlib.sha256(f"standby of {model}{state or ''}{top or ''}".encode()).hexdigest()
 
 
 def world_of(cluster: Cluster) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bbgrap.cluster.types import Cluster
+from bbgrap.cluster.types import COORDINATOR, Cluster
 from bbgrap.control.coordinator_events import Base, Identity
 from bbgrap.control.planned import SCALED_FROM, PlannedVariant
 from bbgrap.control.sequence import Sequence
@@ -111,6 +111,11 @@ class Variant:
         """The agents that take part, and which devices they are."""
         return {name: part.schedule.device for name, part in self.parts.items()}
 
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """What records of it speak of: the nodes, and the coordinator last."""
+        return (*(name for name, _ in self.nodes), COORDINATOR)
+
     def weight_bytes(self, name: str) -> int:
         """Return the bytes of the weights that an agent holds of it."""
         part = self.parts.get(name)
@@ -199,6 +204,8 @@ class Plan:
     """Of a standby: whether a request on it has ended without ending its worker."""
     state: tuple[tuple[str, str], ...] = ()
     """Inputs, and the outputs that they are in the next request of a sequence."""
+    top: tuple[tuple[str, int], ...] = ()
+    """Outputs of which only so many largest elements are answered."""
 
     @property
     def is_standby(self) -> bool:

@@ -39,12 +39,15 @@ class Standbys:
         self.loading = loading
         self.by_model: dict[str, Plan] = {}
 
-    def of(self, model: str, files: tuple[ModelFile, ...], state: tuple[tuple[str, str], ...] = ()) -> Plan:
-        """Return the standby of a model that keeps this state; a new one, of which nothing is loaded yet, if there is none."""
-        name = standby_key(model, state) if state else model
+    def of(
+        self, model: str, files: tuple[ModelFile, ...], state: tuple[tuple[str, str], ...] = (), top: tuple[tuple[str, int], ...] = ()
+    ) -> Plan:
+        """Return the standby of a model that keeps this state and answers so; a new one, nothing of it loaded, if there is none."""
+        name = standby_key(model, state, top) if state or top else model
         standby = self.by_model.pop(name, None)
         if standby is None:
-            standby = Plan(standby_key(model, state), model, files, {}, None, None, LeastFinishTime(), serves=True, state=state)
+            key = standby_key(model, state, top)
+            standby = Plan(key, model, files, {}, None, None, LeastFinishTime(), serves=True, state=state, top=top)
         self.by_model[name] = standby
         return standby
 
@@ -71,7 +74,7 @@ class Standbys:
             if standby.job is not None:
                 return []
             standby.job = Job(next(self.loading.epochs), "", (), (), None, now)
-            return [StartStandby(standby.job.number, standby.files, standby.state)]
+            return [StartStandby(standby.job.number, standby.files, standby.state, standby.top)]
         there = [variant for variant in standby.variants if not variant.away]
         if len(there) >= COPIES or any(variant.tracker.state == "loading" for variant in there):
             return []

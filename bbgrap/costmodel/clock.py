@@ -52,6 +52,11 @@ class Await:
 Act = Work | Post | Await
 
 
+def is_in_a_row(acts: Sequence[Act], place: int) -> bool:
+    """Whether an act is a message right after another one, sent or received as it is."""
+    return place > 0 and type(acts[place]) is type(acts[place - 1])
+
+
 def run_clock(names: Sequence[str], acts: Sequence[Sequence[Act]], network: NetworkModel) -> Timeline:
     """Return when every device does its acts.
 
@@ -104,7 +109,7 @@ class _Clock:
             self.waiting[act.message] = device
 
     def _act(self, device: int) -> None:
-        act = self.acts[device][self.position[device]]
+        act, in_a_row = self.acts[device][self.position[device]], is_in_a_row(self.acts[device], self.position[device])
         self.position[device] += 1
         now = self.now[device]
         match act:
@@ -113,7 +118,7 @@ class _Clock:
                 self.now[device] = now + seconds
                 self.spans.append(Span(device, "compute", label, now, now + seconds, segment=segment))
             case Post(message=message, destination=to, bytes=size):
-                packed = now + self.network.handling(device, device, to, size)
+                packed = now + self.network.handling(device, device, to, size, in_a_row=in_a_row)
                 self._take(device, device, to, size)
                 self.now[device] = packed
                 self.arrivals[message] = self._arrival(device, to, size, packed)
@@ -127,7 +132,7 @@ class _Clock:
                     self.taken[device] = max(0.0, self.taken[device] - (there - now))  # it was idle meanwhile
                     self.spans.append(Span(device, "wait", f"for {source}", now, there, message, source))
                 begun = max(now, there)
-                self.now[device] = begun + self.network.handling(device, source, device, size)
+                self.now[device] = begun + self.network.handling(device, source, device, size, in_a_row=in_a_row)
                 self.spans.append(Span(device, "receive", f"from {source}", begun, self.now[device], message, source, size))
 
     def _take(self, device: int, source: int, destination: int, size: int) -> None:

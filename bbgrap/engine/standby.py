@@ -27,6 +27,7 @@ from bbgrap.engine.load import refusal
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import ModelFile, ModelInput, read_model
+from bbgrap.graph.onnx_top import with_top_outputs
 from bbgrap.graph.onnx_whole import whole_model
 from bbgrap.graph.state import check_pairs
 from bbgrap.graph.types import Array, DType
@@ -43,18 +44,19 @@ _TRIAL_S = 5.0
 """How long a run of a few words may take here; of what takes longer it is not found out whether requests can be joined. Chosen."""
 
 
-def standby_of(path: Path, state: Sequence[tuple[str, str]] = ()) -> PlannedVariant:
+def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[tuple[str, int]] = ()) -> PlannedVariant:
     """Return a model, whole, for one device (device 0; the host is device 1).
 
-    With `state`, pairs of inputs and the outputs that they are in the next request of a sequence, these stay on the device.
+    With `state`, pairs of inputs and the outputs that they are in the next request of a sequence, these stay on the device. Of the outputs
+    in `top` it answers only so many largest elements, and their places.
 
     The report has `weight_bytes` and an estimate of `memory_bytes`, of whichever node it will be; `agents` and `nodes_used` are
     empty: which node that is, whoever deploys it says.
 
     Raises:
-        ModelError: if the file is no model, onnxruntime cannot load it, or it has no such state.
+        ModelError: if the file is no model, onnxruntime cannot load it, or it has no such state or outputs.
     """
-    model = read_model(path)
+    model = with_top_outputs(read_model(path), dict(top))
     check_pairs(model.name, tuple(item.name for item in model.inputs), tuple(item.name for item in model.outputs), state)
     data, arrays = whole_model(model)
     session = _opened(path, model, data, arrays)

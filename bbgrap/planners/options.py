@@ -19,6 +19,9 @@ TRANSFER_TYPES: tuple[TransferType, ...] = get_args(TransferType)
 InputValues = Literal["auto", "any", "few"]
 INPUT_VALUES: tuple[InputValues, ...] = get_args(InputValues)
 
+MAX_TOP = 1 << 20
+"""Elements of an output that are wanted of it. Chosen: more than any vocabulary has words."""
+
 MAX_SEARCH_SECONDS = 3600.0
 """Chosen: what a person may wait for; a coordinator plans for others meanwhile."""
 
@@ -37,7 +40,8 @@ class PlanOptions:
     long it may look. `transfer_dtype` is what 32-bit floats become on their way to an agent. `input_values` are `few` if the model's inputs
     are of low cardinality, as pictures are: over slow links they travel in fewer bytes then, and stay exact
     (`bbgrap.program.dictionaries`). `auto`: a session looks at the first ones; without any they are `any`. `state` pairs inputs with the
-    outputs that they are in the next request of a sequence.
+    outputs that they are in the next request of a sequence. `top` names outputs of which only so many largest elements are wanted, with
+    their places along the last axis.
     """
 
     planner: str = "bbgrap"
@@ -48,6 +52,7 @@ class PlanOptions:
     transfer_dtype: TransferType = "exact"
     input_values: InputValues = "auto"
     state: tuple[tuple[str, str], ...] = ()
+    top: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         """Reject what does not exist."""
@@ -61,5 +66,10 @@ class PlanOptions:
                 raise UsageError(f"{name}: expected one of {', '.join(known)}, got '{value}'")
         if any(len(set(names)) != len(names) for names in zip(*self.state, strict=True)):
             raise UsageError("state: an input or output is listed twice")
+        if len(dict(self.top)) != len(self.top):
+            raise UsageError("top: an output is listed twice")
+        for name, count in self.top:
+            if not 0 < count <= MAX_TOP:
+                raise UsageError(f"top '{name}': expected from 1 to {MAX_TOP} elements, got {count}")
         if not 0 < self.search_seconds <= MAX_SEARCH_SECONDS:
             raise UsageError(f"search seconds: expected a number above 0, at most {MAX_SEARCH_SECONDS:g}, got {self.search_seconds}")

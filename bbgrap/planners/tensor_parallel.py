@@ -12,10 +12,14 @@ computed whole by every node that needs it. So only sums travel, or what stands 
 The cut of a division is counted in units that all of it has, e.g. heads, and followed back to front: a node computes what its readers in
 the division read. So a product of queries, keys and values in one is cut in three ranges. Tables of words are divided by words if they
 are heavy, or if the product that makes the logits, which is, shares them. Nothing is cut along an axis whose size changes between requests.
+
+Where the largest elements of blocks are taken (`bbgrap.graph.top`), a block is on one node, as its share says, and the division is cut at
+borders of blocks. Only candidates travel.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -48,7 +52,32 @@ class _Closing:
     over: Partial
 
 
-_Role = _Inside | _Closing
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A slice along the cut axis of which the largest elements are taken: it is on one node."""
+
+    division: int
+    number: int
+    """Which one of its division it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OfBlock:
+    """Computed where a block is."""
+
+    block: _Block
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Blocks behind each other: every node has its own, so that they travel as one."""
+
+    axis: int
+    blocks: tuple[_Block, ...]
+    """In the order of the operands."""
+
+
+_Role = _Inside | _Closing | _Block | _OfBlock | _Blocks
 """What a node does in its division; those in none are computed whole."""
 
 
@@ -68,10 +97,13 @@ class _TensorParallel:
         """By name of node."""
         self.joined: list[int] = []
         """Per division the one that it is part of."""
+        self.blocks: Counter[int] = Counter()
+        """How many a division has."""
         for node in graph.nodes:
             if (description := descriptions[node.name]) is not None and (role := self._role(node, description)) is not None:
                 self.roles[node.name] = role
         self.units = self._units()
+        self.found: dict[str, tuple[Tile, ...]] = {}
         self.needs: dict[tuple[str, int], IntervalSet] = {}
         """What the readers in a division read of a value on a device, along its cut axis."""
 
@@ -99,7 +131,11 @@ class _TensorParallel:
     def _role(self, node: Node, description: Description) -> _Role | None:
         operands = self._cut_operands(node)
         if not operands:
-            return self._opened(node, description)
+            return self._within_blocks(node, description) or self._opened(node, description)
+        if self._is_block(node, operands[0][1].axis):
+            division = self._root(operands[0][1].division)
+            self.blocks[division] += 1
+            return _Block(division, self.blocks[division] - 1)
         carried = [(surviving_axis(description, number, role.axis), role) for number, role in operands]
         axis = next((axis for axis, _ in carried if axis is not None and self._may_cut(node, description, axis)), None)
         if axis is None:
@@ -108,6 +144,21 @@ class _TensorParallel:
         for other in divisions[1:]:
             self.joined[other] = divisions[0]
         return _Inside(divisions[0], axis)
+
+    def _is_block(self, node: Node, axis: int) -> bool:
+        readers = self.graph.consumers.get(first_output(node), ()) if node.op == "Slice" else ()
+        found = [(reader.op, self.descriptions[reader.name]) for reader in readers]
+        return bool(found) and all(op == "TopK" and of is not None and surviving_axis(of, 0, axis) is None for op, of in found)
+
+    def _within_blocks(self, node: Node, description: Description) -> _OfBlock | _Blocks | None:
+        roles = [self.roles.get(self.graph.producers[name].name) for name in node.inputs if name in self.graph.producers]
+        blocks = [role.block if isinstance(role, _OfBlock) else role for role in roles if isinstance(role, _Block | _OfBlock)]
+        if not blocks or len(blocks) < len(roles):
+            return None
+        if len(set(blocks)) == 1:
+            return _OfBlock(blocks[0])
+        axis = node.attributes.get("axis") if node.op == "Concat" else None
+        return _Blocks(axis % len(description.shape), tuple(blocks)) if isinstance(axis, int) else None
 
     def _may_cut(self, node: Node, description: Description, axis: int) -> bool:
         moving = self.graph.moving.get(first_output(node), ())
@@ -138,10 +189,11 @@ class _TensorParallel:
         """Return into how many equal units every division is divided: the most that one of its axes has without a cut inside a unit."""
         steps: dict[int, set[tuple[int, int]]] = {}
         for name, role in self.roles.items():
-            steps.setdefault(self._root(role.division), set()).add(self._extent_and_step(name, role))
+            if isinstance(role, _Inside | _Closing):
+                steps.setdefault(self._root(role.division), set()).add(self._extent_and_step(name, role))
         return {division: _finest(found) for division, found in steps.items()}
 
-    def _extent_and_step(self, name: str, role: _Role) -> tuple[int, int]:
+    def _extent_and_step(self, name: str, role: _Inside | _Closing) -> tuple[int, int]:
         """Return what is cut of a node, and at multiples of what cuts are free of waste."""
         description = self.descriptions[name]
         assert description is not None, "what has a role is described"
@@ -153,11 +205,10 @@ class _TensorParallel:
 
     def tiles(self) -> dict[str, tuple[Tile, ...]]:
         """Return the tiles of all nodes."""
-        found: dict[str, tuple[Tile, ...]] = {}
         for node in reversed(self.graph.nodes):
-            found[node.name] = self._tiles(node)
-            self._note_needs(node, found[node.name])
-        return found
+            self.found[node.name] = self._tiles(node)
+            self._note_needs(node, self.found[node.name])
+        return self.found
 
     def _tiles(self, node: Node) -> tuple[Tile, ...]:
         whole, description = whole_output(self.graph, node), self.descriptions[node.name]
@@ -167,10 +218,17 @@ class _TensorParallel:
             case _Inside() as role:
                 return self._needed(node, description, role) or self._shared(description, role)
             case _Closing() as role:
-                pieces = [(d, piece) for d, piece in enumerate(self._pieces(role.division, role.over.extent, role.over.unit)) if len(piece)]
+                divided = self._as_shared(node, role) or self._pieces(role.division, role.over.extent, role.over.unit)
+                pieces = [(d, piece) for d, piece in enumerate(divided) if len(piece)]
                 if len(pieces) == 1:
                     return (Tile(pieces[0][0], whole),)
                 return tuple(Tile(device, whole, Part(role.over.index, piece)) for device, piece in pieces)
+            case _Block() as block:
+                return (Tile(self._device_of(block), whole),)
+            case _OfBlock(block=block):
+                return (Tile(self._device_of(block), whole),)
+            case _Blocks() as joined:
+                return self._joined(node, whole, joined)
             case None:
                 return tuple(Tile(device, whole) for device in range(len(self.shares)))
 
@@ -178,6 +236,31 @@ class _TensorParallel:
         units = self.units[self._root(division)]
         size = extent // units if extent % units == 0 else unit
         return split_by_shares(extent, self.shares, size if size % unit == 0 else unit)
+
+    def _device_of(self, block: _Block) -> int:
+        pieces = split_by_shares(self.blocks[block.division], self.shares)
+        return next(device for device, piece in enumerate(pieces) if piece.start <= block.number < piece.stop)
+
+    def _joined(self, node: Node, whole: ShapeMap, role: _Blocks) -> tuple[Tile, ...]:
+        held: dict[int, IntervalSet] = {}
+        start = 0
+        for name, block in zip(node.inputs, role.blocks, strict=True):
+            stop = start + self.graph.types[name].known_shape[role.axis]
+            device = self._device_of(block)
+            held[device] = held.get(device, IntervalSet(())).union(IntervalSet.of((start, stop)))
+            start = stop
+        return tuple(Tile(device, whole.replace(role.axis, ranges)) for device, ranges in held.items())
+
+    def _as_shared(self, node: Node, role: _Closing) -> tuple[Interval, ...]:
+        """Return how a product that shares a table of words is cut, so that nodes hold no word twice; nothing if there is none."""
+        for reader in self.graph.consumers.get(node.inputs[0], ()) if node.op == "Gather" else ():
+            other, description = self.roles.get(reader.name), self.descriptions[reader.name]
+            if isinstance(other, _Inside) and description is not None and description.shape[other.axis] == role.over.extent:
+                held = {tile.device: tile.region.axes[other.axis] for tile in self.found[reader.name]}
+                pieces = tuple(held[d].hull if d in held else Interval(0, 0) for d in range(len(self.shares)))
+                if sum(map(len, pieces)) == role.over.extent:
+                    return pieces
+        return ()
 
     def _shared(self, description: Description, role: _Inside) -> tuple[Tile, ...]:
         whole = ShapeMap.full(description.shape)
@@ -195,7 +278,7 @@ class _TensorParallel:
 
     def _note_needs(self, node: Node, tiles: tuple[Tile, ...]) -> None:
         role, description = self.roles.get(node.name), self.descriptions[node.name]
-        if role is None or description is None:
+        if description is None or not isinstance(role, _Inside | _Closing | _Block):
             return
         shapes = [self.graph.types[name].shape if name else None for name in node.inputs]
         for number, cut in self._cut_operands(node):

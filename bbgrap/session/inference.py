@@ -27,19 +27,14 @@ from bbgrap.engine.sessions import open_session
 from bbgrap.errors import ExecutionError, InputError, UsageError
 from bbgrap.graph.onnx_metadata import ModelMetadata, metadata_of
 from bbgrap.graph.onnx_read import ModelFile, read_model
+from bbgrap.graph.onnx_top import with_top_outputs
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import AUTO
-from bbgrap.protocol.client_messages import (
-    Fault,
-    ModelPrepared,
-    PrepareModel,
-    RunModel,
-    RunResult,
-)
+from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
-from bbgrap.report.trace import HOST_NAME, Trace, clock_error_s, timeline_of
+from bbgrap.report.trace import Trace, clock_error_s, timeline_of
 from bbgrap.session.connection import CallFailedError, Connection, OnProgress
 from bbgrap.session.first_inputs import FirstInputs, Shapes
 from bbgrap.session.model_files import ModelFiles
@@ -85,6 +80,7 @@ class InferenceSession(Surface):
         planner: str | None = None,
         split: str | None = None,
         state: State | None = None,
+        top: Mapping[str, int] | None = None,
         wait: bool | None = None,
         deadline_s: float = 300.0,
         on_progress: OnProgress | None = None,
@@ -103,6 +99,8 @@ class InferenceSession(Surface):
             planner: Who plans; None: `auto`, which looks for the fastest plan, or `bbgrap` if there is a `split`.
             split: Along what tensors are cut; None: rows.
             state: Inputs, and the outputs that they are in the next request of a `sequence`; `auto` finds them by their usual names.
+            top: Outputs of which only so many largest elements along the last axis are wanted: `NAME.values` and `NAME.indices` take the
+                place of each.
             wait: Whether the first request of some shapes waits for their plan; None: unless the planner is `auto`.
             deadline_s: A request without an answer after this long fails, bringing the model and planning included.
             on_progress: Called while a model is brought, planned and deployed, with what has a `text`; in bytes where those count.
@@ -121,6 +119,8 @@ class InferenceSession(Surface):
             self.options = options or PlanOptions(chosen, split or "rows")  # type: ignore[arg-type]  # looked at above
             self._waits = self.options.planner != AUTO if wait is None else wait
             self._path = self._written(path_or_bytes) if isinstance(path_or_bytes, bytes) else path_of(path_or_bytes)
+            if top is not None:
+                self.options = replace(self.options, top=tuple(top.items()))
             self._read(read_model(self._path))
             if state is not None:
                 self.options = replace(self.options, state=pairs_of(state, self._signature, self._name))
@@ -141,7 +141,7 @@ class InferenceSession(Surface):
         self._name = model.name
         self._metadata = metadata_of(model)
         self._files = ModelFiles(self._path, model.files)
-        self._signature = Signature.of(model)
+        self._signature = Signature.of(with_top_outputs(model, dict(self.options.top)))
 
     def _forget_plans(self) -> None:
         """Begin without any plan."""
@@ -261,7 +261,7 @@ class InferenceSession(Surface):
         self._pool.submit(work)
 
     def run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
-        """Run the model once, as `run` does, and also return when every node did what; None if it is not known who answered.
+        """Run the model once, as `run` does, and also return when every node did what; None if nobody told in time.
 
         That takes until all nodes have told, some milliseconds, so it is for a part of the requests.
 
@@ -280,9 +280,8 @@ class InferenceSession(Surface):
         return [self._output(result, index) for index in chosen], self.timeline(result)
 
     def timeline(self, result: RunResult) -> Timeline | None:
-        """Return when every node did what for a recorded request; None if it is not known who answered."""
-        plan = self.plan
-        return timeline_of(result.records, (*plan.agents, HOST_NAME)) if plan.epoch == result.epoch else None
+        """Return when every node did what for a recorded request; None if nobody told in time."""
+        return timeline_of(result.records, result.devices) if result.devices else None
 
     def trace(self, input_feed: Mapping[str, Any], runs: int = 5) -> Trace:
         """Run the model some times, one after the other, and return when every agent and the coordinator did what.
@@ -301,9 +300,10 @@ class InferenceSession(Surface):
         plan = self.plan
         if any(result.epoch != plan.epoch for result in results):
             raise ExecutionError(f"model '{self._name}': it was planned anew while it was traced; trace again")
-        names = (*plan.agents, HOST_NAME)
         outputs = tuple(self._output(results[-1], index) for index in range(len(results[-1].outputs)))
-        timelines = tuple(timeline_of(result.records, names) for result in results)
+        if not all(result.devices for result in results):
+            raise ExecutionError(f"model '{self._name}': an agent has not told in time when it did what; trace again")
+        timelines = tuple(timeline_of(result.records, result.devices) for result in results)
         return Trace(timelines, max(clock_error_s(result.records) for result in results), outputs)
 
     # --- plans ----------------------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class PlanTask:
 class Task:
     """What a planner is to do: the model's file and its digest, the empty folder to fill, and what plan is wanted (None: a standby).
 
-    `state` is that of a standby.
+    `state` and `top` are those of a standby.
     """
 
     model: Path
@@ -56,6 +56,7 @@ class Task:
     folder: Path
     plan: PlanTask | None
     state: tuple[tuple[str, str], ...] = ()
+    top: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +25,7 @@ from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.state import with_state
+from bbgrap.graph.top import blocks_for, with_top
 from bbgrap.graph.types import Graph
 from bbgrap.observing.logs import inherited_format, write_logs
 from bbgrap.planners.options import PlanOptions
@@ -35,7 +36,7 @@ from bbgrap_coordinator.artifacts import read_tiles, write_artifacts, write_tile
 from bbgrap_coordinator.child import PlanTask, Reply, Task
 
 Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[Made, ...]]
-Standby = Callable[[Path, Sequence[tuple[str, str]]], PlannedVariant]
+Standby = Callable[[Path, Sequence[tuple[str, str]], Sequence[tuple[str, int]]], PlannedVariant]
 
 FIRST_TO_GO = "500"
 """Of 1,000, what Linux adds to this process when memory runs out and one must end: its end costs one plan, that of others every request."""
@@ -90,29 +91,31 @@ class _Maker:
     def make(self, task: Task) -> None:
         """Fill a task's folder."""
         if task.plan is None:
-            write_artifacts(task.folder, (self._standby(task.model, task.state),))
+            write_artifacts(task.folder, (self._standby(task.model, task.state, task.top),))
             return
         os.nice(max(0, NICE - os.nice(0)))
         model, plan = self._model(task), task.plan
         cuts = [(folder, cut) for folder, place in plan.bases for cut in read_tiles(folder)[place : place + 1]]
         if not cuts:
-            graph = model.graph(task.model, plan.shapes)
-            made = (
-                self._stateful(model, task.model, graph, plan) if plan.options.state else self._prepare(graph, plan.cluster, plan.options)
-            )
+            graph = _topped(model.graph(task.model, plan.shapes), plan)
+            made = self._stateful(model, graph, plan) if plan.options.state else self._prepare(graph, plan.cluster, plan.options)
             write_artifacts(task.folder, [variant for variant, _ in made])
             write_tiles(task.folder, plan.shapes, [cut for _, cut in made])
         else:
-            others = [(model.graph(task.model, cut.shapes), cut.tiles) for _, cut in cuts]
-            graph = model.graph(task.model, plan.shapes)
+            others = [(_topped(model.graph(task.model, cut.shapes), plan), cut.tiles) for _, cut in cuts]
+            graph = _topped(model.graph(task.model, plan.shapes), plan)
             # Its weights are those of any of them.
             write_artifacts(task.folder, (prepare_like(graph, others, plan.cluster, plan.options),), cuts[0][0])
 
-    def _stateful(self, model: ReloadedModel, path: Path, graph: Graph, plan: PlanTask) -> tuple[Made, ...]:
+    def _stateful(self, model: ReloadedModel, graph: Graph, plan: PlanTask) -> tuple[Made, ...]:
         graph = with_state(graph, dict(plan.options.state))
         if not is_of_any_length(graph, model.declared):
             return (prepare_sequences(graph, plan.cluster, plan.options),)
-        return (prepare_growing(graph, model.open_graph, model.declared, plan.cluster, plan.options),)
+
+        def load(shapes: Mapping[str, tuple[int, ...]], open_axes: Mapping[str, frozenset[int]]) -> Graph:
+            return _topped(model.open_graph(shapes, open_axes), plan)
+
+        return (prepare_growing(graph, load, model.declared, plan.cluster, plan.options),)
 
     def _model(self, task: Task) -> ReloadedModel:
         model = self._models.pop(task.digest, None) or ReloadedModel(task.model)
@@ -120,6 +123,11 @@ class _Maker:
         while len(self._models) > MODELS:
             self._models.popitem(last=False)
         return model
+
+
+def _topped(graph: Graph, plan: PlanTask) -> Graph:
+    """Return a graph that answers what the plan's options ask for, in as many blocks as suit its cluster."""
+    return with_top(graph, dict(plan.options.top), blocks_for(len(plan.cluster.nodes))) if plan.options.top else graph
 
 
 def _reply(task: Task, maker: _Maker) -> Reply:

@@ -170,10 +170,8 @@ class Planner:
             plan = PlanTask(job.shapes, job.cluster, job.options, bases)
         with models.folder(job.files) as path:
             folder = folders.make(job.job)
-            reply = self._reply(
-                job,
-                Task(path, " ".join(file.digest for file in job.files), folder, plan, job.state if isinstance(job, StartStandby) else ()),
-            )
+            state, top = (job.state, job.top) if isinstance(job, StartStandby) else ((), ())
+            reply = self._reply(job, Task(path, " ".join(file.digest for file in job.files), folder, plan, state, top))
         if reply.trace:
             _log.error("planning of job %d failed in its process:\n%s", job.job, reply.trace)
         if reply.fault:

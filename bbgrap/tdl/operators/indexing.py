@@ -5,6 +5,8 @@ What an index points at is only known at run time, so the axis it points into is
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from bbgrap.shapemap import ShapeMap
@@ -112,6 +114,16 @@ def describe_arg(site: Site) -> Description | None:
     return Description(out, Call(site.node.op, (operand(0)[*out[:axis], ALL, *after],)))
 
 
+def describe_top(site: Site) -> Description | None:
+    """values[..., j, ...], indices[..., j, ...] = the j-th largest (smallest) of x[..., :, ...], and its place; the axis stays whole."""
+    out = output_indices(site)
+    if not out or not site.node.outputs[0] or site.constant(1) is None:
+        return None
+    fixed = {site.integer("axis", -1) % len(out)}
+    found = with_whole_axes("TopK", out, [operand(0)[but(out, fixed)]], fixed)
+    return None if found is None else replace(found, extra=(but(out, fixed),) * (len(site.outputs) - 1))
+
+
 def describe_cumulative(site: Site) -> Description | None:
     """out[..., j, ...] = sum (product) of x[..., :j, ...]; the axis stays whole."""
     axis = site.constant(1)
@@ -147,6 +159,7 @@ register(OperatorRule(describe_scatter_nd), "ScatterND")
 register(OperatorRule(describe_tensor_scatter), "TensorScatter")
 register(OperatorRule(describe_one_hot), "OneHot")
 register(OperatorRule(describe_arg), "ArgMax", "ArgMin")
+register(OperatorRule(describe_top), "TopK")
 register(OperatorRule(describe_cumulative), "CumSum", "CumProd")
 register(OperatorRule(describe_reverse_sequence), "ReverseSequence")
 register(OperatorRule(describe_loss), "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")

@@ -44,7 +44,6 @@ _STANDARD: dict[str, str] = {
     "ImageDecoder": "decodes a stream of bytes, of which every pixel needs all; onnxruntime has no kernel of it",
     "MaxUnpool": "its indices count through the whole tensor, over all images and channels, and may point anywhere",
     "Split": "replaced on entry by one Slice per output, which splits",
-    "TopK": _SEVERAL,
 }  # fmt: skip
 _MICROSOFT: dict[str, str] = {
     "DynamicQuantizeLSTM": f"{_DYNAMIC} at every step",

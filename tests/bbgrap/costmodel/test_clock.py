@@ -9,7 +9,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, Network, NodeProfile
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Act, Await, Post, Work, run_clock
-from bbgrap.costmodel.messages import AT_ONCE_BYTES, NetworkModel
+from bbgrap.costmodel.messages import AT_ONCE_BYTES, COLD_MESSAGE_S, NetworkModel
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
@@ -32,7 +32,7 @@ class Slow(NetworkModel):
     def link(self, source: int, destination: int) -> Link:
         return Link(1000.0, 0.5)
 
-    def handling(self, device: int, source: int, destination: int, size: int) -> float:
+    def handling(self, device: int, source: int, destination: int, size: int, *, in_a_row: bool = False) -> float:
         return self.handling_s
 
     def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:
@@ -55,6 +55,17 @@ SLOW = Slow()
 def ends(acts: list[list[Act]], network: NetworkModel = SLOW) -> list[float]:
     timeline = run_clock([str(n) for n in range(len(acts))], acts, network)
     return [max((span.stop_s for span in timeline.spans if span.device == d), default=0.0) for d in range(len(acts))]
+
+
+def test_of_messages_in_a_row_only_the_first_one_is_cold() -> None:
+    network = NetworkModel(Cluster.even(3))
+    first, next_one = (network.handling(0, 0, 1, 100, in_a_row=in_a_row) for in_a_row in (False, True))
+    assert first - next_one == pytest.approx(COLD_MESSAGE_S)
+    both: list[Act] = [Post(0, 1, 100), Post(1, 2, 100)]
+    others: list[list[Act]] = [[Await(0, 0, 100)], [Await(1, 0, 100)]]
+    assert ends([both, *others], network)[0] == pytest.approx(first + next_one)
+    apart: list[Act] = [both[0], Work(1.0, ""), both[1]]
+    assert ends([apart, *others], network)[0] == pytest.approx(2 * first + 1.0)
 
 
 def test_a_message_takes_its_bytes_and_the_latency() -> None:

@@ -30,7 +30,7 @@ rates = st.floats(1.0, 1e4)
 class OnlyWires(NetworkModel):
     """Messages take nothing of processors."""
 
-    def handling(self, device: int, source: int, destination: int, size: int) -> float:
+    def handling(self, device: int, source: int, destination: int, size: int, *, in_a_row: bool = False) -> float:
         return 0.0
 
     def besides(self, device: int, source: int, destination: int, size: int) -> tuple[int, float] | None:

@@ -15,6 +15,7 @@ from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import PlanError
 from bbgrap.graph.onnx_io import save_graph
 from bbgrap.graph.state import with_state
+from bbgrap.graph.top import blocks_for, with_top
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import cuts_moving
 from bbgrap.zoo.decoder import Sizes, free_axes
@@ -142,13 +143,45 @@ def test_one_program_takes_prompts_and_words_of_any_number(planner):
             np.testing.assert_allclose(outputs[0], alone.run(feed)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("planner", "count"), [("tensor-parallel", 1), ("tensor-parallel", 5), ("auto", 2)])
+def test_the_likeliest_words_are_those_of_all_logits(planner, count):
+    path = zoo.materialize("tiny-decoder")
+    loader = ReloadedModel(path)
+    state = {name: name.replace("past_key_values", "present") for name in loader.declared if name.startswith("past")}
+    empty = {name: np.zeros((1, 4, 0, 16), np.float32) for name in state}
+    shapes = {name: (1, 1) for name in loader.declared if name not in state} | {name: array.shape for name, array in empty.items()}
+
+    def load(sizes, axes):
+        return with_top(loader.open_graph(sizes, axes), {"logits": count}, blocks_for(2))
+
+    first = with_state(with_top(loader.graph(path, shapes), {"logits": count}, blocks_for(2)), state)
+    planned, _ = prepare_growing(first, load, loader.declared, Cluster.even(2), PlanOptions(planner))
+    begins, further = halves(planned.artifacts)
+    kernels = {True: local_kernels(begins), False: local_kernels(further)}
+    alone, held, total = Alone(path.read_bytes(), state, empty), [()] * 2, 0
+    words = np.random.default_rng(0).integers(0, 1000, (1, 6))
+    for _ in range(12):
+        is_first, total = total == 0, total + words.shape[1]
+        feed = {
+            "input_ids": words,
+            "attention_mask": np.ones((1, total), np.int64),
+            "position_ids": np.arange(total - words.shape[1], total)[None],
+        }
+        given = [(feed | empty)[name] for name in (first.inputs if is_first else first.given)]
+        (values, places), held = simulate_step(begins if is_first else further, given, held, kernels[is_first])
+        logits = alone.run(feed)[0]
+        np.testing.assert_array_equal(places, np.argsort(-logits, axis=-1, kind="stable")[..., :count])
+        np.testing.assert_allclose(values, np.take_along_axis(logits, places, -1), rtol=1e-4, atol=1e-5)
+        words = places[:, -1:, 0]
+
+
 def test_a_decoder_that_fits_no_node_runs_on_two(tmp_path):
     path = tmp_path / "m.onnx"
-    graph = decoder_of("large", Sizes(6, 512, 8, 8, 8_000, 64))
+    graph = decoder_of("large", Sizes(2, 256, 4, 4, 2_000, 64))
     save_graph(graph, path, free=free_axes(graph))
     loader = ReloadedModel(path)
     state = {name: name.replace("past_key_values", "present") for name in loader.declared if name.startswith("past")}
-    shapes = {name: (1, 1) for name in loader.declared if name not in state} | dict.fromkeys(state, (1, 8, 0, 64))
+    shapes = {name: (1, 1) for name in loader.declared if name not in state} | dict.fromkeys(state, (1, 4, 0, 64))
     first = with_state(loader.graph(path, shapes), state)
     whole = sum(weight.type.nbytes for weight in graph.weights.values())
     nodes = tuple(NodeProfile(f"node{number}", memory_bytes=round(whole / 1.5)) for number in range(2))

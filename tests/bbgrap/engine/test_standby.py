@@ -28,6 +28,7 @@ from bbgrap.runtime.schedule import LocalSend, check_schedule
 from bbgrap.session.signature import Signature
 from bbgrap.zoo import materialize
 from tests.conformance.test_odd_models import MODELS as ODD
+from tests.examples import examples
 from tests.light_control_flow import node, normal, speech_like, untyped
 from tests.light_models import light_model
 from tests.quantized_models import FORMATS, converted, of_four_bits
@@ -104,7 +105,7 @@ def images(name="x"):
     return [{name: normal(n, *shape)} for n, shape in enumerate(SHAPES)]
 
 
-@pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "resnet50", "inception_v1"])
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet", pytest.param("resnet50", marks=pytest.mark.slow), "inception_v1"])
 def test_light_models(name, tmp_path_factory):
     path = light_model(name, tmp_path_factory.getbasetemp() / "light")
     (declared,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).get_inputs()
@@ -117,7 +118,7 @@ def test_zoo(name):
 
 
 @given(graph=networks(), seed=st.integers(0, 9))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_random_networks_of_any_batch(tmp_path_factory, graph, seed):
     path = tmp_path_factory.mktemp("random") / "model.onnx"
     save_graph(graph, path, free=free_batch(graph))
@@ -175,6 +176,17 @@ def test_values_that_are_no_arrays(make, tmp_path):
     feeds = Signature.of(read_model(path)).check_feed(feed)
     got = unpacked_results([declared_type(item) for item in plain.get_outputs()], answers(standby, feeds))
     assert identical([item.content if isinstance(item, Numbers) else item for item in got], want)
+
+
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_of_an_output_it_answers_the_largest_elements(tmp_path, count):
+    nodes = [node("Sign", "x", "y"), node("Neg", "x", "z")]
+    path = written(tmp_path / "m.onnx", nodes, [of("x", ["N", "M"])], [of("y", None), of("z", None)], {})
+    standby, plain = standby_of(path, top=[("z", count)]), make_session(path, threads=1)
+    for x in (normal(1, 4, 9), normal(2, 1, 250)):
+        signs, numbers = plain.run(None, {"x": x})
+        places = np.argsort(-numbers, axis=-1, kind="stable")[:, :count]
+        assert identical(answers(standby, [x]), [signs, np.take_along_axis(numbers, places, -1), places])
 
 
 def test_free_dimensions_stay_free(tmp_path):

@@ -3,7 +3,13 @@
 import pytest
 
 from bbgrap.errors import UsageError
-from bbgrap.planners.options import MAX_SEARCH_SECONDS, PlanOptions
+from bbgrap.planners.options import MAX_SEARCH_SECONDS, MAX_TOP, PlanOptions
+
+
+@pytest.mark.parametrize("top", [(("logits", 0),), (("logits", -1),), (("logits", MAX_TOP + 1),), (("logits", 1), ("logits", 2))])
+def test_of_an_output_once_some_elements_are_wanted(top):
+    with pytest.raises(UsageError, match=r"top( 'logits': expected from 1 to 1048576 elements, got|: an output is listed twice)"):
+        PlanOptions(top=top)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 3601.0, 1e308, float("inf"), float("nan")])

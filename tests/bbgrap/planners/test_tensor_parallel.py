@@ -9,6 +9,7 @@ from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.engine.load import load_graph
 from bbgrap.graph.state import with_state
+from bbgrap.graph.top import blocks_for, with_top
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import make_plan
@@ -55,6 +56,38 @@ def test_answers_are_those_of_the_whole_model(sizes, shares):
     assert_partition_agrees(graph, cluster, OPTIONS, 1e-4)
 
 
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+@pytest.mark.parametrize("count", [1, 5])
+def test_of_the_largest_logits_only_candidates_travel(nodes, count):
+    blocks = blocks_for(nodes)
+    counts = statistics_of(programmed(with_top(stateful(TINY), {"logits": count}, blocks), nodes))
+    sums = (2 * TINY.depth + 1) * nodes * (nodes - 1)
+    candidates = blocks * count // nodes
+    assert counts.transfers == sums + nodes - 1
+    assert counts.bytes == sums * TINY.width * 4 + (nodes - 1) * candidates * (4 + 8)
+    assert counts.gather_bytes == count * (4 + 8)
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (5, 3), (1, 0.01), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("count", [1, 7, 500])
+def test_the_largest_logits_are_those_of_the_whole_model(count, shares):
+    cluster = Cluster(tuple(NodeProfile(f"node{number}", share=share) for number, share in enumerate(shares)))
+    graph = with_top(decoder("decoder", TINY, batch=2, sequence=3, past=5), {"logits": count}, blocks_for(len(shares)))
+    assert_partition_agrees(graph, cluster, OPTIONS, 1e-4)
+
+
+def test_words_are_cut_at_borders_of_blocks_and_the_table_with_them():
+    graph = with_top(stateful(TINY), {"logits": 1}, 12)
+    plan = make_plan(graph, Cluster((NodeProfile("fast", share=5), NodeProfile("slow", share=3))), OPTIONS)
+    assert [str(tile.region.axes[1]) for tile in plan.tiles["logits.flat"]] == ["0:200", "200:300"]  # 7.5 of 12 blocks, and 4.5
+    assert [str(tile.part.interval) for tile in plan.tiles["words.gathered"]] == ["0:200", "200:300"]
+
+
+def test_the_largest_of_what_is_whole_are_taken_where_it_is(attention):
+    counts = statistics_of(programmed(with_top(attention, {"y": 2}, 12), 3))
+    assert (counts.transfers, counts.bytes_by_operator.keys()) == (2, {"MatMul"})
+
+
 def in_one(width=24, heads=3):
     """Attention whose queries, keys and values are made by one product, which is then split."""
     random = np.random.default_rng(0)
@@ -82,9 +115,14 @@ def in_one(width=24, heads=3):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_a_product_of_queries_keys_and_values_is_cut_in_three_ranges(tmp_path):
+@pytest.fixture
+def attention(tmp_path):
     (tmp_path / "m.onnx").write_bytes(in_one().SerializeToString())
-    graph = load_graph(tmp_path / "m.onnx", {})
+    return load_graph(tmp_path / "m.onnx", {})
+
+
+def test_a_product_of_queries_keys_and_values_is_cut_in_three_ranges(attention):
+    graph = attention
     plan = make_plan(graph, Cluster.even(3), OPTIONS)
     product = next(node for node in graph.nodes if "qkv" in node.inputs)
     assert [str(tile.region.axes[2]) for tile in plan.tiles[product.name]] == ["0:8,24:32,48:56", "8:16,32:40,56:64", "16:24,40:48,64:72"]

@@ -122,6 +122,16 @@ def _arg(draw: Draw, op: str) -> Case:
 
 
 @st.composite
+def top_k(draw: Draw) -> Case:
+    """TopK along an axis, of either end, with ties: the values, and their places."""
+    shape = draw(shapes(least=2, most=4, extent=5))
+    axis, given_axis = axis_of(draw, len(shape))
+    attributes: dict[str, Attribute] = {"axis": given_axis, "largest": draw(st.integers(0, 1))}
+    operands = (whole_numbers(random_of(draw), *shape), np.array([draw(st.integers(1, shape[axis]))]))
+    return Case("TopK", operands, attributes, frozenset((1,)), loose=None, further=(1,))
+
+
+@st.composite
 def _cumulative(draw: Draw, op: str) -> Case:
     shape = draw(shapes(least=2, most=3, extent=4))
     _, axis = axis_of(draw, len(shape))
@@ -159,6 +169,7 @@ INDEXING: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     "TensorScatter": tensor_scatter,
+    "TopK": top_k,
     **{op: partial(_arg, op) for op in ("ArgMax", "ArgMin")},
     **{op: partial(_cumulative, op) for op in ("CumSum", "CumProd")},
     **{op: partial(_loss, op) for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},

@@ -21,6 +21,7 @@ from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl import Part, localize_part, part_unit, reducible
 from bbgrap.tdl.partial import partial_operators
 from tests.bbgrap.tdl.verifier import Case, run_local
+from tests.examples import examples
 from tests.partition import all_values, assert_close, run_checked
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -82,7 +83,7 @@ def test_every_operator_with_partial_results_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(("domain", "op"), sorted(CASES))
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_parts_add_up(domain: str, op: str, data: st.DataObject) -> None:
     graph = graph_of(domain, op)
