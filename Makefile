@@ -34,8 +34,9 @@ demo: $(VENV)/runtime.stamp ## coordinator and two agents on this machine, ResNe
 test: $(VENV)/test.stamp ## the default test suite
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
-test-slow: $(VENV)/test.stamp ## long property runs, 2,000 examples each
+test-slow: $(VENV)/test.stamp ## long property runs, 2,000 examples each, and all others with twice what `test` has
 	@$(BIN)/python -m pytest -m slow --hypothesis-profile=thorough --timeout=1800 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m 'hypothesis and not slow' --hypothesis-profile=ample $(PYTEST_ARGS)
 
 test-conformance: $(VENV)/test.stamp ## the ONNX backend tests through every planner, and quantized files in every plan
 	@$(BIN)/python -m pytest -m conformance $(PYTEST_ARGS)

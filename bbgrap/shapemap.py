@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from math import prod
 
 
@@ -292,6 +292,8 @@ class ShapeMap:
         """Return this region minus another, as disjoint non-empty regions in a fixed order (later axes peeled last)."""
         if self.is_empty:
             return ()
+        if self.is_apart_from(other):
+            return (self,)
         pieces: list[ShapeMap] = []
         core = self
         for axis, holes in enumerate(other.axes):
@@ -315,8 +317,12 @@ class ShapeMap:
 
 def subtract_all(region: ShapeMap, holes: Iterable[ShapeMap]) -> tuple[ShapeMap, ...]:
     """Return `region` minus every hole, as disjoint non-empty regions in a fixed order."""
-    start: tuple[ShapeMap, ...] = () if region.is_empty else (region,)
-    return reduce(lambda pieces, hole: tuple(rest for piece in pieces for rest in piece.subtract(hole)), holes, start)
+    pieces: tuple[ShapeMap, ...] = () if region.is_empty else (region,)
+    for hole in holes:
+        if not pieces:
+            break
+        pieces = tuple(rest for piece in pieces for rest in piece.subtract(hole))
+    return pieces
 
 
 def covers(pieces: Iterable[ShapeMap], region: ShapeMap) -> bool:

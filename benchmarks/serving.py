@@ -3,6 +3,8 @@
     latency      p50 of one request after the other, in turns: `InferenceSession.run`, and raw tensors over HTTP; bound: 1.5 ms more
     throughput   requests per second with so many in flight, in blocks in turns: threads with a session, threads with a connection each to a
                  server, and to one that batches (`--max-batch`); bound: 90 % of the session's
+    processors   time on processors that a request of MobileNetV2 on one node takes of every process, in blocks in turns; on a machine that
+                 others use, too, these are the figures to look at (Linux)
 
 Client, servers and agents share this machine: what a server computes, agents cannot. `--json` prints the figures for programs.
 """
@@ -22,9 +24,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 import bbgrap
 from bbgrap.engine.sessions import usable_cores
@@ -118,6 +122,38 @@ def throughput(cluster: bbgrap.LocalCluster, requests: int, in_flight: int, bloc
     return {"in_flight": in_flight, **medians, **ratios}
 
 
+def processors(cluster: bbgrap.LocalCluster, requests: int, blocks: int) -> dict[str, float]:
+    """Return microseconds on processors per request, of each process and both ways."""
+    session, x, expected = _session(cluster, "mobilenet_v2", "single")
+    with server(cluster.address, "mobilenet_v2", "single") as place:
+        ways: Mapping[str, Run] = {
+            "session": lambda: _check(session.run(None, {"input": x})[0], expected),
+            "http": Http(place, "mobilenet_v2", "input", x, expected).run,
+        }
+        taken: dict[str, list[float]] = {}
+        for number in range(-1, blocks):
+            for way, run in ways.items():
+                before = _on_processors()
+                for _ in range(requests):
+                    run()
+                for name, after in _on_processors().items() if number >= 0 else ():
+                    taken.setdefault(f"{way}_{name}_us", []).append((after - before.get(name, 0.0)) / requests)
+    return {name: statistics.median(found) for name, found in taken.items()}
+
+
+def _on_processors() -> dict[str, float]:
+    """Return how many microseconds this process and those that it started have been on processors, by what they are."""
+    sums: dict[str, float] = {}
+    for process in (this := psutil.Process(), *this.children(recursive=True)):
+        words = " ".join(process.cmdline())
+        kinds = ("benchmarks.serving --serve", "bbgrap_coordinator.main", "bbgrap_agent.main", "bbgrap_agent.worker")
+        names = dict(zip(kinds, ("server", "coordinator", "nannies", "workers"), strict=True))
+        name = "client" if process == this else next((name for kind, name in names.items() if kind in words), "others")
+        for task in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            sums[name] = sums.get(name, 0.0) + int(task.read_text().split()[0]) / 1e3
+    return sums
+
+
 def _session(cluster: bbgrap.LocalCluster, model: str, planner: str) -> tuple[bbgrap.InferenceSession, Array, Array]:
     options = bbgrap.PlanOptions(planner, objective="throughput" if planner == "auto" else "latency")
     session = bbgrap.InferenceSession(materialize(model), cluster=cluster, options=options)
@@ -147,6 +183,8 @@ def main() -> None:
     with bbgrap.LocalCluster(agents=given.agents) as cluster:
         figures: dict[str, Any] = {"agents": given.agents, **latency(cluster, given.runs)}
         figures |= throughput(cluster, given.requests, given.in_flight, given.blocks)
+        if sys.platform == "linux":
+            figures |= processors(cluster, given.requests, given.blocks)
     if given.json:
         machine = {"cores": usable_cores(), "machine": platform.machine(), "python": platform.python_version(), "load": os.getloadavg()[0]}
         print(json.dumps(machine | figures, indent=2))

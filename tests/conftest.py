@@ -1,7 +1,7 @@
 """Settings that every test shares.
 
-Hypothesis runs under one of two profiles: `default` is short and the same on every run; `thorough`
-(`make test-slow`, or `--hypothesis-profile=thorough`) is long and looks at new examples each time.
+Hypothesis runs under one of three profiles: `default` is short and the same on every run; `ample` is the same with twice as many
+examples, for all properties (`make test-slow`); `thorough` looks at many new ones each time, in the tests marked slow (the same).
 """
 
 import gc
@@ -12,22 +12,39 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.examples import AMPLE
+from tests.known_agents import lasting_cluster
+
 # tests start the installed commands by name, whether or not the environment is activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 os.environ["BBGRAP_CONFIG"] = os.devnull  # whatever the user of this machine has set
 
-settings.register_profile("default", max_examples=30, deadline=None, derandomize=True)
+settings.register_profile("default", max_examples=AMPLE // 2, deadline=None, derandomize=True)
+settings.register_profile("ample", max_examples=AMPLE, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=2_000, deadline=None, derandomize=False)
 settings.load_profile("default")
 
-MADE_ONCE = ("shared", "served", "address", "backend_tests")
+MADE_ONCE = ("shared", "breakable", "pair", "three", "served", "address", "backend_tests")
 """Fixtures that take long to make and serve several files."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Run the users of such a fixture first and one after the other: then one process of several makes it."""
     items.sort(key=lambda item: next((n for n, name in enumerate(MADE_ONCE) if name in item.fixturenames), len(MADE_ONCE)))
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory):
+    """Two agents, for tests that leave them and what is known of them as they were."""
+    with lasting_cluster(2, tmp_path_factory.mktemp("weights")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def three(tmp_path_factory):
+    with lasting_cluster(3, tmp_path_factory.mktemp("weights")) as cluster:
+        yield cluster
 
 
 def pytest_collection_finish() -> None:

@@ -14,6 +14,7 @@ import psutil
 from bbgrap.cluster import NodeProfile
 from bbgrap.cluster.types import Speed
 from bbgrap.local import LocalCluster
+from bbgrap.session import which_cluster
 
 PLAIN = ("-m", "bbgrap_coordinator.main")
 SPEED = Speed("conv3x3", flops_per_s=50e9)
@@ -24,6 +25,18 @@ def tell_speeds(cluster: LocalCluster) -> None:
     """Tell a coordinator how fast its agents are, those that come later included."""
     for number in range(MOST):
         cluster.connection.add_profile(NodeProfile(f"agent{number}", work=(SPEED,)))
+
+
+def make_whole(cluster: LocalCluster, agents: int) -> LocalCluster:
+    """Start what a test has killed or ended: the coordinator, and agents up to this many."""
+    for name in [name for name, process in cluster.processes.items() if process.poll() is not None]:
+        cluster.kill(name)
+    if "coordinator" not in cluster.processes:
+        cluster.start_coordinator()
+    for name in sorted({f"agent{number}" for number in range(agents)} - cluster.processes.keys()):
+        cluster.add_agent(name)
+    cluster._wait_joined([f"agent{number}" for number in range(agents)])
+    return cluster
 
 
 def planners_of(cluster: LocalCluster) -> tuple[psutil.Process, psutil.Process]:
@@ -47,3 +60,11 @@ def known_cluster(
             for name in ("coordinator", *(f"agent{number}" for number in range(MOST))):
                 print(f"--- {name}\n{cluster.log(name)}")  # noqa: T201 - pytest shows it with the failure
             raise
+
+
+@contextmanager
+def lasting_cluster(agents: int, cache_dir: Path, coordinator: Sequence[str] = PLAIN, *, pin: bool = False) -> Iterator[LocalCluster]:
+    """Start a cluster of known agents for several tests: sessions that name no cluster are not for it, though it is there."""
+    with known_cluster(agents, cache_dir, coordinator, pin=pin) as cluster:
+        which_cluster.leave(cluster.connection)
+        yield cluster

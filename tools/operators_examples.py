@@ -121,6 +121,7 @@ MICROSOFT: dict[str, Example] = {
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), STANDARD["QuantizeLinear"]),
     "DynamicQuantizeMatMul": Example("i j", (12, 8), ((12, 16), (16, 8), S)),
     "FusedConv": STANDARD["Conv"],
+    "GroupQueryAttention": Example(BSE, ROWS, (ROWS, *((2, 12, 4),) * 2, None, None, (2,), S), {"num_heads": 4, "kv_num_heads": 2}),
     **dict.fromkeys(("FusedGemm", "FusedMatMul", "TransposeMatMul"), _PRODUCT),
     "MatMulIntegerToFloat": Example("i j", (12, 8), ((12, 16), (16, 8), S, S)),
     "NhwcMaxPool": Example("n y x c", (2, 16, 16, 8), ((2, 16, 16, 8),), WINDOW),

@@ -1,6 +1,7 @@
 """Why a worker ended, in words, and whether what it did ended it.
 
 crash signal, out of memory, ended by its nanny   guilty
+SIGBUS, with a damaged file of the weights cache  the file
 another signal, an exit status                    somebody or something from outside
 """
 
@@ -20,19 +21,21 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """How a worker ended; `words` continue a sentence that begins with "the worker"."""
+    """How a worker ended; `words` continue a sentence that begins with "the worker", `details` end it."""
 
     words: str
     guilty: bool
+    details: str = ""
 
 
-def cause_of(returncode: int, *, ended_because: str = "", oom_kills: int = 0) -> Cause:
+def cause_of(returncode: int, *, ended_because: str = "", oom_kills: int = 0, damaged: str = "") -> Cause:
     """Return the cause of an exit.
 
     Args:
         returncode: As `subprocess` says it: a negative one is a signal.
         ended_because: Why the nanny ended it, if it did.
         oom_kills: How many processes the system has ended meanwhile for want of memory.
+        damaged: Which files of its weights cache were damaged, if it was ended by SIGBUS.
     """
     if ended_because:
         return Cause(f"was ended by its nanny: {ended_because}", guilty=True)
@@ -44,6 +47,8 @@ def cause_of(returncode: int, *, ended_because: str = "", oom_kills: int = 0) ->
         name = f"signal {-returncode}"
     if -returncode == signal.SIGKILL and oom_kills > 0:
         return Cause("was ended by the system: out of memory", guilty=True)
+    if damaged:
+        return Cause(f"was ended by {name}", guilty=False, details=f"damaged in its weights cache, and loaded anew: {damaged}")
     return Cause(f"was ended by {name}", guilty=-returncode in _CRASHES)
 
 
@@ -54,7 +59,8 @@ def sentence_of(cause: Cause, doing: Doing) -> str:
         did.append(f"computing request {doing.request} of epoch {doing.epoch}")
     if doing.loading:
         did.append(f"loading epoch {doing.loading}")
-    return f"the worker {cause.words}" + (f" while {' and '.join(did)}" if did else "")
+    while_it = f" while {' and '.join(did)}" if did else ""
+    return f"the worker {cause.words}{while_it}" + (f"; {cause.details}" if cause.details else "")
 
 
 def oom_kills(root: Path = Path("/")) -> int:

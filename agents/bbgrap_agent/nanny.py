@@ -30,6 +30,7 @@ from bbgrap_agent.causes import cause_of, oom_kills, sentence_of
 from bbgrap_agent.patience import Patience
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
 from bbgrap_agent.progress import Progress, shared_memory
+from bbgrap_agent.weight_files import DeployedFiles
 from bbgrap_agent.worker_settings import Settings
 
 FIRST_BACKOFF_S = 0.1
@@ -60,6 +61,8 @@ class Ended:
     returncode: int
     fault: str
     """What it said that no worker says."""
+    damaged: str = ""
+    """Which files of its weights cache have ended it, in words."""
 
 
 def _first_to_go(pid: int) -> None:
@@ -106,6 +109,7 @@ class _Child:
         self.pipe = Pipe(ours, TO_WORKER)
         self.began = time.monotonic()
         self.patience = Patience(self.began)
+        self.files = DeployedFiles(Path(settings.cache_dir))
         self.ready = False
         self.ended_because = ""
 
@@ -139,7 +143,7 @@ class _Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        put(Ended(number, code, fault))
+        put(Ended(number, code, fault, self.files.drop_damaged() if code == -signal.SIGBUS else ""))
 
 
 class Nanny:
@@ -201,6 +205,7 @@ class Nanny:
             child.patience.drop_before(message.request)
         elif isinstance(message, Deploy):
             child.patience.allow(message)
+            child.files.note(message)
         child.pipe.send(message)
 
     def look(self, now: float) -> Heartbeat | None:
@@ -231,7 +236,8 @@ class Nanny:
             return None
         doing = child.progress.read()
         because = child.ended_because or (f"it said what no worker says: {event.fault}" if event.fault else "")
-        cause = cause_of(event.returncode, ended_because=because, oom_kills=oom_kills() - child.oom_kills)
+        killed = oom_kills() - child.oom_kills
+        cause = cause_of(event.returncode, ended_because=because, oom_kills=killed, damaged=event.damaged)
         reason = sentence_of(cause, doing)
         child.pipe.close()
         child.progress.close()

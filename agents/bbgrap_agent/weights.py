@@ -14,6 +14,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +24,9 @@ import psutil
 from bbgrap.errors import ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
-from bbgrap.protocol.limits import is_digest
 from bbgrap.protocol.messages import WeightChunk
 from bbgrap.protocol.tensors import decode_array
+from bbgrap_agent.weight_files import fault_of, weight_file
 
 DEFAULT_DISK_BYTES = 8 << 30
 """Chosen: a dozen large convolutional networks."""
@@ -91,6 +92,10 @@ class WeightStore:
         self._needed.update(dict.fromkeys(asked, time.monotonic()))
         return tuple(digest for digest in asked if self.get(digest) is None)
 
+    def damaged(self, digests: Iterable[str]) -> tuple[str, ...]:
+        """Return those that were here but for a file that was damaged meanwhile; they are not here any more, and missing."""
+        return tuple(digest for digest in digests if (path := self._path(digest)) and path.exists() and self.get(digest) is None)
+
     def loaded(self, digests: Iterable[str]) -> None:
         """Note that a deployment does not need these any more: its sessions hold them, or it is given up."""
         for digest in digests:
@@ -99,6 +104,8 @@ class WeightStore:
 
     def get(self, digest: str) -> Array | None:
         """Return a weight, read-only; None if it is not here."""
+        if digest in self._memory and self._is_cut(digest):
+            del self._memory[digest]
         array = self._memory.get(digest)
         if array is not None:
             self._memory.move_to_end(digest)
@@ -185,19 +192,27 @@ class WeightStore:
         return since is not None
 
     def _path(self, digest: str) -> Path | None:
-        return self._directory / f"{digest}.npy" if self._directory is not None and is_digest(digest) else None
+        return weight_file(self._directory, digest) if self._directory is not None else None
 
     def _read(self, digest: str) -> Array | None:
         path = self._path(digest)
         if path is None or not path.exists():
             return None
-        array = self._mapped(digest)
-        if array is None or digest_of(array) != digest:
-            _log.warning("weight %s on disk is damaged; it will be sent again", digest[:12])
-            path.unlink(missing_ok=True)
-            return None
-        os.utime(path)
+        array = None if (fault := fault_of(path)) else self._mapped(digest)
+        with suppress(OSError):  # a folder that cannot be written to is still read from
+            if array is None:
+                _log.warning("weight %s on disk is damaged, and will be sent again: %s", digest[:12], fault or "it cannot be mapped")
+                path.unlink(missing_ok=True)
+            else:
+                os.utime(path)
         return array
+
+    def _is_cut(self, digest: str) -> bool:
+        """Whether the file of a weight that is mapped was cut short meanwhile: reading it would end this process."""
+        path = self._path(digest)
+        if path is None or digest in self._unsaved or not path.exists():  # removed is not damaged: what is mapped lives on
+            return False
+        return bool(fault_of(path, content=False))
 
     def _mapped(self, digest: str) -> Array | None:
         """Return what a file holds, as pages that the system may take back and read again; None if it is no array."""

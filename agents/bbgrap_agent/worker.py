@@ -204,8 +204,10 @@ class Worker:
 
         (pool or self._loader).submit(safely)
 
-    def _load(self, deploy: Deploy) -> None:
+    def _load(self, deploy: Deploy) -> FromWorker | None:
         began = time.monotonic()
+        if damaged := self._store.damaged(deploy.digests):
+            return Loaded(deploy.epoch, 0.0, missing=damaged)
         self._progress.begin_load(deploy.epoch)
         try:
             settings = self._settings
@@ -225,6 +227,7 @@ class Worker:
         peers = [p for p in reachable(deploy.peers, self._settings.coordinator_host) if p.device in deployment.destinations]
         # The loader shall not wait for slow peers.
         self._later(lambda: self._echo(deploy.epoch, peers, began), lambda fault: Loaded(deploy.epoch, 0.0, fault), self._links)
+        return None
 
     def _echo(self, epoch: int, peers: Sequence[Peer], began: float) -> FromWorker:
         """End a load when all peers that it sends to have answered; asked are those that know this one, which are those it knows."""

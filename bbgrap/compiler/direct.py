@@ -173,12 +173,14 @@ class _Builder:
 
     def _joined(self, device: int, value: str, part: Part, region: ShapeMap, here: list[tuple[BufferId, ShapeMap]]) -> BufferId:
         pieces: list[Piece] = []
+        left: tuple[ShapeMap, ...] = (region,)
         for buffer, held in here:
             if held == region:
                 return buffer
-            if held.is_apart_from(region) or (common := held.intersect(region)).is_empty:
-                continue
-            pieces += [Piece(buffer, rest) for rest in subtract_all(common, (piece.region for piece in pieces))]
+            # Of what is still left: what was found before may be as many pieces as there are devices.
+            if any(not held.is_apart_from(rest) for rest in left):
+                pieces += [Piece(buffer, common) for rest in left if not (common := held.intersect(rest)).is_empty]
+                left = tuple(outside for rest in left for outside in rest.subtract(held))
         return self._assemble(device, value, part, region, pieces)
 
     def _assemble(self, device: int, value: str, part: Part, region: ShapeMap, pieces: list[Piece]) -> BufferId:

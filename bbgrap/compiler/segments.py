@@ -152,8 +152,10 @@ class _Writer:
     def apply(self, op: Apply) -> None:
         source = self.graph.node_by_name[op.node]
         results: list[str] = []
+        made, ending = self._outputs(source, op), len(op.local.nodes) - 1
+        further = next((number for number, local in enumerate(op.local.nodes) if local.makes_further), ending)
         for number, local in enumerate(op.local.nodes):
-            last = number == len(op.local.nodes) - 1
+            last = number == ending
             name = op.node if last else f"{op.node}.step{number}"
             operands: list[str] = []
             for place, item in enumerate(local.operands):
@@ -166,7 +168,7 @@ class _Writer:
                         operands.append(self._literal(f"{name}.parameter{place}", array))
                     case Result(node=n):
                         operands.append(results[n])
-            outputs = self._outputs(source, op) if last else (f"{name}.out",)
+            outputs = (made[0] if last else f"{name}.out", *(made[1:] if number == further else ()))
             results.append(outputs[0])
             self.nodes.append(Node(name, local.op, tuple(operands), outputs, local.attributes, local.domain))
         for captured in source.captured:

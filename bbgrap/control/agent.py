@@ -132,7 +132,7 @@ class AgentMachine:
             case WeightArrived():
                 return self._heard_or_kept(self._held.weight_arrived(event, now))
             case Loaded():
-                return self._heard_or_kept(self._held.loaded(event))
+                return self._heard_or_kept(self._held.loaded(event, now))
             case Outcome(message):
                 return self._heard_or_kept([Say(message)] if self._is_wanted(message) else [])
             case WorkerReady():

@@ -61,11 +61,12 @@ class WeightArrived:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Answer to `Load`: loaded after so long, or `fault`."""
+    """Answer to `Load`: loaded after so long, or `fault`; or these weights are `missing`, which were here when it was checked."""
 
     epoch: int
     seconds: float
     fault: str = ""
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Blame:
         doubt = self._doubts.pop(member.name, None)
         if doubt is not None and doubt.request is not None and message.loading == doubt.loading and not message.epoch:
             doubt.request.blamed = ""
-        request = self.requests.find(message.request)
+        request = self.requests.table.find(message.request)
         if message.epoch and message.loading:
             self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.request, message.reason)
             if request is not None:
@@ -88,7 +88,7 @@ class Blame:
         plan.quarantine = f"{what} has ended the workers of agents and is not run again: {'; '.join(plan.deaths[-MAX_DEATHS:])}"[:2000]
         done: list[Instruction] = [Log(f"model {plan.model[:8]}: {plan.quarantine}", event="given up", model=plan.model)]
         if request is not None and request.number in self.requests.open:
-            done += self.requests.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {plan.quarantine}")
+            done += self.requests.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {plan.quarantine}")
         done += self._drop_all(plan)
         if plan.is_standby:
             done += self.loading.saved(plan, plan.latest)

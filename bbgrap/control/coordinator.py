@@ -125,7 +125,7 @@ class CoordinatorMachine:
         Raises:
             RemoteProtocolError: if a peer sent what must not come now; nothing has changed then.
         """
-        self.requests.now = now
+        self.requests.table.now = now
         done = self._on_event(event, now)
         if self.profiling.has_news:
             self.profiling.has_news = False

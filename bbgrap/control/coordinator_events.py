@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bbgrap.cluster.types import Cluster, NodeProfile
+from bbgrap.control.given import Keep, in_memory
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.stored import StoredPlan
 from bbgrap.planners.options import PlanOptions, TransferType
@@ -40,6 +41,8 @@ class Settings:
     """Which start of a coordinator this is."""
     started: float = 0.0
     """When, in seconds since 1970."""
+    keep: Keep = in_memory
+    """How inputs of sequences are kept: a copy, as `bytes` if it takes memory, as views if it is on disk."""
 
     @property
     def place(self) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bbgrap.control.audit import Ending, RunCounts
+from bbgrap.control.audit import RunCounts
 from bbgrap.control.callers import NO_AGENT, answer_callers
 from bbgrap.control.choosing import Choosing
 from bbgrap.control.coordinator_events import (
@@ -26,15 +26,15 @@ from bbgrap.control.coordinator_events import (
     ToClient,
 )
 from bbgrap.control.further import learn
-from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
+from bbgrap.control.loading import PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.observed import Observed
+from bbgrap.control.open_requests import OpenRequests
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import MAX_DEATHS, Caller, Plan, Request, Variant
 from bbgrap.control.sequences import NO_PROGRAM, Sequences
 from bbgrap.control.spares import Spares
 from bbgrap.control.standby import Standbys
-from bbgrap.control.states import Role, Tracker
 from bbgrap.control.synthetic import SyntheticRequests
 from bbgrap.control.tracing import Traces
 from bbgrap.control.verifying import Verifying
@@ -78,28 +78,21 @@ class Requests:
         self.standbys = standbys
         self.spares = spares
         self.observed = observed
+        self.counts = RunCounts()
         self.traces = Traces()
-        self.open: dict[int, Request] = {}
-        self.by_caller: dict[Caller, int] = {}
-        self._bytes = 0
+        self.table = OpenRequests(settings, loading, observed, self.traces, self.counts)
+        self.open = self.table.by_number
         self._lonely = 0
-        self.now = 0.0
-        """When the event came that is being handled."""
-        self.sequences = Sequences(loading, observed)
+        self.sequences = Sequences(loading, observed, settings.keep)
         self.choosing = Choosing(members, loading, standbys, self.sequences, self.open)
         self.synthetic = SyntheticRequests(loading, planning)
-        self.counts = RunCounts()
         self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
 
     def is_known(self, caller: Caller) -> bool:
         """Whether a call will still be answered."""
-        return caller in self.by_caller or any(caller in plan.callers for plan in self.planning.plans.values())
-
-    def find(self, number: int) -> Request | None:
-        """Return the request of that number, or of which a run had it."""
-        return self.open.get(number) or next((request for request in self.open.values() if number in request.former), None)
+        return caller in self.table.by_caller or any(caller in plan.callers for plan in self.planning.plans.values())
 
     def prepare(self, caller: Caller, plan: Plan, now: float, *, wait: bool) -> list[Instruction]:
         """Queue a caller who asks for a plan, or tell one who does not wait who serves now."""
@@ -114,39 +107,15 @@ class Requests:
 
     def add(self, caller: Caller, message: RunModel, plan: Plan, now: float) -> list[Instruction]:
         """Queue a request; `go_on` starts it. Too many of them, or too many of one client, are answered as busy."""
-        if full := self._full(caller, message, plan):
+        if full := self.table.full(caller, message, plan):
             self.counts.ended(caller[0], plan, "refused")
             self.observed.of_model(plan).ended["refused"] += 1
             return [ToClient(caller[0], Failed(caller[1], Fault.BUSY, f"coordinator: {full}; submit again when some are answered"))]
         sequence, done = self.sequences.admit(caller[0], message, plan, now) if message.sequence else (None, [])
         if isinstance(sequence, tuple):
             return [ToClient(caller[0], Failed(caller[1], *sequence))]
-        number = next(self.loading.epochs)
-        request = Request(number, caller, message, plan, now + message.deadline_s, Tracker(Role.REQUEST, f"request {number}"))
-        request.sequence = sequence
-        self.open[number] = request
-        self.by_caller[caller] = number
-        self._bytes += request.bytes
-        plan.waiting.append(number)
-        plan.requests += 1
-        plan.is_asked(now)
-        if plan.standby is not None:
-            plan.standby.outstanding += 1
-        self.loading.touch(plan)
+        self.table.add(caller, message, plan, sequence)
         return done
-
-    def _full(self, caller: Caller, message: RunModel, plan: Plan) -> str:
-        """Return why a request is not taken, or nothing."""
-        size, settings = sum(map(len, message.payload)), self.settings
-        mine = [request for request in self.open.values() if request.caller[0] == caller[0]]
-        taken = sum(request.bytes for request in mine)
-        if len(plan.waiting) >= settings.max_waiting:
-            return f"{len(plan.waiting)} requests wait for this plan already"
-        if self.open and self._bytes + size > settings.max_waiting_bytes:
-            return f"the inputs of {len(self.open)} requests take {self._bytes:,} bytes already"
-        if mine and len(mine) < len(self.open) and taken + size > settings.max_waiting_bytes // 2:
-            return f"{len(mine)} requests of this client take {taken:,} bytes already, and others wait, too"
-        return ""
 
     def go_on(self, now: float) -> list[Instruction]:
         """Do what has become possible for the plans that were touched."""
@@ -214,11 +183,11 @@ class Requests:
         waiting = [(request, s) for number in plan.waiting if (s := (request := self.open[number]).sequence) is not None]
         lost = [i for request, s in waiting if self.sequences.is_lost(s) for i in self._fail_lost(request, "what held it is gone")]
         odd = [request for request, _ in waiting if request.number in self.open and self.choosing.fits_nowhere(plan, request)]
-        return [*lost, *(i for r in odd for i in self.fail(r.number, "failed", Fault.INPUT, NO_PROGRAM.format(r.number)))]
+        return [*lost, *(i for r in odd for i in self.table.fail(r.number, "failed", Fault.INPUT, NO_PROGRAM.format(r.number)))]
 
     def _fail_lost(self, request: Request, why: str) -> list[Instruction]:
         label = "" if request.sequence is None else request.sequence.label
-        return self.fail(request.number, "failed", Fault.STATE_LOST, f"{label}: its state is lost: {why}; begin it again")
+        return self.table.fail(request.number, "failed", Fault.STATE_LOST, f"{label}: its state is lost: {why}; begin it again")
 
     def _start(self, request: Request, variant: Variant, now: float) -> list[Instruction]:
         request.tracker.move("variant free")
@@ -266,20 +235,11 @@ class Requests:
         if variant is None or request.sequence is None:
             return []
         del variant.queue.running[request.number]
-        self._renumber(request)
+        self.table.renumber(request)
         variant.queue.running[request.number] = now
         if request.message.record:
             self.traces.begin(request.number, variant.devices)
         return self.sequences.start(request, request.sequence, variant)
-
-    def _renumber(self, request: Request) -> None:
-        """Give a request a new number: late messages are not those of its next run."""
-        self.open.pop(request.number)
-        self.traces.forget(request.number)
-        request.former = (*request.former[-3:], request.number)
-        request.number = next(self.loading.epochs)
-        self.open[request.number] = request
-        self.by_caller[request.caller] = request.number
 
     def recorded(self, member: Member, message: Recorded) -> list[Instruction]:
         """Take what an agent tells of when it did what for a request."""
@@ -312,15 +272,16 @@ class Requests:
         if plan.is_standby:
             self.loading.traffic.took_whole(variant, request.bytes, sum(map(len, event.payload)))
         if records:
-            self.observed.record(variant, records, self.now)
+            self.observed.record(variant, records, self.table.now)
         if now is not None:
             variant.took(now - started)
             if plan.policy.done(variant.queue, started, now, alone=alone):
                 log.append(Log(plan.measured_text(), event="serves", model=plan.model, epoch=plan.number))
         if request.is_drawn:
-            self.verifying.take(request, variant, event, self.now)
-        answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records)
-        done = [ToClient(request.caller[0], answer), *log, *self._close(request, "finished")]
+            self.verifying.take(request, variant, event, self.table.now)
+        devices = variant.device_names if records else ()
+        answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records, devices)
+        done = [ToClient(request.caller[0], answer), *log, *self.table.close(request, "finished")]
         return [*done, *learn(request.plan, variant, now - started, self.loading)] if now is not None and alone else done
 
     def broke(self, event: RequestBroke) -> list[Instruction]:
@@ -328,7 +289,7 @@ class Requests:
         if event.request == self.verifying.running:
             return self.verifying.failed(event.reason)
         known = event.request in self.open
-        return self.fail(event.request, "failed", event.fault, event.reason) if known else self.synthetic.failed(event.request)
+        return self.table.fail(event.request, "failed", event.fault, event.reason) if known else self.synthetic.failed(event.request)
 
     def failed_on(self, member: Member, message: RequestFailed) -> list[Instruction]:
         """Fail a request that failed on an agent that takes part in it."""
@@ -345,7 +306,7 @@ class Requests:
         if message.lost and request.sequence is not None:
             return self._state_lost(request, variant, f"agent '{member.name}': {message.reason}")
         variant.plan.is_proven = True
-        return self.fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
+        return self.table.fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
 
     def _state_lost(self, request: Request, variant: Variant, reason: str) -> list[Instruction]:
         """Make a sequence's state anew that an agent does not have, if what it is made of is kept."""
@@ -356,8 +317,8 @@ class Requests:
 
     def cancel(self, caller: Caller) -> list[Instruction]:
         """Forget a caller without an answer."""
-        if caller in self.by_caller:
-            return self._close(self.open[self.by_caller[caller]], "Cancel")
+        if caller in self.table.by_caller:
+            return self.table.close(self.open[self.table.by_caller[caller]], "Cancel")
         done: list[Instruction] = []
         for plan in self.planning.plans.values():
             if caller in plan.callers:
@@ -372,10 +333,9 @@ class Requests:
         for request in [r for r in self.open.values() if now > r.deadline]:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
-            done += self.fail(request.number, "deadline", Fault.EXECUTION, reason)
-        for number in self.traces.overdue(now):
-            reason = f"request {number}: it was answered, but an agent has not told when it did what; trace again"
-            done += self.fail(number, "failed", Fault.EXECUTION, reason)
+            done += self.table.fail(request.number, "deadline", Fault.EXECUTION, reason)
+        for event in self.traces.overdue(now):
+            done += self._answer(self.open[event.request], event, (), None)
         return done
 
     # --- losing -----------------------------------------------------------------------------------------------------------------
@@ -392,7 +352,7 @@ class Requests:
                     names = ", ".join(f"'{name}'" for name in request.lost)
                     what = f"request {request.number}: agents {names} were lost while it ran"
                     reason = f"{what}; it may be what ends them, so it is not run again"
-                    done += self.fail(request.number, "failed", Fault.EXECUTION, reason)
+                    done += self.table.fail(request.number, "failed", Fault.EXECUTION, reason)
         return done
 
     def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[Instruction]:
@@ -435,8 +395,8 @@ class Requests:
         if beat.request in wanted or (beat.seconds < PATIENCE_S and self.sequences.is_left_by(beat.request)):
             return []
         member.reminded = now
-        request = self.find(beat.request)
-        patience = LEFT_S if request is None else self._patience_with(request)
+        request = self.table.find(beat.request)
+        patience = LEFT_S if request is None else self.table.patience_with(request)
         return [ToAgent(member.identity, Abandon(beat.epoch, beat.request, patience))]
 
     def let_go(self, now: float, name: str = "") -> None:
@@ -451,11 +411,11 @@ class Requests:
         again, done = [], [*self.synthetic.taken_back(variant), *(self.verifying.taken_back(variant) if numbers is None else ())]
         for number in sorted(n for n in variant.queue.running if n in self.open and (numbers is None or n in numbers)):
             request = self.open[number]
-            done += self.loading.abandon(request.epoch, number, self._patience_with(request))
+            done += self.loading.abandon(request.epoch, number, self.table.patience_with(request))
             del variant.queue.running[number]
             request.tracker.move("taken back")
             request.epoch = 0
-            self._renumber(request)
+            self.table.renumber(request)
             request.plan.waiting.append(request.number)
             self.loading.touch(request.plan)
             again.append(request)
@@ -463,38 +423,4 @@ class Requests:
         return again, done
 
     def _refuse_waiting(self, plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
-        return [instruction for number in list(plan.waiting) for instruction in self.fail(number, "failed", fault, reason)]
-
-    def fail(self, number: int, event: str, fault: Fault, reason: str) -> list[Instruction]:
-        """Answer a request with an error."""
-        request = self.open[number]
-        done = self._close(request, event)
-        return [ToClient(request.caller[0], Failed(request.caller[1], fault, reason)), *done]
-
-    def _close(self, request: Request, event: str) -> list[Instruction]:
-        """Forget a request here, and everywhere it may still run."""
-        request.tracker.move(event)
-        how: Ending = "done" if event == "finished" else "cancelled" if event == "Cancel" else "failed"
-        variant = self.loading.find(request.epoch)
-        self.counts.ended(request.caller[0], request.plan, how)
-        self.observed.ended(request, how, self.now, None if variant is None else variant.queue.running[request.number])
-        del self.open[request.number], self.by_caller[request.caller]
-        if request.sequence is not None:
-            request.sequence.is_open = False
-        self._bytes -= request.bytes
-        if request.plan.standby is not None:
-            request.plan.standby.outstanding -= 1
-        self.traces.forget(request.number)
-        self.loading.touch(request.plan)
-        if variant is None:
-            request.plan.waiting.remove(request.number)
-            return []
-        del variant.queue.running[request.number]
-        self.loading.touch(variant.plan)
-        if event == "finished":
-            return []
-        return self.loading.abandon(request.epoch, request.number, self._patience_with(request))
-
-    def _patience_with(self, request: Request) -> float:
-        """Return how long a kernel may go on with a request that nobody wants there any more: never for longer than if it were wanted."""
-        return min(PATIENCE_S, max(0.0, request.deadline - self.now) + OVERDUE_S)
+        return [instruction for number in list(plan.waiting) for instruction in self.table.fail(number, "failed", fault, reason)]

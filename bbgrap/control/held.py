@@ -153,13 +153,11 @@ class HeldDeployments:
             return [] if deployment is None else [_check(deployment.deploy)]
         if deployment is None:
             return []
+        if event.missing:
+            return _fetch(deployment, event.missing, now)
         deployment.heard = now
-        if not event.missing:
-            deployment.tracker.move("weights complete")
-            return [Load(deployment.deploy)]
-        deployment.tracker.move("weights missing")
-        deployment.missing = set(event.missing)
-        return [Say(WeightsMissing(event.epoch, event.missing))]
+        deployment.tracker.move("weights complete")
+        return [Load(deployment.deploy)]
 
     def weight_arrived(self, event: WeightArrived, now: float) -> list[Instruction]:
         """Acknowledge a piece; load what waited for the last one."""
@@ -179,14 +177,16 @@ class HeldDeployments:
                 done.append(Load(deployment.deploy))
         return done
 
-    def loaded(self, event: Loaded) -> list[Instruction]:
-        """Say that a deployment is ready, or why it cannot be."""
+    def loaded(self, event: Loaded, now: float) -> list[Instruction]:
+        """Say that a deployment is ready, or why it cannot be; ask for weights that were damaged on disk meanwhile."""
         deployment = self.by_epoch.get(event.epoch)
         if _is_late(self._late_loads, event.epoch) or deployment is None:
             # Released while it was loading: what was loaded goes again, and if it is wanted again it is loaded anew.
             return [Unload(event.epoch), *([] if deployment is None else [_check(deployment.deploy)])]
         if event.fault:
             return [*self.release(event.epoch, "load failed"), Say(DeploymentFailed(event.epoch, event.fault))]
+        if event.missing:
+            return _fetch(deployment, event.missing, now)
         deployment.tracker.move("loaded")
         return [Say(Deployed(event.epoch, event.seconds))]
 
@@ -230,5 +230,11 @@ def _is_late(late: Counter[int], epoch: int) -> bool:
     return True
 
 
+def _fetch(deployment: _Deployment, missing: tuple[str, ...], now: float) -> list[Instruction]:
+    deployment.tracker.move("weights missing")
+    deployment.heard, deployment.missing = now, set(missing)
+    return [Say(WeightsMissing(deployment.deploy.epoch, missing))]
+
+
 def _check(deploy: Deploy) -> CheckWeights:
-    return CheckWeights(deploy.epoch, tuple({ref.digest: None for segment in deploy.segments for ref in segment.weights.values()}))
+    return CheckWeights(deploy.epoch, deploy.digests)

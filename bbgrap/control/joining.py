@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from bbgrap.control.sequence import Given
+from bbgrap.control.given import Given
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.messages import TensorHeader

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bbgrap.cluster.types import Cluster
+from bbgrap.cluster.types import COORDINATOR, Cluster
 from bbgrap.control.coordinator_events import Base, Identity
 from bbgrap.control.planned import SCALED_FROM, PlannedVariant
 from bbgrap.control.sequence import Sequence
@@ -110,6 +110,11 @@ class Variant:
     def devices(self) -> dict[str, int]:
         """The agents that take part, and which devices they are."""
         return {name: part.schedule.device for name, part in self.parts.items()}
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """What records of it speak of: the nodes, and the coordinator last."""
+        return (*(name for name, _ in self.nodes), COORDINATOR)
 
     def weight_bytes(self, name: str) -> int:
         """Return the bytes of the weights that an agent holds of it."""

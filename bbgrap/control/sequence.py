@@ -5,29 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bbgrap.control.coordinator_events import Identity
+from bbgrap.control.given import Given, given_of
 from bbgrap.protocol.client_messages import RunModel
-from bbgrap.protocol.messages import BytesLike, TensorHeader
-
-_BESIDES_BYTES = 512
-"""What keeping a request takes beside its inputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """The inputs of one request."""
-
-    inputs: tuple[TensorHeader, ...]
-    payload: tuple[BytesLike, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes to keep them."""
-        return sum(map(len, self.payload)) + _BESIDES_BYTES
-
-
-def given_of(message: RunModel) -> Given:
-    """Return the inputs of a request."""
-    return Given(message.inputs, tuple(message.payload))
 
 
 @dataclass(eq=False, slots=True)
@@ -53,6 +32,8 @@ class Sequence:
     seen: int = 0
     running: int = 0
     """How many of its requests the run that began last stands for; 0: it reads the state."""
+    arriving_bytes: int = 0
+    """Inputs that the run that began last brings and usual ones do not: state, or what is joined."""
     before: tuple[int, int] = (0, 0)
     is_open: bool = False
     """Whether a request of it is not answered."""

@@ -16,11 +16,12 @@ from collections.abc import Sequence as List
 from dataclasses import replace
 
 from bbgrap.control.coordinator_events import Identity, Instruction, KeepState, StartRequest
+from bbgrap.control.given import Given, Keep, given_of
 from bbgrap.control.joining import joined
 from bbgrap.control.loading import Loading
 from bbgrap.control.observed import Observed
 from bbgrap.control.plans import Plan, Request, Variant
-from bbgrap.control.sequence import Given, Sequence, given_of
+from bbgrap.control.sequence import Sequence
 from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunModel
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.runtime.schedule import Schedule
@@ -32,7 +33,8 @@ NO_PROGRAM = (
 MAX_SEQUENCES = 16_384
 """At once; the one that is idle for longest makes room."""
 MAX_KEPT_BYTES = 256 << 20
-"""Of inputs that are kept for all sequences. Chosen: a million requests of some words each."""
+"""Of inputs that are kept for all sequences in memory; of those on disk `DISK_FOR_MEMORY` times as many. Chosen: a million requests of some
+words each."""
 IDLE_S = 600.0
 """After how long without a request a sequence ends: its client may be gone."""
 MAX_LOSSES = 3
@@ -45,10 +47,11 @@ class Sequences:
     Invariants: `_kept` is the sum of what is kept of all of them.
     """
 
-    def __init__(self, loading: Loading, observed: Observed, limit: int = MAX_KEPT_BYTES) -> None:
-        """Start without any; keep at most `limit` bytes of inputs. What is computed anew is counted in `observed`."""
+    def __init__(self, loading: Loading, observed: Observed, keep: Keep, limit: int = MAX_KEPT_BYTES) -> None:
+        """Start without any; `keep` inputs, at most for the price of `limit` bytes. What is computed anew is counted in `observed`."""
         self._loading = loading
         self._observed = observed
+        self._keep = keep
         self._limit = limit
         self._known: dict[tuple[Identity, int], Sequence] = {}
         self._kept = 0
@@ -81,7 +84,7 @@ class Sequences:
         if message.step == known.steps - 1:  # its client has not heard the answer
             known.steps -= 1
             if known.given is not None:
-                self._kept -= known.given.pop().nbytes
+                self._kept -= known.given.pop().price
         if message.step != known.steps or plan.key != known.plan:
             return (Fault.INPUT, f"{what}: expected request {known.steps} of it, on the plan of the first one; got {message.step}"), []
         return self._enter(known, now), []
@@ -105,7 +108,7 @@ class Sequences:
         other.go_back()
         self._enter(other, now)
         other.is_open = False
-        self._kept += sum(each.nbytes for each in given or ())
+        self._kept += sum(each.price for each in given or ())
         shared = [KeepState(known.epoch, known.number, other.number)] if self._loading.find(known.epoch) is not None else []
         self._forget_inputs()
         return [*done, *shared, *self._make_room()]
@@ -170,6 +173,8 @@ class Sequences:
             counts = self._observed.of_model(request.plan)
             counts.recovered += sequence.seen == 0
             counts.replayed += sequence.running
+        usual = bool(sequence.seen) and is_own
+        sequence.arriving_bytes = 0 if usual else sum(map(len, given.payload))
         record, client = (request.message.record, request.caller[0]) if is_own else (False, b"")
         begin = StartRequest(
             variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, sequence.state, reads
@@ -192,9 +197,9 @@ class Sequences:
         sequence.steps += 1
         if sequence.given is not None and self._known.get((sequence.client, sequence.name)) is sequence:
             # A client on this machine can write to what it sent.
-            given = Given(message.inputs, tuple(map(bytes, message.payload)))
+            given = Given(message.inputs, self._keep(message.payload))
             sequence.given.append(given)
-            self._kept += given.nbytes
+            self._kept += given.price
             self._forget_inputs()
 
     def lost(self, sequence: Sequence) -> bool:
@@ -213,7 +218,7 @@ class Sequences:
             self._drop_inputs(sequence)
 
     def _drop_inputs(self, sequence: Sequence) -> None:
-        self._kept -= sum(each.nbytes for each in sequence.given or ())
+        self._kept -= sum(each.price for each in sequence.given or ())
         sequence.given = None
 
 

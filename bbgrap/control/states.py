@@ -98,6 +98,7 @@ TABLES: Mapping[Role, Table] = {
         "loading": {
             "Deploy": "loading",
             "loaded": "ready",
+            "weights missing": "fetching",
             "load failed": "released",
             "worker lost": "offered",
             "ended the worker": "released",

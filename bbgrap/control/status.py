@@ -90,8 +90,8 @@ class StatusReader:
         recorded = None if variant is None else self._observed.recorded.get(variant.epoch)
         report = plan.prepared(asked.call).report
         if variant is None or recorded is None:
-            return PlanShown(asked.call, report, () if variant is None else _devices(variant), (), 0.0)
-        return PlanShown(asked.call, report, _devices(variant), recorded.records, recorded.at)
+            return PlanShown(asked.call, report, () if variant is None else variant.device_names, (), 0.0)
+        return PlanShown(asked.call, report, variant.device_names, recorded.records, recorded.at)
 
     # --- parts ------------------------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class StatusReader:
             return ()
         at, segments = self._segments.get(variant.epoch, (-1.0, ()))
         if at != recorded.at:
-            devices = _devices(variant)
+            devices = variant.device_names
             measured = _seconds(timeline_of(recorded.records, devices))
             predicted = _seconds(_predicted(variant))
             segments = tuple(
@@ -196,10 +196,6 @@ class StatusReader:
 def _source(plan: Plan) -> Plan | None:
     """Return what answers the requests of a plan: itself or its standby."""
     return plan if plan.serving else plan.helper if plan.helper is not None and plan.helper.serving else None
-
-
-def _devices(variant: Variant) -> tuple[str, ...]:
-    return (*(name for name, _ in variant.nodes), COORDINATOR)
 
 
 def _predicted_s(variant: Variant) -> float:

@@ -1,4 +1,4 @@
-"""Traced requests: an answer waits here until every agent that took part has said when it did what.
+"""Traced requests: an answer waits here until every agent that took part has said when it did what, or for some seconds.
 
 Laws: only agents that take part are listened to, each for its own device; a request is answered once, or forgotten.
 """
@@ -63,6 +63,6 @@ class Traces:
         """The request has been answered or given up."""
         self._awaited.pop(number, None)
 
-    def overdue(self, now: float) -> list[int]:
-        """Return the requests that have an answer, but wait too long for records."""
-        return [number for number, entry in self._awaited.items() if entry.done is not None and now - entry.since > RECORDS_WITHIN_S]
+    def overdue(self, now: float) -> list[RequestDone]:
+        """Return the answers that have waited too long for records."""
+        return [entry.done for entry in self._awaited.values() if entry.done is not None and now - entry.since > RECORDS_WITHIN_S]

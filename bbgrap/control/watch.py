@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.plans import Request, Variant
+from bbgrap.protocol.tensors import given_bytes
 
 STUCK_S = 0.3
 """A segment that takes longer keeps others waiting, unless requests usually take as long."""
@@ -25,7 +26,7 @@ UNAWAITED_STALLED_S = 2.0
 USUAL = 3.0
 """Times the usual duration of a request."""
 SLOWEST_LINK = 1 << 20
-"""Bytes per second of a link over which the inputs of a first request may still be on their way."""
+"""Bytes per second of a link over which inputs of a first request, or a state, may still be on their way."""
 
 
 def is_stuck(member: Member, loading: Loading) -> bool:
@@ -55,11 +56,21 @@ def stalled(requests: dict[int, Request], members: Members, loading: Loading, no
             request = requests.get(number)
             if request is None or request.tracker.state != "running":
                 continue
-            patience = max(STALLED_S, USUAL * variant.usual_s) + (0 if variant.usual_s else request.bytes / SLOWEST_LINK)
+            patience = max(STALLED_S, USUAL * variant.usual_s) + _unusual_bytes(request, variant) / SLOWEST_LINK
             ended = [member.finished - request.overtook.get(member.name, 0) for member in there if member is not None]
             overtaken = min(ended, default=0) > OVERTAKEN
             if now - started > patience and (overtaken or now - max(idle_since, started) > STALLED_S):
                 yield variant, number
+
+
+def _unusual_bytes(request: Request, variant: Variant) -> int:
+    """Return the bytes of inputs that may be on their way for longer than is known: all of a first request, or the state of a sequence.
+
+    A run that makes a lost state anew has other inputs than the request that waits for it.
+    """
+    if request.sequence is not None and request.sequence.arriving_bytes:
+        return request.sequence.arriving_bytes
+    return 0 if variant.usual_s else request.bytes
 
 
 def unawaited_stalled(running: Iterable[tuple[Variant, int, float, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:
@@ -67,7 +78,9 @@ def unawaited_stalled(running: Iterable[tuple[Variant, int, float, float]], memb
     for variant, number, started, usual in running:
         there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
         idle_since = max((member.idle_since for member in there), default=now)
-        patience = max(UNAWAITED_STALLED_S, USUAL * usual)
+        artifacts = variant.planned.artifacts
+        brings_more = not usual or artifacts.further is not None  # than what was timed: all state, which may be on its way for long
+        patience = max(UNAWAITED_STALLED_S, USUAL * usual) + brings_more * given_bytes(artifacts.host) / SLOWEST_LINK
         # Others may keep the agents busy; where it is known how long requests take, it does not take much longer.
         if now - max(idle_since, started) > patience or (usual and now - started > USUAL * patience):
             yield variant, number

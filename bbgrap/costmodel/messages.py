@@ -25,7 +25,7 @@ from bbgrap.cluster.wires import Route
 COLD_MESSAGE_S = 80e-6
 """What a message costs at either end beyond one of many in a row, which profiles measure: right after a kernel nothing of the code that
 handles it is in the processor's caches (decision 8: 0.35 ms an exchange, of which sending is 0.12 to 0.2 and receiving 0.11). The next
-one of the same kind finds it there (decision 44: 24 to 39 µs of its processor instead of 64 to 175)."""
+one of the same kind finds it there (decision 45: 24 to 39 µs of its processor instead of 64 to 175)."""
 
 PACKETS_S_PER_BYTE = ((300e6, 2e-9), (2e9, 0.5e-9))
 """What a byte takes of a core beyond its handling, by packets and interrupts, over links of up to so many bytes per second. Measured with

@@ -1,4 +1,4 @@
-"""Plans for models whose state grows, as a decoder's cache: programs for any length of it and any number of words.
+"""Plans for models whose state grows, or is filled, as a decoder's cache: programs for any length of it and any number of words.
 
 first     any prompt, and the state to begin with     ──┐ cut alike, so that both use
 further   any words, any length of state              ◄─┘ the same weights and segments
@@ -19,7 +19,7 @@ from bbgrap.compiler.sequences import for_sequences
 from bbgrap.engine.prepare import Made, fit
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph import Graph
-from bbgrap.graph.state import with_growth, with_state
+from bbgrap.graph.state import counts_words, grows, with_growth, with_state
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
@@ -41,6 +41,11 @@ Sizes = Mapping[str, tuple[int | str | None, ...]]
 """Inputs, and the sizes and symbols of their axes that the model declares."""
 
 
+def is_of_any_length(graph: Graph, declared: Sizes) -> bool:
+    """Whether requests of a model with state have a size that follows from those before: of the state, or of a mask of all words."""
+    return grows(graph) or any(counts_words(symbol) for name in graph.given for symbol in declared.get(name, ()))
+
+
 def prepare_growing(first: Graph, load: Load, declared: Sizes, cluster: Cluster, options: PlanOptions) -> Made:
     """Return the way to run a model whose state grows, with requests of any length; `first` is one of them.
 
@@ -48,7 +53,8 @@ def prepare_growing(first: Graph, load: Load, declared: Sizes, cluster: Cluster,
         PlanError: if there is none, or what it ships is not the same for two lengths: then sequences stay on nodes that have
             the model whole.
     """
-    shapes = [_shapes(first, declared, words, LENGTH + words - 1) for words in (1, 2)]
+    length = LENGTH if grows(first) else 1  # there is room for so many, at least
+    shapes = [_shapes(first, declared, words, length + words - 1) for words in (1, 2)]
     axes = {
         name: frozenset(a for a, (one, other) in enumerate(zip(shapes[0][name], shapes[1][name], strict=True)) if one != other)
         for name in first.inputs
@@ -103,8 +109,8 @@ def _shapes(first: Graph, declared: Sizes, words: int, length: int) -> dict[str,
     def chosen(symbol: int | str | None, given: int) -> int:
         if not isinstance(symbol, str) or symbol in fixed:
             return given
-        # Exporters call an axis of a mask `total...`, or a sum with the state's length.
-        return length + words if symbol.startswith("total") or any(name in symbol for name in growing) else words
+        # Exporters also call it a sum with the state's length.
+        return length + words if counts_words(symbol) or any(name in symbol for name in growing) else words
 
     for name in first.given:
         symbols = declared.get(name, ())

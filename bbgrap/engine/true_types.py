@@ -11,7 +11,7 @@ values stays unknown; a shape that is known is the one that onnxruntime makes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from types import MappingProxyType
 import numpy as np
 import onnxruntime as ort
 
+from bbgrap.engine.cache_shapes import CACHING, cached_shapes
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import unique_name
@@ -91,19 +92,23 @@ def plain_slopes(graph: Graph) -> Graph:
 def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) -> dict[str, TensorType]:
     """Return the true types of what the first node makes whose shapes are not so; nothing if there is none.
 
-    What was `seen` of a node stays while what it reads is not known again.
+    What was `seen` of a node stays while what it reads is not known again. Caches come with it: nothing follows from their shapes.
     """
+    found: dict[str, TensorType] = {}
     for node in graph.nodes:
         names = [name for name in node.outputs if name]
         if any(graph.types[name].shape is None for name in names) or not _is_doubted(graph, node):
             continue
-        made = _made_shapes(graph, node, shapes)
+        is_caching = node.op in CACHING
+        made: Sequence[tuple[int, ...] | None] | None = cached_shapes(graph, node) if is_caching else _made_shapes(graph, node, shapes)
         if made is None and seen.keys() >= set(names):
             continue
-        if made != tuple(graph.types[name].shape for name in names):
+        if made is None or tuple(made) != tuple(graph.types[name].shape for name in names):
             # Where nobody can tell, the run will.
-            return {n: replace(graph.types[n], shape=None if made is None else made[k]) for k, n in enumerate(names)}
-    return {}
+            found |= {n: replace(graph.types[n], shape=None if made is None else made[k]) for k, n in enumerate(names)}
+            if not is_caching:
+                break
+    return found
 
 
 def _is_doubted(graph: Graph, node: Node) -> bool:
@@ -116,7 +121,7 @@ def _is_doubted(graph: Graph, node: Node) -> bool:
             # sizes that are given are made, unless the ratio is to be kept
             return not any(node.inputs[3:4]) or node.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch"
         case op:
-            return op in DOUBTED
+            return op in DOUBTED or (op in CACHING and any(node.outputs[1:]))
 
 
 def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: list[str]) -> dict[str, TensorType]:
@@ -124,7 +129,10 @@ def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: 
     cut = {name for name in seen if name in graph.producers}
     nodes = tuple(node for node in graph.nodes if not cut.issuperset(name for name in node.outputs if name))
     made = tuple(name for name in graph.producers if name in cut)
-    asked = replace(graph, nodes=nodes, inputs=(*graph.inputs, *made), outputs=tuple(name for name in unknown if name not in cut))
+    read = {name for node in nodes for name in node.reads}
+    weights = {name: weight for name, weight in graph.weights.items() if name in read}  # onnxruntime drops others, and misses them
+    outputs = tuple(name for name in unknown if name not in cut)
+    asked = replace(graph, nodes=nodes, inputs=(*graph.inputs, *made), outputs=outputs, weights=weights)
     written = write_graph(asked, weights="detached")
     options = session_options(threads=1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -2,6 +2,7 @@
 
 - Wires go: `Identity`, and `Dropout` outside training. One stays where it is the direct way from a graph input, a weight or another
   graph output to a graph output, or where the body of a control-flow node reads one of its ends by name.
+- Operands that are packed are spread out (`packed`).
 - `Split` becomes one `Slice` per output: each is a plain copy, so the parts can be computed, and placed, apart.
 - A value without elements is a constant: its readers read an empty weight, so nobody computes or sends it.
 - Nodes that no output depends on go, and with them the weights and types that nothing mentions.
@@ -17,6 +18,7 @@ from itertools import accumulate, count
 
 import numpy as np
 
+from bbgrap.graph.packed import scales_in_rows, unpack_queries
 from bbgrap.graph.types import STORABLE, Graph, Node, TensorType, Weight
 from bbgrap.graph.weights import make_weight
 
@@ -42,7 +44,8 @@ _DROPOUT_WITH_MODE = 12
 
 def lower(graph: Graph) -> Graph:
     """Apply every rewriting of this module once, in the order of its list."""
-    return name_constant_outputs(remove_dead(drop_unread_outputs(remove_dead(empty_to_constant(split_to_slices(remove_wires(graph)))))))
+    apart = split_to_slices(scales_in_rows(unpack_queries(remove_wires(graph))))
+    return name_constant_outputs(remove_dead(drop_unread_outputs(remove_dead(empty_to_constant(apart)))))
 
 
 def remove_wires(graph: Graph) -> Graph:

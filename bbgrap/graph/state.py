@@ -62,6 +62,11 @@ def grows(graph: Graph) -> bool:
     return any(graph.types[name].shape != graph.types[output].shape for name, output in graph.state.items())
 
 
+def counts_words(symbol: int | str | None) -> bool:
+    """Whether an axis is of all words so far: exporters call that of a mask `total...`."""
+    return isinstance(symbol, str) and symbol.startswith("total")
+
+
 def kept_region(graph: Graph, name: str, region: ShapeMap) -> ShapeMap:
     """Return the region of a state's output that is `region` of its input; an axis that grows is whole in both."""
     output = graph.state[name]

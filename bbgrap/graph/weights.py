@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bbgrap.graph.types import Array, DType, TensorType, Weight
 
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
+
+
+def begin_digest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Hash:
+    """Return the hash of a tensor before the first byte of its content."""
+    name = dtype.name if dtype.kind == "V" else dtype.newbyteorder("<").str  # 'V': bfloat16, float8, int4
+    return hashlib.sha256(f"{name}{shape}".encode())
+
 
 def digest_of(array: Array) -> str:
     """Return the content hash of a tensor: SHA-256 (hex) over dtype, shape and the little-endian bytes in C order."""
-    dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.newbyteorder("<").str  # 'V': bfloat16, float8, int4
-    hasher = hashlib.sha256(f"{dtype}{array.shape}".encode())
+    hasher = begin_digest(array.dtype, array.shape)
     if array.dtype == object:
         hasher.update(repr(array.tolist()).encode())
     else:

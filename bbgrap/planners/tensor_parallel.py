@@ -5,8 +5,9 @@
           first of a MLP         its activation                second of a MLP
 
 A product with weights that reads what all have *opens* a division, cut along its features. The cut carries on as long as an axis
-survives; where divisions meet along one axis they are one. What sums over the cut axis *closes* the division with partial results. Anything
-else is computed whole by every node that needs it, so only sums travel, each once from every node to every other.
+survives; where divisions meet along one axis they are one. What sums over the cut axis *closes* the division with partial results. A
+product that may not be summed in parts, since what follows rounds, opens another division: all get what it reads. Anything else is
+computed whole by every node that needs it. So only sums travel, or what stands for them, each once from every node to every other.
 
 The cut of a division is counted in units that all of it has, e.g. heads, and followed back to front: a node computes what its readers in
 the division read. So a product of queries, keys and values in one is cut in three ranges. Tables of words are divided by words if they
@@ -138,7 +139,7 @@ class _TensorParallel:
         carried = [(surviving_axis(description, number, role.axis), role) for number, role in operands]
         axis = next((axis for axis, _ in carried if axis is not None and self._may_cut(node, description, axis)), None)
         if axis is None:
-            return self._closed(node, description, operands)
+            return self._closed(node, description, operands) or self._opened(node, description)
         divisions = [self._root(role.division) for here, role in carried if here == axis]
         for other in divisions[1:]:
             self.joined[other] = divisions[0]
@@ -293,4 +294,5 @@ class _TensorParallel:
 
 def _finest(steps: Set[tuple[int, int]]) -> int:
     extents = {extent for extent, _ in steps}
-    return max((n for n in extents if all(extent % n == 0 and extent // n % step == 0 for extent, step in steps)), default=min(extents))
+    counts = extents | {extent // step for extent, step in steps if step <= extent}
+    return max((n for n in counts if all(extent % n == 0 and extent // n % step == 0 for extent, step in steps)), default=min(extents))

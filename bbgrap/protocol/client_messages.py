@@ -251,7 +251,8 @@ class ModelPrepared:
 class RunResult:
     """Answer to `RunModel`; an `epoch` other than the prepared one says that the model was planned anew.
 
-    `records` are those of all devices that took part, the host's last; empty if none were asked for.
+    `records` are those of all devices that took part, the host's last; empty if none were asked for. `devices` are the names of all
+    devices of what the request ran on, which is not always what was prepared: while variants of a plan are timed, each has its turn.
     """
 
     call: int
@@ -259,6 +260,7 @@ class RunResult:
     outputs: tuple[TensorHeader, ...]
     payload: Tensors
     records: tuple[Record, ...] = ()
+    devices: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,6 +274,11 @@ class Deploy:
     segments: tuple[SegmentModel, ...]
     further: Schedule | None = None
 
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Its weights, each once."""
+        return tuple({ref.digest: None for segment in self.segments for ref in segment.weights.values()})
+
 
 @dataclass(frozen=True, slots=True)
 class WeightChunk:

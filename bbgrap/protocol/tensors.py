@@ -35,6 +35,12 @@ def synthetic_inputs(host: Schedule) -> Inputs | None:
     return headers, tuple(encode_array(np.ones(header.shape, header.dtype.numpy)) for header in headers)
 
 
+def given_bytes(host: Schedule) -> int:
+    """Return the bytes of a host's inputs, as far as their shapes are known before a run."""
+    specs = [host.buffers[buffer] for buffer in host.feeds]
+    return sum(prod(spec.shape) * spec.dtype.itemsize for spec in specs if spec.shape is not None)
+
+
 def encode_array(array: Array) -> BytesLike:
     """Return the content of a tensor: C order, little endian; a view where it already is that."""
     if array.dtype.kind in "OUST":

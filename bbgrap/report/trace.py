@@ -12,9 +12,6 @@ from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import Array
 from bbgrap.runtime.recording import Record, StepLabel
 
-HOST_NAME = "coordinator"
-"""What the last device is called in timelines of a cluster."""
-
 
 @dataclass(frozen=True, slots=True)
 class SegmentTime:

@@ -1,13 +1,15 @@
 """What happens to a request, whichever way it came: it is let in, decoded, run on the cluster, encoded; or it is refused.
 
-The event loop moves bytes; a thread per request does the rest. Laws: at most `in_flight` requests are let in; who gives up, by a deadline
-or by going away, takes the request out of the coordinator's queue; while the coordinator is away nobody waits for it for long.
+A desk's thread does all of a request (`bbgrap.serving.desks`). Of others the event loop moves the bytes, and a thread does the rest. Laws:
+at most `in_flight` requests are let in; who gives up, by a deadline or by going away, takes the request out of the coordinator's queue;
+while the coordinator is away nobody waits for it for long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +73,7 @@ class Work(Generic[R]):
 class Gateway:
     """A server's requests.
 
-    Invariants: `in_flight` counts those that were let in and have not ended; all of it belongs to the event loop.
+    Invariants: `in_flight` counts those that were let in and have not ended. What is not asynchronous any thread may call.
     """
 
     def __init__(self, connection: Connection, repository: Repository, limits: Limits, tracing: Tracing | None = None) -> None:
@@ -81,6 +83,7 @@ class Gateway:
         self.limits = limits
         self.tracing = tracing or Tracing()
         self.in_flight = 0
+        self._lock = threading.Lock()
         self.is_loaded = False
         """Whether the models of the start have been looked at."""
         self.is_draining = False
@@ -147,13 +150,15 @@ class Gateway:
         """
         if self.is_draining or self._away:
             raise RefusedError(Refusal.UNAVAILABLE, "the server is stopping" if self.is_draining else self._away)
-        if self.in_flight >= self.limits.in_flight:
-            raise RefusedError(Refusal.BUSY, f"{self.in_flight} requests are in flight, no more are taken (--max-in-flight)")
-        self.in_flight += 1
+        with self._lock:
+            if self.in_flight >= self.limits.in_flight:
+                raise RefusedError(Refusal.BUSY, f"{self.in_flight} requests are in flight, no more are taken (--max-in-flight)")
+            self.in_flight += 1
         try:
             yield
         finally:
-            self.in_flight -= 1
+            with self._lock:
+                self.in_flight -= 1
 
     async def infer(self, model: ServedModel, work: Work[R], timeout_s: float | None) -> R:
         """Return the answer to a request that was let in.
@@ -171,16 +176,35 @@ class Gateway:
                     answer, where = await self._answer(model, work, lambda: is_over, span)
         except Exception as error:
             model.statistics.failed(time.perf_counter_ns() - began)
-            if limit.expired():
-                raise RefusedError(Refusal.DEADLINE, f"model '{model.name}': its deadline of {left_s:g} s passed") from None
-            if isinstance(error, StoppedError):
-                raise RefusedError(Refusal.UNAVAILABLE, self._away or "the server is stopping") from None
-            raise refusal_of(error) from error
+            raise self._refusal(model, error, left_s, is_late=limit.expired()) from error
         except asyncio.CancelledError:
             model.statistics.failed(time.perf_counter_ns() - began)
             raise
         finally:
             is_over = True
+        model.statistics.succeeded(time.perf_counter_ns() - began, where)
+        return answer
+
+    def runs_at_once(self, model: ServedModel) -> bool:
+        """Return whether a request of a model needs no other: it is neither part of a sequence nor of a batch."""
+        return model.turns is None and (self.limits.batch_rows <= 1 or not model.has_rows)
+
+    def infer_here(self, model: ServedModel, work: Work[R], timeout_s: float | None, has_gone: Callable[[], bool]) -> R:
+        """Return the answer to a request that was let in and runs at once, in this thread; it is given up when `has_gone()`.
+
+        Raises:
+            RefusedError: if there is none.
+        """
+        began = time.perf_counter_ns()
+        left_s = DEADLINE_S if timeout_s is None else min(timeout_s, DEADLINE_S)
+        until = time.monotonic() + left_s
+        try:
+            _refuse_part(model, work.part)
+            with self.tracing.request(model.name, work.traceparent) as span:
+                answer, where = self._at_once(model, work, lambda: time.monotonic() > until or has_gone(), span, began)
+        except Exception as error:
+            model.statistics.failed(time.perf_counter_ns() - began)
+            raise self._refusal(model, error, left_s, is_late=time.monotonic() > until) from error
         model.statistics.succeeded(time.perf_counter_ns() - began, where)
         return answer
 
@@ -204,9 +228,8 @@ class Gateway:
                 raise malformed(f"model '{model.name}' has state: say which sequence a request is part of, with parameter 'sequence_id'")
             async with model.turns.turn(work.part) as turn:
                 return await self._in_thread(partial(self._at_once, model, work, has_ended, span, begin, turn))
-        if work.part is not None:
-            raise malformed(f"parameter 'sequence_id': model '{model.name}' is served without state (--state)")
-        if self.limits.batch_rows <= 1 or not model.has_rows:
+        _refuse_part(model, work.part)
+        if self.runs_at_once(model):
             return await self._in_thread(partial(self._at_once, model, work, has_ended, span, begin))
         feed = await self._in_thread(work.feed)
         decoded = time.perf_counter_ns()
@@ -214,6 +237,13 @@ class Gateway:
         ran = time.perf_counter_ns()
         answer = await self._in_thread(partial(work.answer, outputs))
         return answer, Durations(0, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
+
+    def _refusal(self, model: ServedModel, error: Exception, left_s: float, *, is_late: bool) -> RefusedError:
+        if is_late:
+            return RefusedError(Refusal.DEADLINE, f"model '{model.name}': its deadline of {left_s:g} s passed")
+        if isinstance(error, StoppedError):
+            return RefusedError(Refusal.UNAVAILABLE, self._away or "the server is stopping")
+        return refusal_of(error)
 
     def _at_once(
         self,
@@ -274,6 +304,11 @@ class Gateway:
 
     async def _in_thread(self, work: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _refuse_part(model: ServedModel, part: Part | None) -> None:
+    if part is not None:
+        raise malformed(f"parameter 'sequence_id': model '{model.name}' is served without state (--state)")
 
 
 async def ended(task: asyncio.Task[R]) -> None:

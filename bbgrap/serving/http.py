@@ -38,8 +38,8 @@ from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics")
 
-_JSON_LENGTH = "inference-header-content-length"
-_BODY_S = 30.0
+JSON_LENGTH = "inference-header-content-length"
+BODY_S = 30.0
 """How long the next part of a body may take: a client that has gone without a word must not keep a place for ever."""
 
 _INLINE_BYTES = 16 << 10
@@ -94,8 +94,18 @@ def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = 
 
 
 def _refusal(error: RefusedError) -> Response:
+    return Response(refusal_body(error), error.kind.status, refusal_headers(error))
+
+
+def refusal_body(error: RefusedError) -> bytes:
+    """Return what a refusal says."""
+    return json.dumps({"error": error.reason}).encode()
+
+
+def refusal_headers(error: RefusedError) -> dict[str, str]:
+    """Return the headers of a refusal."""
     after = error.kind.retry_after_s
-    return _json({"error": error.reason}, error.kind.status, {} if after is None else {"retry-after": str(after)})
+    return {"content-type": "application/json", **({} if after is None else {"retry-after": str(after)})}
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
@@ -174,7 +184,7 @@ class _Api:
             model = self._model(request)
             body = await self._body(request)
             encoding = request.headers.get("content-encoding", "").strip().lower()
-            header = request.headers.get(_JSON_LENGTH, "").strip()
+            header = request.headers.get(JSON_LENGTH, "").strip()
             if encoding:
                 body = await self._gateway.beside(partial(decompress, body, encoding, self._gateway.limits.body_bytes))
             length = json_length_of(header, len(body))
@@ -183,7 +193,7 @@ class _Api:
             else:
                 asked = await self._gateway.beside(partial(parse_infer, body, length))
             accept = accepted_encoding(request.headers.get("accept-encoding", ""))
-            answer = partial(_encoded, model, asked, accept)
+            answer = partial(_response, model, asked, accept)
             work = Work(asked.feed, asked.output_names, answer, request.headers.get("traceparent", ""), asked.part)
             return await _unless_gone(request, self._gateway.infer(model, work, asked.timeout_s))
 
@@ -203,10 +213,10 @@ class _Api:
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(_BODY_S) as limit:
+            async with asyncio.timeout(BODY_S) as limit:
                 while True:
                     message = await request.receive()
-                    limit.reschedule(asyncio.get_running_loop().time() + _BODY_S)
+                    limit.reschedule(asyncio.get_running_loop().time() + BODY_S)
                     if message["type"] == "http.disconnect":
                         raise malformed("body: the connection ended before it")
                     parts.append(message.get("body", b""))
@@ -216,25 +226,30 @@ class _Api:
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
-            raise RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {_BODY_S:g} s") from None
+            raise RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {BODY_S:g} s") from None
 
 
 def _too_large(most: int) -> RefusedError:
     return RefusedError(Refusal.TOO_LARGE, f"body: expected at most {most} bytes (--max-body)")
 
 
-def _encoded(model: ServedModel, asked: Infer, accept: str, outputs: list[Array]) -> Response:
+def encoded(model: ServedModel, asked: Infer, accept: str, outputs: list[Array]) -> tuple[list[BytesLike], dict[str, str]]:
+    """Return the parts of an answer, and its headers; `accept` is how it may be compressed."""
     named = list(zip(model.output_names(asked.output_names), outputs, strict=True))
     parts, json_length = answer_body(model.name, model.version, asked, named)
     headers = {"content-type": "application/octet-stream" if json_length else "application/json"}
     if json_length:
-        headers[_JSON_LENGTH] = str(json_length)
+        headers[JSON_LENGTH] = str(json_length)
     if accept and sum(map(len, parts)) >= COMPRESSED_FROM:
         parts = [compress(parts, accept)]
         headers["content-encoding"] = accept
     elif sum(map(len, parts)) <= _INLINE_BYTES:
         parts = [b"".join(parts)]  # sent at once
-    return _Parts(parts, headers)
+    return parts, headers
+
+
+def _response(model: ServedModel, asked: Infer, accept: str, outputs: list[Array]) -> Response:
+    return _Parts(*encoded(model, asked, accept, outputs))
 
 
 async def _unless_gone(request: Request, answer: Awaitable[Response]) -> Response:

@@ -30,15 +30,17 @@ class NamedServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or say that it is for somebody else."""
-        why = "" if scope["type"] != "http" or ANY in self._names else self._why_not(scope["headers"])
+        why = "" if scope["type"] != "http" else self.why_not(scope["headers"])
         if not why:
             await self._app(scope, receive, send)
             return
         body = json.dumps({"error": why}).encode()
         await Response(body, _MISDIRECTED, {"content-type": "application/json"})(scope, receive, send)
 
-    def _why_not(self, headers: Collection[tuple[bytes, bytes]]) -> str:
+    def why_not(self, headers: Collection[tuple[bytes, bytes]]) -> str:
         """Return what is wrong with the headers of a request; empty if nothing is."""
+        if ANY in self._names:
+            return ""
         hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
         for host in hosts:
             if not self._is_own(host):

@@ -9,7 +9,8 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.routing import BaseRoute
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import split_address
+from bbgrap.serving.desks import Desk, Desks
 from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.http import make_app
 from bbgrap.serving.names import NamedServer
@@ -39,7 +41,60 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, which would copy every part of a body twice more, and stop and begin to read again at each."""
+    """uvicorn's, but for inference: that is for desks, as long as there are some.
+
+    It would copy every part of a body twice more, and stop and begin to read again at each.
+
+    Invariants: while a desk has the connection, nothing is read or written here.
+    """
+
+    def __init__(self, desks: Desks, **given: Any) -> None:  # noqa: ANN401 - uvicorn's
+        super().__init__(**given)
+        self._desks = desks
+        self._desk: Desk | None = None
+        self._is_between = True
+        """Whether all requests that began have come to their ends."""
+        self._is_for_desks = True
+        """Whether a desk has answered something, or was never asked."""
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._is_between = False
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        """A request is here."""
+        self._is_between = True
+        super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Give the connection to a desk, or take what it has left."""
+        is_answered = getattr(self.cycle, "response_complete", True)  # there is none before the first request
+        if self._is_for_desks and self._is_between and is_answered:
+            self._desk = self._desks.begin(self.transport, data, lambda: self.server_state.default_headers, self._take_back)
+            if self._desk is not None:
+                self._unset_keepalive_if_required()
+                self.flow.pause_reading()
+                return
+        super().data_received(data)
+
+    def _take_back(self, unanswered: bytes | None) -> None:
+        desk, self._desk = self._desk, None
+        if unanswered is None or desk is None:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._is_for_desks = desk.answered > 0
+            self.flow.resume_reading()
+            super().data_received(unanswered)
+            if desk.is_ending:
+                super().shutdown()
+
+    def shutdown(self) -> None:
+        """End the connection when what runs is answered."""
+        if self._desk is not None:
+            self._desk.end()
+        else:
+            super().shutdown()
 
     def on_body(self, body: bytes) -> None:
         """Keep a part until its request takes it."""
@@ -104,14 +159,15 @@ async def serve(
         UsageError: if gRPC's address cannot be had, or its package is missing.
         ModelError: if a model that was named at the start cannot be loaded.
     """
+    named = NamedServer(make_app(gateway, more), names)
     config = uvicorn.Config(
-        NamedServer(make_app(gateway, more), names),
+        named,
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(_GRACE_S),  # for who does not read an answer
-        http=_Protocol,
+        http=cast("type[asyncio.Protocol]", partial(_Protocol, Desks(gateway, named))),
         ws="none",
     )
     http = _Server(config)

@@ -34,7 +34,7 @@ from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
-from bbgrap.report.trace import HOST_NAME, Trace, clock_error_s, timeline_of
+from bbgrap.report.trace import Trace, clock_error_s, timeline_of
 from bbgrap.session.connection import CallFailedError, Connection, OnProgress
 from bbgrap.session.first_inputs import FirstInputs, Shapes
 from bbgrap.session.model_files import ModelFiles
@@ -261,7 +261,7 @@ class InferenceSession(Surface):
         self._pool.submit(work)
 
     def run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
-        """Run the model once, as `run` does, and also return when every node did what; None if it is not known who answered.
+        """Run the model once, as `run` does, and also return when every node did what; None if nobody told in time.
 
         That takes until all nodes have told, some milliseconds, so it is for a part of the requests.
 
@@ -280,9 +280,8 @@ class InferenceSession(Surface):
         return [self._output(result, index) for index in chosen], self.timeline(result)
 
     def timeline(self, result: RunResult) -> Timeline | None:
-        """Return when every node did what for a recorded request; None if it is not known who answered."""
-        plan = self.plan
-        return timeline_of(result.records, (*plan.agents, HOST_NAME)) if plan.epoch == result.epoch else None
+        """Return when every node did what for a recorded request; None if nobody told in time."""
+        return timeline_of(result.records, result.devices) if result.devices else None
 
     def trace(self, input_feed: Mapping[str, Any], runs: int = 5) -> Trace:
         """Run the model some times, one after the other, and return when every agent and the coordinator did what.
@@ -301,9 +300,10 @@ class InferenceSession(Surface):
         plan = self.plan
         if any(result.epoch != plan.epoch for result in results):
             raise ExecutionError(f"model '{self._name}': it was planned anew while it was traced; trace again")
-        names = (*plan.agents, HOST_NAME)
         outputs = tuple(self._output(results[-1], index) for index in range(len(results[-1].outputs)))
-        timelines = tuple(timeline_of(result.records, names) for result in results)
+        if not all(result.devices for result in results):
+            raise ExecutionError(f"model '{self._name}': an agent has not told in time when it did what; trace again")
+        timelines = tuple(timeline_of(result.records, result.devices) for result in results)
         return Trace(timelines, max(clock_error_s(result.records) for result in results), outputs)
 
     # --- plans ----------------------------------------------------------------------------------------------------------------------

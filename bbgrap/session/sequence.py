@@ -71,7 +71,7 @@ class Session(Protocol):
         """Return the state that so many requests of a sequence have left, by the names of inputs."""
 
     def timeline(self, result: RunResult) -> Timeline | None:
-        """Return when every node did what for a recorded request."""
+        """Return when every node did what for a recorded request; None if nobody told in time."""
 
     def output(self, result: RunResult, index: int, signature: Signature) -> Any:  # noqa: ANN401 - what the model says it is
         """Return an output of an answer."""
@@ -119,7 +119,7 @@ class StatefulRuns:
             return self._run(output_names, input_feed, record=False)[0]
 
     def run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
-        """Do as `run` does, and also return when every node did what; None if it is not known who answered.
+        """Do as `run` does, and also return when every node did what; None if nobody told in time.
 
         That takes until every node has its part of the state.
         """

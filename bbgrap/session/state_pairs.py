@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from bbgrap.errors import UsageError
+from bbgrap.graph.state import counts_words
 from bbgrap.graph.types import Array, DType
 from bbgrap.session.first_inputs import Shapes
 from bbgrap.session.signature import NodeArg, Signature
@@ -138,7 +139,7 @@ def initial_state(
 
 
 def planned_shapes(pairs: Sequence[tuple[str, str]], signature: Signature, shapes: Shapes) -> Shapes:
-    """Return the shapes to plan for: of a state that grows, those of one word after none, since a plan serves any of both."""
+    """Return the shapes to plan for: of a state that grows or is filled, those of one word after none, since a plan serves any of both."""
     inputs, outputs = ({arg.name: arg for arg in side} for side in (signature.inputs, signature.outputs))
     growing: dict[str, set[int]] = {name: set() for name, _ in pairs}
     fixed: set[int | str | None] = set()
@@ -148,7 +149,8 @@ def planned_shapes(pairs: Sequence[tuple[str, str]], signature: Signature, shape
                 growing[name].add(axis)
             else:
                 fixed.add(before)
-    if not any(growing.values()):
+    fills = any(counts_words(symbol) for arg in signature.inputs for symbol in arg.shape)
+    if not fills and not any(growing.values()):
         return shapes
 
     def size(arg: NodeArg, axis: int, given: int) -> int:

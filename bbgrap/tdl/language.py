@@ -283,8 +283,8 @@ def opaque_indices_in(expression: Expression) -> Iterator[Index]:
 class Description:
     """The element of an operator's (first) output at the index `outputs`, one index per output axis.
 
-    `extra` speaks of further outputs: which element of each is made together with that one. Tiles of the first output make, of every
-    further one, regions that are equal or disjoint.
+    `extra` speaks of further outputs: which element of each is made together with that one. Tiles that share a unit of the first output
+    each make what belongs to it of further ones.
     """
 
     outputs: tuple[Index, ...]

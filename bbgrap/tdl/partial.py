@@ -8,7 +8,8 @@ The law of partial sums (docs/equations.md): parts are made only where they do n
 1. Storing a part loses nothing: sums and products of 32 or 64 bits. A maximum is one of its elements, whatever its type.
 2. No jump that counts depends on a sum of floats (`bbgrap.tdl.jumps`), since it adds up in another order. Integers do not mind.
 3. Parts of a product of 8-bit integers begin at multiples of 4: x86 without VNNI adds neighbours in 16 bits and saturates, in pairs
-   that start with the first element of every call; other processors take four at a time.
+   that start with the first element of every call; other processors take four at a time. Parts of a product of few bits begin at whole
+   blocks, which share a scale, and at whole bytes of zero points.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class PartialRule:
 
     indices: Callable[[Site], tuple[str, ...]]
     localize: PartialLocalize
-    unit: int = 1
+    unit: Callable[[Node], int] = lambda _: 1
     """Parts begin at multiples of it."""
 
 
@@ -94,7 +95,7 @@ def reducible(graph: Graph, node: Node, description: Description | None) -> tupl
 def part_unit(node: Node) -> int:
     """Return the step at which a node's reduction indices can be cut: parts begin at multiples of it."""
     rule = _PARTIAL.get((node.domain, node.op))
-    return 1 if rule is None else rule.unit
+    return 1 if rule is None else rule.unit(node)
 
 
 def _is_harmless(graph: Graph, node: Node, kind: ReducerKind) -> bool:

@@ -9,7 +9,7 @@ An operator without a rule, or whose `describe` returns None, runs whole on one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -127,6 +127,8 @@ class LocalNode:
     operands: tuple[LocalOperand, ...]
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     domain: str = ""
+    makes_further: bool = False
+    """Its further outputs are those of the whole node; where no node of a piece says so, the last one's are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class LocalOp:
     """How one machine computes its piece of a node.
 
     `reads` gives, per operand of the node, the global region its local piece covers (None: not read as data).
-    The outputs of the last node are the node's outputs.
+    The first output of the last node is the node's; so are its further ones, unless a node before makes them.
     """
 
     reads: tuple[ShapeMap | None, ...]
@@ -276,4 +278,4 @@ def with_empty_literals(site: Site, reads: tuple[ShapeMap | None, ...], node: Lo
             return Literal(np.empty(read.shape, kind.dtype.numpy))
         return o
 
-    return LocalNode(node.op, tuple(operand(o) for o in node.operands), node.attributes, node.domain)
+    return replace(node, operands=tuple(operand(o) for o in node.operands))

@@ -157,7 +157,18 @@ _CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "ConvInteger", 
 _CONVOLUTIONS_OF_BYTES = frozenset({"ConvInteger", "QLinearConv"})
 _PRODUCTS_OF_BYTES = frozenset({"MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DynamicQuantizeMatMul", "QGemm"})
 _PRODUCTS = _PRODUCTS_OF_BYTES | frozenset(
-    {"Gemm", "MatMul", "FusedMatMul", "FusedGemm", "TransposeMatMul", "MatMulNBits", "Einsum", "Attention", "MultiHeadAttention"}
+    {
+        "Gemm",
+        "MatMul",
+        "FusedMatMul",
+        "FusedGemm",
+        "TransposeMatMul",
+        "MatMulNBits",
+        "Einsum",
+        "Attention",
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+    }
     | {"LSTM", "GRU", "RNN"}
 )
 _OF_BYTES = frozenset({"QLinearAdd", "QLinearMul", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere", "QLinearConcat"})
@@ -167,7 +178,8 @@ _POOLS = frozenset(
 )
 _NORMALIZE = frozenset(
     {"Softmax", "LogSoftmax", "LayerNormalization", "SkipLayerNormalization", "GroupNormalization", "InstanceNormalization", "LRN"}
-    | {"RMSNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "LpNormalization"}
+    | {"RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "MeanVarianceNormalization"}
+    | {"LpNormalization"}
 )
 _MOVES = frozenset(
     {"Transpose", "Concat", "Split", "Slice", "Pad", "Resize", "Upsample", "Gather", "GatherND", "Expand", "Tile", "DepthToSpace"}

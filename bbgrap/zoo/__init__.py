@@ -15,7 +15,7 @@ from pathlib import Path
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import FreeAxes, free_batch, save_graph
 from bbgrap.graph.types import Graph
-from bbgrap.zoo import decoder, voice
+from bbgrap.zoo import decoder, llama, voice
 from bbgrap.zoo.alexnet import alexnet
 from bbgrap.zoo.mobilenet import mobilenet_v2
 from bbgrap.zoo.quantized import quantized
@@ -43,9 +43,11 @@ def _in_8_bits(recipe: Callable[[], Graph]) -> Graph:
 _BUILDERS |= {f"{recipe.__name__}_int8": partial(_in_8_bits, recipe) for recipe in (mobilenet_v2, resnet50, tiny)}
 
 _BUILDERS |= {"gpt2": decoder.gpt2, "gpt2-gqa": decoder.gpt2_gqa, "tiny-decoder": decoder.tiny_decoder, "voice": voice.voice}
+_BUILDERS |= {"tiny-llama": llama.tiny_llama, "tiny-llama-int4": llama.tiny_llama_int4}
 
 _FREE: dict[str, Callable[[Graph], FreeAxes]] = {
     **dict.fromkeys(("gpt2", "gpt2-gqa", "tiny-decoder"), decoder.free_axes),
+    **dict.fromkeys(("tiny-llama", "tiny-llama-int4"), llama.free_axes),
     "voice": voice.free_axes,
 }
 """What is free in files of networks that have more than a batch, or have it elsewhere than in front."""

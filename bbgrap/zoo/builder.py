@@ -169,8 +169,7 @@ class Builder:
     def layer_norm(self, x: str, name: str, epsilon: float = 1e-6) -> str:
         """Add a normalisation over the last axis with random scale and bias."""
         width = self.shape(x)[-1]
-        scale = self.weight(f"{name}.weight", self._random.uniform(*_BN_RANGE, width).astype(np.float32))
-        inputs = [x, scale, self.bias(f"{name}.bias", width)]
+        inputs = [x, self.uniform(f"{name}.weight", width), self.bias(f"{name}.bias", width)]
         return self.node("LayerNormalization", name, inputs, self.shape(x), {"axis": -1, "epsilon": epsilon})
 
     def scalar(self, op: str, x: str, name: str, value: float) -> str:
@@ -211,6 +210,14 @@ class Builder:
         """Add a constant of normally distributed numbers with variance 2 / `fan_in`."""
         values = self._random.standard_normal(shape, np.float32)
         return self.weight(name, values * np.float32(np.sqrt(2 / fan_in)))
+
+    def uniform(self, name: str, size: int) -> str:
+        """Add a constant of scales, as norms have them."""
+        return self.weight(name, self._random.uniform(*_BN_RANGE, size).astype(np.float32))
+
+    def any_bytes(self, name: str, shape: tuple[int, ...]) -> str:
+        """Add a constant of evenly distributed bytes."""
+        return self.weight(name, self._random.integers(0, 256, shape, np.uint8))
 
     def bias(self, name: str, size: int) -> str:
         """Add a constant of small normally distributed numbers."""

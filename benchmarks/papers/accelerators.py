@@ -3,11 +3,14 @@
 The paper's own simulator is not described. Here every accelerator does what its program says, one segment after the other, and messages
 fly meanwhile. The input is there when a step begins, and messages take nothing of processors. Of the paper are 84 GOPS/s per processing
 unit, 320 GB/s of memory, and links of 1600 Mb/s. Chosen: `UNITS`, no latency, wires that carry each direction by itself.
+
+`serial_seconds` is what the paper's figures fit best: computing is divided evenly, then levels of the hierarchy exchange one after
+another, and nothing is done at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import log2, prod
 
 from bbgrap.cluster import Cluster
@@ -28,6 +31,15 @@ LINK_BYTES_PER_S = 1600e6 / 8
 TORUS_LINKS_BYTES_PER_S: Mapping[str, float] = {"torus": LINK_BYTES_PER_S, "torus/2": LINK_BYTES_PER_S / 2}
 """Of its wires, by reading: each is a link of 1600 Mb/s; or all together are the 25.6 Gb/s of the paper, which 16 such links make."""
 TOPOLOGIES = ("tree", *TORUS_LINKS_BYTES_PER_S)
+SLOWER = 1.4
+"""How many times as long as with `UNITS` computing takes, fitted: then both printed means come out."""
+SERIAL: Mapping[str, tuple[str, float]] = {
+    "serial tree": ("tree", 1.0),
+    "serial torus/2": ("torus/2", 1.0),
+    "serial tree, slower": ("tree", SLOWER),
+    "serial torus/2, slower": ("torus/2", SLOWER),
+}
+"""By name: the topology, and how much longer computing takes."""
 
 
 def accelerators(count: int, topology: str) -> Cluster:
@@ -64,6 +76,21 @@ def step_seconds(program: Program, topology: str) -> float:
     acts[program.host] = acts[program.host][1:-1]  # a request of a client, and its answer
     names = [*(node.name for node in cluster.nodes), "host"]
     return run_clock(names, acts, _Array(cluster)).total_s
+
+
+def serial_seconds(levels: Sequence[float], alone_s: float, topology: str) -> float:
+    """Return what a step takes if nothing is done at once.
+
+    Between two halves of a tree, or of an array of 16 in a torus, lie as many links, or wires, as either half has accelerators.
+
+    Args:
+        levels: Bytes that all pairs of a level exchange, the uppermost first; half of them go either way.
+        alone_s: What a step takes on one accelerator.
+        topology: One of `TOPOLOGIES`.
+    """
+    link = TORUS_LINKS_BYTES_PER_S.get(topology, LINK_BYTES_PER_S)
+    links = 2 ** (len(levels) - 1)  # between all pairs of a level together
+    return alone_s / 2 ** len(levels) + sum(moved / 2 / (link * links) for moved in levels)
 
 
 def geometric_mean(*values: float) -> float:

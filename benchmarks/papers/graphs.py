@@ -74,13 +74,18 @@ def between_agents(program: Program) -> int:
     )
 
 
+def alone_seconds(of: Counted) -> float:
+    """Return what a step takes on one accelerator."""
+    return step_seconds(of.program("data-parallel", 1), "tree")
+
+
 def built(name: str, batch: int = 256) -> Counted:
     """Return the training step of a network that the paper names."""
     return Counted(training.build(NETWORKS[name], batch=batch))
 
 
 def counted(networks: Sequence[str] = tuple(NETWORKS), nodes: int = 16, topologies: Sequence[str] = TOPOLOGIES) -> dict[str, Any]:
-    """Return GB, and seconds in every topology, of a step by planner, by the paper's names of networks."""
+    """Return GB, and seconds in every topology and on one accelerator, of a step by planner, by the paper's names of networks."""
     found: dict[str, Any] = {}
     for name in networks:
         of = built(name)
@@ -88,6 +93,7 @@ def counted(networks: Sequence[str] = tuple(NETWORKS), nodes: int = 16, topologi
         found[name] = {
             **{planner: between_agents(program) / 1e9 for planner, program in programs.items()},
             "seconds": {planner: {t: step_seconds(program, t) for t in topologies} for planner, program in programs.items()},
+            "alone_s": alone_seconds(of) if topologies else None,
             "reason": REASON,
         }
     return found

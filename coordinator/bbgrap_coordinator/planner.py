@@ -19,12 +19,12 @@ from pathlib import Path
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.uploads import MAX_MODEL_BYTES
-from bbgrap.engine.growing import prepare_growing
+from bbgrap.engine.growing import is_of_any_length, prepare_growing
 from bbgrap.engine.prepare import Made, prepare_graph, prepare_like, prepare_sequences
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import BbgrapError
-from bbgrap.graph.state import grows, with_state
+from bbgrap.graph.state import with_state
 from bbgrap.graph.top import blocks_for, with_top
 from bbgrap.graph.types import Graph
 from bbgrap.observing.logs import inherited_format, write_logs
@@ -109,7 +109,7 @@ class _Maker:
 
     def _stateful(self, model: ReloadedModel, graph: Graph, plan: PlanTask) -> tuple[Made, ...]:
         graph = with_state(graph, dict(plan.options.state))
-        if not grows(graph):
+        if not is_of_any_length(graph, model.declared):
             return (prepare_sequences(graph, plan.cluster, plan.options),)
 
         def load(shapes: Mapping[str, tuple[int, ...]], open_axes: Mapping[str, frozenset[int]]) -> Graph:

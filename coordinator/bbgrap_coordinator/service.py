@@ -30,6 +30,7 @@ from bbgrap.transport.local_tokens import note_token
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog
+from bbgrap_coordinator.input_files import InputFiles
 from bbgrap_coordinator.keyring import JOIN, LOCAL, KeyRing, NoKeys
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import Planners
@@ -90,6 +91,7 @@ def serve(
             verify_key=secrets.token_bytes(32),
             incarnation=state.incarnation,
             started=time.time(),
+            keep=InputFiles(directory).keep,
             fingerprint="" if keys.data_identity is None else keys.data_identity.fingerprint,
         )
         machine = CoordinatorMachine(settings, stored, time.monotonic())

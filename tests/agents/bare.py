@@ -7,7 +7,7 @@ import hashlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ import zmq
 from onnx import TensorProto, helper
 
 from bbgrap.compiler.artifacts import SegmentModel, WeightRef
-from bbgrap.graph.types import DType, TensorType
+from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
@@ -34,7 +34,6 @@ M = TypeVar("M", bound=m.AgentMessage)
 
 WITHIN_S = 30.0
 WEIGHT = np.arange(2, dtype=np.float32)
-WEIGHT_TYPE = TensorType(DType.FLOAT, WEIGHT.shape)
 HOST = 1
 ROW = BufferSpec("row", DType.FLOAT, (2,))
 SCHEDULE = Schedule(0, HOST, (ROW, ROW), (LocalReceive(1, HOST, (0,)), LocalRun(0, (0,), (1,)), LocalSend(3, HOST, (LocalPart(1, None),))))
@@ -153,9 +152,13 @@ class BareCoordinator:
         peers = (m.Peer(0, "a", address), m.Peer(HOST, "host", self.plane.address))
         self.say(m.Deploy(epoch, peers, SCHEDULE, (segment,)))
 
-    def deployed(self, epoch: int, segment: SegmentModel, address: str) -> None:
-        """Deploy, give the weights that are asked for, and wait until it is loaded."""
+    def deployed(self, epoch: int, segment: SegmentModel, address: str, weight: Array = WEIGHT) -> None:
+        """Deploy, give the weight that is asked for, and wait until it is loaded."""
         self.deploy(epoch, segment, address)
+        self.loaded(epoch, weight)
+
+    def loaded(self, epoch: int, weight: Array = WEIGHT) -> None:
+        """Give the weight that is asked for, and wait until a deployment is loaded."""
         until = time.monotonic() + WITHIN_S
         while time.monotonic() < until:
             self.poll(0.02)
@@ -163,15 +166,19 @@ class BareCoordinator:
                 match message:
                     case m.WeightsMissing(_, digests):
                         self.heard.remove(message)
-                        for digest in digests:
-                            content = encode_array(WEIGHT)
-                            self.say(m.WeightChunk(digest, WEIGHT_TYPE, 0, len(content), (content,)))
+                        self.give(digests, weight)
                     case m.Deployed(number, _) if number == epoch:
                         self.heard.remove(message)
                         return
                     case _:
                         pass
         raise AssertionError(f"epoch {epoch} was not deployed, but {self.heard}; the agent's log:\n{self.log()}")
+
+    def give(self, digests: Iterable[str], weight: Array) -> None:
+        """Send the weight that is asked for."""
+        for digest in digests:
+            content = encode_array(weight)
+            self.say(m.WeightChunk(digest, _type_of(weight), 0, len(content), (content,)))
 
     def ask(self, address: str, epoch: int, request: int, values: tuple[float, float]) -> None:
         """Send a request over the data plane."""
@@ -242,12 +249,17 @@ def gone(process: psutil.Process, within_s: float) -> bool:
 
 def adding() -> SegmentModel:
     """Adds a weight."""
-    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
-    for field, value in (("location", "weights"), ("offset", "0"), ("length", str(WEIGHT.nbytes))):
-        entry = weight.external_data.add()
-        entry.key, entry.value = field, value
-    ref = WeightRef(digest_of(WEIGHT), WEIGHT_TYPE)
-    return _segment("adding", [helper.make_node("Add", ["x", "w"], ["y"])], [weight], {"w": ref})
+    return _segment("adding", [helper.make_node("Add", ["x", "w"], ["y"])], [_external(WEIGHT)], {"w": _ref(WEIGHT)})
+
+
+def looking_up(table: Array, *, twice: bool = False) -> SegmentModel:
+    """Takes from a table what x has the places of, once or twice as much."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["w", "i"], ["g"]),
+        helper.make_node("Add" if twice else "Max", ["g", "g"], ["y"]),
+    ]
+    return _segment("looking up", nodes, [_external(table)], {"w": _ref(table)})
 
 
 def crashing() -> SegmentModel:
@@ -293,6 +305,22 @@ def endless(above: float) -> SegmentModel:
     )
     nodes = [*_condition(), helper.make_node("Loop", ["", "c", "x"], ["y"], body=body)]
     return _segment(f"endless{above}", nodes, _thresholds(above), {})
+
+
+def _type_of(weight: Array) -> TensorType:
+    return TensorType(DType.of(weight.dtype), weight.shape)
+
+
+def _ref(weight: Array) -> WeightRef:
+    return WeightRef(digest_of(weight), _type_of(weight))
+
+
+def _external(weight: Array) -> TensorProto:
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=weight.shape, data_location=TensorProto.EXTERNAL)
+    for field, value in (("location", "weights"), ("offset", "0"), ("length", str(weight.nbytes))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = field, value
+    return tensor
 
 
 def _condition() -> list[onnx.NodeProto]:

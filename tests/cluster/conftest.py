@@ -1,8 +1,8 @@
-"""Real processes: one cluster of two agents for the tests that leave it as it was, and one per file for those that break it."""
+"""Real processes: one cluster of two agents for the tests that leave it as it was, and one for those that break it."""
 
 import pytest
 
-from tests.known_agents import known_cluster
+from tests.known_agents import known_cluster, lasting_cluster, make_whole
 
 COORDINATOR = ("-m", "tests.cluster.coordinator_process")
 
@@ -22,23 +22,16 @@ def shared(caches):
         yield cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def breakable(caches):
-    with local_cluster(2, caches) as cluster:
+    with lasting_cluster(2, caches, COORDINATOR, pin=True) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def fresh(breakable):
     """Two agents and a coordinator, whatever the test before has done to them."""
-    ended = [name for name, process in breakable.processes.items() if process.poll() is not None]
-    for name in ended:
-        breakable.kill(name)
-    if "coordinator" not in breakable.processes:
-        breakable.start_coordinator()
-    for name in {"agent0", "agent1"} - breakable.processes.keys():
-        breakable.add_agent(name)
-    return breakable
+    return make_whole(breakable, 2)
 
 
 @pytest.fixture

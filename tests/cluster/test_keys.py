@@ -19,6 +19,7 @@ from bbgrap.protocol.messages import PROTOCOL_VERSION
 from bbgrap.transport.access import Access
 from bbgrap.transport.control import ControlClient
 from tests.cluster import tiny
+from tests.known_agents import known_cluster
 
 pytestmark = pytest.mark.cluster
 X = np.ones((8, 4), np.float32)
@@ -35,7 +36,7 @@ def until(look, what, within_s=WITHIN_S):
 
 @pytest.fixture(scope="module")
 def cluster():
-    with bbgrap.LocalCluster(agents=3) as cluster:
+    with known_cluster(3, pin=False) as cluster:
         yield cluster
 
 

@@ -6,7 +6,6 @@ import pytest
 import bbgrap
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_write import write_graph
-from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo.builder import Builder
 
@@ -16,16 +15,15 @@ SHAPE = (1, 8, 128, 128)
 
 
 @pytest.mark.parametrize("split", ["rows", "channels"])
-def test_several_large_outputs_of_one_request_stay_apart(split):
+def test_several_large_outputs_of_one_request_stay_apart(split, pair):
     net, names = Builder("outputs", SHAPE), ["input"]
     for number in range(4):
         names.append(net.conv(names[-1], f"y{number}", 8, 3))  # the next one needs halos, so this one leaves on its own
     del names[0]
     model = write_graph(net.graph(*names), weights="inline").data
     reference = make_session(model)
-    with LocalCluster(2) as cluster:
-        session = bbgrap.InferenceSession(model, cluster=cluster, options=PlanOptions("bbgrap", split))
-        for seed in range(5):
-            x = np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
-            for name, got, expected in zip(names, session.run(names, {"input": x}), reference.run(names, {"input": x}), strict=True):
-                np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+    session = bbgrap.InferenceSession(model, cluster=pair, options=PlanOptions("bbgrap", split))
+    for seed in range(5):
+        x = np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
+        for name, got, expected in zip(names, session.run(names, {"input": x}), reference.run(names, {"input": x}), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=name)

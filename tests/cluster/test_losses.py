@@ -1,5 +1,7 @@
 """What survives a loss, with real processes."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -48,6 +50,24 @@ def test_requests_of_a_killed_agent_run_again_on_the_others(own):
     again = bbgrap.InferenceSession(tiny.model_bytes(), cluster=own.connection, planner="bbgrap")
     again.run(None, {"x": x})
     assert again.plan.agents == ("agent0", "agent1")
+
+
+def test_files_of_weights_that_are_damaged_end_no_request_and_no_model(tmp_path):
+    with local_cluster(2, tmp_path) as cluster:
+        session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster.connection, planner="bbgrap")
+        for _ in range(3):
+            np.testing.assert_array_equal(session.run(None, {"x": rows(8)})[0], tiny.expected(rows(8)))
+            files = list(tmp_path.rglob("*.npy"))
+            assert files
+            for file in files:
+                os.truncate(file, 200)
+            # As the system ends who reads a page of a file that is gone.
+            for name in ("agent0", "agent1"):
+                for worker in psutil.Process(cluster.processes[name].pid).children():
+                    worker.send_signal(signal.SIGBUS)
+        np.testing.assert_array_equal(session.run(None, {"x": rows(8)})[0], tiny.expected(rows(8)))
+        assert session.prepare({"x": rows(8).shape}).agents == ("agent0", "agent1")
+        assert all(file.stat().st_size != 200 for file in tmp_path.rglob("*.npy"))
 
 
 def test_a_planner_that_stops_its_whole_process_costs_no_agent(fresh):

@@ -51,7 +51,7 @@ def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_pat
 
 
 def test_they_end_with_their_coordinator(tmp_path):
-    with known_cluster(1, tmp_path) as cluster:
+    with known_cluster(0, tmp_path) as cluster:
         killed = planners_of(cluster)
         cluster.kill("coordinator")
         assert psutil.wait_procs(killed, timeout=5)[1] == []

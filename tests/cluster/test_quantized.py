@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import bbgrap
 from bbgrap.engine.spread import Witnesses
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
-from tests.known_agents import known_cluster
 from tests.quantized_models import DYNAMIC, INTEGER, converted, networks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -20,30 +18,25 @@ OPTIONS = [PlanOptions(), PlanOptions(split="channels"), PlanOptions(planner="to
 
 
 @pytest.fixture(scope="module")
-def agents() -> Iterator[LocalCluster]:
-    with known_cluster(2) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, tuple[int, ...]]]:
     return networks(tmp_path_factory.mktemp("quantized"))
 
 
-@pytest.mark.parametrize(
-    ("network", "form"),
-    [
-        ("tiny", "qdq-u8s8-channels"), ("tiny", "operators-u8s8-tensors"), ("tiny", "dynamic-u8"), ("tiny", "float16"),
-        ("attention", "qdq-u8s8-channels"), ("attention", "dynamic-s8-channels"), ("attention", "float16-inside"),
-    ],
-)  # fmt: skip
+USUAL = [("tiny", "qdq-u8s8-channels"), ("tiny", "dynamic-u8"), ("attention", "float16-inside")]
+OTHERS = [
+    ("tiny", "operators-u8s8-tensors"), ("tiny", "float16"), ("attention", "qdq-u8s8-channels"), ("attention", "dynamic-s8-channels"),
+]  # fmt: skip
+"""Also over agents in one process in `tests/conformance`, by default."""
+
+
+@pytest.mark.parametrize(("network", "form"), [*USUAL, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)])
 def test_agents_answer_as_onnxruntime_does(
-    network: str, form: str, sources: dict[str, tuple[Path, tuple[int, ...]]], agents: LocalCluster
+    network: str, form: str, sources: dict[str, tuple[Path, tuple[int, ...]]], pair: LocalCluster
 ) -> None:
     path, x = converted(form, *sources[network])
     witnesses = Witnesses(path, {"input": x})
     for options in OPTIONS:
-        found = witnesses.judge(bbgrap.InferenceSession(path, cluster=agents, options=options).run(None, {"input": x}))
+        found = witnesses.judge(bbgrap.InferenceSession(path, cluster=pair, options=options).run(None, {"input": x}))
         label = f"{options.planner} {options.split}: {found.text}"
         assert found.verified, label
         assert found.bit_identical or network != "tiny" or form not in INTEGER | DYNAMIC, label

@@ -19,6 +19,8 @@ from bbgrap.engine.prepare import prepare
 from bbgrap.graph.onnx_io import save_graph
 from bbgrap.local import LocalCluster
 from bbgrap.session import InferenceSession
+from tests.examples import examples
+from tests.known_agents import known_cluster
 from tests.partition import assert_close, plain_outputs
 from tests.random_models import networks, plan_options, random_feeds
 
@@ -30,7 +32,7 @@ RTOL = {"exact": 1e-5, "float16": 1e-2, "int8": 0.2}
 @pytest.fixture(scope="module")
 def growing() -> Iterator[LocalCluster]:
     """A cluster that starts with one agent."""
-    with LocalCluster(agents=1) as cluster:
+    with known_cluster(1) as cluster:
         yield cluster
 
 
@@ -40,15 +42,15 @@ def slow_links(name: str, names: Sequence[str]) -> tuple[LinkProfile, ...]:
 
 
 @pytest.mark.parametrize(
-    ("size", "examples"), [(1, 2), (2, 6), (3, 6), (5, 6), *(pytest.param(n, 60, marks=pytest.mark.slow) for n in range(1, 6))]
+    ("size", "count"), [(1, 2), (2, 6), (3, 6), (5, 6), *(pytest.param(n, 60, marks=pytest.mark.slow) for n in range(1, 6))]
 )
-def test_agents_agree(size: int, examples: int, growing: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_agents_agree(size: int, count: int, growing: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
     while len(growing.connection.nodes()) < size:
         growing.add_agent()
     names = [node.name for node in growing.connection.nodes()]
     folder = tmp_path_factory.mktemp("random")
 
-    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(count), suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
         graph = data.draw(networks())

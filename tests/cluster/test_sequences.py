@@ -14,12 +14,6 @@ pytestmark = pytest.mark.cluster
 MANY, STEPS = 8, 6
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory):
-    with known_cluster(3, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
-        yield cluster
-
-
 def words(random, step):
     return {"input_ids": random.integers(0, 50, (1, 5 if step == 0 else 1))}
 

@@ -10,9 +10,9 @@ import pytest
 import bbgrap
 from bbgrap.control.planning import EARNED
 from bbgrap.control.trial import TRIALS
-from bbgrap.local import LocalCluster
 from bbgrap.zoo import build
 from tests.free_models import save_free
+from tests.known_agents import known_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -48,7 +48,7 @@ def test_shapes_are_answered_at_once_and_divided_when_they_come_back(tmp_path):
         assert report["nodes_used"] == list(AGENTS)
         return report
 
-    with LocalCluster(2, pin=False, cache_dir=tmp_path / "weights", coordinator_command=("-m", "tests.cluster.dividing")) as cluster:
+    with known_cluster(2, tmp_path / "weights", ("-m", "tests.cluster.dividing"), pin=False) as cluster:
         session = bbgrap.InferenceSession(path, cluster=cluster)
         assert "scaled_from" not in until_divided(session, 1024, 1024)
         before = loads(cluster)

@@ -4,7 +4,6 @@ import pytest
 
 from bbgrap.errors import ExecutionError
 from benchmarks.soak import SMOOTH, Soak, soak
-from tests.known_agents import known_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -22,9 +21,8 @@ class Answering:
         return [self.answer(feeds["x"])]
 
 
-def test_three_hundred_requests_32_at_once(caches):
-    with known_cluster(2, caches) as cluster:
-        found = soak(cluster, requests=300, in_flight=32, warm_up=100)
+def test_three_hundred_requests_32_at_once(pair):
+    found = soak(pair, requests=300, in_flight=32, warm_up=100)
     assert (found["answered"], found["lost"], found["faults"]) == (300, 0, [])
     assert found["resident_bytes"].keys() == {"client", "coordinator", "agent0", "agent1"}
 

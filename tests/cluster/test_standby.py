@@ -21,7 +21,7 @@ def picture(seed=0, side=32):
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory):
+def losing(tmp_path_factory):
     with known_cluster(3, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
         yield cluster
 
@@ -59,10 +59,10 @@ def wait_for_plan(session, x):
     return session.plan
 
 
-def test_the_first_requests_of_any_shape_are_answered_by_one_machine_to_the_bit(three):
-    session = bbgrap.InferenceSession(free_model(), cluster=three)
+def test_the_first_requests_of_any_shape_are_answered_by_one_machine_to_the_bit(losing):
+    session = bbgrap.InferenceSession(free_model(), cluster=losing)
     expected = alone(free_model())
-    planner, _ = planners_of(three)
+    planner, _ = planners_of(losing)
     planner.suspend()  # so no plan can take over
     try:
         for side in (32, 48, 56):  # no other test asks for these
@@ -72,17 +72,17 @@ def test_the_first_requests_of_any_shape_are_answered_by_one_machine_to_the_bit(
         assert len(session.plan.report["nodes_used"]) >= 1
     finally:
         planner.resume()
-    assert all(node.used_bytes > 0 for node in three.connection.nodes())
+    assert all(node.used_bytes > 0 for node in losing.connection.nodes())
 
 
-def test_a_plan_takes_over_by_itself_and_prepare_waits_for_it(three):
+def test_a_plan_takes_over_by_itself_and_prepare_waits_for_it(losing):
     x = picture()
-    session = bbgrap.InferenceSession(materialize("tiny"), cluster=three)
+    session = bbgrap.InferenceSession(materialize("tiny"), cluster=losing)
     (expected,) = session.run(None, {"input": x})
-    assert any(node.standby_bytes for node in three.connection.nodes())
+    assert any(node.standby_bytes for node in losing.connection.nodes())
     assert wait_for_plan(session, x).report["planner"] != "standby"
     np.testing.assert_allclose(session.run(None, {"input": x})[0], expected, atol=1e-5)
-    prepared = bbgrap.InferenceSession(free_model(), cluster=three).prepare({"input": (1, 3, 40, 40)})
+    prepared = bbgrap.InferenceSession(free_model(), cluster=losing).prepare({"input": (1, 3, 40, 40)})
     assert prepared.report["planner"] != "standby"
 
 
@@ -118,16 +118,16 @@ class Clients:
             thread.join()
 
 
-def test_no_request_fails_whoever_is_lost(three):
-    with Clients(three) as clients:
+def test_no_request_fails_whoever_is_lost(losing):
+    with Clients(losing) as clients:
         for name in ("agent0", "agent1", "agent2", "coordinator"):
             answered = len(clients.times)
-            three.kill(name)
+            losing.kill(name)
             time.sleep(0.5)
             if name == "coordinator":
-                three.start_coordinator()
+                losing.start_coordinator()
             else:
-                three.add_agent(name)
+                losing.add_agent(name)
             deadline = time.monotonic() + 30
             while len(clients.times) < answered + 20 and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -135,9 +135,9 @@ def test_no_request_fails_whoever_is_lost(three):
     assert clients.faults == []
 
 
-def test_a_model_that_ends_workers_ends_two_and_no_agent_and_no_request_of_others(three):
-    with Clients(three) as clients:
-        session = bbgrap.InferenceSession(killer_model("killer"), cluster=three.connection)
+def test_a_model_that_ends_workers_ends_two_and_no_agent_and_no_request_of_others(losing):
+    with Clients(losing) as clients:
+        session = bbgrap.InferenceSession(killer_model("killer"), cluster=losing.connection)
         seven, two, least, minus = (np.full(4, number, np.int32) for number in (7, 2, -(2**31), -1))
         assert session.run(None, {"x": seven, "d": two})[0].tolist() == [1, 1, 1, 1]
         with pytest.raises(bbgrap.ExecutionError, match=r"has ended the workers of agents and is not run again: .*SIGFPE"):
@@ -149,8 +149,8 @@ def test_a_model_that_ends_workers_ends_two_and_no_agent_and_no_request_of_other
     assert clients.faults == []
     # Two workers have ended; their agents join again with new ones, in their own time.
     everyone, deadline = {"agent0", "agent1", "agent2"}, time.monotonic() + 30
-    while {node.name for node in three.connection.nodes()} != everyone and time.monotonic() < deadline:
+    while {node.name for node in losing.connection.nodes()} != everyone and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert {node.name for node in three.connection.nodes()} == everyone
+    assert {node.name for node in losing.connection.nodes()} == everyone
     with pytest.raises(bbgrap.ExecutionError, match="is not run again"):
         session.run(None, {"x": seven, "d": two})

@@ -12,7 +12,11 @@ import bbgrap
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_io import write_graph
+from bbgrap.transport.access import Access
 from bbgrap.zoo import training
+from tests.cluster.capture import Relay
+from tests.cluster.moved import arrived, exchanged
+from tests.cluster.strangers import split
 from tests.known_agents import known_cluster
 from tests.training_networks import SMALL, batch_of
 
@@ -38,7 +42,7 @@ def known(name):
     return step, data, feeds, losses
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module")
 def agents(request, tmp_path_factory):
     with known_cluster(request.param, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
         yield cluster
@@ -53,27 +57,20 @@ def session_of(cluster, name, planner):
     return session
 
 
-def exchanged(cluster):
-    """What has travelled, by the plans' counts."""
-    return {(e.source, e.destination): e.bytes for e in cluster.connection.status().exchanges}
+USUAL = {
+    2: {("mlp", "data-parallel"), ("mlp", "soybean"), ("mlp", "auto"), ("vgg", "tofu")},
+    4: {("mlp", "model-parallel"), ("mlp", "one-weird-trick"), ("alexnet", "hypar")},
+}
+"""Every planner once, and every kind of layer."""
+CASES = [
+    pytest.param(count, name, planner, marks=() if (name, planner) in USUAL[count] else pytest.mark.slow)
+    for count in USUAL
+    for name in SMALL
+    for planner in PLANNERS
+]
 
 
-def arrived(timeline):
-    """What came to whom in a request, as those counted who received it."""
-    names = (*timeline.devices[:-1], COORDINATOR)
-    sums = {}
-    for span in timeline.spans:
-        if span.lane == "receive":
-            pair = names[span.peer], names[span.device]
-            sums[pair] = sums.get(pair, 0) + span.bytes
-    return sums
-
-
-USUAL = {("mlp", planner) for planner in PLANNERS} | {("alexnet", "hypar"), ("vgg", "tofu")}
-CASES = [pytest.param(name, planner, marks=() if (name, planner) in USUAL else pytest.mark.slow) for name in SMALL for planner in PLANNERS]
-
-
-@pytest.mark.parametrize(("name", "planner"), CASES)
+@pytest.mark.parametrize(("agents", "name", "planner"), CASES, indirect=["agents"])
 def test_losses_are_those_of_one_machine_and_bytes_those_of_the_plan(agents, name, planner):
     step, _, feeds, wanted = known(name)
     session = session_of(agents, name, planner)
@@ -129,20 +126,42 @@ def test_a_step_that_an_agent_dies_in_is_repeated_from_the_last_whole_state(tmp_
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
 
 
-def test_the_weights_after_some_steps_are_read_and_gone_on_from(tmp_path):
+def test_weights_leave_their_client_once_and_not_again_when_an_agent_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("bbgrap.transport.control.open_channel", lambda _: None)  # all that the client says goes through the relay
+    step, _, feeds, wanted = known("mlp")
+    weights, samples = (sum(array.nbytes for array in of.values()) for of in (step.initial, feeds[0]))
+    losses, sent = [], []
+    with (
+        known_cluster(2, tmp_path, pin=False) as cluster,
+        Relay(split(cluster.address)) as relay,
+        bbgrap.Connection(relay.address, access=Access(token_file=cluster.logs / "state" / "keys" / "local.token")) as connection,
+    ):
+        session = session_of(connection, "mlp", "data-parallel")
+        with session.sequence(step.initial) as sequence:
+            for number, feed in enumerate(feeds[:6]):
+                if number == 4:
+                    cluster.kill("agent0")
+                before = sum(len(said) for said, _ in relay.recorded)
+                losses.append(float(sequence.run(["loss"], feed)[0]))
+                sent.append(sum(len(said) for said, _ in relay.recorded) - before)
+    assert weights + samples <= sent[0] < 1.1 * (weights + samples)
+    assert all(samples <= size < weights // 4 for size in sent[1:]), "samples, and that the client is still there"
+    np.testing.assert_allclose(losses, wanted[:6], rtol=1e-4)
+
+
+def test_the_weights_after_some_steps_are_read_and_gone_on_from(three):
     step, data, feeds, losses = known("mlp")
     alone, state = make_session(data, threads=1), step.initial
     for feed in feeds[:3]:
         outputs = dict(zip(step.graph.outputs, alone.run(None, feed | state), strict=True))
         state = {before: outputs[after] for before, after in step.state.items()}
-    with known_cluster(2, tmp_path, pin=False) as cluster:
-        session = session_of(cluster, "mlp", "data-parallel")
-        with session.sequence(step.initial) as sequence:
-            for feed in feeds[:3]:
-                sequence.run(["loss"], feed)
-            found = sequence.state()
-        assert found.keys() == state.keys()
-        for name, array in found.items():
-            np.testing.assert_allclose(array, state[name], rtol=1e-4, atol=1e-6)
-        with session.sequence(found) as sequence:
-            assert sequence.run(["loss"], feeds[3])[0] == pytest.approx(losses[3], rel=1e-4)
+    session = session_of(three, "mlp", "data-parallel")
+    with session.sequence(step.initial) as sequence:
+        for feed in feeds[:3]:
+            sequence.run(["loss"], feed)
+        found = sequence.state()
+    assert found.keys() == state.keys()
+    for name, array in found.items():
+        np.testing.assert_allclose(array, state[name], rtol=1e-4, atol=1e-6)
+    with session.sequence(found) as sequence:
+        assert sequence.run(["loss"], feeds[3])[0] == pytest.approx(losses[3], rel=1e-4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,10 @@ from bbgrap.errors import InputError
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import InferenceSession
-from tests.known_agents import known_cluster
 from tests.light_control_flow import speech_like
 from tests.value_models import CASES, Case, an_optional_that_is_empty, plain_answers, same, sequences_inside_and_outside
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[LocalCluster]:
-    with known_cluster(3) as cluster:
-        yield cluster
 
 
 @pytest.mark.parametrize("make", CASES)

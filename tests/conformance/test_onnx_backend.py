@@ -13,7 +13,7 @@ from tests.conformance.suite import outcomes, plain_outcomes
 AS_GIVEN_SPLIT, CONSTANT_SPLIT = 1100, 1200
 """At least so many of the passing tests must really run over more than one device."""
 
-ONE_OF = 10
+ONE_OF = 20
 """The default suite runs one of so many tests; `make test-conformance` runs all."""
 
 pytestmark = pytest.mark.usefixtures("backend_tests")

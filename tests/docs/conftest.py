@@ -14,8 +14,10 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
+from bbgrap.graph.onnx_io import save_graph
 from bbgrap.session import connect
 from bbgrap.zoo import materialize
+from bbgrap.zoo.builder import Builder
 from tests.bbgrap.cli.models import write_model
 from tests.docs.documents import ROOT
 from tests.sequence_models import decoder
@@ -35,6 +37,8 @@ def folder(tmp_path_factory) -> Path:
     tiny = onnx.load(materialize("tiny", made / "cache" / "bbgrap" / "zoo"))
     onnx.save(tiny, made / "resnet50.onnx")
     onnx.save(with_input(tiny, "x"), made / "model.onnx")
+    net = Builder("small", (1, 3, 32, 32))
+    save_graph(net.graph(net.conv(net.act("Relu", net.conv("input", "first", 8, 3), "relu"), "second", 4, 3)), made / "small.onnx")
     sizes = ["N", 128]
     node = helper.make_node("Relu", ["tokens"], ["y"], "relu")
     write_model(made / "text.onnx", [node], [("tokens", TensorProto.FLOAT, sizes)], [("y", TensorProto.FLOAT, sizes)], [])

@@ -26,6 +26,8 @@ LIGHTER = (
     (r"^(bbgrap (?:bench|trace) (?!.*--stream).*)", r"\1 --runs 2"),
     (r" --stream 200", " --stream 8"),
     (r"inspect model.onnx", "inspect text.onnx"),
+    (r"^(bbgrap (?:plan|simulate) .*?)(?:zoo:tiny|model\.onnx)", r"\1small.onnx"),
+    (r"^(bbgrap (?:local|serve) .*)--agents 2", r"\1--agents 1"),
     (r"^(bbgrap (?:demo|profile(?! add)).*)", r"\1 --help"),  # they measure nodes, 7 seconds each; tests/bbgrap/cli runs both
     (r"^(bbgrap .*--planner auto.*)", r"\1 --search-seconds 1"),
     (r"^bbgrap up .*", "bbgrap up --help"),  # tests/deploy runs it on hosts

@@ -38,6 +38,7 @@ from bbgrap.session.model_files import ModelFiles
 from bbgrap.zoo import materialize
 from tests.hostile.kinds import HostileModel, make
 from tests.hostile_models import chain
+from tests.known_agents import known_cluster
 
 SECONDS = 10.0
 """Deadline of each request, from the moment it is brought, unless another is asked for."""
@@ -226,7 +227,7 @@ def _same(want: Any, got: Any) -> bool:  # noqa: ANN401 - arrays, or what travel
 def run(seeds: Sequence[int], *, agents: int = 2, seconds: float = SECONDS) -> tuple[list[Outcome], list[str]]:
     """Attack a cluster with the models of some seeds; return how they fared, and what should not have been."""
     outcomes = []
-    with tempfile.TemporaryDirectory() as home, bbgrap.LocalCluster(agents=agents, threads=1, cache_dir=Path(home) / "cache") as cluster:
+    with tempfile.TemporaryDirectory() as home, known_cluster(agents, Path(home) / "cache") as cluster:
         there = Field(cluster, seconds)
         pids = {name: process.pid for name, process in cluster.processes.items()}
         workers = there.workers()

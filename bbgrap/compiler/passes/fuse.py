@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from bbgrap.cluster.types import ETHERNET
 from bbgrap.costmodel.messages import MESSAGE_S
@@ -159,7 +160,7 @@ def _urgent(device: DeviceProgram, sends: Sequence[Send], early: dict[BufferId, 
     return urgent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Merge:
     """Which messages become one: all that leave one sender in one slot for one destination, but for what is large and read later."""
 
@@ -167,6 +168,12 @@ class _Merge:
     """Old message to new."""
     members: dict[int, list[Send]]
     """New message to the old ones, in the sender's order."""
+
+    @cached_property
+    def sends(self) -> dict[int, Send]:
+        """New message to its step."""
+        parts = {number: tuple(part for member in of for part in member.parts) for number, of in self.members.items()}
+        return {number: Send(number, of[0].destination, parts[number]) for number, of in self.members.items()}
 
 
 def _merge(program: Program, slots: list[dict[BufferId, Slot]], leaves: dict[int, Slot]) -> _Merge:
@@ -209,8 +216,7 @@ def _device(device: DeviceProgram, slots: dict[BufferId, Slot], leaves: dict[int
                     ops[min(slots[b] for b in writes_of(op))].append(op)
             case Send():
                 number = merge.number[step.message]
-                parts = tuple(part for member in merge.members[number] for part in member.parts)
-                sends[leaves[step.message]][number] = Send(number, step.destination, parts)
+                sends[leaves[step.message]].setdefault(number, merge.sends[number])
             case Receive():
                 arrived[step.message] = step
     receives: dict[Slot, list[Receive]] = defaultdict(list)

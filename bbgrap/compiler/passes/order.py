@@ -8,12 +8,16 @@ Messages to one device stay in order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 
 from bbgrap.cluster import Cluster
 from bbgrap.program.steps import DeviceProgram, Program, Send, Step
+
+Urgency = tuple[bool, bool, float, int]
+"""To the host last, beside it later, over the slowest link first, then from the device after the sender's own."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +31,24 @@ class SlowestFirst:
         return replace(program, devices=tuple(self._ordered(device) for device in program.devices))
 
     def _ordered(self, device: DeviceProgram) -> DeviceProgram:
+        urgency = self._urgency(device.device)
         steps: list[Step] = []
         for sending, steps_in_a_row in groupby(device.steps, lambda step: isinstance(step, Send)):
             row = list(steps_in_a_row)
-            steps += self._by_urgency(device.device, row) if sending else row
+            steps += sorted(row, key=urgency) if sending else row
         return replace(device, steps=tuple(steps))
 
-    def _by_urgency(self, source: int, sends: Sequence[Step]) -> list[Step]:
+    def _urgency(self, source: int) -> Callable[[Step], Urgency]:
+        """Return what a device's messages are sorted by."""
         host, beside = self.cluster.host, self.cluster.beside_host
 
-        def urgency(step: Step) -> tuple[bool, bool, float, int]:
-            assert isinstance(step, Send)
-            link = self.cluster.link(source, step.destination)
-            to, after = step.destination, (step.destination - source) % host
-            return to == host, source == host and to == beside, link.bandwidth_bytes_per_s, after
+        @cache
+        def to(destination: int) -> Urgency:
+            link, after = self.cluster.link(source, destination), (destination - source) % host
+            return destination == host, source == host and destination == beside, link.bandwidth_bytes_per_s, after
 
-        return sorted(sends, key=urgency)
+        def urgency(step: Step) -> Urgency:
+            assert isinstance(step, Send)
+            return to(step.destination)
+
+        return urgency

@@ -6,7 +6,7 @@ With rank-3 operands heads and their elements share the last axis, so the unit i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
@@ -63,7 +63,7 @@ def heads_of(site: Site) -> Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where in its operands one output element of an attention reads; built from the output's indices."""
 
     site: Site
@@ -78,21 +78,22 @@ class _Place:
         count, per_group = (self.heads.query, self.heads.shared) if of_query else (self.heads.key, 1)
         rows, shape = self.query if of_query else ALL, self.site.shape(number)
         if len(shape) == 4:
-            return operand(number)[self.batch, self._heads(per_group), rows, ALL]
-        return operand(number)[self.batch, rows, self._heads(per_group * (shape[2] // count))]
+            return operand(number)[self.batch, self.of_group(per_group), rows, ALL]
+        return operand(number)[self.batch, rows, self.of_group(per_group * (shape[2] // count))]
 
-    def _heads(self, size: int) -> Subscript:
+    def of_group(self, size: int) -> Subscript:
+        """Return the elements of the element's group, along an axis that has so many for each."""
         return ALL if self.group is None else self.group * size + Index(f"r{size}", size)
 
     def bias(self, number: int) -> Access:
         """Read a mask or bias that broadcasts to [batch, query heads, queries, keys]."""
-        places: tuple[Subscript, ...] = (self.batch, self._heads(self.heads.shared), self.query, ALL)
+        places: tuple[Subscript, ...] = (self.batch, self.of_group(self.heads.shared), self.query, ALL)
         shape = self.site.shape(number)
         tail = places[4 - len(shape) :]
         return operand(number)[tuple(0 if extent == 1 else place for place, extent in zip(tail, shape, strict=True))]
 
 
-def _place_of(site: Site, out: tuple[Index, ...], *, queries: bool, heads: bool) -> tuple[_Place, set[int]]:
+def place_of(site: Site, out: tuple[Index, ...], *, queries: bool, heads: bool) -> tuple[Place, set[int]]:
     """Return the place and the output axes that stay whole; `queries` and `heads` tell whether they split."""
     form = heads_of(site)
     query_axis = 1 if form.packed else 2
@@ -100,7 +101,7 @@ def _place_of(site: Site, out: tuple[Index, ...], *, queries: bool, heads: bool)
     group = (index if form.unit == 1 else index // form.unit) if heads else None
     fixed = set() if form.packed else {3}
     fixed |= (set() if queries else {query_axis}) | (set() if heads else {form.axis})
-    return _Place(site, form, out[0], out[query_axis] if queries else ALL, group), fixed
+    return Place(site, form, out[0], out[query_axis] if queries else ALL, group), fixed
 
 
 def describe_attention(site: Site) -> Description | None:
@@ -109,7 +110,7 @@ def describe_attention(site: Site) -> Description | None:
         return None
     knows_place = site.integer("is_causal", 0) or any(site.integer(f"{side}_window_size", -1) != -1 for side in ("left", "right"))
     out = output_indices(site)
-    place, fixed = _place_of(site, out, queries=not knows_place, heads=True)
+    place, fixed = place_of(site, out, queries=not knows_place, heads=True)
     reads = [place.rows(0, of_query=True), place.rows(1, of_query=False), place.rows(2, of_query=False)]
     if site.has(3):
         reads.append(place.bias(3))
@@ -122,7 +123,7 @@ def describe_attention(site: Site) -> Description | None:
 def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """The same attention with the heads of every group that the tile touches, then the tile's own."""
     form = heads_of(site)
-    node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain)
+    node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain, makes_further=True)
     if region.shape[form.axis] == site.output_shape[form.axis] or (form.unit == 1 and not form.packed):
         return (node,)
     own = spatial_interval(site, region, form.axis)
@@ -132,18 +133,23 @@ def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[Loca
         name: names[name] * (last - first) if name in names else value for name, value in site.node.attributes.items()
     }
     start = own.start - first * form.unit
-    local = LocalNode(node.op, node.operands, changed, node.domain)
-    return cropped(local, start, start + len(own), (last - first) * form.unit, form.axis)
+    return cropped(replace(node, attributes=changed), start, start + len(own), (last - first) * form.unit, form.axis)
 
 
 def describe_multi_head_attention(site: Site) -> Description | None:
-    """The form of onnxruntime, without a past: heads split if no bias, which holds those of queries, keys and values in a row, is added."""
-    if not yields_only(site) or any(site.has(k) for k in range(6, 10)) or not (site.has(1) and site.has(2)):
+    """The form of onnxruntime: heads split if no bias, which holds those of queries, keys and values in a row, is added.
+
+    With a past, keys and values of all words so far are further outputs, split with their heads.
+    """
+    caches = len(site.node.outputs) - 1
+    if not site.node.outputs[0] or caches not in (0, 2) or any(site.has(k) for k in (8, 9)) or not (site.has(1) and site.has(2)):
         return None
+    if any(site.has(k) for k in (6, 7)) and not caches:
+        return None  # the kernel reads no past then
     out = output_indices(site)
     if any(len(site.shape(k)) != 3 for k in range(3)):
         return None
-    place, fixed = _place_of(site, out, queries=not site.integer("unidirectional", 0), heads=not site.has(3))
+    place, fixed = place_of(site, out, queries=not site.integer("unidirectional", 0) and not caches, heads=not site.has(3))
     reads = [place.rows(0, of_query=True), place.rows(1, of_query=False), place.rows(2, of_query=False), *wholes(site, (3,))]
     if site.has(4):
         padding = site.shape(4)
@@ -153,7 +159,10 @@ def describe_multi_head_attention(site: Site) -> Description | None:
         reads.append(operand(4)[along[: len(padding)]])
     if site.has(5):
         reads.append(place.bias(5))
-    return with_whole_axes("attention", out, reads, fixed)
+    reads += [place.rows(k, of_query=False) for k in (6, 7) if site.has(k)]
+    found = with_whole_axes("attention", out, reads, fixed)
+    head: Subscript = ALL if place.group is None else place.group
+    return None if found is None else replace(found, extra=((out[0], head, ALL, ALL),) * caches)
 
 
 def describe_fused_attention(site: Site) -> Description | None:
@@ -173,17 +182,35 @@ def describe_fused_attention(site: Site) -> Description | None:
     return with_whole_axes("attention", out, reads, {1, 2})
 
 
+def _turned(site: Site, out: tuple[Index, ...], fixed: set[int]) -> tuple[Access, set[int]]:
+    """Read the elements that are turned together, and return the axes that stay whole; those of packed heads do not, they are cropped."""
+    last, size = len(out) - 1, _packed_head(site)
+    place = list(but(out, fixed | {last}))
+    if size:
+        place[last] = out[last] // size * size + Index("r", size)
+    return operand(0)[tuple(place)], fixed if size else fixed | {last}
+
+
+def _packed_head(site: Site) -> int:
+    """Return the size of a head of an embedding whose heads share the last axis; 0 where they have an axis of their own."""
+    if len(site.output_shape) != 3:
+        return 0
+    count = site.integer("num_heads", 0)
+    if site.node.domain and not site.integer("rotary_embedding_dim", 0):
+        return 2 * site.shape(2)[-1]
+    return site.output_shape[2] // count if count else 0
+
+
 def describe_rotary(site: Site) -> Description | None:
     """Y[b, h, s, :] = X[b, h, s, :] turned by the angles of position (b, s)."""
     out = output_indices(site)
-    query_axis, last = len(out) - 2, len(out) - 1
-    b, s = out[0], out[query_axis]
-    reads = [operand(0)[but(out, {last})]]
+    b, s = out[0], out[len(out) - 2]
+    own, fixed = _turned(site, out, set())
     if site.has(3):
-        reads += [*wholes(site, (1, 2)), operand(3)[broadcast((b, s), site.shape(3))]]
+        angles = [*wholes(site, (1, 2)), operand(3)[broadcast((b, s), site.shape(3))]]
     else:
-        reads += [operand(k)[(*broadcast((b, s), site.shape(k)[:-1]), ALL)] for k in (1, 2)]
-    return with_whole_axes("rotate", out, reads, {last})
+        angles = [operand(k)[(*broadcast((b, s), site.shape(k)[:-1]), ALL)] for k in (1, 2)]
+    return with_whole_axes("rotate", out, [own, *angles], fixed)
 
 
 def describe_microsoft_rotary(site: Site) -> Description | None:
@@ -191,16 +218,28 @@ def describe_microsoft_rotary(site: Site) -> Description | None:
     out = output_indices(site)
     if site.integer("is_packed_batching", 0):
         return None
-    last = len(out) - 1
     query_axis = len(out) - 2
     each = len(site.shape(1)) == 2
     positions = operand(1)[(out[0], out[query_axis])] if each else operand(1)[(ALL,)]
-    fixed = {last} if each else {last, query_axis}
-    return with_whole_axes("rotate", out, [operand(0)[but(out, fixed)], positions, *wholes(site, (2, 3))], fixed)
+    own, fixed = _turned(site, out, set() if each else {query_axis})
+    return with_whole_axes("rotate", out, [own, positions, *wholes(site, (2, 3))], fixed)
+
+
+def localize_rotary(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Turn the heads that the tile touches, then crop."""
+    size = _packed_head(site)
+    node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain)
+    if not size or region.shape[2] == site.output_shape[2]:
+        return (node,)
+    own = spatial_interval(site, region, 2)
+    first, last = own.start // size, -(-own.stop // size)
+    told = {"num_heads": last - first} if site.integer("num_heads", 0) else {}
+    start = own.start - first * size
+    return cropped(replace(node, attributes={**node.attributes, **told}), start, start + len(own), (last - first) * size, 2)
 
 
 register(OperatorRule(describe_attention, localize_attention), "Attention")
 register(OperatorRule(describe_multi_head_attention, localize_attention), "MultiHeadAttention", domain=MICROSOFT)
 register(OperatorRule(describe_fused_attention), "Attention", domain=MICROSOFT)
-register(OperatorRule(describe_rotary), "RotaryEmbedding")
-register(OperatorRule(describe_microsoft_rotary), "RotaryEmbedding", domain=MICROSOFT)
+register(OperatorRule(describe_rotary, localize_rotary), "RotaryEmbedding")
+register(OperatorRule(describe_microsoft_rotary, localize_rotary), "RotaryEmbedding", domain=MICROSOFT)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bbgrap.tdl.language import ALL, Access, Constant, Description, Index, Subscript, operand
-from bbgrap.tdl.operators.common import broadcast, but, output_indices, wholes, with_whole_axes, yields_only
+from bbgrap.tdl.operators.common import broadcast, but, output_indices, wholes, with_whole_axes
 from bbgrap.tdl.rule import OperatorRule, Site, register
 
 MICROSOFT = "com.microsoft"
@@ -43,14 +43,16 @@ def describe_layer_normalization(site: Site) -> Description | None:
 
 
 def describe_skip_normalization(site: Site) -> Description | None:
-    """out[..., :] = normalised (x + skip + bias)[..., :] * gamma + beta; the last axis stays whole."""
-    out = output_indices(site)
-    if not yields_only(site):
+    """out[..., :] = normalised (x + skip + bias)[..., :] * gamma + beta, and that sum; the last axis stays whole."""
+    if not site.node.outputs[0]:
         return None
+    out = output_indices(site)
     last = {len(out) - 1}
     follows = broadcast(out, site.shape(1))
     skip = operand(1)[(*follows[:-1], ALL)]
-    return with_whole_axes(site.node.op, out, [operand(0)[but(out, last)], skip, *wholes(site, range(2, 5))], last)
+    found = with_whole_axes(site.node.op, out, [operand(0)[but(out, last)], skip, *wholes(site, range(2, 5))], last)
+    further = tuple((*out[:-1], Constant(0) if kind.known_shape[-1] == 1 else ALL) for kind in site.outputs[1:])
+    return None if found is None else replace(found, extra=further)
 
 
 def describe_instance_normalization(site: Site) -> Description | None:

@@ -7,9 +7,11 @@ from math import prod
 
 import numpy as np
 
+from bbgrap.graph.types import Node
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.operators.common import Reads, integers
 from bbgrap.tdl.operators.convolutions import localize_conv
+from bbgrap.tdl.operators.quantized import localize_matmul_nbits
 from bbgrap.tdl.operators.reductions import reduced_axes
 from bbgrap.tdl.partial import WIDE_FLOATS, Part, PartialRule, register_partial
 from bbgrap.tdl.rule import Input, Literal, LocalNode, Result, Site, same_node
@@ -77,6 +79,30 @@ def global_average_part(site: Site, region: ShapeMap, reads: Reads, part: Part) 
     return _scaled_sum(site, tuple(range(2, len(site.shape(0)))), 1)
 
 
+def nbits_indices(site: Site) -> tuple[str, ...]:
+    """The inner dimension, where scales and zero points have a row for each column."""
+    is_in_rows = all(not site.has(k) or len(site.shape(k)) == 2 for k in (2, 3))
+    return ("k",) if is_in_rows and not site.has(4) else ()
+
+
+def nbits_unit(node: Node) -> int:
+    """Whole blocks; where zero points are packed, as many as share a byte."""
+    size, bits = (node.attributes.get(name, default) for name, default in (("block_size", 1), ("bits", 4)))
+    assert isinstance(size, int), "onnxruntime takes whole numbers only"
+    assert isinstance(bits, int), "onnxruntime takes whole numbers only"
+    return size * (8 // bits if any(node.inputs[3:4]) else 1)
+
+
+def nbits_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
+    """The same product over a range of blocks."""
+    (node,) = localize_matmul_nbits(site, region, reads)
+    bias = 5
+    operands = node.operands if part.interval.start == 0 else node.operands[:bias]
+    while operands[-1] is None:
+        operands = operands[:-1]
+    return (replace(node, operands=operands, attributes={**node.attributes, "K": len(part.interval)}),)
+
+
 def gather_indices(site: Site) -> tuple[str, ...]:
     """The axis of a table that is a weight."""
     return () if site.constant(0) is None else ("k",)
@@ -129,8 +155,9 @@ def _inner(site: Site) -> tuple[str, ...]:
 
 register_partial(PartialRule(conv_indices, conv_part), "Conv")
 register_partial(PartialRule(_inner, product_part), "Gemm", "MatMul")
-register_partial(PartialRule(_inner, reduction_part, unit=4), "MatMulInteger")
+register_partial(PartialRule(_inner, reduction_part, lambda _: 4), "MatMulInteger")
 register_partial(PartialRule(_inner, reduction_part), "FusedMatMul", domain="com.microsoft")
+register_partial(PartialRule(nbits_indices, nbits_part, nbits_unit), "MatMulNBits", domain="com.microsoft")
 register_partial(PartialRule(_contracted, reduction_part), "Einsum")
 register_partial(PartialRule(gather_indices, gather_part), "Gather")
 register_partial(PartialRule(_reduced_names, reduction_part), "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")

@@ -9,7 +9,7 @@ from math import prod
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Access, Call, Description, Expression, Index, Subscript, Sum, operand
+from bbgrap.tdl.language import ALL, Access, Call, Description, Expression, Index, IndexExpression, Subscript, Sum, operand
 from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
@@ -103,32 +103,32 @@ def describe_qgemm(site: Site) -> Description | None:
     return Description(product.outputs, Call("scale", (product.body, *reads, *bias, *wholes(site, (1, 2, 7, 8)))))
 
 
-def _block_rows(site: Site, number: int, column: Index, per_column: int) -> Access | None:
-    """Read what a MatMulNBits has for a column: a row, or `per_column` elements of a flat tensor; None for any other shape."""
+def _block_rows(site: Site, number: int, column: Index, block: IndexExpression, per_column: int) -> Access | None:
+    """Read what a MatMulNBits has for a block of a column, or `per_column` elements of a flat tensor; None for any other shape."""
     shape = site.shape(number)
     if len(shape) > 1 and shape[0] == column.extent:
-        return operand(number)[(column, *(ALL,) * (len(shape) - 1))]
+        return operand(number)[(column, block, *(ALL,) * (len(shape) - 2))]
     if shape == (column.extent * per_column,):
         return operand(number)[(column * per_column + Index(f"q{number}", per_column),)]
     return None
 
 
 def describe_matmul_nbits(site: Site) -> Description | None:
-    """out[..., i, j] = Sum over k of a[..., i, k] * b[j, block(k), :]: rows and columns split."""
+    """out[..., i, j] = Sum over k of a[..., i, k] * b[j, block(k), :], scaled by block: rows and columns split."""
     out = output_indices(site)
-    blocks = -(-site.integer("K", 1) // site.integer("block_size", 1))
+    size, bits = site.integer("block_size", 1), site.integer("bits", 4)
+    blocks = -(-site.integer("K", 1) // size)
     column, k = out[-1], Index("k", site.shape(0)[-1])
-    packed = -(-blocks * site.integer("bits", 4) // 8)
-    found = [_block_rows(site, 1, column, prod(site.shape(1)[1:])), _block_rows(site, 2, column, blocks)]
+    found = [_block_rows(site, 1, column, k // size, prod(site.shape(1)[1:])), _block_rows(site, 2, column, k // size, blocks)]
     if site.has(3):
-        found.append(_block_rows(site, 3, column, packed if site.inputs[3] and site.inputs[3].dtype.itemsize == 1 else blocks))
-    if site.has(5):
-        found.append(operand(5)[(column,)])
+        each = 8 // bits if site.inputs[3] and site.inputs[3].dtype.itemsize == 1 else 1
+        found.append(_block_rows(site, 3, column, k // size // each, -(-blocks // each)))
     reads = [read for read in found if read is not None]
     if len(reads) != len(found) or site.integer("weight_prepacked", 0):
         return None
-    product = Sum((k,), operand(0)[*out[:-1], k] * reads[0])
-    return Description(out, Call("product", (product, *reads[1:], *wholes(site, (4,)))))
+    product = Sum((k,), Call("mul", (operand(0)[*out[:-1], k], *reads)))
+    bias = [operand(5)[(column,)]] if site.has(5) else []
+    return Description(out, Call("product", (product, *bias, *wholes(site, (4,)))))
 
 
 def localize_matmul_nbits(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:

@@ -139,7 +139,8 @@ def describe_shape(site: Site) -> Description | None:
 def localize_shape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Moving sizes are those of what is read, the others are constants."""
     axes = _sizes_of(site)
-    told, sizes = np.array([axis in site.moving[0] for axis in axes], bool), integers(*(site.shape(0)[axis] for axis in axes))
+    told = np.array([axis in site.moving[0] for axis in axes], bool)
+    sizes = integers(*(0 if axis in site.moving[0] else site.shape(0)[axis] for axis in axes))
     if not told.any():
         return (LocalNode("Identity", (sizes,)),)
     shape = LocalNode("Shape", (Input(0),), site.node.attributes)

@@ -18,7 +18,6 @@ _CONSTANT = "depends on parameters alone: folded into a constant on entry, or so
 _SEVERAL = "has several outputs that belong together, and neither may be absent"
 _DYNAMIC = "its scale is the range of the whole input"
 _TEXT = "text: strings have no fixed size, and its work is small"
-_CACHE = "writes into a cache that it also returns: several outputs that belong together"
 
 _STANDARD: dict[str, str] = {
     **dict.fromkeys(("Compress", "NonMaxSuppression", "NonZero", "Unique"), _RUN_TIME),
@@ -49,7 +48,6 @@ _STANDARD: dict[str, str] = {
 _MICROSOFT: dict[str, str] = {
     "DynamicQuantizeLSTM": f"{_DYNAMIC} at every step",
     "EmbedLayerNormalization": _SEVERAL,
-    "GroupQueryAttention": _CACHE,
     "QAttention": f"quantizes its intermediate results: {_DYNAMIC}",
     "QLinearReduceMean": "onnxruntime has no kernel of it for processors",
 }

@@ -14,6 +14,15 @@ def test_crashes_are_the_models_fault(number):
     assert sentence_of(cause, Doing(5, 6)) == f"the worker was ended by {number.name} while computing request 6 of epoch 5"
 
 
+def test_a_damaged_file_takes_the_blame():
+    cause = cause_of(-signal.SIGBUS, damaged="'a.npy': it is gone")
+    assert not cause.guilty
+    assert sentence_of(cause, Doing(5, 6)) == (
+        "the worker was ended by SIGBUS while computing request 6 of epoch 5; "
+        "damaged in its weights cache, and loaded anew: 'a.npy': it is gone"
+    )
+
+
 @pytest.mark.parametrize("code", [-signal.SIGKILL, -signal.SIGTERM, 0, 1, 70])
 def test_what_comes_from_outside_is_not(code):
     assert not cause_of(code).guilty

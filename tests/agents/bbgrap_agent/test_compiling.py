@@ -26,6 +26,7 @@ from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import LocalJoin, check_schedule
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
+from tests.examples import examples
 from tests.partition import assert_close
 from tests.random_models import networks, plans, random_feeds
 
@@ -76,7 +77,7 @@ def deployments(draw, blocks=(BLOCK,)):
     return graph, export(compile_graph(graph, Cluster.even(draw(st.integers(2, 3))), options)[0].optimized)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(deployments())
 def test_any_plan_answers_the_same(deployment):
     assert_same_answers(*deployment)
@@ -101,7 +102,7 @@ def test_rows_of_resnet50_are_blocked_throughout():
         assert joins & loaded.slices.blocked
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(networks(block=BLOCK), st.sampled_from(("float16", "int8")))
 def test_transfers_in_fewer_bits(graph, transfers):
     """Rounding is the same on both sides; where a sum in another order crosses a step of it, by one step."""

@@ -5,11 +5,13 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+from bbgrap.graph.weights import digest_of
 from bbgrap.protocol import messages as m
-from tests.agents.bare import HOST, adding, bare_coordinator, crashing, dividing, endless, gone
+from tests.agents.bare import HOST, adding, bare_coordinator, crashing, dividing, endless, gone, looking_up
 
 pytestmark = pytest.mark.cluster
 EPOCH, NEXT = 1 << 32 | 1, 1 << 32 | 2
@@ -63,6 +65,40 @@ def test_a_model_that_crashes_at_a_request_names_it(coordinator, agent):
     reason = f"the worker was ended by SIGFPE while computing request 5 of epoch {EPOCH}"
     assert coordinator.next(m.WorkerLost) == m.WorkerLost(reason, EPOCH, 5, guilty=True)
     assert coordinator.next(m.Deployed).epoch == EPOCH
+
+
+def test_a_weight_whose_file_is_cut_short_under_a_running_worker_is_sent_again(coordinator, agent):
+    table = np.arange(1 << 16, dtype=np.float32)
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, looking_up(table), address, table)
+    os.truncate(coordinator.folder / "cache" / f"{digest_of(table)}.npy", 5000)
+    coordinator.deploy(NEXT, looking_up(table, twice=True), address)
+    assert coordinator.next(m.WeightsMissing) == m.WeightsMissing(NEXT, (digest_of(table),))
+    coordinator.give((digest_of(table),), table)
+    coordinator.loaded(NEXT)
+    for epoch, answer in ((EPOCH, [60_000, 9]), (NEXT, [120_000, 18])):
+        coordinator.ask(address, epoch, epoch, (60_000, 9))
+        assert coordinator.answer(epoch) == answer
+    assert not any(isinstance(message, m.WorkerLost) for message in coordinator.heard)
+
+
+def test_a_worker_that_ends_by_a_damaged_file_goes_on_without_it_and_no_model_is_blamed(coordinator, agent):
+    table = np.arange(1 << 16, dtype=np.float32)
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, looking_up(table), address, table)
+    file = coordinator.folder / "cache" / f"{digest_of(table)}.npy"
+    for request in range(3):
+        os.truncate(file, 5000)
+        # As the system does where a page of the file is read that is gone: while weights are copied, some milliseconds of a load.
+        coordinator.worker_of(agent).send_signal(signal.SIGBUS)
+        reason = f"damaged in its weights cache, and loaded anew: '{file.name}': it has 5000 bytes, expected {128 + table.nbytes}"
+        assert coordinator.next(m.WorkerLost) == m.WorkerLost(f"the worker was ended by SIGBUS; {reason}", 0, 0, guilty=False)
+        coordinator.loaded(EPOCH, table)
+        coordinator.plane.disconnect(address)
+        coordinator.ask(address, EPOCH, request, (60_000, 0))
+        assert coordinator.answer(request) == [60_000, 0]
+    coordinator.worker_of(agent).send_signal(signal.SIGBUS)
+    assert coordinator.next(m.WorkerLost) == m.WorkerLost("the worker was ended by SIGBUS", 0, 0, guilty=True)
 
 
 def test_a_kernel_that_does_not_end_ends_its_worker_once_nobody_waits(coordinator, agent):

@@ -31,6 +31,7 @@ from bbgrap.planners.registry import make_plan
 from bbgrap.planners.scale import scaled
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
+from tests.examples import examples
 from tests.free_models import other_shapes, save_free
 from tests.partition import assert_close, plain_outputs
 from tests.random_models import networks, plans, random_feeds
@@ -114,7 +115,7 @@ def cut_alike(plan, graphs):
     return made
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.sampled_from((1, BLOCK, BLOCK)).flatmap(lambda block: networks(block=block)), st.data())
 def test_any_shapes_of_any_plan_answer_right_after_all_are_loaded(network, data):
     first, *others = graphs_of(network, data.draw(st.lists(other_shapes(network), min_size=1, max_size=3)))

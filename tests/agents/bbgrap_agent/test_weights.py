@@ -208,3 +208,21 @@ def test_unfinished_files_of_others_count(tmp_path):
     (tmp_path / f"{'a' * 64}.{os.getppid()}.part").write_bytes(bytes(1000))
     put(WeightStore(tmp_path, disk_bytes=1600), 0, 1)
     assert len(list(tmp_path.glob("*.npy"))) == 1
+
+
+def test_a_file_that_was_cut_short_while_it_is_mapped_is_not_handed_out(tmp_path):
+    store = WeightStore(tmp_path)
+    put(store, 0, 1)
+    path = tmp_path / f"{digests(0)[0]}.npy"
+    os.truncate(path, 150)
+    assert store.missing(digests(0, 1)) == tuple(digests(0))
+    assert not path.exists()
+    put(store, 0)
+    np.testing.assert_array_equal(store.get(digests(0)[0]), weight(0))
+
+
+def test_what_is_mapped_outlives_its_file(tmp_path):
+    store = WeightStore(tmp_path)
+    put(store, 0)
+    (tmp_path / f"{digests(0)[0]}.npy").unlink()
+    np.testing.assert_array_equal(store.get(digests(0)[0]), weight(0))

@@ -29,6 +29,7 @@ from bbgrap.planners.registry import PLANNERS, make_plan
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
 from benchmarks.planning import exhaustive_gap
+from tests.examples import examples
 from tests.partition import all_values, assert_close, run_checked
 from tests.random_models import networks, plan_options, random_feeds
 
@@ -55,7 +56,7 @@ def unequal(draw: st.DrawFn) -> Cluster:
     return Cluster(nodes, Network(link, coordinator_on=draw(st.sampled_from(("", "node0"))), wiring=wiring))
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(networks(), unequal())
 def test_legal_right_and_never_predicted_slower_than_the_others(graph: Graph, cluster: Cluster) -> None:
     descriptions = all_descriptions(graph)
@@ -76,7 +77,7 @@ def test_legal_right_and_never_predicted_slower_than_the_others(graph: Graph, cl
         assert_close(got, values[name], name)
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(networks(), unequal())
 def test_deterministic(graph: Graph, cluster: Cluster) -> None:
     descriptions = all_descriptions(graph)

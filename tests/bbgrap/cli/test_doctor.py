@@ -9,15 +9,13 @@ import time
 import pytest
 
 from bbgrap.cluster.types import NodeProfile, Speed
-from tests.known_agents import known_cluster
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def cluster(cache):
-    with known_cluster(2, cache / "agent") as running:
-        yield running
+@pytest.fixture
+def cluster(pair):
+    return pair
 
 
 def findings(run, *args):

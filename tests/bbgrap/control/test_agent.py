@@ -83,6 +83,18 @@ def test_what_a_dead_worker_had_is_loaded_by_the_next_one():
         assert agent.said == [m.Deployed(epoch, 0.25)]
 
 
+def test_weights_that_were_damaged_before_they_were_loaded_are_asked_for_again():
+    agent = Driven()
+    agent.deploy(1, ready=False)
+    digest = deploy_of(1).digests[0]
+    agent.handle(ae.Loaded(1, 0.0, missing=(digest,)))
+    assert agent.said == [m.WeightsMissing(1, (digest,))]
+    agent.handle(ae.WeightArrived(digest, 16, complete=True))
+    assert agent.asked == [ae.Load(deploy_of(1))]
+    agent.handle(ae.Loaded(1, 0.25))
+    assert agent.said == [m.Deployed(1, 0.25)]
+
+
 def test_weights_that_a_dead_worker_had_in_part_are_asked_for_again():
     agent = Driven()
     agent.tell(deploy_of(1))

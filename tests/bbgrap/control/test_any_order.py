@@ -68,7 +68,8 @@ def test_agent(moves, data):
                     fault = data.draw(st.sampled_from(["", "damaged"]))
                     events.append(ae.WeightArrived(instruction.chunk.digest, 16, complete=True, fault=fault))
                 if isinstance(instruction, ae.Load):
-                    events.append(ae.Loaded(instruction.deploy.epoch, 0.1, data.draw(st.sampled_from(["", "no"]))))
+                    outcomes = st.sampled_from([("",), ("no",), ("", instruction.deploy.digests)])
+                    events.append(ae.Loaded(instruction.deploy.epoch, 0.1, *data.draw(outcomes)))
         assert len(machine.deployments) <= MAX_DEPLOYMENTS
 
 

@@ -207,7 +207,7 @@ def test_a_client_that_sends_much_leaves_room_for_others():
     calls = [wire.run(payload=(b"123456",)) for _ in range(2)]
     wire.deliver_all()
     wire.to_coordinator(ce.FromPeer(b"other", other))
-    assert (b"other", 1) in wire.coordinator.requests.by_caller
+    assert (b"other", 1) in wire.coordinator.requests.table.by_caller
     refused = wire.run(payload=(b"123456",))
     wire.deliver_all()
     assert wire.answer(refused).reason.startswith("coordinator: 2 requests of this client take 12 bytes already, and others wait, too")

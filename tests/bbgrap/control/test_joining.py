@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bbgrap.control.given import Given
 from bbgrap.control.joining import MAX_WORDS, joined
-from bbgrap.control.sequence import Given
 from bbgrap.graph.types import DType
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array

@@ -22,6 +22,7 @@ from bbgrap.protocol import status_messages as s
 from bbgrap.runtime.joining import Joining
 from bbgrap.runtime.schedule import BufferSpec
 from tests.bbgrap.control.wire import CLIENT, Wire, plan_of, prepare_message, standby_of
+from tests.examples import examples
 
 STATE = (("total", "total.next"),)
 OPTIONS = PlanOptions(state=STATE)
@@ -104,10 +105,10 @@ class Counters(Wire):
             done = done or only is None
         return super().finish_requests() or done if only is None else False
 
-    def run_of(self, sequence, step, value):
+    def run_of(self, sequence, step, *values):
         key = plan_key(prepare_message(0, replace(OPTIONS, input_values="any")))
-        header = (m.TensorHeader("x", DType.INT64, (1,)),)
-        return self.call(lambda n: c.RunModel(n, key, 1e6, header, (np.array([value]).tobytes(),), sequence=sequence, step=step))
+        header = (m.TensorHeader("x", DType.INT64, (len(values),)),)
+        return self.call(lambda n: c.RunModel(n, key, 1e6, header, (np.array(values).tobytes(),), sequence=sequence, step=step))
 
     def read_of(self, sequence, step):
         key = plan_key(prepare_message(0, replace(OPTIONS, input_values="any")))
@@ -177,6 +178,26 @@ def test_a_death_is_made_up_for_by_running_all_requests_again():
     assert recovered(wire) == (1, 6)
     assert total(wire, 1, 7, 7) == 28
     assert recovered(wire) == (1, 6)
+
+
+def test_a_large_state_that_is_on_its_way_again_is_waited_for():
+    """What is run again brings more than the request that waits for it, and than all that was timed."""
+    wire = counters("a", "b", "c")
+    call = wire.run_of(1, 0, *[1] * (4 << 17))
+    wire.until_answered(call)
+    assert [total(wire, 1, step, 1) for step in range(1, 4)] == [(4 << 17) + step for step in range(1, 4)]
+    home = wire.coordinator.loading.find(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
+    wire.crash(wire.agent(next(iter(home.parts))))
+    call = wire.run_of(1, 4, 1)
+    wire.wait(1.0)
+    (again,) = wire.started.values()
+    assert sum(map(len, again.payload)) == 4 << 20
+    wire.wait(3.0)
+    assert list(wire.started.values()) == [again]
+    wire.wait(3.0)
+    assert list(wire.started.values()) != [again], "4 MiB at 1 MiB/s"
+    wire.until_answered(call)
+    assert int(bytes(wire.answer(call).payload[0])) == (4 << 17) + 4
 
 
 def test_a_state_is_read_and_stays_as_it_is():
@@ -376,7 +397,7 @@ class SequencesOnAFakeWire(RuleBasedStateMachine):
     @invariant()
     def what_is_kept_is_counted(self):
         sequences: Sequences = self.wire.coordinator.requests.sequences
-        assert sequences._kept == sum(given.nbytes for known in sequences._known.values() for given in known.given or ())
+        assert sequences._kept == sum(given.price for known in sequences._known.values() for given in known.given or ())
 
     def teardown(self):
         if not self.wire.agents:
@@ -387,4 +408,4 @@ class SequencesOnAFakeWire(RuleBasedStateMachine):
 
 
 TestSequencesOnAFakeWire = SequencesOnAFakeWire.TestCase
-TestSequencesOnAFakeWire.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSequencesOnAFakeWire.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)

@@ -12,6 +12,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import Wire
+from tests.examples import examples
 
 NAMES = ("a", "b", "c")
 FAULTS = r"broken|deadline|trace again|in time|it may be what ends them"
@@ -146,7 +147,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         waiting = [number for plan in machine.planning.plans.values() for number in plan.waiting]
         running = [number for variant in variants for number in variant.queue.running]
         assert sorted(waiting + running) == sorted(machine.requests.open)
-        assert len(machine.requests.by_caller) == len(machine.requests.open)
+        assert len(machine.requests.table.by_caller) == len(machine.requests.open)
         for standby in machine.planning.standbys.values():
             assert standby.outstanding == sum(request.plan.standby is standby for request in machine.requests.open.values())
         for variant in variants:
@@ -188,7 +189,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         assert isinstance(wire.answer(call), c.RunResult)
 
 
-ClusterOnAFakeWire.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+ClusterOnAFakeWire.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestClusterOnAFakeWire = ClusterOnAFakeWire.TestCase
 
 

@@ -11,7 +11,7 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import write_graph
 from tests.light_models import NAMES, light_model
 
-LARGE = ("vgg19", "zfnet512", "bvlc_alexnet", "densenet121", "inception_v2")
+LARGE = ("resnet50", "vgg19", "zfnet512", "bvlc_alexnet", "densenet121", "inception_v2")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from bbgrap.engine.load import load_graph
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import BbgrapError
 from bbgrap.zoo import build
+from tests.examples import examples
 from tests.free_models import other_shapes, save_free
 from tests.partition import assert_close, plain_outputs
 from tests.random_models import networks, random_feeds
@@ -30,7 +31,7 @@ def assert_alike(again, fresh):
         assert_close(got, want, name)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(networks(), st.data())
 def test_another_shape_is_what_its_file_makes(graph, data):
     with tempfile.TemporaryDirectory() as folder:

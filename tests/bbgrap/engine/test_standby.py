@@ -28,6 +28,7 @@ from bbgrap.runtime.schedule import LocalSend, check_schedule
 from bbgrap.session.signature import Signature
 from bbgrap.zoo import materialize
 from tests.conformance.test_odd_models import MODELS as ODD
+from tests.examples import examples
 from tests.light_control_flow import node, normal, speech_like, untyped
 from tests.light_models import light_model
 from tests.quantized_models import FORMATS, converted, of_four_bits
@@ -104,7 +105,7 @@ def images(name="x"):
     return [{name: normal(n, *shape)} for n, shape in enumerate(SHAPES)]
 
 
-@pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "resnet50", "inception_v1"])
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet", pytest.param("resnet50", marks=pytest.mark.slow), "inception_v1"])
 def test_light_models(name, tmp_path_factory):
     path = light_model(name, tmp_path_factory.getbasetemp() / "light")
     (declared,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).get_inputs()
@@ -117,7 +118,7 @@ def test_zoo(name):
 
 
 @given(graph=networks(), seed=st.integers(0, 9))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_random_networks_of_any_batch(tmp_path_factory, graph, seed):
     path = tmp_path_factory.mktemp("random") / "model.onnx"
     save_graph(graph, path, free=free_batch(graph))

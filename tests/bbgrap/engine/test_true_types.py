@@ -24,6 +24,7 @@ from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.graph import Graph
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.planners.options import SPLITS, PlanOptions
+from tests.examples import examples
 from tests.value_models import same
 
 PLANNERS = ("widest", "tofu", "fewer-exchanges", "fused-tiles", "pipeline", "equal-chop", "spartan", "allrow-greedy")
@@ -70,7 +71,7 @@ def odd_nodes(draw: st.DrawFn) -> tuple[NodeProto, dict[str, Any]]:
     return helper.make_node(op, ["x"], ["p"], kernel_shape=kernel, strides=strides, pads=pads, ceil_mode=1, dilations=dilations), {}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(odd_nodes(), st.tuples(st.integers(3, 11), st.integers(3, 11)))
 def test_known_shapes_are_those_that_a_run_makes(tmp_path_factory: pytest.TempPathFactory, odd: Any, extents: tuple[int, int]) -> None:
     node, weights = odd

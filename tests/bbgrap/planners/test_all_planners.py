@@ -19,6 +19,7 @@ from bbgrap.planners.registry import PLANNERS, make_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
+from tests.examples import examples
 from tests.partition import assert_partition_agrees
 from tests.random_models import clusters, networks
 
@@ -32,6 +33,13 @@ ROUNDING = 1e-4
 
 DEEP = 1e-3
 """Over the 52 layers of MobileNetV2, whose clips at 6 cut values that are far larger; rows alone show 1.2e-4."""
+
+
+def slow_unless_brief(planner: str, *before: str):
+    return pytest.param(*before, planner, marks=() if planner in BRIEF else pytest.mark.slow)
+
+
+KNOWN = [*(("tiny", planner) for planner in FROM_PAPERS), *(slow_unless_brief(planner, "mobilenet_v2") for planner in FROM_PAPERS)]
 
 
 def unequal(count: int) -> Cluster:
@@ -51,15 +59,14 @@ def bytes_moved(planner: str, model: str, nodes: int) -> int:
 
 
 @pytest.mark.parametrize("planner", FROM_PAPERS)
-@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_answers_are_those_of_the_whole_model(planner: str, data: st.DataObject) -> None:
     graph, cluster = data.draw(networks()), data.draw(clusters())
     assert_partition_agrees(graph, cluster, PlanOptions(planner=planner), ROUNDING)
 
 
-@pytest.mark.parametrize("planner", FROM_PAPERS)
-@pytest.mark.parametrize("model", ["tiny", "mobilenet_v2"])
+@pytest.mark.parametrize(("model", "planner"), KNOWN)
 def test_plans_of_known_models_are_legal(planner: str, model: str) -> None:
     graph, descriptions = known(model)
     for cluster in (Cluster.even(2), Cluster.even(4), *map(unequal, (3, 5))):
@@ -73,7 +80,7 @@ def test_answers_of_a_known_model(planner: str) -> None:
         assert_partition_agrees(known("tiny")[0], cluster, PlanOptions(planner=planner), ROUNDING)
 
 
-@pytest.mark.parametrize("planner", [pytest.param(name, marks=() if name in BRIEF else pytest.mark.slow) for name in FROM_PAPERS])
+@pytest.mark.parametrize("planner", [slow_unless_brief(planner) for planner in FROM_PAPERS])
 def test_answers_of_a_deep_model(planner: str) -> None:
     assert_partition_agrees(known("mobilenet_v2")[0], unequal(3), PlanOptions(planner=planner), DEEP)
 

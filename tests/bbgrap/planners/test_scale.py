@@ -25,6 +25,7 @@ from bbgrap.planners.scale import scaled
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.zoo import build
 from bbgrap.zoo.vit import vit
+from tests.examples import examples
 from tests.free_models import other_shapes, save_free
 from tests.partition import all_values, run_checked
 from tests.random_models import clusters, networks, plan_options, plans, random_feeds
@@ -58,7 +59,7 @@ def scaled_to(plan, graph):
     return scaled(plan, graph, all_descriptions(graph))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(networks(), st.data())
 def test_any_plan_scales_to_one_that_answers_right_or_not_at_all(network, data):
     (graph, other) = loaded(network, data.draw(other_shapes(network)))
@@ -73,7 +74,7 @@ def test_any_plan_scales_to_one_that_answers_right_or_not_at_all(network, data):
     assert_right(made)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(networks(), clusters(), plan_options(), st.data())
 def test_planned_ones_scale_and_answer_right(network, cluster, options, data):
     (graph, other) = loaded(network, data.draw(other_shapes(network)))

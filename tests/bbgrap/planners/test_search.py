@@ -18,6 +18,7 @@ from bbgrap.planners.plan import Plan
 from bbgrap.planners.search import Choices
 from bbgrap.program.statistics import statistics_of
 from bbgrap.zoo.builder import Builder
+from tests.examples import examples
 from tests.partition import assert_partition_agrees
 from tests.random_models import networks
 
@@ -44,7 +45,7 @@ def test_bytes_of_a_chain_are_counted_exactly_and_the_best_is_found() -> None:
         assert choices.total(chosen) == moved(choices, chosen, 2)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(networks())
 def test_no_start_is_better_than_the_result(graph: Graph) -> None:
     choices = chop_choices(graph, Cluster.even(3), all_descriptions(graph))

@@ -37,6 +37,7 @@ from bbgrap.program.dictionaries import (
 from bbgrap.program.encodings import carried
 from bbgrap.report.plan_report import explain, report_of
 from bbgrap.zoo import build
+from tests.examples import examples
 from tests.random_models import clusters, networks, plan_options, random_feeds
 
 SIDE = 160
@@ -184,7 +185,7 @@ def test_a_report_says_who_gets_them() -> None:
     assert told == {"exact": (["node1", "node2"], True), "float16": ([], False)}
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(networks(), clusters(), plan_options())
 def test_any_plan_is_compiled_with_dictionaries_and_answers_the_same(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
     descriptions, ways = all_descriptions(graph), frozenset(range(len(cluster.nodes)))

@@ -16,6 +16,7 @@ from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
 from bbgrap.program.encodings import BLOCK, LARGEST_FLOAT16, carried, decode_floats, encode_floats, wire_bytes, wire_of
 from bbgrap.runtime.schedule import LocalReceive, LocalSend
+from tests.examples import examples
 from tests.partition import compiled
 from tests.random_models import clusters, networks, plan_options, random_feeds
 
@@ -102,7 +103,7 @@ def test_another_number_of_bytes_is_refused(wire: TransferType) -> None:
             decode_floats(wrong, (100,), wire)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(networks(), clusters(), plan_options(), st.sampled_from(["float16", "int8"]))
 def test_what_goes_to_agents_is_converted_and_answers_are_not(
     graph: Graph, cluster: Cluster, options: PlanOptions, wire: TransferType

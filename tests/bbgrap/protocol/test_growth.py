@@ -17,6 +17,7 @@ from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.growth import SLACK_BYTES, check_growth
 from bbgrap.protocol.messages import PROTOCOL_VERSION, LinksTried, WeightsMissing
 from bbgrap.protocol.tensors import decode_array
+from tests.examples import examples
 
 SIZE = 1 << 17
 TOKENS = {
@@ -81,7 +82,7 @@ def test_no_tensor_of_strings_does_either(name):
     assert peak_of(lambda: decode_array(DType.STRING, (count + 1,), content)) <= 48 * len(content) + SLACK_BYTES
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.one_of(st.sampled_from(sorted(TOKENS.values())), st.binary(max_size=12)), min_size=1, max_size=8),
     st.integers(1, 4000),

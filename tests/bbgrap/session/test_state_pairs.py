@@ -6,7 +6,7 @@ import pytest
 from bbgrap.errors import UsageError
 from bbgrap.graph.types import DType
 from bbgrap.session.signature import NodeArg, Signature
-from bbgrap.session.state_pairs import StateText, initial_state, pairs_of
+from bbgrap.session.state_pairs import StateText, initial_state, pairs_of, planned_shapes
 
 
 def signature(inputs, outputs):
@@ -86,3 +86,17 @@ def test_a_size_that_nobody_says_is_asked_for(dim):
     model = signature({"x": (DType.FLOAT, (1,)), "h": (DType.FLOAT, (dim,))}, {"hn": (DType.FLOAT, (dim,))})
     with pytest.raises(UsageError, match="initial="):
         initial_state((("h", "hn"),), model, {"x": np.zeros(1)}, {})
+
+
+@pytest.mark.parametrize(("length", "planned"), [("past_sequence_length", 0), (96, 96)], ids=["grows", "is filled"])
+def test_one_plan_is_asked_for_whatever_comes_and_whatever_came(length, planned):
+    ids, mask = (DType.INT64, ("batch", "sequence_length")), (DType.INT64, ("batch", "total_sequence_length"))
+    after = "total_sequence_length" if isinstance(length, str) else length
+    caches = [(DType.FLOAT, ("batch", 2, size, 4)) for size in (length, after)]
+    found = signature(
+        {"input_ids": ids, "attention_mask": mask, "past_key_values.0.key": caches[0]}, {"logits": ROW, "present.0.key": caches[1]}
+    )
+    pairs = pairs_of("auto", found, "m")
+    assert pairs == (("past_key_values.0.key", "present.0.key"),)
+    shapes = {planned_shapes(pairs, found, ((3, words), (3, words + past), (3, 2, past, 4))) for words, past in ((1, 96), (7, 96))}
+    assert shapes == {((3, 1), (3, 1), (3, 2, planned, 4))}

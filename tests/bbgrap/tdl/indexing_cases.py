@@ -123,12 +123,12 @@ def _arg(draw: Draw, op: str) -> Case:
 
 @st.composite
 def top_k(draw: Draw) -> Case:
-    """TopK along an axis, of either end, with ties: the values, or their places."""
+    """TopK along an axis, of either end, with ties: the values, and their places."""
     shape = draw(shapes(least=2, most=4, extent=5))
     axis, given_axis = axis_of(draw, len(shape))
     attributes: dict[str, Attribute] = {"axis": given_axis, "largest": draw(st.integers(0, 1))}
     operands = (whole_numbers(random_of(draw), *shape), np.array([draw(st.integers(1, shape[axis]))]))
-    return Case("TopK", operands, attributes, frozenset((1,)), loose=None, position=draw(st.integers(0, 1)))
+    return Case("TopK", operands, attributes, frozenset((1,)), loose=None, further=(1,))
 
 
 @st.composite

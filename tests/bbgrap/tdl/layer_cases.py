@@ -38,7 +38,8 @@ def _skip_norm(draw: Draw, op: str) -> Case:
     skip = draw(st.sampled_from(((batch, length, size), (1, length, size), (length, size))))
     vectors = [floats(draw, size) for _ in range(draw(st.integers(1, 3 if op == "SkipLayerNormalization" else 2)))]
     operands = (floats(draw, batch, length, size), floats(draw, *skip), *vectors)
-    return Case(op, operands, {"epsilon": 1e-3}, exact=False, loose=None, domain=MICROSOFT)
+    further = (3,) if draw(st.booleans()) else ()
+    return Case(op, operands, {"epsilon": 1e-3}, exact=False, loose=None, domain=MICROSOFT, further=further)
 
 
 @st.composite
@@ -124,16 +125,18 @@ def attention(draw: Draw) -> Case:
 def multi_head_attention(draw: Draw) -> Case:
     """MultiHeadAttention with and without bias, padding mask and attention bias."""
     batch, heads, queries, keys, size = draw(st.tuples(*[st.integers(1, 3)] * 5))
-    width = heads * size
+    width, past = heads * size, draw(st.sampled_from((0, 0, 2)))
+    keys = queries if past else keys
     bias = floats(draw, 3 * width) if draw(st.booleans()) else None
     padding = None
     if draw(st.booleans()):
-        full = (batch, keys) if draw(st.booleans()) else (batch, queries, keys)
+        full = (batch, keys + past) if draw(st.booleans()) else (batch, queries, keys + past)
         padding = np.ones(full, np.int32)
-        padding[..., random_of(draw).integers(0, keys) :] = 0
+        padding[..., random_of(draw).integers(0, keys + past) :] = 0
         padding[..., 0] = 1
-    extra = floats(draw, draw(st.sampled_from((1, batch))), draw(st.sampled_from((1, heads))), queries, keys)
+    extra = floats(draw, draw(st.sampled_from((1, batch))), draw(st.sampled_from((1, heads))), queries, keys + past)
     operands = [*(floats(draw, batch, s, width) for s in (queries, keys, keys)), bias, padding, extra if draw(st.booleans()) else None]
+    operands += [floats(draw, batch, heads, past, size) for _ in "kv"] if past else []
     while operands[-1] is None:
         operands.pop()
     attributes: dict[str, Attribute] = {"num_heads": heads, "unidirectional": int(draw(st.integers(0, 3)) == 0)}
@@ -141,7 +144,7 @@ def multi_head_attention(draw: Draw) -> Case:
     several = frozenset((0, 1))
     return Case(
         "MultiHeadAttention", tuple(operands), attributes, exact=False, loose=None, several_ranges=several, domain=MICROSOFT,
-        below={4: 2},
+        below={4: 2}, further=(1, 2) if past else (),
     )  # fmt: skip
 
 
@@ -166,7 +169,8 @@ def rotary(draw: Draw) -> Case:
         operands: tuple[Array, ...] = (x, *(floats(draw, batch, length, half) for _ in "cs"))
     else:
         operands = (x, *(floats(draw, 5, half) for _ in "cs"), random_of(draw).integers(0, 5, (batch, length)))
-    return Case("RotaryEmbedding", operands, attributes, opset=23, exact=False, loose=None, below={3: 5})
+    several = frozenset((0, 1) if packed else range(4))
+    return Case("RotaryEmbedding", operands, attributes, opset=23, exact=False, loose=None, below={3: 5}, several_ranges=several)
 
 
 @st.composite
@@ -177,8 +181,43 @@ def microsoft_rotary(draw: Draw) -> Case:
     x = floats(draw, batch, length, heads * 2 * half) if packed else floats(draw, batch, heads, length, 2 * half)
     positions = random_of(draw).integers(0, 5, (batch, length)) if each else np.array([1])
     operands = (x, positions, *(floats(draw, 8, half) for _ in "cs"))
-    attributes: dict[str, Attribute] = {"num_heads": heads} if packed else {}
-    return Case("RotaryEmbedding", operands, attributes, exact=False, loose=None, domain=MICROSOFT, below={1: 5})
+    told = packed and draw(st.booleans())
+    attributes: dict[str, Attribute] = {"num_heads": heads} if told else {}
+    if told and draw(st.booleans()):
+        attributes["rotary_embedding_dim"] = 2 * half
+    several = frozenset((0, 1) if packed else range(4))
+    return Case("RotaryEmbedding", operands, attributes, exact=False, loose=None, domain=MICROSOFT, below={1: 5}, several_ranges=several)
+
+
+@st.composite
+def group_query(draw: Draw) -> Case:
+    """GroupQueryAttention with a cache that grows or has room, places turned or not, windows, biases and sinks."""
+    batch, groups, shared, new, past = draw(st.tuples(*[st.integers(1, 3)] * 4, st.integers(0, 4)))
+    size, total = 16, past + new
+    heads = groups * shared
+    room = draw(st.sampled_from((past, past, total, total + 3)))
+    assume(batch == 1 or new == 1 or not past)  # the kernel takes no others
+    rows = [floats(draw, batch, new, count * size) for count in (heads, groups, groups)]
+    caches = [floats(draw, batch, groups, room, size) for _ in "kv"]
+    lengths = np.full(batch, total - 1, np.int32)
+    if new == 1 and past:  # words of sequences of unequal length
+        lengths = random_of(draw).integers(0, total, batch).astype(np.int32)
+        lengths[0] = total - 1
+    if draw(st.booleans()):
+        lengths = lengths[:, None]  # as exporters write it, whose sum over a mask keeps its axis
+    turns = draw(st.booleans())
+    angles = [floats(draw, total + 2, size // 2) for _ in "cs"] if turns else [None, None]
+    bias = floats(draw, draw(st.sampled_from((1, batch))), draw(st.sampled_from((1, heads))), new, total) if draw(st.booleans()) else None
+    sink = floats(draw, heads) if draw(st.booleans()) else None
+    operands = [*rows, *caches, lengths, np.array(total, np.int32), *angles, None, bias, sink]
+    while operands[-1] is None:
+        operands.pop()
+    attributes: dict[str, Attribute] = {"num_heads": heads, "kv_num_heads": groups, "do_rotary": int(turns)}
+    attributes["local_window_size"] = draw(st.sampled_from((-1, -1, 2)))
+    return Case(
+        "GroupQueryAttention", tuple(operands), attributes, parameters=frozenset((5, 6)), exact=False, loose=None,
+        several_ranges=frozenset((0,)), domain=MICROSOFT, further=(1, 2),
+    )  # fmt: skip
 
 
 LAYERS: Cases = {
@@ -193,6 +232,7 @@ LAYERS: Cases = {
 }
 MICROSOFT_LAYERS: Cases = {
     "Attention": fused_attention,
+    "GroupQueryAttention": group_query,
     "MultiHeadAttention": multi_head_attention,
     "RotaryEmbedding": microsoft_rotary,
     **{op: partial(_skip_norm, op) for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},

@@ -21,6 +21,7 @@ from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl import Part, localize_part, part_unit, reducible
 from bbgrap.tdl.partial import partial_operators
 from tests.bbgrap.tdl.verifier import Case, run_local
+from tests.examples import examples
 from tests.partition import all_values, assert_close, run_checked
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -32,6 +33,11 @@ CASES: dict[tuple[str, str], tuple[Shapes, tuple[int, ...], Mapping[str, Attribu
     ("", "Einsum"): (((3, 4, 5), (5, 4, 6)), (3, 6), {"equation": "abc,cbd->ad"}),
     ("", "MatMulInteger"): (((3, 22), (22, 5)), (3, 5), {}),
     ("com.microsoft", "FusedMatMul"): (((3, 8), (8, 5)), (3, 5), {"alpha": 0.5}),
+    ("com.microsoft", "MatMulNBits"): (
+        ((2, 3, 144), (5, 9, 8), (5, 9), (5, 5), (), (5,)),
+        (2, 3, 5),
+        {"K": 144, "N": 5, "bits": 4, "block_size": 16},
+    ),
     ("", "ReduceSum"): (((4, 6, 5),), (4, 1, 1), {"keepdims": 1}),
     ("", "ReduceMean"): (((4, 6, 5),), (4,), {"keepdims": 0}),
     ("", "ReduceMax"): (((4, 6, 5),), (4, 1, 1), {}),
@@ -55,6 +61,13 @@ def graph_of(domain: str, op: str) -> Graph:
         types["axes"] = weights["axes"].type
     elif op.startswith("Reduce"):
         attributes = {**attributes, "axes": (1, 2)}
+    if op == "MatMulNBits":
+        random = np.random.default_rng(1)
+        weights = {f"i{k}": make_weight(f"i{k}", random.integers(0, 256, shapes[k]).astype(np.uint8)) for k in (1, 3)}
+        weights |= {f"i{k}": make_weight(f"i{k}", random.uniform(0.1, 0.2, shapes[k]).astype(np.float32)) for k in (2, 5)}
+        types |= {name: weight.type for name, weight in weights.items()}
+        names, inputs = ("i0", "i1", "i2", "i3", "", "i5"), ("i0",)
+        del types["i4"]
     if op == "Gather":
         weights["i0"] = make_weight("i0", np.random.default_rng(1).standard_normal(shapes[0]).astype(np.float32))
         types["i1"], inputs = TensorType(DType.INT64, shapes[1]), ("i1",)
@@ -70,7 +83,7 @@ def test_every_operator_with_partial_results_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(("domain", "op"), sorted(CASES))
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_parts_add_up(domain: str, op: str, data: st.DataObject) -> None:
     graph = graph_of(domain, op)

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 
 from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, TensorType, Weight
 from bbgrap.shapemap import IntervalSet, ShapeMap
-from bbgrap.tdl import Description, Input, Literal, LocalNode, LocalOp, Result, describe, localize
+from bbgrap.tdl import Description, Input, Literal, LocalNode, LocalOp, Result, describe, localize, output_regions
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,8 @@ class Case:
     domain: str = ""
     position: int = 0
     """Which output of the operator is used, and compared."""
+    further: tuple[int, ...] = ()
+    """Which outputs behind it are used, and compared, too."""
     below: Mapping[int, int] = field(default_factory=dict)
     """Operands of indices: their values are only changed into others from 0 to below this."""
 
@@ -53,28 +55,32 @@ class Case:
         return f"{self.op}-{self.opset}({operands}, {dict(self.attributes)})"
 
 
-ALL_NAMED = {"TopK": 2}
-"""Operators that onnxruntime refuses unless all of their outputs have names, and how many that are."""
-
-
 class Model:
-    """Some nodes as a model in onnxruntime, one thread, that answers with one value."""
+    """Some nodes as a model in onnxruntime, one thread, with some of their outputs."""
 
     def __init__(
-        self, nodes: Sequence[onnx.NodeProto], answer: str, feeds: Mapping[str, Array], constants: Mapping[str, Array], opset: int
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        feeds: Mapping[str, Array],
+        constants: Mapping[str, Array],
+        opset: int,
+        outputs: Sequence[str],
     ) -> None:
         inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
         initializers = [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()]
-        graph = helper.make_graph(list(nodes), "g", inputs, [helper.make_empty_tensor_value_info(answer)], initializers)
+        graph = helper.make_graph(list(nodes), "g", inputs, [helper.make_empty_tensor_value_info(name) for name in outputs], initializers)
         domains = {node.domain for node in nodes if node.domain}
         imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
         model = helper.make_model(graph, opset_imports=imports, ir_version=10)
         self.session = ort.InferenceSession(model.SerializeToString(), _OPTIONS, ["CPUExecutionProvider"])
 
     def __call__(self, feeds: Mapping[str, Array]) -> Array:
-        """Run the model."""
-        result: Array = self.session.run(None, dict(feeds))[0]
-        return result
+        """Run the model, and return its first output."""
+        return self.all(feeds)[0]
+
+    def all(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """Run the model, and return its outputs."""
+        return list(self.session.run(None, dict(feeds)))
 
 
 def _options() -> Any:  # noqa: ANN401 - onnxruntime has no types
@@ -93,13 +99,12 @@ def names(operands: Sequence[object | None]) -> list[str]:
 
 
 def node_proto(
-    op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Attribute], domain: str = "", position: int = 0
+    op: str, inputs: Sequence[str], outputs: Mapping[int, str], attributes: Mapping[str, Attribute], domain: str = ""
 ) -> onnx.NodeProto:
-    """Return one node, of whose outputs only the one at a position is used."""
+    """Return one node, of whose outputs those at some positions are used."""
     plain: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-    named = ALL_NAMED.get(op, 0)
-    outputs = [output if k == position else f"{output}.{k}" * bool(named) for k in range(max(named, position + 1))]
-    return helper.make_node(op, list(inputs), outputs, domain=domain, **plain)
+    made = [outputs.get(place, "") for place in range(max(outputs) + 1)]
+    return helper.make_node(op, list(inputs), made, domain=domain, **plain)
 
 
 class Whole:
@@ -110,17 +115,19 @@ class Whole:
         named = {n: a for n, a in zip(names(case.operands), case.operands, strict=True) if a is not None}
         constants = {n: a for n, a in named.items() if int(n[1:]) in case.parameters}
         self.feeds = {n: a for n, a in named.items() if n not in constants}
-        proto = node_proto(case.op, names(case.operands), "y", case.attributes, case.domain, case.position)
-        self.model = Model([proto], "y", self.feeds, constants, case.opset)
-        self.output = self.model(self.feeds)
+        outputs = outputs_of(case)
+        proto = node_proto(case.op, names(case.operands), outputs, case.attributes, case.domain)
+        self.model = Model([proto], self.feeds, constants, case.opset, tuple(outputs.values()))
+        self.outputs = self.model.all(self.feeds)
+        self.output = self.outputs[0]
         self.node = Node("node", case.op, tuple(names(case.operands)), tuple(proto.output), case.attributes, case.domain)
         self.graph = Graph(
             name="g",
             nodes=(self.node,),
             inputs=tuple(self.feeds),
-            outputs=("y",),
+            outputs=tuple(outputs.values()),
             weights={n: Weight(n, _type_of(a), "", a) for n, a in constants.items()},
-            types={n: _type_of(a) for n, a in (*named.items(), *((made, self.output) for made in proto.output if made))},
+            types={n: _type_of(a) for n, a in (*named.items(), *zip(outputs.values(), self.outputs, strict=True))},
             opsets={"": case.opset},
         )
 
@@ -136,6 +143,11 @@ class Whole:
         return localize(self.graph, self.node, self.describe(), region)
 
 
+def outputs_of(case: Case) -> dict[int, str]:
+    """Name the outputs that a case uses, by their places."""
+    return {place: "y" if place == case.position else f"y{place}" for place in (case.position, *case.further)}
+
+
 def _type_of(array: Array) -> TensorType:
     return TensorType(DType.of(array.dtype), array.shape)
 
@@ -145,11 +157,15 @@ def take(array: Array, region: ShapeMap) -> Array:
     return array[np.ix_(*(np.array(list(axis), np.int64) for axis in region.axes))] if region.rank else array
 
 
-def run_local(case: Case, local: LocalOp) -> Array:
-    """Compute a local piece from nothing but the regions it says it reads."""
+def run_local(case: Case, local: LocalOp) -> list[Array]:
+    """Compute a local piece, all of its outputs in use, from nothing but the regions it says it reads."""
     feeds: dict[str, Array] = {}
     constants: dict[str, Array] = {}
     protos = []
+    used = outputs_of(case)
+    further = {place: used[place] for place in case.further}
+    last = len(local.nodes) - 1
+    making = next((number for number, node in enumerate(local.nodes) if node.makes_further), last)
     for number, node in enumerate(local.nodes):
         inputs = []
         for position, operand in enumerate(node.operands):
@@ -167,9 +183,9 @@ def run_local(case: Case, local: LocalOp) -> Array:
                     inputs.append(f"r{k}")
                 case None:
                     inputs.append("")
-        position = case.position if number == len(local.nodes) - 1 else 0
-        protos.append(node_proto(node.op, inputs, f"r{number}", node.attributes, node.domain, position))
-    return Model(protos, f"r{len(protos) - 1}", feeds, constants, case.opset)(feeds)
+        outputs = {case.position: "y"} if number == last else {0: f"r{number}"}
+        protos.append(node_proto(node.op, inputs, outputs | (further if number == making else {}), node.attributes, node.domain))
+    return Model(protos, feeds, constants, case.opset, tuple(used.values())).all(feeds)
 
 
 def check(whole: Whole, region: ShapeMap, seed: int = 0) -> None:
@@ -182,14 +198,16 @@ def check(whole: Whole, region: ShapeMap, seed: int = 0) -> None:
 
 
 def check_numeric(whole: Whole, region: ShapeMap, local: LocalOp) -> None:
-    """The local nodes compute the region."""
-    expected, got = take(whole.output, region), run_local(whole.case, local)
-    assert got.dtype == expected.dtype, f"expected {expected.dtype}, got {got.dtype}"
-    assert got.shape == expected.shape, f"expected the shape {expected.shape}, got {got.shape}"
-    if whole.case.exact:
-        np.testing.assert_array_equal(got, expected)
-    else:
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    """The local nodes compute the region, and those of further outputs that are made with it."""
+    regions = output_regions(whole.describe(), region, [array.shape for array in whole.outputs])
+    for array, part, got in zip(whole.outputs, regions, run_local(whole.case, local), strict=True):
+        expected = take(array, part)
+        assert got.dtype == expected.dtype, f"expected {expected.dtype}, got {got.dtype}"
+        assert got.shape == expected.shape, f"expected the shape {expected.shape}, got {got.shape}"
+        if whole.case.exact:
+            np.testing.assert_array_equal(got, expected)
+        else:
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def check_soundness(whole: Whole, region: ShapeMap, local: LocalOp, random: np.random.Generator) -> None:

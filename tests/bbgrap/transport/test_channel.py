@@ -16,6 +16,7 @@ from bbgrap.errors import RemoteProtocolError
 from bbgrap.transport import shared_memory as module
 from bbgrap.transport.channel import KEPT_BYTES, SMALL_BYTES, accept_channel, open_channel
 from bbgrap.transport.shared_memory import HALF_BYTES, TOKEN_BYTES, is_possible, listen
+from tests.examples import examples
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")
 
@@ -54,7 +55,7 @@ def lent(end):
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(FRAME, min_size=1, max_size=4), st.integers(0, 255)), max_size=8))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_messages_arrive_in_order_unchanged_and_all_memory_comes_back(messages):
     ends = pair()
     for by_client, sizes, seed in messages:
@@ -230,7 +231,7 @@ def test_a_packet_that_is_none_is_an_error(ends, wrong):
 
 
 @given(st.binary(min_size=1, max_size=400))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_arbitrary_bytes_are_a_message_or_an_error(content):
     client, coordinator = pair()
     client._connection.send(content)

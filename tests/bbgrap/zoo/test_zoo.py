@@ -26,7 +26,7 @@ PARAMETERS = {  # as torchvision counts them: without running statistics
     "vgg16": 138_357_544,
     "vit_b16": 86_567_656,
 }
-WITH_STATE = {"gpt2", "gpt2-gqa", "tiny-decoder", "voice"}
+WITH_STATE = {"gpt2", "gpt2-gqa", "tiny-decoder", "tiny-llama", "tiny-llama-int4", "voice"}
 """They have tests of their own."""
 
 LARGE = ("alexnet", "resnet152", "vgg16", "vit_b16")

@@ -24,9 +24,9 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
     verifying = [requests.verifying.running] if requests.verifying.running else []
     if sorted(running + waiting) != sorted([*requests.open, *verifying]):
         faults.append(f"open {sorted(requests.open)}, but running {running} and waiting {waiting}")
-    if len(requests.by_caller) != len(requests.open):
+    if len(requests.table.by_caller) != len(requests.open):
         faults.append("by_caller and open differ")
-    if requests._bytes != sum(request.bytes for request in requests.open.values()):
+    if requests.table.bytes != sum(request.bytes for request in requests.open.values()):
         faults.append("bytes of open requests are wrong")
     if loading.touched:
         faults.append("something is still touched")

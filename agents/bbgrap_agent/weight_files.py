@@ -1,0 +1,101 @@
+"""Files of the weights cache: whether one holds what its name says, and which of them have ended a worker.
+
+A worker maps these files, so a page that cannot be read ends it by SIGBUS: of a file that was cut short, or on a disk that is broken.
+Laws: a check reads and never maps, so it cannot end who checks; a file that has ended a worker is removed, so it ends no second one.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from bbgrap.graph.weights import begin_digest
+from bbgrap.protocol.limits import is_digest
+from bbgrap.protocol.messages import Deploy
+
+_READ_BYTES = 1 << 20
+"""At a time. Chosen: it stays in a processor's cache."""
+_VERSION = (1, 0)
+"""Of numpy's file format: the one it writes for numbers."""
+_NAMED = 3
+"""So many files a reason names."""
+
+
+def weight_file(directory: Path, digest: str) -> Path | None:
+    """Return where a weight is kept; None for what is no digest."""
+    return directory / f"{digest}.npy" if is_digest(digest) else None
+
+
+def fault_of(path: Path, *, content: bool = True) -> str:
+    """Return why a file does not hold the weight that its name is the digest of, empty if it does; without `content` only sizes count."""
+    try:
+        with path.open("rb", buffering=0) as stream:
+            if np.lib.format.read_magic(stream) != _VERSION:
+                return "it is no array"
+            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+            size, expected = path.stat().st_size, stream.tell() + prod(shape) * dtype.itemsize
+            if size != expected:
+                return f"it has {size} bytes, expected {expected}"
+            if not content:
+                return ""
+            hasher, piece = begin_digest(dtype, shape), memoryview(bytearray(_READ_BYTES))
+            while count := stream.readinto(piece):
+                hasher.update(piece[:count])
+            return "" if hasher.hexdigest() == path.stem and not is_fortran else "its content has another digest"
+    except FileNotFoundError:
+        return "it is gone"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror or error}"
+    except Exception:  # noqa: BLE001,RUF100 - whatever numpy makes of a head of garbage
+        return "it is no array"
+
+
+class DeployedFiles:
+    """The files that the deployments of one worker may have mapped, as its nanny knows them.
+
+    Invariants: noted by one thread; looked at by another, after the worker's end.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Know of none yet."""
+        self._directory = directory
+        self._inodes: dict[Path, int] = {}
+
+    def note(self, deploy: Deploy) -> None:
+        """Note the files of a deployment, before its worker loads it."""
+        for digest in deploy.digests:
+            path = weight_file(self._directory, digest)
+            # What is not on disk is in the worker's memory.
+            with suppress(OSError):
+                if path is not None:
+                    self._inodes[path] = path.stat().st_ino
+
+    def drop_damaged(self) -> str:
+        """Remove those that are damaged; return in words which they are, empty if none is.
+
+        Contents are looked at only if all sizes are right, for that takes a second per gigabyte.
+        """
+        for content in (False, True):
+            faults = {path.name: fault for path, inode in tuple(self._inodes.items()) if (fault := _dropped_for(path, inode, content))}
+            if faults:
+                named = [f"'{name}': {fault}" for name, fault in list(faults.items())[:_NAMED]]
+                more = len(faults) - len(named)
+                return "; ".join(named) + (f"; and {more} more" if more else "")
+        return ""
+
+
+def _dropped_for(path: Path, inode: int, content: bool) -> str:
+    """Return what is wrong with a file, and remove it then; empty if nothing is.
+
+    One that is gone or another one by now counts: another agent that shares the folder has found it damaged first.
+    """
+    fault = fault_of(path, content=content)
+    with suppress(OSError):
+        if fault:
+            path.unlink(missing_ok=True)
+        elif path.stat().st_ino != inode:
+            return "it was written anew"
+    return fault

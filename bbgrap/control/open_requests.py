@@ -1,0 +1,112 @@
+"""The requests that are open: each is in it from when it is accepted until its caller is answered.
+
+Law: a caller is answered exactly once, for what answers it also takes the request out.
+"""
+
+from __future__ import annotations
+
+from bbgrap.control.audit import Ending, RunCounts
+from bbgrap.control.coordinator_events import Instruction, Settings, ToClient
+from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
+from bbgrap.control.observed import Observed
+from bbgrap.control.plans import Caller, Plan, Request
+from bbgrap.control.sequence import Sequence
+from bbgrap.control.states import Role, Tracker
+from bbgrap.control.tracing import Traces
+from bbgrap.protocol.client_messages import Failed, Fault, RunModel
+
+
+class OpenRequests:
+    """Requests by their number, and what they take.
+
+    Invariants: `bytes` are those of all inputs; `by_caller` has every request once. A request with an `epoch` is in the queue of that
+    variant, another one in its plan's `waiting`.
+    """
+
+    def __init__(self, settings: Settings, loading: Loading, observed: Observed, traces: Traces, counts: RunCounts) -> None:
+        """Start without requests."""
+        self._settings = settings
+        self._loading = loading
+        self._observed = observed
+        self._traces = traces
+        self._counts = counts
+        self.by_number: dict[int, Request] = {}
+        self.by_caller: dict[Caller, int] = {}
+        self.bytes = 0
+        self.now = 0.0
+        """When the event came that is being handled."""
+
+    def find(self, number: int) -> Request | None:
+        """Return the request of that number, or of which a run had it."""
+        return self.by_number.get(number) or next((request for request in self.by_number.values() if number in request.former), None)
+
+    def full(self, caller: Caller, message: RunModel, plan: Plan) -> str:
+        """Return why a request is not taken, or nothing."""
+        size, settings = sum(map(len, message.payload)), self._settings
+        mine = [request for request in self.by_number.values() if request.caller[0] == caller[0]]
+        taken = sum(request.bytes for request in mine)
+        if len(plan.waiting) >= settings.max_waiting:
+            return f"{len(plan.waiting)} requests wait for this plan already"
+        if self.by_number and self.bytes + size > settings.max_waiting_bytes:
+            return f"the inputs of {len(self.by_number)} requests take {self.bytes:,} bytes already"
+        if mine and len(mine) < len(self.by_number) and taken + size > settings.max_waiting_bytes // 2:
+            return f"{len(mine)} requests of this client take {taken:,} bytes already, and others wait, too"
+        return ""
+
+    def add(self, caller: Caller, message: RunModel, plan: Plan, sequence: Sequence | None) -> None:
+        """Take a request into the queue of its plan."""
+        number = next(self._loading.epochs)
+        request = Request(number, caller, message, plan, self.now + message.deadline_s, Tracker(Role.REQUEST, f"request {number}"))
+        request.sequence = sequence
+        self.by_number[number] = request
+        self.by_caller[caller] = number
+        self.bytes += request.bytes
+        plan.waiting.append(number)
+        plan.requests += 1
+        plan.is_asked(self.now)
+        if plan.standby is not None:
+            plan.standby.outstanding += 1
+        self._loading.touch(plan)
+
+    def renumber(self, request: Request) -> None:
+        """Give a request a new number: late messages are not those of its next run."""
+        self.by_number.pop(request.number)
+        self._traces.forget(request.number)
+        request.former = (*request.former[-3:], request.number)
+        request.number = next(self._loading.epochs)
+        self.by_number[request.number] = request
+        self.by_caller[request.caller] = request.number
+
+    def fail(self, number: int, event: str, fault: Fault, reason: str) -> list[Instruction]:
+        """Answer a request with an error."""
+        request = self.by_number[number]
+        done = self.close(request, event)
+        return [ToClient(request.caller[0], Failed(request.caller[1], fault, reason)), *done]
+
+    def close(self, request: Request, event: str) -> list[Instruction]:
+        """Forget a request here, and everywhere it may still run."""
+        request.tracker.move(event)
+        how: Ending = "done" if event == "finished" else "cancelled" if event == "Cancel" else "failed"
+        variant = self._loading.find(request.epoch)
+        self._counts.ended(request.caller[0], request.plan, how)
+        self._observed.ended(request, how, self.now, None if variant is None else variant.queue.running[request.number])
+        del self.by_number[request.number], self.by_caller[request.caller]
+        if request.sequence is not None:
+            request.sequence.is_open = False
+        self.bytes -= request.bytes
+        if request.plan.standby is not None:
+            request.plan.standby.outstanding -= 1
+        self._traces.forget(request.number)
+        self._loading.touch(request.plan)
+        if variant is None:
+            request.plan.waiting.remove(request.number)
+            return []
+        del variant.queue.running[request.number]
+        self._loading.touch(variant.plan)
+        if event == "finished":
+            return []
+        return self._loading.abandon(request.epoch, request.number, self.patience_with(request))
+
+    def patience_with(self, request: Request) -> float:
+        """Return how long a kernel may go on with a request that nobody wants there any more: never for longer than if it were wanted."""
+        return min(PATIENCE_S, max(0.0, request.deadline - self.now) + OVERDUE_S)

@@ -1,0 +1,69 @@
+"""Operators whose operands are packed are given them spread out: what is packed cannot be cut through, its parts can.
+
+- Queries, keys and values that an attention reads in one are split.
+- Scales and zero points of a product of few bits get a row for every column of the product: [N * blocks] becomes [N, blocks].
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bbgrap.graph.types import Graph, Node, TensorType, Weight
+from bbgrap.graph.weights import make_weight
+
+_PACKED = ("com.microsoft", "GroupQueryAttention")
+_FEW_BITS = ("com.microsoft", "MatMulNBits")
+_SCALES, _ZEROS = 2, 3
+
+
+def unpack_queries(graph: Graph) -> Graph:
+    """Put a `Split` before every attention that reads queries, keys and values in one, [batch, words, (H + 2 G) * E].
+
+    Packed ones of unknown width stay; so does an attention inside the body of a control-flow node.
+    """
+    nodes: list[Node] = []
+    types = dict(graph.types)
+    for node in graph.nodes:
+        widths = _widths(graph, node) if (node.domain, node.op) == _PACKED else None
+        if widths is None:
+            nodes.append(node)
+            continue
+        packed = node.inputs[0]
+        names = tuple(f"{packed}.{part} of {node.name}" for part in ("queries", "keys", "values"))
+        kind = graph.types[packed]
+        types |= {name: TensorType(kind.dtype, (*kind.known_shape[:-1], width)) for name, width in zip(names, widths, strict=True)}
+        nodes.append(Node(f"unpack {node.name}", "Split", (packed,), names, {"axis": 2}))
+        nodes.append(replace(node, inputs=(*names, *node.inputs[3:])))
+    return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes), types=types)
+
+
+def _widths(graph: Graph, node: Node) -> tuple[int, int, int] | None:
+    """Return the elements of queries, keys and values in a packed operand; None if they are apart, or do not fill it."""
+    shape = graph.types[node.inputs[0]].shape
+    heads, groups = node.attributes.get("num_heads"), node.attributes.get("kv_num_heads")
+    if any(node.inputs[1:3]) or shape is None or len(shape) != 3 or not isinstance(heads, int) or not isinstance(groups, int):
+        return None
+    size, rest = divmod(shape[2], heads + 2 * groups)
+    return None if rest or not size else (heads * size, groups * size, groups * size)
+
+
+def scales_in_rows(graph: Graph) -> Graph:
+    """Give the scales and zero points of products of few bits, where they are weights and flat, a row for every column of the product."""
+    nodes: list[Node] = []
+    weights: dict[str, Weight] = {}
+    for node in graph.nodes:
+        columns = node.attributes.get("N")
+        if (node.domain, node.op) != _FEW_BITS or not isinstance(columns, int):
+            nodes.append(node)
+            continue
+        inputs = list(node.inputs)
+        for place in (_SCALES, _ZEROS):
+            flat = graph.weights.get(inputs[place]) if place < len(inputs) else None
+            if flat is None or len(flat.type.known_shape) != 1 or flat.type.known_shape[0] % columns:
+                continue
+            inputs[place] = f"{flat.name} in {columns} rows"
+            if inputs[place] not in weights:
+                weights[inputs[place]] = make_weight(inputs[place], flat.array.reshape(columns, -1), flat.type.dtype)
+        nodes.append(replace(node, inputs=tuple(inputs)))
+    types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
+    return replace(graph, nodes=tuple(nodes), weights={**graph.weights, **weights}, types=types) if weights else graph
