@@ -6,7 +6,8 @@ node's reducer, are the result. Terms that must count once (a bias) belong to th
 The law of partial sums (docs/equations.md): parts are made only where they do no harm.
 
 1. Storing a part loses nothing: sums and products of 32 or 64 bits. A maximum is one of its elements, whatever its type.
-2. No jump that counts depends on a sum of floats (`bbgrap.tdl.jumps`), since it adds up in another order. Integers do not mind.
+2. No jump that counts depends on a sum of floats (`bbgrap.tdl.jumps`), since it adds up in another order. Integers do not mind, nor do
+   sums with zeros: of a table that is divided, one part has what is looked up.
 3. Parts of a product of 8-bit integers begin at multiples of 4: x86 without VNNI adds neighbours in 16 bits and saturates, in pairs
    that start with the first element of every call; other processors take four at a time. Parts of a product of few bits begin at whole
    blocks, which share a scale, and at whole bytes of zero points.
@@ -54,6 +55,8 @@ class PartialRule:
     localize: PartialLocalize
     unit: Callable[[Node], int] = lambda _: 1
     """Parts begin at multiples of it."""
+    is_exact: bool = False
+    """Of all parts, one has each element, and the others zeros: nothing rounds."""
 
 
 _PARTIAL: dict[tuple[str, str], PartialRule] = {}
@@ -86,7 +89,7 @@ def reducible(graph: Graph, node: Node, description: Description | None) -> tupl
     """Return the reduction indices along which a node can be split into partial results, by the law of this module."""
     rule = _PARTIAL.get((node.domain, node.op))
     found = None if description is None else _outer_reduction(description.body)
-    if rule is None or found is None or not _is_harmless(graph, node, found.kind):
+    if rule is None or found is None or not (_is_exact(graph, node, rule) or _is_harmless(graph, node, found.kind)):
         return ()
     allowed = rule.indices(site_of(graph, node))
     return tuple(index for index in found.over if index.name in allowed)
@@ -96,6 +99,10 @@ def part_unit(node: Node) -> int:
     """Return the step at which a node's reduction indices can be cut: parts begin at multiples of it."""
     rule = _PARTIAL.get((node.domain, node.op))
     return 1 if rule is None else rule.unit(node)
+
+
+def _is_exact(graph: Graph, node: Node, rule: PartialRule) -> bool:
+    return rule.is_exact and graph.types[next(name for name in node.outputs if name)].dtype in WIDE_FLOATS
 
 
 def _is_harmless(graph: Graph, node: Node, kind: ReducerKind) -> bool:

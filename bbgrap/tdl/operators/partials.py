@@ -159,7 +159,7 @@ register_partial(PartialRule(_inner, reduction_part, lambda _: 4), "MatMulIntege
 register_partial(PartialRule(_inner, reduction_part), "FusedMatMul", domain="com.microsoft")
 register_partial(PartialRule(nbits_indices, nbits_part, nbits_unit), "MatMulNBits", domain="com.microsoft")
 register_partial(PartialRule(_contracted, reduction_part), "Einsum")
-register_partial(PartialRule(gather_indices, gather_part), "Gather")
+register_partial(PartialRule(gather_indices, gather_part, is_exact=True), "Gather")
 register_partial(PartialRule(_reduced_names, reduction_part), "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")
 register_partial(PartialRule(_float_names, mean_part), "ReduceMean")
 register_partial(PartialRule(pool_indices, global_average_part), "GlobalAveragePool")

@@ -182,3 +182,19 @@ def test_a_dynamically_quantized_network_answers_as_onnxruntime_does(options: Pl
     artifacts = export(compile_plan(plan, descriptions).optimized)
     (got,) = simulate(artifacts, feeds, local_kernels(artifacts))
     assert np.abs(got - want).max() <= 1e-6 * np.abs(want).max()
+
+
+def test_a_table_is_divided_whatever_follows():
+    """Of its parts one has each element: adding zeros rounds nothing, so that what is quantized behind it is equal to the bit."""
+    types = {"x": row(I64, 5), "p": row(F, 5, 8), "y": row(U8, 5, 8)}
+    table = np.random.default_rng(0).standard_normal((30, 8)).astype(np.float32)
+    graph = graph_of((Node("product", "Gather", ("w", "x"), ("p",)), QUANTIZED), types, w=table, s=np.float32(0.1), z=np.uint8(128))
+    assert is_divisible(graph)
+    whole = ShapeMap.full((5, 8))
+    parts = tuple(Tile(device, whole, Part("k", Interval(15 * device, 15 * device + 15))) for device in range(2))
+    plan = Plan("parts", graph, Cluster.even(2), {"product": parts, "q": (Tile(1, whole),)})
+    descriptions = all_descriptions(graph)
+    assert not check_plan(plan, descriptions)
+    artifacts = export(compile_plan(plan, descriptions, verify=True).optimized)
+    feeds = [np.array([0, 29, 15, 14, -1])]
+    np.testing.assert_array_equal(simulate(artifacts, feeds, local_kernels(artifacts))[0], plain_outputs(graph, feeds)[0])
