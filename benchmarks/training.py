@@ -2,7 +2,8 @@
 
     python -m benchmarks.training --network alexnet --batch 64 --agents 2 --json
 
-Every planner trains from the same weights on the same samples, on the same agents; so does one of these agents alone. They take turns:
+Every planner trains from the same weights on the same samples, on the same agents; so does one of these agents alone. All plan for agents
+that are alike, as cores of one machine are. They take turns:
 one step of each is a round, and steps are compared round by round. Losses are compared with those of plain onnxruntime. Bytes are those
 that agents received from agents in a step. A step lasts until all agents have their new weights: that is when the one after it can go on.
 Beside the time on the clock stands the processor time of the busiest agent, which other programs on the machine change less.
@@ -26,6 +27,8 @@ import typer
 
 from bbgrap import InferenceSession
 from bbgrap.cli.output import print_table, say
+from bbgrap.cluster import NodeProfile
+from bbgrap.cluster.speeds import DEFAULT_WORK
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_io import write_graph
@@ -148,6 +151,8 @@ def measure(network: str, batch: int, agents: int, steps: int, planners: Sequenc
     wanted, all_trained = losses_of(step, data, feeds), list[Trained]()
     shapes = {name: step.graph.types[name].known_shape for name in step.graph.inputs}
     with LocalCluster(agents) as cluster, ExitStack() as stack:
+        for number in range(agents):  # measured beside other programs, one of them might seem slower
+            cluster.connection.add_profile(NodeProfile(f"agent{number}", work=DEFAULT_WORK))
         for planner in (ALONE, *planners):
             say(f"{network}: {planner}")
             session = InferenceSession(data, cluster=cluster, state=step.state, planner=planner, deadline_s=3600.0)
