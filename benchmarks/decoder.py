@@ -5,6 +5,8 @@ other, word by word in turns with plain onnxruntime (its cache bound in memory);
 
     seconds a word = clock(measured segments, messages as predicted)
 
+Seconds are those of the processor: other programs on a busy machine take part only by what they leave in its caches.
+
 What real processes take on this machine, `bbgrap bench --tokens` measures.
 """
 
@@ -67,9 +69,9 @@ class Machines:
         self, device: int, kernel: Callable[[int, Sequence[Array]], Sequence[Array]]
     ) -> Callable[[int, Sequence[Array]], Sequence[Array]]:
         def run(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
-            start = time.perf_counter()
+            start = time.thread_time()
             made = kernel(segment, inputs)
-            self.times[device].setdefault(segment, []).append(time.perf_counter() - start)
+            self.times[device].setdefault(segment, []).append(time.thread_time() - start)
             return made
 
         return run
@@ -120,15 +122,19 @@ def measure(name: str, counts: Sequence[int], top: int) -> list[dict[str, Any]]:
     alone = PlainDecoder(zoo.materialize(name), decoder, 1)
     wanted = {decoder.logits: top} if top else {}
     machines = [Machines(model, name, nodes, empty, pairs, wanted) for nodes in counts]
+    singles: list[float] = []
     for word in range(-1, WORDS):
         feed = decoder.feed(np.arange(PROMPT)[None] if word < 0 else np.array([[word]]), PROMPT + word + 1)
-        alone.turn(feed, counted=word >= 0)
+        start = time.thread_time()
+        alone.turn(feed, counted=False)
+        if word >= 0:
+            singles.append(time.thread_time() - start)
         for each in machines:
             if word < 0:
                 each.begin(feed | empty)
             else:
                 each.word(feed)
-    single = statistics.median(alone.times)
+    single = statistics.median(singles)
     rows = []
     for nodes, each in zip(counts, machines, strict=True):
         seconds, busiest = each.seconds()

@@ -25,7 +25,7 @@ settings.register_profile("ample", max_examples=AMPLE, deadline=None, derandomiz
 settings.register_profile("thorough", max_examples=2_000, deadline=None, derandomize=False)
 settings.load_profile("default")
 
-MADE_ONCE = ("shared", "breakable", "pair", "three", "served", "address", "backend_tests")
+MADE_ONCE = ("shared", "breakable", "pair", "three", "programs", "served", "address", "backend_tests")
 """Fixtures that take long to make and serve several files."""
 
 

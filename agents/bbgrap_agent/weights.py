@@ -59,7 +59,8 @@ class WeightStore:
     """Weights by digest. Used by one thread.
 
     Invariants: but for what `_needed` names, `_memory` holds at most `memory_bytes`, least recently used first, and the folder at most
-    `disk_bytes`, unfinished files included; `_unsaved` are the weights in memory that are not on disk.
+    `disk_bytes`, unfinished files included; `_unsaved` are the weights in memory that are not on disk, `_damaged` those whose
+    files were removed and which have not come again.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class WeightStore:
         self._arriving: dict[str, _Arriving] = {}
         self._needed: dict[str, float] = {}
         self._unsaved: set[str] = set()
+        self._damaged: set[str] = set()
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(directory)
@@ -93,8 +95,12 @@ class WeightStore:
         return tuple(digest for digest in asked if self.get(digest) is None)
 
     def damaged(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Return those that were here but for a file that was damaged meanwhile; they are not here any more, and missing."""
-        return tuple(digest for digest in digests if (path := self._path(digest)) and path.exists() and self.get(digest) is None)
+        """Return those that are missing because their files were damaged; then all are needed, until they are `loaded`."""
+        asked = tuple(digests)
+        found = tuple(digest for digest in asked if self.get(digest) is None and digest in self._damaged)
+        if found:
+            self._needed.update(dict.fromkeys(asked, time.monotonic()))
+        return found
 
     def loaded(self, digests: Iterable[str]) -> None:
         """Note that a deployment does not need these any more: its sessions hold them, or it is given up."""
@@ -165,6 +171,7 @@ class WeightStore:
         array.flags.writeable = False
         if digest_of(array) != digest:
             raise RemoteProtocolError(f"weight {digest[:12]}: its content has another digest; it was damaged on the way")
+        self._damaged.discard(digest)
         kept = self._mapped(digest) if self._write(digest, array) else None
         if kept is None:
             self._unsaved.add(digest)
@@ -201,6 +208,7 @@ class WeightStore:
         array = None if (fault := fault_of(path)) else self._mapped(digest)
         with suppress(OSError):  # a folder that cannot be written to is still read from
             if array is None:
+                self._damaged.add(digest)
                 _log.warning("weight %s on disk is damaged, and will be sent again: %s", digest[:12], fault or "it cannot be mapped")
                 path.unlink(missing_ok=True)
             else:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from bbgrap.control.agent_events import CheckWeights, Drop, DropBefore, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
 from bbgrap.engine.sessions import share_arena
-from bbgrap.errors import BbgrapError, ExecutionError
+from bbgrap.errors import BbgrapError, ExecutionError, ModelError
 from bbgrap.observing.logs import inherited_format, name_node, write_logs
 from bbgrap.protocol.messages import (
     AnswerPings,
@@ -206,14 +206,16 @@ class Worker:
 
     def _load(self, deploy: Deploy) -> FromWorker | None:
         began = time.monotonic()
-        if damaged := self._store.damaged(deploy.digests):
-            return Loaded(deploy.epoch, 0.0, missing=damaged)
         self._progress.begin_load(deploy.epoch)
         try:
             settings = self._settings
             deployment = load(
                 deploy, self._store, self._join.threads, settings.coordinator_host, self._shared, compiling=settings.compiling > 0
             )
+        except ModelError:
+            if damaged := self._store.damaged(deploy.digests):
+                return Loaded(deploy.epoch, 0.0, missing=damaged)
+            raise
         finally:
             self._progress.end_load()
         installed = threading.Event()

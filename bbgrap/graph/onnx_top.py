@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import ModelFile, ModelInput
-from bbgrap.graph.top import check_top, top_names
+from bbgrap.graph.top import ORDERED, check_top, top_names
 from bbgrap.graph.types import DType
 
 
@@ -54,7 +54,13 @@ def _add(graph: onnx.GraphProto, item: ModelInput, count: int) -> None:
         graph.node.append(helper.make_node("Gather", [f"{name}.top.shape", last], [f"{name}.top.size"], f"{name}.top.size"))
         graph.node.append(helper.make_node("Min", [k, f"{name}.top.size"], [f"{name}.top.most"], f"{name}.top.most"))
         k = f"{name}.top.most"
-    graph.node.append(helper.make_node("TopK", [name, k], list(top_names(name)), f"{name}.top.best", axis=-1))
+    ordered, (values, indices) = ORDERED[item.dtype], top_names(name)
+    source, best = (name, values) if ordered is item.dtype else (f"{name}.top.float", f"{name}.top.values")
+    if source != name:
+        graph.node.append(helper.make_node("Cast", [name], [source], source, to=ordered.value))
+    graph.node.append(helper.make_node("TopK", [source, k], [best, indices], f"{name}.top.best", axis=-1))
+    if best != values:
+        graph.node.append(helper.make_node("Cast", [best], [values], best, to=item.dtype.value))
 
 
 def _made(item: ModelInput, count: int) -> tuple[ModelInput, ModelInput]:

@@ -24,8 +24,8 @@ FEWEST_BLOCKS = 12
 """Blocks that an output is taken apart into. Chosen: 2, 3, 4, 6 or 12 nodes get equally many, and a node's part is off by half a block, 4 %
 of the output, from its share. A block costs some 10 µs."""
 
-ORDERED = frozenset({DType.FLOAT, DType.DOUBLE, DType.INT32, DType.INT64})
-"""Element types of which onnxruntime takes the largest."""
+ORDERED = {kind: kind for kind in (DType.FLOAT, DType.DOUBLE, DType.INT32, DType.INT64)} | {DType.FLOAT16: DType.FLOAT}
+"""Element types that are ordered, and as what: onnxruntime takes the largest of these only, and every half is a float."""
 
 OLDEST_OPSET = 13
 """The standard's version from which on the operators are those that are used here."""
@@ -99,6 +99,7 @@ class _Tail:
     def __init__(self, graph: Graph, name: str) -> None:
         self.name = name
         self.kind = graph.types[name]
+        self.ordered = ORDERED[self.kind.dtype]
         self.nodes: list[Node] = []
         self.weights: dict[str, Weight] = {}
         self.types: dict[str, TensorType] = {}
@@ -107,14 +108,16 @@ class _Tail:
 
     def add(self, count: int, blocks: int) -> None:
         """Add all of them."""
-        size, kind = self.kind.known_shape[-1], self.kind.dtype
+        size, kind, is_cast = self.kind.known_shape[-1], self.ordered, self.ordered is not self.kind.dtype
         borders = [size * number // blocks for number in range(blocks + 1)]
-        axis = self._ints("axis", -1)
+        axis, source, made = self._ints("axis", -1), self.name, top_names(self.name)
+        if is_cast:
+            (source,) = self._node("Cast", "float", (source,), {f"{source}.top.float": (kind, size)}, to=kind.value)
         values, places, width = list[str](), list[str](), 0
         for number, (start, stop) in enumerate(pairwise(borders)):
             most = min(count, stop - start)
             bounds = (self._ints(f"start{number}", start), self._ints(f"stop{number}", stop), axis)
-            block = self._node("Slice", f"block{number}", (self.name, *bounds), {f"{self.name}.top.block{number}": (kind, stop - start)})[0]
+            block = self._node("Slice", f"block{number}", (source, *bounds), {f"{self.name}.top.block{number}": (kind, stop - start)})[0]
             value, found = self._top(f"best{number}", block, most, (f"{block}.values", f"{block}.indices"))
             offset = self._ints(f"offset{number}", start)
             places += self._node("Add", f"place{number}", (found, offset), {f"{block}.places": (DType.INT64, most)})
@@ -122,12 +125,14 @@ class _Tail:
             width += most
         (candidates,) = self._node("Concat", "candidates", values, {f"{self.name}.top.candidates": (kind, width)}, axis=-1)
         (where,) = self._node("Concat", "places", places, {f"{self.name}.top.places": (DType.INT64, width)}, axis=-1)
-        made, indices = top_names(self.name)
-        _, chosen = self._top("best", candidates, min(count, size), (made, f"{self.name}.top.chosen"))
-        self._node("GatherElements", "indices", (where, chosen), {indices: (DType.INT64, min(count, size))}, axis=-1)
+        values_made = f"{self.name}.top.values" if is_cast else made[0]
+        best, chosen = self._top("best", candidates, min(count, size), (values_made, f"{self.name}.top.chosen"))
+        self._node("GatherElements", "indices", (where, chosen), {made[1]: (DType.INT64, min(count, size))}, axis=-1)
+        if is_cast:
+            self._node("Cast", "values", (best,), {made[0]: (self.kind.dtype, min(count, size))}, to=self.kind.dtype.value)
 
     def _top(self, label: str, source: str, count: int, made: tuple[str, str]) -> tuple[str, ...]:
-        types = {made[0]: (self.kind.dtype, count), made[1]: (DType.INT64, count)}
+        types = {made[0]: (self.ordered, count), made[1]: (DType.INT64, count)}
         return self._node("TopK", label, (source, self._ints(f"{label}.k", count)), types, axis=-1)
 
     def _node(

@@ -1,13 +1,22 @@
 """Two real agents, on which a program for onnxruntime runs beside onnxruntime itself."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from bbgrap.local import LocalCluster
+from tests.known_agents import lasting_cluster
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory) -> Iterator[LocalCluster]:
+    with lasting_cluster(2, tmp_path_factory.mktemp("weights")) as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def cluster(pair) -> LocalCluster:
-    return pair
+def cluster(programs) -> LocalCluster:
+    return programs
 
 
 @pytest.fixture(autouse=True)

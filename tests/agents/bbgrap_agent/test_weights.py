@@ -226,3 +226,13 @@ def test_what_is_mapped_outlives_its_file(tmp_path):
     put(store, 0)
     (tmp_path / f"{digests(0)[0]}.npy").unlink()
     np.testing.assert_array_equal(store.get(digests(0)[0]), weight(0))
+
+
+def test_what_is_missing_for_damage_is_told_from_what_never_was_here(tmp_path):
+    store = WeightStore(tmp_path)
+    put(store, 0, 1)
+    os.truncate(tmp_path / f"{digests(0)[0]}.npy", 150)
+    assert store.get(digests(0)[0]) is None  # noticed in the middle of a load
+    assert store.damaged(digests(0, 1, 2)) == tuple(digests(0))
+    put(store, 0)
+    assert store.damaged(digests(0, 1, 2)) == ()

@@ -194,11 +194,11 @@ def test_the_likeliest_words_are_those_of_all_logits(planner, count):
 
 def test_a_decoder_that_fits_no_node_runs_on_two(tmp_path):
     path = tmp_path / "m.onnx"
-    graph = decoder_of("large", Sizes(2, 256, 4, 4, 2_000, 64))
+    graph = decoder_of("large", Sizes(3, 384, 6, 6, 4_000, 64))
     save_graph(graph, path, free=free_axes(graph))
     loader = ReloadedModel(path)
     state = {name: name.replace("past_key_values", "present") for name in loader.declared if name.startswith("past")}
-    shapes = {name: (1, 1) for name in loader.declared if name not in state} | dict.fromkeys(state, (1, 4, 0, 64))
+    shapes = {name: (1, 1) for name in loader.declared if name not in state} | dict.fromkeys(state, (1, 6, 0, 64))
     first = with_state(loader.graph(path, shapes), state)
     whole = sum(weight.type.nbytes for weight in graph.weights.values())
     nodes = tuple(NodeProfile(f"node{number}", memory_bytes=round(whole / 1.5)) for number in range(2))

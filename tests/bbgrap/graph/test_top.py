@@ -34,7 +34,7 @@ def largest(array, count):
 @st.composite
 def outputs(draw):
     shape = (*draw(st.lists(st.integers(1, 3), max_size=3)), draw(st.integers(1, 90)))
-    dtype = draw(st.sampled_from((np.float32, np.float64, np.int32, np.int64)))
+    dtype = draw(st.sampled_from((np.float32, np.float64, np.float16, np.int32, np.int64)))
     values = draw(st.sampled_from((2, 5, 1000)))  # few: ties are the rule
     random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     return random.integers(-values, values, shape).astype(dtype)
@@ -82,7 +82,7 @@ def test_equal_nodes_get_equally_many_blocks(nodes, blocks):
         (doubled(3, 4), "z", "it is no output; the outputs are y"),
         (doubled(), "y", "with a last axis, got float of rank 0"),
         (doubled(3, 0), "y", "with elements, got float.3, 0."),
-        (doubled(3, dtype=DType.BOOL), "y", "expected an output of double, float, int32, int64 .* got bool"),
+        (doubled(3, dtype=DType.BOOL), "y", "expected an output of double, float, float16, int32, int64 .* got bool"),
         (replace(doubled(3), opsets={"": 11}), "y", "expected opset 13 or newer, got 11; convert the model"),
     ],
 )

@@ -139,7 +139,7 @@ def test_hypar_moves_no_more_than_what_it_chooses_from(name, nodes):  # its ten 
     assert moved(graph, descriptions, nodes, "hypar") <= min(kinds)
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 4])
+@pytest.mark.parametrize("nodes", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize("name", ["vgg", "branches"])
 def test_the_bytes_that_tofu_minimises_are_those_of_programs(name, planner, nodes):
