@@ -110,8 +110,25 @@ def hidden_length() -> bytes:
 
 
 def test_a_length_that_is_hidden_in_a_constant_is_found(tmp_path):
+    """Loaded as other models are, with all folded that follows from shapes."""
+    path, pairs = tmp_path / "m.onnx", {"past_0": "present_0"}
+    path.write_bytes(hidden_length())
+    loader = ReloadedModel(path)
+    first = with_state(loader.graph(path, {"x": (1, 1, 4), "past_0": (1, 0, 4)}), pairs)
     with pytest.raises(PlanError, match="its state grows"):
-        prepared(tmp_path, hidden_length(), {"x": (1, 1, 4), "past_0": (1, 0, 4)}, {"past_0": "present_0"}, PlanOptions("single"))
+        prepare_growing(first, lambda shapes, _: loader.graph(path, shapes), loader.declared, Cluster.even(2), PlanOptions("single"))
+
+
+def test_a_length_of_which_the_answer_depends_is_told_by_every_request(tmp_path):
+    empty = {"past_0": np.zeros((1, 0, 4), np.float32)}
+    planned, _ = prepared(tmp_path, hidden_length(), {"x": (1, 1, 4), "past_0": (1, 0, 4)}, {"past_0": "present_0"}, PlanOptions("single"))
+    first, further = halves(planned.artifacts)
+    alone, random, held = Alone(hidden_length(), {"past_0": "present_0"}, empty), np.random.default_rng(0), [()] * first.host.host
+    for number in range(6):
+        x = random.standard_normal((1, 1, 4)).astype(np.float32)
+        program, feeds = (further, [x]) if number else (first, [x, *empty.values()])
+        outputs, held = simulate_step(program, feeds, held, local_kernels(program))
+        np.testing.assert_allclose(outputs[0], alone.run({"x": x})[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("planner", ["tensor-parallel", "auto"])
