@@ -26,7 +26,10 @@ UNAWAITED_STALLED_S = 2.0
 USUAL = 3.0
 """Times the usual duration of a request."""
 SLOWEST_LINK = 1 << 20
-"""Bytes per second of a link over which inputs of a first request, or a state, may still be on their way."""
+"""Bytes per second of a link over which the inputs of a first request may still be on their way."""
+SLOWEST_FOR_STATE = 8 << 20
+"""The same of a state of a sequence: of 100 Mbit/s, two thirds. Chosen: what is lost of a gigabyte is missed
+after two minutes."""
 
 
 def is_stuck(member: Member, loading: Loading) -> bool:
@@ -56,21 +59,21 @@ def stalled(requests: dict[int, Request], members: Members, loading: Loading, no
             request = requests.get(number)
             if request is None or request.tracker.state != "running":
                 continue
-            patience = max(STALLED_S, USUAL * variant.usual_s) + _unusual_bytes(request, variant) / SLOWEST_LINK
+            patience = max(STALLED_S, USUAL * variant.usual_s) + _on_its_way_s(request, variant)
             ended = [member.finished - request.overtook.get(member.name, 0) for member in there if member is not None]
             overtaken = min(ended, default=0) > OVERTAKEN
             if now - started > patience and (overtaken or now - max(idle_since, started) > STALLED_S):
                 yield variant, number
 
 
-def _unusual_bytes(request: Request, variant: Variant) -> int:
-    """Return the bytes of inputs that may be on their way for longer than is known: all of a first request, or the state of a sequence.
+def _on_its_way_s(request: Request, variant: Variant) -> float:
+    """Return how long inputs may be on their way beyond what is known: all of a first request, or the state of a sequence.
 
     A run that makes a lost state anew has other inputs than the request that waits for it.
     """
     if request.sequence is not None and request.sequence.arriving_bytes:
-        return request.sequence.arriving_bytes
-    return 0 if variant.usual_s else request.bytes
+        return request.sequence.arriving_bytes / SLOWEST_FOR_STATE
+    return 0.0 if variant.usual_s else request.bytes / SLOWEST_LINK
 
 
 def unawaited_stalled(running: Iterable[tuple[Variant, int, float, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:
@@ -79,8 +82,9 @@ def unawaited_stalled(running: Iterable[tuple[Variant, int, float, float]], memb
         there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
         idle_since = max((member.idle_since for member in there), default=now)
         artifacts = variant.planned.artifacts
-        brings_more = not usual or artifacts.further is not None  # than what was timed: all state, which may be on its way for long
-        patience = max(UNAWAITED_STALLED_S, USUAL * usual) + brings_more * given_bytes(artifacts.host) / SLOWEST_LINK
+        # Which brings all state, other than what was timed.
+        on_its_way_s = 0.0 if artifacts.further is None else given_bytes(artifacts.host) / SLOWEST_FOR_STATE
+        patience = max(UNAWAITED_STALLED_S, USUAL * usual) + on_its_way_s
         # Others may keep the agents busy; where it is known how long requests take, it does not take much longer.
         if now - max(idle_since, started) > patience or (usual and now - started > USUAL * patience):
             yield variant, number

@@ -183,21 +183,21 @@ def test_a_death_is_made_up_for_by_running_all_requests_again():
 def test_a_large_state_that_is_on_its_way_again_is_waited_for():
     """What is run again brings more than the request that waits for it, and than all that was timed."""
     wire = counters("a", "b", "c")
-    call = wire.run_of(1, 0, *[1] * (4 << 17))
+    call = wire.run_of(1, 0, *[1] * (4 << 20))
     wire.until_answered(call)
-    assert [total(wire, 1, step, 1) for step in range(1, 4)] == [(4 << 17) + step for step in range(1, 4)]
+    assert [total(wire, 1, step, 1) for step in range(1, 4)] == [(4 << 20) + step for step in range(1, 4)]
     home = wire.coordinator.loading.find(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
     wire.crash(wire.agent(next(iter(home.parts))))
     call = wire.run_of(1, 4, 1)
     wire.wait(1.0)
     (again,) = wire.started.values()
-    assert sum(map(len, again.payload)) == 4 << 20
+    assert sum(map(len, again.payload)) == 32 << 20
     wire.wait(3.0)
     assert list(wire.started.values()) == [again]
     wire.wait(3.0)
-    assert list(wire.started.values()) != [again], "4 MiB at 1 MiB/s"
+    assert list(wire.started.values()) != [again], "32 MiB at 8 MiB/s"
     wire.until_answered(call)
-    assert int(bytes(wire.answer(call).payload[0])) == (4 << 17) + 4
+    assert int(bytes(wire.answer(call).payload[0])) == (4 << 20) + 4
 
 
 def test_a_state_is_read_and_stays_as_it_is():
