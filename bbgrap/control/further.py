@@ -34,7 +34,7 @@ def origin_of(plan: Plan, others: Iterable[Plan], names: tuple[str, ...]) -> Ori
     """Return what a plan over agents of these names that nobody waits for can be made of; `others` are those of its model."""
     if plan.options is None or plan.options.planner != AUTO or plan.is_stream:
         return "search"
-    alike = [other for other in others if other is not plan and other.options == plan.options]
+    alike = [other for other in others if other is not plan and other.options == plan.options and _has_same_axes(plan, other)]
     # Other profiles would make another plan of a base, not a useless one.
     serving = [(other, v) for other in alike for v in other.serving if tuple(name for name, _ in v.nodes) == names]
     near = sorted((_distance(plan, other), v.epoch, Base(v.job, v.place)) for other, v in serving if len(v.parts) > 1 and not v.is_scaled)
@@ -48,10 +48,13 @@ def origin_of(plan: Plan, others: Iterable[Plan], names: tuple[str, ...]) -> Ori
     return "search"
 
 
+def _has_same_axes(plan: Plan, other: Plan) -> bool:
+    """Whether two plans of a model are given the same inputs, of the same ranks: a cut of others says nothing."""
+    return {name: len(shape) for name, shape in plan.shapes.items()} == {name: len(shape) for name, shape in other.shapes.items()}
+
+
 def _distance(plan: Plan, other: Plan) -> float:
-    """Return how far the shapes of two plans of a model are apart: by the ratios of their sizes."""
-    if any(len(shape) != len(other.shapes.get(name, ())) for name, shape in plan.shapes.items()):
-        return float("inf")
+    """Return how far the shapes of two plans with the same axes are apart: by the ratios of their sizes."""
     return sum(
         abs(log(max(1, a) / max(1, b))) for name, shape in plan.shapes.items() for a, b in zip(shape, other.shapes[name], strict=True)
     )

@@ -100,6 +100,13 @@ def test_the_nearest_plan_that_was_searched_for_is_the_base():
     assert {base.job for base in story.bases[-1]} == set(searched), "others are tried, too"
 
 
+def test_a_plan_for_other_ranks_is_no_base():
+    story = Story()
+    story.prepare(FIRST)
+    story.served((2, 2, 8), EARNED + 1)
+    assert [(job.shapes["x"], job.bases) for job in story.wire.jobs] == [(FIRST, ()), ((2, 2, 8), ())]
+
+
 def test_further_shapes_wait_for_the_first_plan_to_be_found():
     story = Story()
     found = []
