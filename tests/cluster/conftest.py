@@ -18,7 +18,7 @@ def local_cluster(agents, cache_dir):
 
 @pytest.fixture(scope="session")
 def shared(caches):
-    with local_cluster(2, caches) as cluster:
+    with lasting_cluster(2, caches, COORDINATOR, pin=True) as cluster:
         yield cluster
 
 

@@ -202,7 +202,7 @@ def test_objectives(objective: str) -> None:
     cluster = Cluster(Cluster.even(3).nodes, Network(Link(1.25e9, 5e-5)))
     descriptions = all_descriptions(graph)
     found = {
-        o: plan_auto(graph, cluster, PlanOptions("auto", objective=o, search_seconds=1.0), descriptions) for o in (objective, "latency")
+        o: plan_auto(graph, cluster, PlanOptions("auto", objective=o, search_seconds=4.0), descriptions) for o in (objective, "latency")
     }
     evaluator = Evaluator(Pieces(graph, descriptions), cluster, PlanOptions("auto", objective=objective))
     values = {o: evaluator.score(f.plan.tiles).value for o, f in found.items()}
