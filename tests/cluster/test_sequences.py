@@ -56,23 +56,25 @@ def test_interleaved_sequences_answer_as_each_does_alone(three, name):
     interleaved(session, model(), feeds, state)
 
 
-def test_a_cache_that_grows_plans_nothing_and_deploys_nothing(three):
-    session = bbgrap.InferenceSession(decoder(), cluster=three, state="auto", planner="bbgrap", split="channels")
-    before = []
+def test_a_cache_that_grows_plans_nothing_and_deploys_nothing(tmp_path):
+    """On agents of its own: what others have loaded leaves no room for both copies of the standby, and is in the log."""
+    with known_cluster(3, tmp_path, pin=False) as cluster:
+        session = bbgrap.InferenceSession(decoder(), cluster=cluster, state="auto", planner="bbgrap", split="channels")
+        before = []
 
-    def loaded():
-        lines = three.log("coordinator", 10_000).splitlines()
-        return [line for line in lines if "is ready on" in line or "no plan" in line or "sends weights" in line]
+        def loaded():
+            lines = cluster.log("coordinator", 10_000).splitlines()
+            return [line for line in lines if "is ready on" in line or "no plan" in line or "sends weights" in line]
 
-    def count(step):
-        if step == 1:
-            wait_until(lambda: len(session.plan.report["standby"]) == 2)
-            before.extend(loaded())
+        def count(step):
+            if step == 1:
+                wait_until(lambda: len(session.plan.report["standby"]) == 2)
+                before.extend(loaded())
 
-    interleaved(session, decoder(), words, EMPTY, count)
-    assert len(session.plan.report["nodes_used"]) == 3
-    assert before
-    assert loaded() == before
+        interleaved(session, decoder(), words, EMPTY, count)
+        assert len(session.plan.report["nodes_used"]) == 3
+        assert before
+        assert loaded() == before
 
 
 def test_a_request_of_another_length_takes_its_sequence_to_the_standby(three):
