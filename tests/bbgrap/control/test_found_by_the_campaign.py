@@ -9,18 +9,7 @@ from bbgrap.control import coordinator_events as ce
 from bbgrap.control.dispatch import HOLD_S
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import joined_wire, prepare_message, ready_wire
-
-
-def standby_wire():
-    """Two agents with a copy each of a model that is not planned yet."""
-    wire = joined_wire("a", "b")
-    wire.plan = lambda job: None
-    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
-    for _ in range(5):
-        wire.pass_time(0.1)
-        wire.settle()
-    return wire
+from tests.bbgrap.control.wire import prepare_message, ready_wire, standby_wire
 
 
 def started(wire):

@@ -1,12 +1,10 @@
 """Stories of traced requests: events in, answers out."""
 
-from dataclasses import replace
-
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import joined_wire, prepare_message, ready_wire, record_of
+from tests.bbgrap.control.wire import ready_wire, record_of, standby_wire
 
 
 def running(wire, **options):
@@ -98,12 +96,7 @@ def test_records_of_others_are_refused():
 
 
 def test_records_name_the_devices_of_the_copy_that_ran_whatever_was_prepared():
-    wire = joined_wire("a", "b")
-    wire.plan = lambda job: None
-    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
-    for _ in range(5):
-        wire.pass_time(0.1)
-        wire.settle()
+    wire = standby_wire()
     calls = [wire.run(record=True) for _ in range(2)]
     wire.settle()
     assert {wire.answer(call).devices for call in calls} == {("a", "coordinator"), ("b", "coordinator")}

@@ -460,3 +460,14 @@ def ready_wire(
     wire = joined_wire(*names, options=options, settings=settings, seconds=seconds)
     wire.until_answered(wire.prepare())
     return wire
+
+
+def standby_wire() -> Wire:
+    """Two agents with a copy each of a model that is not planned yet."""
+    wire = joined_wire("a", "b")
+    wire.plan = lambda _: None
+    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+    for _ in range(5):
+        wire.pass_time(0.1)
+        wire.settle()
+    return wire
