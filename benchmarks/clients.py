@@ -111,13 +111,13 @@ class Clients:
     def _ask_on(
         self, session: InferenceSession, about: Asked, client: str, task: str, deadline: float, count: int | None, rate: float
     ) -> None:
-        if count is None:
-            self._watched.setdefault(task, session)
         self._history.note("ready", task=task)
         number, due = 0, time.monotonic()
         while not self.stopping.is_set() and number != count:
             self._ask(session, about, f"{client}.{number}", task, number % len(about.feeds), deadline)
             number += 1
+            if count is None:
+                self._watched.setdefault(task, session)
             if rate:
                 due = max(due + 1 / rate, time.monotonic() - 1.0)
                 self.stopping.wait(max(0.0, due - time.monotonic()))
@@ -139,7 +139,7 @@ class Clients:
         del client
         while not self.stopping.wait(_LOOK_S):
             session = self._watched.get(task)
-            if session is None or session._latest is None:
+            if session is None:
                 continue
             try:
                 plan = session.plan

@@ -1,0 +1,248 @@
+"""A model at the coordinator: brought once, planned for each combination of input shapes, and asked.
+
+    plan_for(shapes) ── known? ── no ──► bring what is missing ──► PrepareModel ──► the plan, or the standby until there is one
+    submit(plan, inputs) ──► RunModel; busy: wait and say it again; the coordinator has forgotten it: bring it and ask anew
+
+Laws: any thread may ask; of threads that bring the same new shapes one asks and the others wait for it; whatever is waited for, a call ends
+within its deadline.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Self, TypeVar
+
+from bbgrap.errors import ExecutionError
+from bbgrap.graph.types import Array, DType
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import AUTO
+from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
+from bbgrap.protocol.messages import TensorHeader
+from bbgrap.protocol.tensors import decode_array, encode_array
+from bbgrap.session.connection import CallFailedError, Connection, OnProgress
+from bbgrap.session.first_inputs import FirstInputs, Shapes
+from bbgrap.session.model_files import ModelFiles
+from bbgrap.session.prepared import PreparedPlan
+from bbgrap.session.signature import Signature
+from bbgrap.session.state_pairs import planned_shapes
+
+_GRACE_S = 0.7
+"""How much longer than the coordinator a client waits for the answer to a request."""
+
+_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+"""Between two tries to submit a request to a coordinator whose queue is full: doubled each time, up to the longest."""
+
+_PLANS = 512
+"""Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
+
+_log = logging.getLogger("bbgrap.session")
+
+LeftS = Callable[[], float]
+"""Tells how many seconds are left until a deadline."""
+
+R = TypeVar("R")
+
+
+class RemoteModel:
+    """A model of one session.
+
+    Invariants: `_plans` has the plan of each combination of input shapes that was run or prepared; `_latest` are those asked for last.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        files: ModelFiles,
+        signature: Signature,
+        name: str,
+        options: PlanOptions,
+        *,
+        waits: bool,
+        deadline_s: float,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        """Nothing is brought before it is needed; `waits` is whether the first request of some shapes waits for their plan."""
+        self.connection = connection
+        self.signature = signature
+        """What the model takes and gives, state among it."""
+        self.name = name
+        self.options = options
+        self._files = files
+        self._waits = waits
+        self._deadline_s = deadline_s
+        self._on_progress = on_progress
+        self._forget_plans()
+
+    def with_signature(self, signature: Signature) -> Self:
+        """Return the same model with other inputs, some of which take the place of weights; its plans are its own."""
+        other = copy.copy(self)
+        other.signature = signature
+        other._forget_plans()
+        return other
+
+    def _forget_plans(self) -> None:
+        self._plans: dict[Shapes, PreparedPlan] = {}
+        self._latest: Shapes | None = None
+        self._lock = threading.Lock()
+        self._first_inputs = FirstInputs(self.options.input_values, _PLANS)
+        self._asking = threading.Lock()
+        self._waited: frozenset[Shapes] = frozenset()
+
+    # --- plans ----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> PreparedPlan | None:
+        """Who serves the shapes used last; None if none were."""
+        if self._latest is None:
+            return None
+        shapes, known = self._latest, self._plans.get(self._latest)
+        if known is not None and known.is_current:
+            return known
+        return self.retrying(lambda left_s: self._ask(shapes, left_s, wait=False))
+
+    def prepare(self, shapes: Mapping[str, tuple[int, ...]], feeds: Sequence[Array] = (), *, wait: bool = True) -> PreparedPlan:
+        """Ask for the plan for inputs of these shapes, of which `feeds` are examples, and wait for it unless told otherwise."""
+        given = tuple(() if arg.is_packed else tuple(shapes[arg.name]) for arg in self.signature.inputs)
+        ordered = planned_shapes(self.options.state, self.signature, given)
+        self._first_inputs.see(ordered, feeds)
+        return self.retrying(lambda left_s: self._waited_for(ordered, left_s) if wait else self._ask(ordered, left_s, wait=False))
+
+    def plan_for(self, shapes: Shapes, left_s: LeftS) -> PreparedPlan:
+        """Return who serves these shapes."""
+        plan = self._plans.get(shapes) or self._first(shapes, left_s)
+        self._latest = shapes
+        return plan
+
+    def _first(self, shapes: Shapes, left_s: LeftS) -> PreparedPlan:
+        """Ask for the plan of new shapes: one thread does, the others wait for it."""
+        with self._asking:
+            known = self._plans.get(shapes)
+            if known is not None:
+                return known
+            # After a failure the standby serves: waited for is only the first plan.
+            wait, self._waited = self._waits and shapes not in self._waited, self._waited | {shapes}
+            return self._waited_for(shapes, left_s) if wait else self._ask(shapes, left_s, wait=False)
+
+    def _waited_for(self, shapes: Shapes, left_s: LeftS) -> PreparedPlan:
+        """Return the plan for these shapes once it is there."""
+        known = self._plans.get(shapes)
+        if known is not None and known.is_current and known.was_waited_for:
+            return known
+        if self.options.planner == AUTO:
+            self._measure()
+        return self._ask(shapes, left_s, wait=True)
+
+    def _ask(self, shapes: Shapes, left_s: LeftS, *, wait: bool) -> PreparedPlan:
+        """Bring the model if it is not there, and ask who serves these shapes; with `wait`, once there is a plan."""
+        # Not under the lock: requests must not wait while another shape is planned.
+        model = self._files.bring(self.connection, left_s, self._on_progress)
+        named = {arg.name: shape for arg, shape in zip(self.signature.inputs, shapes, strict=True)}
+        options = replace(self.options, input_values=self._first_inputs.values(shapes))
+        message = PrepareModel(self.connection.number(), model, named, options, wait)
+        answer = self.connection.try_call(message, ModelPrepared, self._on_progress, timeout_s=left_s())
+        plan = PreparedPlan(answer, was_waited_for=wait)
+        with self._lock:
+            while len(self._plans) >= _PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[shapes] = plan
+        self._latest = shapes
+        return plan
+
+    def _measure(self) -> None:
+        """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand; without, a plan assumes usual ones."""
+        if all(node.profile is not None and node.profile.work for node in self.connection.nodes()):
+            return
+        try:
+            self.connection.profile(on_progress=self._on_progress, again=False)
+        except ExecutionError as error:  # some have gone, or cannot: neither keeps the others from working
+            _log.warning("planning without some measurements: %s", error)
+
+    # --- requests -------------------------------------------------------------------------------------------------------------------
+
+    def answer(self, feeds: Sequence[Array], *, record: bool = False) -> RunResult:
+        """Run a request whose inputs are those of the signature, and return its answer."""
+        shapes = self.signature.shapes_of(feeds)
+        self._first_inputs.see(shapes, feeds)
+        headers, contents = _encoded(self.signature, feeds)
+
+        def work(left_s: LeftS) -> RunResult:
+            plan = self.plan_for(shapes, left_s)
+            result = self._submit(plan, headers, contents, left_s, record=record)
+            if result.epoch != plan.epoch:
+                # Another plan serves than before, or the standby: what `plan` shows is to be asked for again.
+                plan.is_current = False
+            return result
+
+        return self.retrying(work)
+
+    def submit(
+        self, plan: PreparedPlan, signature: Signature, feeds: Sequence[Array], left_s: LeftS, *, sequence: int, step: int, record: bool
+    ) -> RunResult:
+        """Run a request of a sequence, with inputs of a signature."""
+        return self._submit(plan, *_encoded(signature, feeds), left_s, sequence=sequence, step=step, record=record)
+
+    def read_state(self, plan: PreparedPlan, left_s: LeftS, *, sequence: int, step: int) -> dict[str, Array]:
+        """Return the state that so many requests of a sequence have left, by the names of inputs."""
+        result = self._submit(plan, (), (), left_s, sequence=sequence, step=step, reads=True)
+        arrays = zip(result.outputs, result.payload, strict=True)
+        return {header.name: decode_array(header.dtype, header.shape, content).copy() for header, content in arrays}
+
+    def _submit(
+        self,
+        plan: PreparedPlan,
+        headers: tuple[TensorHeader, ...],
+        contents: tuple[bytes | memoryview, ...],
+        left_s: LeftS,
+        *,
+        record: bool = False,
+        sequence: int = 0,
+        step: int = 0,
+        reads: bool = False,
+    ) -> RunResult:
+        """Run a request; as long as the coordinator has too many of them, wait and say it again."""
+        pause = _PAUSE_S
+        while True:
+            left = max(0.0, left_s())
+            try:
+                message = RunModel(self.connection.number(), plan.key, left, headers, contents, record, sequence, step, reads)
+                # A little longer than the coordinator waits: it knows better what the request has waited for.
+                return self.connection.try_call(message, RunResult, timeout_s=left + _GRACE_S)
+            except CallFailedError as failed:
+                if failed.answer.fault is not Fault.BUSY or left <= pause:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def retrying(self, work: Callable[[LeftS], R]) -> R:
+        """Do something within the deadline, which `work` is told; once more if the coordinator has forgotten the model or plan for it."""
+        deadline = time.monotonic() + self._deadline_s
+
+        def left_s() -> float:
+            return deadline - time.monotonic()
+
+        while True:
+            try:
+                return work(left_s)
+            except TimeoutError:
+                reason = f"its deadline of {self._deadline_s:g} s passed"
+                raise ExecutionError(f"model '{self.name}': {reason} without an answer of the coordinator") from None
+            except CallFailedError as failed:
+                if left_s() <= 0 or failed.answer.fault not in {Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN}:
+                    raise failed.error from None
+                with self._lock:
+                    self._plans.clear()
+                time.sleep(_PAUSE_S)
+
+
+def _encoded(signature: Signature, feeds: Sequence[Array]) -> tuple[tuple[TensorHeader, ...], tuple[bytes | memoryview, ...]]:
+    """Return the inputs of a request as they travel."""
+    headers = tuple(
+        TensorHeader(arg.name, DType.UINT8 if arg.is_packed else arg.dtype, array.shape)
+        for arg, array in zip(signature.inputs, feeds, strict=True)
+    )
+    return headers, tuple(encode_array(array) for array in feeds)
