@@ -18,6 +18,7 @@ from bbgrap.protocol.version import VERSION
 if TYPE_CHECKING:
     from bbgrap.cluster.types import Cluster, KernelRate, LinkProfile, NodeProfile, Speed
     from bbgrap.errors import (
+        AccessError,
         BbgrapError,
         ClusterFileError,
         ClusterUnavailableError,
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
         InputError,
         ModelError,
         PlanError,
+        StateLostError,
+        UnsupportedError,
         UsageError,
     )
     from bbgrap.launching.dask_cluster import DaskCluster
     from bbgrap.launching.ray_cluster import RayCluster
+    from bbgrap.launching.ssh_cluster import SSHCluster
     from bbgrap.local import LocalCluster
     from bbgrap.planners.options import PlanOptions
     from bbgrap.session.connection import Connection, connect
@@ -44,6 +48,7 @@ _HOMES = {
     "bbgrap.cluster.types": ("Cluster", "KernelRate", "LinkProfile", "NodeProfile", "Speed"),
     "bbgrap.session.connection": ("Connection", "connect"),
     "bbgrap.errors": (
+        "AccessError",
         "BbgrapError",
         "ClusterFileError",
         "ClusterUnavailableError",
@@ -51,10 +56,13 @@ _HOMES = {
         "InputError",
         "ModelError",
         "PlanError",
+        "StateLostError",
+        "UnsupportedError",
         "UsageError",
     ),
     "bbgrap.launching.dask_cluster": ("DaskCluster",),
     "bbgrap.launching.ray_cluster": ("RayCluster",),
+    "bbgrap.launching.ssh_cluster": ("SSHCluster",),
     "bbgrap.local": ("LocalCluster",),
     "bbgrap.planners.options": ("PlanOptions",),
     "bbgrap.session.inference": ("InferenceSession",),
@@ -62,6 +70,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AccessError",
     "BbgrapError",
     "Cluster",
     "ClusterFileError",
@@ -79,7 +88,10 @@ __all__ = [
     "PlanError",
     "PlanOptions",
     "RayCluster",
+    "SSHCluster",
     "Speed",
+    "StateLostError",
+    "UnsupportedError",
     "UsageError",
     "__version__",
     "connect",

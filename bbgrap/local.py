@@ -15,12 +15,10 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
-from bbgrap.session import which_cluster
-from bbgrap.session.connection import Connection, connect
+from bbgrap.session.connection import connect
+from bbgrap.session.own_cluster import OwnCluster
 
 _START_S = 30.0
 """Starting a process and importing onnxruntime takes 1 s on a laptop, far longer on a busy or small machine."""
@@ -28,11 +26,13 @@ _STOP_S = 3.0
 _FOR_CHILDREN = ("BBGRAP_CACHE_DIR", "BBGRAP_COMPILE", "BBGRAP_INSECURE", "BBGRAP_STATE_MEMORY", "BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE")
 
 
-class LocalCluster:
+class LocalCluster(OwnCluster):
     """Coordinator and agents on this machine.
 
     Invariants: `processes` holds the children by name, `coordinator` among them; `logs` is the folder with a file for each.
     """
+
+    kind = "local"
 
     def __init__(
         self,
@@ -65,7 +65,6 @@ class LocalCluster:
         self._threads = threads
         self._host = host
         self._cache_dir = cache_dir
-        self._connection: Connection | None = None
         self._home = tempfile.TemporaryDirectory(prefix="bbgrap-", ignore_cleanup_errors=True)
         self.logs = Path(self._home.name)
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -79,13 +78,6 @@ class LocalCluster:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def connection(self) -> Connection:
-        """A connection to the coordinator, closed with the cluster."""
-        if self._connection is None:
-            raise ClusterUnavailableError("local cluster: it is closed")
-        return self._connection
 
     def add_agent(self, name: str | None = None) -> str:
         """Start one more agent, wait until it has joined, and return its name."""
@@ -108,12 +100,8 @@ class LocalCluster:
         path = self.logs / f"{name}.log"
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Stop all children."""
-        if self._connection is not None:
-            which_cluster.leave(self._connection)
-            self._connection.close()
-            self._connection = None
         for name, process in self.processes.items():
             if name != "coordinator":
                 process.terminate()
@@ -130,13 +118,6 @@ class LocalCluster:
                 process.stdin.close()
         self.processes = {}
         self._home.cleanup()
-
-    def __enter__(self) -> Self:
-        which_cluster.enter(self.connection)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def start_coordinator(self, port: int | None = None) -> str:
         """Start the coordinator, on the port it had before unless another is given, and return its address."""

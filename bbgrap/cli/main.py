@@ -122,6 +122,7 @@ for command in (
     bench.bench,
     trace.trace,
     up.up,
+    up.down,
     zoo.zoo,
     config.config,
 ):

@@ -82,6 +82,24 @@ def up(
         raise typer.Exit(1)
 
 
+def down(
+    file: Annotated[Path, typer.Argument(metavar="HOSTS.yaml", help="The file that 'bbgrap up' had.", show_default=False)],
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HOST]...", help="These only, 'coordinator' among them; default: all.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Stop what 'bbgrap up' has started on other machines: the agents, then the coordinator.
+
+    Exit code 0 only if nothing of it runs any more.
+
+    Example:
+        bbgrap down hosts.yaml
+    """
+    up(file, Action.STOP, hosts, as_json=as_json)
+
+
 def _done(launch: Launch, action: Action, check: bool, timeout: float) -> list[HostState]:
     if check:
         with step("trying the hosts"):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class DaskCluster(EngineCluster):
     """A coordinator beside the driver, and an agent beside each worker of Dask, called like it."""
 
-    engine = "dask"
+    kind = "dask"
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class DaskCluster(EngineCluster):
             UsageError: if Dask is not installed, the client is asynchronous, or a number cannot be.
             ClusterUnavailableError: if there are too few workers, or an agent does not start; the message has the end of its log.
         """
-        check_counts(self.engine, agents, threads, least_threads=0)
+        check_counts(self.kind, agents, threads, least_threads=0)
         try:
             from distributed import Client
         except ImportError as error:

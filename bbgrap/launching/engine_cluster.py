@@ -10,57 +10,27 @@ with it.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from types import TracebackType
-from typing import Self
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.launching.engine_agent import AgentLook
 from bbgrap.local import LocalCluster
-from bbgrap.session import which_cluster
-from bbgrap.session.connection import Connection
+from bbgrap.session.own_cluster import OwnCluster
 
 _LOOK_S = 0.2
 
 
-class EngineCluster(ABC):
-    """A cluster whose agents are an engine's, with the surface of `LocalCluster`.
-
-    Invariants: `address` is the coordinator's.
-    """
-
-    engine: str
-    """Its name, for errors."""
-    address: str
-    _connection: Connection | None = None
-
-    @property
-    def connection(self) -> Connection:
-        """A connection to the coordinator, closed with the cluster."""
-        if self._connection is None:
-            raise ClusterUnavailableError(f"{self.engine} cluster: it is closed")
-        return self._connection
+class EngineCluster(OwnCluster):
+    """A cluster whose agents are an engine's; `kind` is the engine's name. Ending it gives back what the engine lent; that goes on."""
 
     @abstractmethod
     def looks(self, lines: int = 20) -> Sequence[AgentLook]:
         """Return how the agents are whose owners live, each with the end of its log."""
 
     @abstractmethod
-    def kill(self, name: str) -> None:
-        """End an agent's process at once, as a power cut would; its owner starts another one.
-
-        Raises:
-            UsageError: if there is no such agent.
-        """
-
-    @abstractmethod
     def coordinator_log(self, lines: int) -> str:
         """Return the last lines of the coordinator's log."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """End agents and coordinator, as far as they were started, and give back what the engine lent."""
 
     def log(self, name: str, lines: int = 20) -> str:
         """Return the last lines of the log of an agent, or of `coordinator`.
@@ -78,7 +48,7 @@ class EngineCluster(ABC):
         """
         found = {look.name: look for look in self.looks(lines)}
         if name not in found:
-            raise UsageError(f"{self.engine} cluster: expected an agent of {sorted(found)}, got '{name}'")
+            raise UsageError(f"{self.kind} cluster: expected an agent of {sorted(found)}, got '{name}'")
         return found[name]
 
     def wait_joined(self, agents: int, deadline: float, known: Collection[str] = ()) -> tuple[str, ...]:
@@ -96,31 +66,14 @@ class EngineCluster(ABC):
             for look in looks:
                 if look.status is not None and look.name not in joined:
                     raise ClusterUnavailableError(
-                        f"{self.engine} cluster: agent '{look.name}' ended with status {look.status}; the end of its log:\n{look.log}"
+                        f"{self.kind} cluster: agent '{look.name}' ended with status {look.status}; the end of its log:\n{look.log}"
                     )
             if time.monotonic() > deadline:
                 log = f"; the end of the log of '{late.name}':\n{late.log}" if late else ""
                 raise ClusterUnavailableError(
-                    f"{self.engine} cluster: expected {agents} agents to join {self.address}, got {sorted(joined)}{log}"
+                    f"{self.kind} cluster: expected {agents} agents to join {self.address}, got {sorted(joined)}{log}"
                 )
             time.sleep(_LOOK_S)
-
-    def close(self) -> None:
-        """Stop all agents and the coordinator; the engine goes on."""
-        connection, self._connection = self._connection, None
-        try:
-            self.end()
-        finally:
-            if connection is not None:
-                which_cluster.leave(connection)
-                connection.close()
-
-    def __enter__(self) -> Self:
-        which_cluster.enter(self.connection)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def start_coordinator(host: str, port: int) -> LocalCluster:

@@ -61,11 +61,9 @@ class Launch:
             UsageError: if the file has no such host.
         """
         own = file.coordinator.host
-        known = {host.name: host for host in (*([own] if own else []), *file.hosts)}
-        for name in names:
-            if name not in known:
-                raise UsageError(f"'{file.path}' starts nothing that is called '{name}', only {', '.join(known)}")
         self._file = file
+        for name in names:
+            self._host(name)
         self._agents = [host for host in file.hosts if not names or host.name in names]
         self._own = own if not names or COORDINATOR in names else None
         self._token_file = token_file
@@ -115,9 +113,44 @@ class Launch:
             *_each([self._own] if self._own else [], lambda host: _ended(host, self._ask(host, "stop"))),
         ]
 
+    def kill(self, name: str) -> None:
+        """End a host's process at once, as a power cut would.
+
+        Raises:
+            UsageError: if the file has no such host.
+            HostError: if it does not run, or its host cannot be reached.
+        """
+        self._ask(self._host(name), "kill")
+
+    def log(self, name: str, lines: int) -> str:
+        """Return the last lines of a host's log; nothing if there is none yet.
+
+        Raises:
+            UsageError: if the file has no such host.
+            HostError: if it cannot be reached.
+        """
+        return "\n".join(self._ask(self._host(name), "status", lines=str(lines)).log)
+
+    def connect(self) -> Connection:
+        """Connect to the coordinator, which runs.
+
+        Raises:
+            HostError: if it cannot be asked for its token.
+            ClusterUnavailableError: if it does not answer.
+        """
+        own = self._file.coordinator.host
+        return self._connect(_Tokens() if own is None else _tokens_in(self._ask(own, "status", tokens="1")))
+
     def check(self) -> list[HostState]:
         """Try whether the hosts can be reached and have the bbgrap of this machine; nothing is started."""
         return _each([*([self._own] if self._own else []), *self._agents], lambda host: _checked(host, self._ask(host, "check")))
+
+    def _host(self, name: str) -> Host:
+        own = self._file.coordinator.host
+        known = {host.name: host for host in (*([own] if own else []), *self._file.hosts)}
+        if name not in known:
+            raise UsageError(f"'{self._file.path}' starts nothing that is called '{name}', only {', '.join(known)}")
+        return known[name]
 
     def _ask(self, host: Host, action: str, **settings: str) -> Reply:
         profile = profile_text(NodeProfile(host.name, memory_bytes=host.memory_bytes)) if host.memory_bytes else ""

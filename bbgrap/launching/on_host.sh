@@ -1,5 +1,5 @@
 # What happens on a host. `sh -s` reads this from its standard input, after lines that set
-#   action (start, stop, status, logs, check), cluster, name, bin, token, profile, ready, tokens, lines, follow,
+#   action (start, stop, kill, status, logs, check), cluster, name, bin, token, profile, ready, tokens, lines, follow,
 # and the command as $1, $2, ... So nothing of it is in anybody's arguments, where other users of the machine could read the token.
 # Answers are lines `::bbgrap KEY=VALUE`; after `::bbgrap log` comes the end of the process's log.
 # Laws: every action may be repeated; a process id counts only together with the time at which its process began.
@@ -100,6 +100,10 @@ main() {
             stop
             say stopped 1
         fi
+        ;;
+    kill)
+        alive || fail "it does not run"
+        kill -KILL "-$pid" 2>/dev/null || kill -KILL "$pid"
         ;;
     status) report "$@" ;;
     check)

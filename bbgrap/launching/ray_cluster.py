@@ -31,7 +31,7 @@ class RayCluster(EngineCluster):
     are called like their nodes.
     """
 
-    engine = "ray"
+    kind = "ray"
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class RayCluster(EngineCluster):
             UsageError: if Ray is not installed, or a number cannot be.
             ClusterUnavailableError: if there are too few nodes, or an agent does not start; the message has the end of its log.
         """
-        check_counts(self.engine, agents, threads, least_threads=1)
+        check_counts(self.kind, agents, threads, least_threads=1)
         if coordinator not in {"driver", "actor"}:
             raise UsageError(f"ray cluster: expected the coordinator in 'driver' or 'actor', got '{coordinator}'")
         if coordinator == "actor" and host:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from bbgrap.errors import BbgrapError
+from bbgrap.errors import ClusterUnavailableError
 from bbgrap.launching.hosts import Host
 
 _PAUSES_S = (0.0, 1.0, 2.0)
@@ -24,7 +24,7 @@ _SSH_FAILED = 255
 _MARK = "::bbgrap "
 
 
-class HostError(BbgrapError):
+class HostError(ClusterUnavailableError):
     """A host cannot be reached, or did not do what it was told."""
 
 
