@@ -30,7 +30,7 @@ LIGHTER = (
     (r"^(bbgrap (?:local|serve) .*)--agents 2", r"\1--agents 1"),
     (r"^(bbgrap (?:demo|profile(?! add)).*)", r"\1 --help"),  # they measure nodes, 7 seconds each; tests/bbgrap/cli runs both
     (r"^(bbgrap .*--planner auto.*)", r"\1 --search-seconds 1"),
-    (r"^bbgrap up .*", "bbgrap up --help"),  # tests/deploy runs it on hosts
+    (r"^bbgrap (up|down) .*", r"bbgrap \1 --help"),  # tests/deploy runs it on hosts
     (r"^bbgrap exec .*", "bbgrap exec --agents 1 program.py"),
     (r"^(bbgrap serve .*?)(?: --http \S+)?$", r"\1 --http 127.0.0.1:0"),
     (r"--grpc \S+", "--grpc 127.0.0.1:0"),

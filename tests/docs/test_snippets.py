@@ -24,7 +24,7 @@ def test_a_snippet_runs(document, snippet, address, folder, monkeypatch, request
             yield connection
 
     if document != "README.md":  # that one starts a cluster of its own, the others use the one that is there
-        for name in ("LocalCluster", "RayCluster", "DaskCluster"):
+        for name in ("LocalCluster", "RayCluster", "DaskCluster", "SSHCluster"):
             monkeypatch.setattr(bbgrap, name, there, raising=False)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("BBGRAP_COORDINATOR", address)
