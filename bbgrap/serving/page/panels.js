@@ -30,9 +30,15 @@ export function summary(status) {
     (versions.length === 1 ? `version ${versions[0]}` : `different versions: ${versions.join(', ')}`));
 }
 
+/** The models with most requests, by name. */
+function busiest(status, most) {
+  const asked = model => Object.values(model.requests).reduce((sum, count) => sum + count, model.waiting + model.running);
+  return [...status.models].sort((one, other) => asked(other) - asked(one)).slice(0, most).sort((one, other) => one.name < other.name ? -1 : +(one.name > other.name));
+}
+
 export function models(status, rates) {
   const known = new Map(rates.map(entry => [entry.model, entry]));
-  const cards = status.models.slice(0, MOST_MODELS).map(model => [model, known.get(model.model)]);
+  const cards = busiest(status, MOST_MODELS).map(model => [model, known.get(model.model)]);
   show(id('models'), [cards, status.models.length], () => {
     const made = cards.map(([model, now]) => card(model, now));
     if (!made.length) made.push(make('p', {class: 'note'}, 'No model was brought yet.'));
@@ -57,10 +63,10 @@ function card(model, now) {
 
 /** Draw the time series; a point is [time, [model, per second, p50, p95, p99, waiting, running], ...]. */
 export function charts(points, status, chosen) {
-  const times = points.map(point => point[0]), shown = status.models.slice(0, COLOURS);
+  const times = points.map(point => point[0]), shown = busiest(status, COLOURS);
   const of = (model, place) => points.map(point => point.slice(1).find(entry => entry[0] === model)?.[place] ?? null);
   chart(id('chart-rate'), times, shown.map((model, place) => ({name: model.name, colour: `var(--${SERIES[place]})`, values: of(model.model, 1)})), value => `${+value.toFixed(1)}`);
-  const model = shown.find(entry => entry.model === chosen) ?? shown[0];
+  const model = status.models.find(entry => entry.model === chosen) ?? shown[0];
   id('chart-model').textContent = model ? shorten(model.name, 30) : 'no model';
   if (!model) return;
   const asked = of(model.model, 1);
