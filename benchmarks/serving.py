@@ -77,7 +77,7 @@ class Http:
 
 def latency(cluster: bbgrap.LocalCluster, runs: int) -> dict[str, float]:
     """Return p50 of ResNet50 in milliseconds, both ways in turns."""
-    session, x, expected = _session(cluster, "resnet50", "single")
+    session, x, expected = session_of(cluster, "resnet50", "single")
     with server(cluster.address, "resnet50", "single") as place:
         over_http = Http(place, "resnet50", "input", x, expected)
         ways: Mapping[str, Run] = {"session": lambda: _check(session.run(None, {"input": x})[0], expected), "http": over_http.run}
@@ -94,7 +94,7 @@ def latency(cluster: bbgrap.LocalCluster, runs: int) -> dict[str, float]:
 
 def throughput(cluster: bbgrap.LocalCluster, requests: int, in_flight: int, blocks: int) -> dict[str, Any]:
     """Return requests per second of MobileNetV2, each way."""
-    session, x, expected = _session(cluster, "mobilenet_v2", "auto")
+    session, x, expected = session_of(cluster, "mobilenet_v2", "auto")
     plain, batching = (
         server(cluster.address, "mobilenet_v2", "auto", "--objective", "throughput", *more) for more in ((), ("--max-batch", "4"))
     )
@@ -123,7 +123,7 @@ def throughput(cluster: bbgrap.LocalCluster, requests: int, in_flight: int, bloc
 
 def processors(cluster: bbgrap.LocalCluster, requests: int, blocks: int) -> dict[str, float]:
     """Return microseconds on processors per request, of each process and both ways."""
-    session, x, expected = _session(cluster, "mobilenet_v2", "single")
+    session, x, expected = session_of(cluster, "mobilenet_v2", "single")
     with server(cluster.address, "mobilenet_v2", "single") as place:
         ways: Mapping[str, Run] = {
             "session": lambda: _check(session.run(None, {"input": x})[0], expected),
@@ -132,15 +132,15 @@ def processors(cluster: bbgrap.LocalCluster, requests: int, blocks: int) -> dict
         taken: dict[str, list[float]] = {}
         for number in range(-1, blocks):
             for way, run in ways.items():
-                before = _on_processors()
+                before = on_processors()
                 for _ in range(requests):
                     run()
-                for name, after in _on_processors().items() if number >= 0 else ():
+                for name, after in on_processors().items() if number >= 0 else ():
                     taken.setdefault(f"{way}_{name}_us", []).append((after - before.get(name, 0.0)) / requests)
     return {name: statistics.median(found) for name, found in taken.items()}
 
 
-def _on_processors() -> dict[str, float]:
+def on_processors() -> dict[str, float]:
     """Return how many microseconds this process and those that it started have been on processors, by what they are."""
     sums: dict[str, float] = {}
     for process in (this := psutil.Process(), *this.children(recursive=True)):
@@ -153,7 +153,8 @@ def _on_processors() -> dict[str, float]:
     return sums
 
 
-def _session(cluster: bbgrap.LocalCluster, model: str, planner: str) -> tuple[bbgrap.InferenceSession, Array, Array]:
+def session_of(cluster: bbgrap.LocalCluster, model: str, planner: str) -> tuple[bbgrap.InferenceSession, Array, Array]:
+    """Return a session that is ready, an input, and the answer to it."""
     options = bbgrap.PlanOptions(planner, objective="throughput" if planner == "auto" else "latency")
     session = bbgrap.InferenceSession(materialize(model), cluster=cluster, options=options)
     x = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)

@@ -86,7 +86,7 @@ class Blame:
     def _quarantine(self, plan: Plan, variant: Variant, request: Request | None) -> list[Instruction]:
         what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
         plan.quarantine = f"{what} has ended the workers of agents and is not run again: {'; '.join(plan.deaths[-MAX_DEATHS:])}"[:2000]
-        done: list[Instruction] = [Log(f"model {plan.model[:8]}: {plan.quarantine}", event="given up", model=plan.model)]
+        done: list[Instruction] = [Log(f"{plan.called}: {plan.quarantine}", event="given up", model=plan.model)]
         if request is not None and request.number in self.requests.open:
             done += self.requests.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {plan.quarantine}")
         done += self._drop_all(plan)

@@ -358,7 +358,7 @@ class Requests:
     def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[Instruction]:
         """Go on without a variant that a node cannot load; without any left of its job, there is no plan for its world."""
         plan = variant.plan
-        text = f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"
+        text = f"'{variant.name}' of {plan.called} is given up: {reason}"
         told = Log(text, event="given up", node=node, model=plan.model, epoch=variant.epoch)
         done: list[Instruction] = [told, *self.drop(variant)]
         if plan.is_standby:

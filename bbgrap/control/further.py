@@ -90,6 +90,6 @@ def learn(plan: Plan, variant: Variant, seconds: float, loading: Loading) -> lis
     for slow in scaled:
         plan.failed[slow.world] = Fault.PLAN, f"planner: {why}"
     return [
-        Log(f"model {plan.model[:8]}: a plan made like another is given up: {why}", event="given up", model=plan.model),
+        Log(f"{plan.called}: a plan made like another is given up: {why}", event="given up", model=plan.model),
         *(i for v in scaled for i in loading.release(v)),
     ]

@@ -166,7 +166,7 @@ class Loading:
         return [
             HostDeploy(variant.epoch, artifacts.host, variant.peers, artifacts.further, artifacts.reading),
             Log(
-                f"'{variant.name}' of model {variant.plan.model[:8]} is ready on {names or 'no agent'} (epoch {variant.epoch})",
+                f"'{variant.name}' of {variant.plan.called} is ready on {names or 'no agent'}",
                 event="loaded",
                 model=variant.plan.model,
                 epoch=variant.epoch,

@@ -256,13 +256,13 @@ class Planning:
             plan.uncovered[job.spare_for] = reason
             self.loading.touch(plan)
             what = f"when '{job.spare_for}' is lost, requests wait until there is a plan without it"
-            return [Log(f"model {plan.model[:8]} fits no node; {what}: {reason}")]
+            return [Log(f"{plan.called} fits no node; {what}: {reason}")]
         if job.bases and fault is Fault.PLAN:
             plan.unlike |= {base.job for base in job.bases}
         else:
             plan.fails(job.world, fault, reason, now)
         self.loading.touch(plan)
-        return [Log(f"no plan for model {plan.model[:8]}: {reason}", event="no plan", model=plan.model)]
+        return [Log(f"no plan for {plan.called}: {reason}", event="no plan", model=plan.model)]
 
     def release_others(self, plan: Plan, job: int) -> list[Instruction]:
         """Release what a plan has loaded besides a job and the newest one over other agents, which is for when those are left again."""

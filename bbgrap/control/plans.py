@@ -330,12 +330,17 @@ class Plan:
         # "routes" is what "variants" were called before; it stays for one release.
         return {**report, "measured": {"variants": timed, "routes": timed, "chosen": [variant.name for variant in serving]}}
 
+    @property
+    def called(self) -> str:
+        """Its model, as people and logs call it: by its file's name, and the first eight digits of its digest."""
+        return f"model '{self.files[0].name.removesuffix('.onnx')}' ({self.model[:8]})"
+
     def measured_text(self) -> str:
         """Return what was measured, for the operator."""
         medians = self.policy.medians
         times = [f"{v.name} {1e3 * medians[v.epoch]:.1f} ms" for v in self.variants if v.epoch in medians]
         names = "every variant" if self.policy.serving is None else " and ".join(v.name for v in self.serving) or "nobody"
-        return f"job {self.latest}: {', '.join(times) or 'its variants could not be timed'}; {names} serves"
+        return f"{self.called}: {', '.join(times) or 'its variants could not be timed'}; {names} serves"
 
 
 @dataclass(eq=False, slots=True)

@@ -66,6 +66,4 @@ class Spares:
     def uncovered(self, plan: Plan, name: str, reason: str) -> list[Instruction]:
         """Remember that requests wait for a new plan when an agent is lost, and why."""
         plan.uncovered[name] = reason
-        return [
-            Log(f"model {plan.model[:8]} fits no node; when '{name}' is lost, requests wait until there is a plan without it: {reason}")
-        ]
+        return [Log(f"{plan.called} fits no node; when '{name}' is lost, requests wait until there is a plan without it: {reason}")]

@@ -140,4 +140,4 @@ class Standbys:
         standby.job = None
         standby.fails("", event.fault, event.reason, now)
         self.loading.touch(standby)
-        return [Log(f"no standby for model {standby.model[:8]}: {event.reason}", event="no plan", model=standby.model)]
+        return [Log(f"no standby for {standby.called}: {event.reason}", event="no plan", model=standby.model)]

@@ -124,7 +124,7 @@ class SyntheticRequests:
         if len(contenders) == 1:
             plan.policy.serve(contenders[0].epoch)
             only = contenders[0]
-            text = f"'{only.name}' of model {plan.model[:8]} serves (epoch {only.epoch})"
+            text = f"'{only.name}' of {plan.called} serves"
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=only.epoch)]
         plan.inputs = synthetic_inputs(newest[0].planned.artifacts.host)
         plan.timing = Timing([variant.epoch for variant in contenders] if plan.inputs else [], now + TIMING_S)

@@ -67,7 +67,7 @@ class _Check:
 
     @property
     def what(self) -> str:
-        return f"request {self.request.number} of model {self.request.plan.model[:8]}"
+        return f"request {self.request.number} of {self.request.plan.called}"
 
 
 @dataclass(frozen=True, slots=True)

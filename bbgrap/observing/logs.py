@@ -42,16 +42,17 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Time, level, logger and message; the model where the message does not name it."""
+    """Time, level, logger and message; the model and the epoch where the message does not name them."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         """Return the line without a traceback."""
-        model = str(getattr(record, "model", "") or "")[:8]
-        line = super().formatMessage(record)
-        return line if not model or model in record.getMessage() else f"{line} [model {model}]"
+        known = {"model": str(getattr(record, "model", "") or "")[:8], "epoch": str(getattr(record, "epoch", "") or "")}
+        message = record.getMessage()
+        others = ", ".join(f"{name} {value}" for name, value in known.items() if value and value not in message)
+        return super().formatMessage(record) + (f" [{others}]" if others else "")
 
 
 def write_logs(form: LogFormat, *, verbose: bool = False) -> None:

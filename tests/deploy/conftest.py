@@ -4,6 +4,7 @@ import getpass
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 USER = getpass.getuser()
+# A shell that starts tests in the background lets them ignore Ctrl-C, and what they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 CODE = os.pathsep.join(str(ROOT / folder) for folder in ("", "agents", "coordinator"))
 
 

@@ -33,6 +33,7 @@ export function figure(value, text) {
 const grouped = (value, digits) => value.toLocaleString('en-US', {minimumFractionDigits: digits, maximumFractionDigits: digits});
 
 export function milliseconds(seconds) {
+  if (!seconds) return '0 ms';
   const ms = 1e3 * seconds, size = Math.abs(ms);
   return `${grouped(ms, size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3)} ms`;
 }
@@ -68,10 +69,10 @@ export function shapes(plan) {
   return Object.entries(plan.shapes).map(([name, shape]) => `${name} ${shape.join('×')}`.trim()).join(', ') || 'no inputs';
 }
 
-/** Fill a table: heads are [text, is a number]; a row is its cells, the first of which names it. */
+/** Fill a table: heads are [text or elements, is a number]; a row is its cells, the first of which names it. */
 export function table(element, key, heads, rows) {
   show(element, key, () => [
-    make('thead', {}, make('tr', {}, ...heads.map(([text, isNumber]) => make('th', {scope: 'col', class: isNumber ? 'n' : undefined}, text)))),
+    make('thead', {}, make('tr', {}, ...heads.map(([text, isNumber]) => make('th', {scope: 'col', class: isNumber ? 'n' : undefined}, ...[text].flat())))),
     make('tbody', {}, ...rows().map(({cells, ...attributes}) => make('tr', attributes, ...cells.map((cell, place) =>
       make(place ? 'td' : 'th', {scope: place ? undefined : 'row', class: heads[place][1] ? 'n' : undefined}, ...[cell].flat()))))),
   ]);

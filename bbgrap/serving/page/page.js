@@ -56,7 +56,7 @@ function update() {
 
 function trouble() {
   const isGone = performance.now() - heardAt > SILENT_MS || source.readyState !== EventSource.OPEN;
-  const why = isGone ? 'The connection to this server is lost; trying until it is back.' : away ? `The coordinator is away: ${away}` : '';
+  const why = isGone ? 'The connection to this server is lost; trying until it is back.' : away ? `The coordinator is away: ${away}.` : '';
   const text = why && latest ? `${why} What is shown is ${age((Date.now() - shownAt) / 1e3)} old.` : why;
   const state = isGone ? 'no server' : away ? 'no coordinator' : 'live';
   if (id('state').textContent !== state) id('state').textContent = state;

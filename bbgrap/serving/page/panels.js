@@ -15,11 +15,14 @@ export function colourOf(name) {
   return `var(--c${order.indexOf(name) % COLOURS})`;
 }
 
-function named(name) {
+function dotted(colour, text) {
   const dot = make('span', {class: 'dot'});
-  dot.style.background = colourOf(name);
-  return [dot, name];
+  dot.style.background = colour;
+  return [dot, text];
 }
+
+const named = name => dotted(colourOf(name), name);
+const marked = (colour, text) => dotted(`var(--${colour})`, text);
 
 export function summary(status) {
   const alive = status.nodes.filter(node => node.state === 'alive');
@@ -30,9 +33,15 @@ export function summary(status) {
     (versions.length === 1 ? `version ${versions[0]}` : `different versions: ${versions.join(', ')}`));
 }
 
+/** The models with most requests, by name. */
+function busiest(status, most) {
+  const asked = model => Object.values(model.requests).reduce((sum, count) => sum + count, model.waiting + model.running);
+  return [...status.models].sort((one, other) => asked(other) - asked(one)).slice(0, most).sort((one, other) => one.name < other.name ? -1 : +(one.name > other.name));
+}
+
 export function models(status, rates) {
   const known = new Map(rates.map(entry => [entry.model, entry]));
-  const cards = status.models.slice(0, MOST_MODELS).map(model => [model, known.get(model.model)]);
+  const cards = busiest(status, MOST_MODELS).map(model => [model, known.get(model.model)]);
   show(id('models'), [cards, status.models.length], () => {
     const made = cards.map(([model, now]) => card(model, now));
     if (!made.length) made.push(make('p', {class: 'note'}, 'No model was brought yet.'));
@@ -57,10 +66,10 @@ function card(model, now) {
 
 /** Draw the time series; a point is [time, [model, per second, p50, p95, p99, waiting, running], ...]. */
 export function charts(points, status, chosen) {
-  const times = points.map(point => point[0]), shown = status.models.slice(0, COLOURS);
+  const times = points.map(point => point[0]), shown = busiest(status, COLOURS);
   const of = (model, place) => points.map(point => point.slice(1).find(entry => entry[0] === model)?.[place] ?? null);
   chart(id('chart-rate'), times, shown.map((model, place) => ({name: model.name, colour: `var(--${SERIES[place]})`, values: of(model.model, 1)})), value => `${+value.toFixed(1)}`);
-  const model = shown.find(entry => entry.model === chosen) ?? shown[0];
+  const model = status.models.find(entry => entry.model === chosen) ?? shown[0];
   id('chart-model').textContent = model ? shorten(model.name, 30) : 'no model';
   if (!model) return;
   const asked = of(model.model, 1);
@@ -72,7 +81,7 @@ export function charts(points, status, chosen) {
 }
 
 export function nodes(status) {
-  const heads = [['node'], ['state'], ['busy', 1], ['worker', 1], ['free', 1], ['of', 1], ['running', 1], ['cores', 1], ['bbgrap'], ['onnxruntime'], ['since', 1]];
+  const heads = [['node'], ['state'], ['busy', 1], ['memory used', 1], ['free', 1], ['in all', 1], ['running', 1], ['cores', 1], ['bbgrap'], ['onnxruntime'], ['since', 1]];
   const since = node => age(status.now - node.since);
   table(id('nodes'), status.nodes.map(node => [node, since(node)]), heads, () => status.nodes.map(node => {
     const gone = node.state !== 'alive', cells = [named(node.name), make('span', {class: `state ${gone ? 'gone' : 'alive'}`}, node.state)];
@@ -103,7 +112,7 @@ export function plans(status) {
   const told = all.map(([name, {segments, ...plan}]) => [name, plan]);
   table(id('plans'), told, heads, () => told.map(([name, plan]) => ({'data-plan': plan.plan, cells: [
     shorten(name, 40), shorten(shapes(plan), 60), `${plan.planner} (${plan.objective})`,
-    make('span', {class: `state ${plan.serves === 'plan' ? 'alive' : plan.serves === 'nobody' ? 'gone' : 'between'}`}, plan.serves === 'nobody' ? 'nobody' : `${plan.serves}: ${plan.variant}`),
+    make('span', {class: `state ${plan.serves === 'plan' ? 'alive' : plan.serves === 'nobody' ? 'gone' : 'between'}`}, ['nobody', plan.variant].includes(plan.serves) ? plan.serves : `${plan.serves}: ${plan.variant}`),
     plan.nodes.flatMap(node => [...named(node), ' ']), make('span', {class: 'why'}, plan.why),
     plan.measured_s ? figure(plan.measured_s, milliseconds(plan.measured_s)) : '–', plan.predicted_s ? figure(plan.predicted_s, milliseconds(plan.predicted_s)) : '–',
     figure(plan.requests, plan.requests.toLocaleString('en-US')), [figure(plan.waiting, `${plan.waiting}`), ', ', figure(plan.running, `${plan.running}`)],
@@ -133,7 +142,7 @@ export function segments(plan) {
   const off = Math.exp(both.reduce((sum, entry) => sum + Math.abs(Math.log(entry.measured_s / entry.predicted_s)), 0) / both.length);
   id('error').textContent = both.length ? `Segments of the latest recorded request. Predictions are off by a factor of ${off.toFixed(2)} (geometric mean).`
     : 'Segments of the latest recorded request; what a standby answers has no prediction.';
-  table(id('segments'), found, [['node'], ['segment', 1], ['measured', 1], ['predicted', 1], ['ratio', 1], ['']], () => found.map(entry => ({
+  table(id('segments'), found, [['node'], ['segment', 1], [marked('compute', 'measured'), 1], [marked('wait', 'predicted'), 1], ['ratio', 1], ['']], () => found.map(entry => ({
     'data-segment': `${entry.node} ${entry.segment}`,
     cells: [named(entry.node), `${entry.segment}`, figure(entry.measured_s, milliseconds(entry.measured_s)), entry.predicted_s ? figure(entry.predicted_s, milliseconds(entry.predicted_s)) : '–',
       entry.predicted_s ? (entry.measured_s / entry.predicted_s).toFixed(2) : '–', [bar(entry.measured_s / longest, 'compute thin'), bar(entry.predicted_s / longest, 'wait thin')]],

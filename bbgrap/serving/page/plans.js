@@ -5,34 +5,36 @@ import {colourOf} from './panels.js';
 
 const id = name => document.getElementById(name);
 const AGAIN_MS = 5000;
-let asked = '', askedAt = 0, known = null, isAsking = false;
+let asked = '', askedAt = 0, known = null, shownOf = '', why = '', isAsking = false;
 
 /** Offer the plans there are, and return the chosen one: the most used, until somebody chooses. */
 export function choose(status) {
   const all = status.models.flatMap(model => model.plans.map(plan => ({plan, text: `${shorten(model.name, 40)}: ${shorten(shapes(plan), 60)}, ${plan.planner}`})));
   const list = id('plan'), key = all.map(({plan, text}) => plan.plan + text).join('\n');
+  const current = all.find(({plan}) => plan.plan === list.value)?.plan;
   if (list.shown !== key) {
-    const before = list.value;
     list.shown = key;
     list.replaceChildren(...all.map(({plan, text}) => make('option', {value: plan.plan}, text)));
-    if (all.some(({plan}) => plan.plan === before)) list.value = before;
   }
-  const current = all.find(({plan}) => plan.plan === list.value)?.plan;
-  if (!list.touched && all.length && !current?.requests) list.value = all.reduce((best, {plan}) => plan.requests > best.requests ? plan : best, all[0].plan).plan;
-  return all.find(({plan}) => plan.plan === list.value)?.plan;
+  const most = all.map(({plan}) => plan).reduce((best, plan) => plan.requests > (best?.requests ?? -1) ? plan : best, null);
+  // Twice as many: plans that are used alike do not take turns.
+  const chosen = current && (list.touched || most.requests <= 2 * current.requests) ? current : most;
+  list.value = chosen?.plan ?? '';
+  return chosen;
 }
 
 /** Bring the pictures of a plan if they are not here, or old; return what the recorded request sent, as [from, to, bytes]. */
 export function refresh(plan, now, then) {
-  if (!plan) {
-    known = null;
-    asked = '';
+  if (shownOf !== (plan?.plan ?? '')) {
+    // Pictures of another plan are not this one's.
+    [shownOf, asked, known, why] = [plan?.plan ?? '', '', null, ''];
     place(null);
-  } else {
+  }
+  if (plan) {
     const key = `${plan.plan} ${plan.epoch} ${plan.serves}`, isNew = key !== asked;
     if (!isAsking && (isNew || performance.now() - askedAt > AGAIN_MS)) bring(plan.plan, key, then);
   }
-  id('recorded').textContent = !known ? '' : known.recorded_at
+  id('recorded').textContent = !known ? why : known.recorded_at
     ? `recorded ${age(now - known.recorded_at)} ago, clocks agree within ${milliseconds(known.clock_error_s)}`
     : 'no request was recorded yet: one in some seconds is, of those that come through this server';
   return known?.traffic ?? [];
@@ -42,13 +44,15 @@ async function bring(plan, key, then) {
   isAsking = true;
   askedAt = performance.now();
   try {
-    const answer = await fetch(`/live/plans/${plan}`);
-    if (answer.ok) {
-      known = await answer.json();
+    const answer = await fetch(`/live/plans/${plan}`), found = answer.ok ? await answer.json() : null, said = found ? '' : await answer.text();
+    if (plan !== shownOf) return; // somebody chose another one meanwhile
+    why = said && `no pictures: ${said}`;
+    if (found) {
+      known = found;
       asked = key;
       place(known);
-      then();
     }
+    then();
   } catch {
     // The stream says that the server is away.
   } finally {

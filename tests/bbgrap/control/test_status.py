@@ -116,6 +116,7 @@ def test_events_tell_of_joining_plans_and_losses_once():
     status = told(wire)
     assert kinds(status)[:2] == ["joined", "joined"]
     assert {"loaded", "serves"} <= set(kinds(status))
+    assert all(f"model 'm' ({MODEL[:8]})" in event.text for event in status.events if event.model)
     assert [event.number for event in status.events] == list(range(1, len(status.events) + 1))
     wire.crash(wire.agent("b"))
     wire.wait(1.0)

@@ -37,9 +37,9 @@ def test_json_lines_say_what_they_speak_of():
     assert "ZeroDivisionError" in failure["exception"]
 
 
-def test_text_lines_have_a_level_and_the_model():
+def test_text_lines_have_a_level_the_model_and_the_epoch():
     first, second, *rest = lines("text")
-    assert first.endswith("WARNING bbgrap.x plan 5 [model abababab]")
+    assert first.endswith("WARNING bbgrap.x plan 5 [model abababab, epoch 7]")
     assert second.endswith("ERROR bbgrap.x it failed")
     assert rest[-1].startswith("ZeroDivisionError")
 
@@ -48,9 +48,11 @@ def test_text_lines_have_a_level_and_the_model():
 def test_records_of_other_libraries_are_lines_too(form):
     record = logging.LogRecord("zmq", logging.INFO, "x.py", 1, "model %s", ("abababab",), None)
     record.model = "ab" * 32
+    record.epoch = 5
+    record.msg += " of epoch 5"
     line = form.format(record)
-    assert "model abababab" in line
-    assert "[model" not in line
+    assert "model abababab of epoch 5" in line
+    assert "[" not in line
 
 
 @pytest.mark.cluster
