@@ -14,6 +14,8 @@ MAX_LINES := 500
 CLIENT := bbgrap/__init__.py bbgrap/cli bbgrap/session bbgrap/onnxruntime bbgrap/backend.py bbgrap/stream.py
 # More than cores: tests of clusters wait for much.
 TEST_PROCESSES ?= 3
+# Tests that share a cluster or another costly fixture run in one of them (tests/conftest.py).
+IN_PROCESSES = -n $(TEST_PROCESSES) --dist loadgroup
 BENCH_ARGS ?= zoo:resnet50 --agents 2
 CAMPAIGN_ARGS ?= --minutes 10
 FUZZ_READERS_ARGS ?= --inputs 1000000 --seconds 600
@@ -21,6 +23,9 @@ SIMULATE_ARGS ?= --seeds 0..5000
 # A build of torch for CPUs only: others are gigabytes of what no CPU needs. make TORCH=... chooses another
 TORCH ?= torch==2.13.0+cpu
 FUZZ_ARGS ?= --source all --models 2000 --minutes 10 --minimise
+
+# Where this is set, each of the many processes of tests and clusters compiles all sources again; `make clean` deletes what is kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
@@ -32,11 +37,14 @@ demo: $(VENV)/runtime.stamp ## coordinator and two agents on this machine, ResNe
 	@$(BIN)/bbgrap demo $(DEMO_ARGS)
 
 test: $(VENV)/test.stamp ## the default test suite
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(IN_PROCESSES) $(PYTEST_ARGS)
+
+test-more: $(VENV)/test.stamp ## what the default suite shows, on more models, planners and shapes, and under more faults
+	@$(BIN)/python -m pytest $(IN_PROCESSES) -m '(broad or faults) and not slow' $(PYTEST_ARGS)
 
 test-slow: $(VENV)/test.stamp ## long property runs, 2,000 examples each, and all others with twice what `test` has
 	@$(BIN)/python -m pytest -m slow --hypothesis-profile=thorough --timeout=1800 $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m 'hypothesis and not slow' --hypothesis-profile=ample $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(IN_PROCESSES) -m 'hypothesis and not slow' --hypothesis-profile=ample $(PYTEST_ARGS)
 
 test-conformance: $(VENV)/test.stamp ## the ONNX backend tests through every planner, and quantized files in every plan
 	@$(BIN)/python -m pytest -m conformance $(PYTEST_ARGS)

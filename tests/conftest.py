@@ -25,13 +25,25 @@ settings.register_profile("ample", max_examples=AMPLE, deadline=None, derandomiz
 settings.register_profile("thorough", max_examples=2_000, deadline=None, derandomize=False)
 settings.load_profile("default")
 
-MADE_ONCE = ("shared", "breakable", "pair", "three", "programs", "served", "address", "backend_tests")
+MADE_ONCE = ("shared", "breakable", "pair", "three", "served", "address", "backend_tests")
 """Fixtures that take long to make and serve several files."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Run the users of such a fixture first and one after the other: then one process of several makes it."""
-    items.sort(key=lambda item: next((n for n, name in enumerate(MADE_ONCE) if name in item.fixturenames), len(MADE_ONCE)))
+    """Keep the users of such a fixture, or of one for a file, together: then one process of several makes it.
+
+    pytest-xdist sends the largest groups first, then the tests that are alone, each to who is free.
+    """
+    for item in items:
+        if (group := next((name for name in MADE_ONCE if name in item.fixturenames), None)) is None and _shares_in_its_file(item):
+            group = item.path.relative_to(item.config.rootpath).as_posix()
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _shares_in_its_file(item: pytest.Function) -> bool:
+    return any(fixture.scope == "module" for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found)
 
 
 @pytest.fixture(scope="session")

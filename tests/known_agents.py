@@ -5,6 +5,7 @@ A coordinator measures agents of which it knows nothing as soon as it is idle: s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,10 +53,11 @@ def known_cluster(
     agents: int, cache_dir: Path | None = None, coordinator: Sequence[str] = PLAIN, *, pin: bool = True
 ) -> Iterator[LocalCluster]:
     """Start a cluster of known agents; what its processes said is shown if its user fails."""
-    with LocalCluster(agents, cache_dir=cache_dir, coordinator_command=coordinator, pin=pin) as cluster:
-        tell_speeds(cluster)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    with LocalCluster(0, cache_dir=cache_dir, coordinator_command=coordinator, pin=pin and agents <= cores) as cluster:
+        tell_speeds(cluster)  # before there are agents: who joins unknown is measured at once
         try:
-            yield cluster
+            yield make_whole(cluster, agents)
         except BaseException:
             for name in ("coordinator", *(f"agent{number}" for number in range(MOST))):
                 print(f"--- {name}\n{cluster.log(name)}")  # noqa: T201 - pytest shows it with the failure

@@ -120,7 +120,12 @@ def test_the_whole_program_is_verified_on_every_plan_and_input(model):
             assert found.verified, found.text
 
 
-@pytest.mark.parametrize("model", WELL, ids=lambda model: model.name)
+LARGEST = ("detector", "quantized")
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=(pytest.mark.broad,) * (model.name in LARGEST), id=model.name) for model in WELL]
+)
 def test_every_planted_fault_that_counts_is_found(model):
     tally, missed = plant_all(model, FAULTS_EACH, seed=1)
     assert not missed

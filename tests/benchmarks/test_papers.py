@@ -30,7 +30,7 @@ def test_b10_b11_b12_from_real_programs() -> None:
     assert all([of["initial"], of["optimized"]] == of["derived"] for of in found["rows"].values())
 
 
-@pytest.mark.parametrize("network", ["SCONV", "Lenet-c", pytest.param("Cifar-c", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("network", ["SCONV", pytest.param("Lenet-c", marks=pytest.mark.broad), pytest.param("Cifar-c", marks=pytest.mark.slow)])
 def test_data_parallelism_counted_in_graphs_is_the_papers_closed_form(network: str) -> None:
     for name, of in counted((network,), topologies=()).items():
         closed = HyPar(hypar_networks()[name]).uniform(DATA).total
@@ -49,6 +49,7 @@ def test_simulated_steps_take_what_they_compute_and_send_at_least() -> None:
             assert seconds["torus/2"] >= seconds["torus"] * (1 - 1e-9)
 
 
+@pytest.mark.broad
 def test_scaling_and_batches_of_small_cases() -> None:
     found = scaling("SCONV", (1, 2, 4))
     assert len({of["s"] for of in found["1"].values()}) == 1, "alone there is nothing to choose"
@@ -60,6 +61,7 @@ def test_scaling_and_batches_of_small_cases() -> None:
     assert all(0.9 < ratio <= 1 for ratio in small), "fewer bytes are not less time where messages are small"
 
 
+@pytest.mark.broad
 def test_figure_6_and_both_means_of_figure_12_come_out_where_nothing_is_done_at_once() -> None:
     alone = {name: alone_seconds(built(name)) for name in NETWORKS}
     found = {name: serial_speedups(name, seconds) for name, seconds in alone.items()}

@@ -5,24 +5,17 @@ import pytest
 
 import bbgrap
 from bbgrap import zoo
-from tests.known_agents import known_cluster
 from tests.sequence_models import Alone
 
 pytestmark = pytest.mark.cluster
 PROMPT, WORDS = 16, 64
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    with known_cluster(2, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
-        yield cluster
-
-
 @pytest.mark.parametrize("room", [0, 96], ids=["growing", "filled"])
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-llama-int4"])
-def test_a_prompt_and_words_after_it(two, name, room):
+@pytest.mark.parametrize("name", [pytest.param("tiny-llama", marks=pytest.mark.broad), "tiny-llama-int4"])
+def test_a_prompt_and_words_after_it(pair, name, room):
     path = zoo.materialize(name)
-    session = bbgrap.InferenceSession(path, cluster=two, planner="tensor-parallel", state="auto")
+    session = bbgrap.InferenceSession(path, cluster=pair, planner="tensor-parallel", state="auto")
     begin = {state: np.zeros((1, 2, room, 16), np.float32) for state, _ in session.options.state}
     alone = Alone(path.read_bytes(), dict(session.options.state), begin)
     words, total = np.random.default_rng(1).integers(0, 1000, (1, PROMPT)), 0

@@ -52,6 +52,7 @@ def test_requests_of_a_killed_agent_run_again_on_the_others(own):
     assert again.plan.agents == ("agent0", "agent1")
 
 
+@pytest.mark.faults
 def test_files_of_weights_that_are_damaged_end_no_request_and_no_model(tmp_path):
     with local_cluster(2, tmp_path) as cluster:
         session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster.connection, planner="bbgrap")
@@ -119,6 +120,7 @@ def test_a_polite_agent_leaves_at_once(fresh):
     assert [node.name for node in fresh.connection.nodes()] == ["agent0"]
 
 
+@pytest.mark.broad
 def test_weights_are_not_sent_again(tmp_path):
     def sent(cluster):
         return [line for line in cluster.log("coordinator", 1000).splitlines() if "sends weights" in line]
@@ -153,6 +155,7 @@ def test_children_do_not_outlive_a_killed_parent(tmp_path):
     assert alive == []
 
 
+@pytest.mark.faults
 def test_a_model_file_that_was_damaged_is_brought_again(fresh):
     """The coordinator neither plans other content than was brought, nor keeps the client from bringing it again."""
     bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection).run(None, {"x": rows(8)})

@@ -77,6 +77,7 @@ def prompts_of(seed, words):
     return np.random.default_rng(seed).integers(0, words, (MANY, PROMPT)).tolist()
 
 
+@pytest.mark.faults
 def test_each_writes_what_it_writes_alone_and_a_kill_changes_no_word(tiny, tmp_path_factory):
     """A model on nodes that have it whole, and one that is divided over all three: 64 sequences of each."""
     with known_cluster(3, tmp_path_factory.mktemp("weights"), pin=False) as cluster, ThreadPoolExecutor(2 * MANY) as pool:

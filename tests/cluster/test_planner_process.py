@@ -15,6 +15,7 @@ from tests.known_agents import known_cluster, planners_of
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.faults
 def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_path):
     model = str(materialize("tiny"))
     x = np.random.default_rng(0).random((1, 3, 32, 32), dtype=np.float32)
@@ -50,6 +51,7 @@ def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_pat
         assert not [there.path for there in coordinator.memory_maps() if "onnxruntime" in there.path]
 
 
+@pytest.mark.faults
 def test_they_end_with_their_coordinator(tmp_path):
     with known_cluster(0, tmp_path) as cluster:
         killed = planners_of(cluster)

@@ -42,7 +42,13 @@ def slow_links(name: str, names: Sequence[str]) -> tuple[LinkProfile, ...]:
 
 
 @pytest.mark.parametrize(
-    ("size", "count"), [(1, 2), (2, 6), (3, 6), (5, 6), *(pytest.param(n, 60, marks=pytest.mark.slow) for n in range(1, 6))]
+    ("size", "count"),
+    [
+        (1, 2),
+        (2, 6),
+        *(pytest.param(n, 6, marks=pytest.mark.broad) for n in (3, 5)),
+        *(pytest.param(n, 60, marks=pytest.mark.slow) for n in range(1, 6)),
+    ],
 )
 def test_agents_agree(size: int, count: int, growing: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
     while len(growing.connection.nodes()) < size:

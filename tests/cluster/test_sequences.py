@@ -181,6 +181,7 @@ def test_an_agent_killed_in_the_middle_changes_no_answer(tmp_path_factory):
         assert len(cluster.connection.nodes()) == 1
 
 
+@pytest.mark.faults
 def test_a_state_that_an_agent_may_not_keep_ends_its_sequence_in_words(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("BBGRAP_STATE_MEMORY", "1")
     with known_cluster(1, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
@@ -195,6 +196,7 @@ def test_a_state_that_an_agent_may_not_keep_ends_its_sequence_in_words(tmp_path_
             other.run(None, feed)
 
 
+@pytest.mark.faults
 def test_a_coordinator_that_is_started_anew_says_that_a_sequence_is_to_begin_again(tmp_path_factory):
     with known_cluster(1, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
         session = bbgrap.InferenceSession(lstm(), cluster=cluster, state="auto")

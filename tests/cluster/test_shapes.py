@@ -25,6 +25,7 @@ def loads(cluster):
     return {agent: [(int(a), int(b)) for a, b in LOADED.findall(cluster.log(agent, 10_000))] for agent in AGENTS}
 
 
+@pytest.mark.broad
 def test_shapes_are_answered_at_once_and_divided_when_they_come_back(tmp_path):
     path = save_free(build("tiny"), tmp_path / "tiny.onnx")
     plain = ort.InferenceSession(str(path))

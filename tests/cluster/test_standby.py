@@ -118,6 +118,7 @@ class Clients:
             thread.join()
 
 
+@pytest.mark.faults
 def test_no_request_fails_whoever_is_lost(losing):
     with Clients(losing) as clients:
         for name in ("agent0", "agent1", "agent2", "coordinator"):

@@ -6,18 +6,11 @@ import pytest
 import bbgrap
 from bbgrap.errors import ModelError, UsageError
 from bbgrap.zoo import materialize
-from tests.known_agents import known_cluster
 from tests.sequence_models import Alone
 
 pytestmark = pytest.mark.cluster
 STATE = {f"past_key_values.{layer}.{kind}": f"present.{layer}.{kind}" for layer in range(2) for kind in ("key", "value")}
 EMPTY = {name: np.zeros((1, 4, 0, 16), np.float32) for name in STATE}
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    with known_cluster(2, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
-        yield cluster
 
 
 def feed_of(words, total):
@@ -43,8 +36,8 @@ def written(session, prompt, count, chosen):
     return found
 
 
-def test_greedy_words_are_those_of_all_logits(two):
-    top, whole = (prepared(two, "tensor-parallel", top=top) for top in ({"logits": 1}, None))
+def test_greedy_words_are_those_of_all_logits(pair):
+    top, whole = (prepared(pair, "tensor-parallel", top=top) for top in ({"logits": 1}, None))
     random = np.random.default_rng(0)
     for prompt in (random.integers(0, 1000, (1, length)) for length in (1, 4, 17)):
         greedy = written(top, prompt, 24, lambda answers: answers[1][..., 0])
@@ -63,10 +56,10 @@ def test_greedy_words_are_those_of_all_logits(two):
     assert counts[1]["transfers"] - counts[0]["transfers"] == 1
 
 
-def test_auto_and_the_standby_answer_the_same(two):
+def test_auto_and_the_standby_answer_the_same(pair):
     prompt = np.random.default_rng(1).integers(0, 1000, (1, 9))
-    sessions = [prepared(two, "auto", top={"logits": 4}), prepared(two, "tensor-parallel", top={"logits": 4})]
-    sessions.append(bbgrap.InferenceSession(materialize("tiny-decoder"), cluster=two, state="auto", top={"logits": 4}, wait=False))
+    sessions = [prepared(pair, "auto", top={"logits": 4}), prepared(pair, "tensor-parallel", top={"logits": 4})]
+    sessions.append(bbgrap.InferenceSession(materialize("tiny-decoder"), cluster=pair, state="auto", top={"logits": 4}, wait=False))
     answers = []
     for session in sessions:
         with session.sequence() as sequence:
@@ -76,15 +69,15 @@ def test_auto_and_the_standby_answer_the_same(two):
         np.testing.assert_allclose(values, answers[0][1], rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_without_state_and_any_planner(two):
-    whole = bbgrap.InferenceSession(materialize("tiny"), cluster=two, planner="single")
+def test_a_model_without_state_and_any_planner(pair):
+    whole = bbgrap.InferenceSession(materialize("tiny"), cluster=pair, planner="single")
     x = np.random.default_rng(2).standard_normal([size if isinstance(size, int) else 1 for size in whole.get_inputs()[0].shape])
     feed = {whole.get_inputs()[0].name: x.astype(np.float32)}
     name = whole.get_outputs()[0].name
     (all_of_it,) = whole.run([name], feed)
     places = np.argsort(-all_of_it, axis=-1, kind="stable")[..., :3]
     for planner in ("bbgrap", "auto", "widest"):
-        top = bbgrap.InferenceSession(materialize("tiny"), cluster=two, planner=planner, top={name: 3})
+        top = bbgrap.InferenceSession(materialize("tiny"), cluster=pair, planner=planner, top={name: 3})
         assert [arg.name for arg in top.get_outputs()] == [f"{name}.values", f"{name}.indices"]
         for _ in range(3):
             values, indices = top.run(None, feed)
@@ -92,10 +85,10 @@ def test_a_model_without_state_and_any_planner(two):
             np.testing.assert_allclose(values, np.take_along_axis(all_of_it, places, -1), rtol=1e-5, atol=1e-6)
 
 
-def test_what_cannot_be_is_refused_before_anything_is_sent(two):
+def test_what_cannot_be_is_refused_before_anything_is_sent(pair):
     with pytest.raises(
         ModelError, match=r"top 'probabilities' of model 'tiny-decoder.*': it is no output; the outputs are logits, present"
     ):
-        bbgrap.InferenceSession(materialize("tiny-decoder"), cluster=two, top={"probabilities": 1})
+        bbgrap.InferenceSession(materialize("tiny-decoder"), cluster=pair, top={"probabilities": 1})
     with pytest.raises(UsageError, match="top 'logits': expected from 1 to 1048576 elements, got 0"):
-        bbgrap.InferenceSession(materialize("tiny-decoder"), cluster=two, top={"logits": 0})
+        bbgrap.InferenceSession(materialize("tiny-decoder"), cluster=pair, top={"logits": 0})

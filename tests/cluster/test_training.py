@@ -62,8 +62,18 @@ USUAL = {
     4: {("mlp", "model-parallel"), ("mlp", "one-weird-trick"), ("mlp", "hypar")},
 }
 """Every planner once, and convolutions; agents die in steps of AlexNet."""
+FIRST = {("mlp", "auto"), ("vgg", "tofu")}
+"""By default."""
+
+
+def mark_of(count, case):
+    if case not in USUAL[count]:
+        return pytest.mark.slow
+    return () if case in FIRST else pytest.mark.broad
+
+
 CASES = [
-    pytest.param(count, name, planner, marks=() if (name, planner) in USUAL[count] else pytest.mark.slow)
+    pytest.param(count, name, planner, marks=mark_of(count, (name, planner)))
     for count in USUAL
     for name in SMALL
     for planner in PLANNERS
@@ -94,6 +104,7 @@ def test_losses_are_those_of_one_machine_and_bytes_those_of_the_plan(agents, nam
         assert len(session.plan.report["nodes_used"]) == len(agents.connection.nodes())
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("planner", ["data-parallel", pytest.param("hypar", marks=pytest.mark.slow)])
 def test_a_step_that_an_agent_dies_in_is_repeated_from_the_last_whole_state(tmp_path, planner):
     """One dies in the middle of a step, of which the others have done their part; one when its loss is there and weights are computed."""
@@ -126,6 +137,7 @@ def test_a_step_that_an_agent_dies_in_is_repeated_from_the_last_whole_state(tmp_
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
 
 
+@pytest.mark.faults
 def test_weights_leave_their_client_once_and_not_again_when_an_agent_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr("bbgrap.transport.control.open_channel", lambda _: None)  # all that the client says goes through the relay
     step, _, feeds, wanted = known("mlp")

@@ -20,6 +20,7 @@ EVERYWHERE = PlanOptions(planner="single", objective="throughput")
 """The whole model on every node."""
 
 
+@pytest.mark.faults
 def test_of_three_agents_the_one_that_answers_wrongly_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LIE_BY", "0.01")
     x = np.random.default_rng(0).random((1, 3, 32, 32), dtype=np.float32)

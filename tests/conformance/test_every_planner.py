@@ -55,6 +55,7 @@ def turns(name: str) -> list[Configuration]:
     return [CONFIGURATIONS[(crc32(name.encode()) // ONE_OF + 16 * turn) % len(CONFIGURATIONS)] for turn in range(TURNS)]
 
 
+@pytest.mark.broad
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning")
 @FORMS

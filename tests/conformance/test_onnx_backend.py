@@ -33,7 +33,10 @@ def compare(constants: bool, least_split: float, one_of: int = 1) -> None:
 
 
 @pytest.mark.timeout(400)
-@FORMS
+@pytest.mark.parametrize(
+    ("constants", "least_split"),
+    [pytest.param(False, AS_GIVEN_SPLIT, id="as-given"), pytest.param(True, CONSTANT_SPLIT, id="constants", marks=pytest.mark.broad)],
+)
 def test_some_of_what_plain_onnxruntime_passes(constants: bool, least_split: int) -> None:
     compare(constants, 0.9 * least_split, ONE_OF)
 

@@ -19,6 +19,7 @@ EMPTY = 431
 """A DepthToSpace into no channels: in a plan a map without elements is not computed, and onnxruntime would refuse to."""
 
 
+@pytest.mark.faults
 @pytest.mark.cluster
 def test_some_hostile_models_harm_nobody():
     outcomes, faults = run(QUICK, seconds=PATIENCE_S)

@@ -53,6 +53,7 @@ with known_cluster(2, Path(sys.argv[1]) / "weights") as cluster:
 """
 
 
+@pytest.mark.broad
 @pytest.mark.cluster
 def test_a_client_needs_nothing_that_windows_lacks(tmp_path):
     """One agent: how many there are is nothing to a client."""

@@ -104,6 +104,7 @@ def test_batches_answer_as_single_requests_do(cluster, models, tmp_path, served)
                 assert content[length:] == alone["y"].tobytes() + alone["z"].tobytes()
 
 
+@pytest.mark.faults
 def test_while_the_coordinator_is_away_requests_are_sent_elsewhere(models, tmp_path):
     folder = tmp_path / "models"
     write_rows(folder / "rows.onnx")

@@ -128,13 +128,22 @@ def test_without_the_layout_all_stays_as_shipped(monkeypatch):
         assert type(loaded.slices) is SlicePlan
 
 
-@needs_blocks
-@pytest.mark.parametrize("broken", ["wrong", "raises"])
-def test_a_segment_that_compiles_badly_stays_portable(broken, caplog):
+@pytest.fixture(scope="module")
+def shipped():
+    """What is shipped of ResNet50, the loader of it, all of it loaded as shipped, and what that answers."""
     graph = build("resnet50")
     cluster = replace(Cluster.even(2), network=Network(LOCAL))  # inputs come at once
     artifacts = export(compile_graph(graph, cluster, PlanOptions(split="rows"))[0].optimized)
-    device, good = artifacts.devices[0], loader_of(artifacts)
+    loader, feeds = loader_of(artifacts), random_feeds(graph)
+    portable = [load_portable(device.schedule, device.segments, loader) for device in artifacts.devices]
+    return artifacts, loader, portable, feeds, run(artifacts, feeds, portable)
+
+
+@needs_blocks
+@pytest.mark.parametrize("broken", ["wrong", "raises"])
+def test_a_segment_that_compiles_badly_stays_portable(broken, caplog, shipped):
+    artifacts, good, (_, *others), feeds, want = shipped
+    device = artifacts.devices[0]
     victim = device.segments[4].name
 
     def compiled(compiler, boundary, model):
@@ -150,9 +159,6 @@ def test_a_segment_that_compiles_badly_stays_portable(broken, caplog):
     assert f"segment '{victim}' stays portable" in caplog.text
     with_maps = len(device.segments) - 1  # the last one adds up the partial results of the pool and classifies them
     assert f"{with_maps - 1} of {len(device.segments)} segments compiled" in caplog.text
-    others = [load_portable(d.schedule, d.segments, good) for d in artifacts.devices[1:]]
-    feeds = random_feeds(graph)
-    want = run(artifacts, feeds, [load_portable(device.schedule, device.segments, good), *others])
     assert_close(run(artifacts, feeds, [loaded, *others])[0], want[0], "output")
 
 

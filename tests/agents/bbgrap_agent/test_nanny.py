@@ -45,6 +45,7 @@ def test_a_killed_worker_is_replaced_and_serves_what_it_served(coordinator, agen
     assert not any(isinstance(message, m.Join | m.WeightsMissing) for message in coordinator.heard)
 
 
+@pytest.mark.faults
 def test_a_model_that_crashes_while_it_is_loaded_is_not_loaded_again(coordinator, agent):
     address = coordinator.join().data_address
     coordinator.deployed(EPOCH, adding(), address)
@@ -67,6 +68,7 @@ def test_a_model_that_crashes_at_a_request_names_it(coordinator, agent):
     assert coordinator.next(m.Deployed).epoch == EPOCH
 
 
+@pytest.mark.faults
 def test_a_weight_whose_file_is_cut_short_under_a_running_worker_is_sent_again(coordinator, agent):
     table = np.arange(1 << 16, dtype=np.float32)
     address = coordinator.join().data_address
@@ -82,6 +84,7 @@ def test_a_weight_whose_file_is_cut_short_under_a_running_worker_is_sent_again(c
     assert not any(isinstance(message, m.WorkerLost) for message in coordinator.heard)
 
 
+@pytest.mark.faults
 def test_a_worker_that_ends_by_a_damaged_file_goes_on_without_it_and_no_model_is_blamed(coordinator, agent):
     table = np.arange(1 << 16, dtype=np.float32)
     address = coordinator.join().data_address
@@ -101,6 +104,7 @@ def test_a_worker_that_ends_by_a_damaged_file_goes_on_without_it_and_no_model_is
     assert coordinator.next(m.WorkerLost) == m.WorkerLost("the worker was ended by SIGBUS", 0, 0, guilty=True)
 
 
+@pytest.mark.faults
 def test_a_kernel_that_does_not_end_ends_its_worker_once_nobody_waits(coordinator, agent):
     address = coordinator.join().data_address
     coordinator.deployed(EPOCH, endless(above=100), address)
@@ -125,6 +129,7 @@ def test_a_worker_does_not_outlive_its_nanny(coordinator, agent):
     assert gone(worker, 1.0)
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="only Linux chooses whom to end")
 def test_where_memory_runs_out_the_worker_goes_before_its_nanny(coordinator, agent):
     worker = coordinator.worker_of(agent)
@@ -139,6 +144,7 @@ def score_of(pid):
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
+@pytest.mark.faults
 def test_a_busy_worker_does_not_outlive_its_nanny(coordinator, agent):
     address = coordinator.join().data_address
     coordinator.deployed(EPOCH, endless(above=100), address)
@@ -149,6 +155,7 @@ def test_a_busy_worker_does_not_outlive_its_nanny(coordinator, agent):
     assert gone(worker, 1.0)
 
 
+@pytest.mark.faults
 def test_a_stopped_worker_lets_nobody_take_its_agent_for_alive(coordinator, agent):
     address = coordinator.join().data_address
     coordinator.deployed(EPOCH, adding(), address)
@@ -248,6 +255,7 @@ def test_the_main_process_is_light(coordinator, agent):
     assert psutil.Process(agent.pid).memory_info().rss < 80 << 20
 
 
+@pytest.mark.faults
 def test_an_agent_whose_worker_can_never_start_says_so_and_ends(coordinator, tmp_path, monkeypatch):
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('broken on purpose')\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))

@@ -109,6 +109,7 @@ def test_on_a_network_too_slow_one_node_does_it_all() -> None:
     assert found.plan.devices_used == (1,)
 
 
+@pytest.mark.broad
 def test_of_equal_nodes_the_one_with_the_better_link_or_the_memory_works_alone() -> None:
     graph = build("mobilenet_v2")
     slow, fast = (LinkProfile("coordinator", bandwidth, 1e-3) for bandwidth in (1e6, 1e8))
@@ -136,6 +137,7 @@ def two_switches(between: Link) -> Cluster:
     return Cluster(Cluster.even(4).nodes, Network(coordinator_on="node1", wiring=Wiring((*near, Wire("between", ("a", "b"), between)))))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("between", "used"), [(Link(2e6, 2e-3), (1, 3)), (Link(1.25e10, 0.0), (0, 1, 2, 3))])
 def test_nodes_of_one_switch_are_kept_together_where_they_share_a_thin_wire_to_others(between: Link, used: tuple[int, ...]) -> None:
     graph = build("resnet50")
@@ -150,6 +152,7 @@ def test_one_more_node_is_wired_as_the_best_one_and_faster_links_are_faster_wire
     assert max(changes) <= min(forecast.single_s) * (1 + 1e-9)
 
 
+@pytest.mark.broad
 def test_a_node_with_a_slow_link_to_the_coordinator_gets_less() -> None:
     graph = build("unet")
     descriptions = all_descriptions(graph)
@@ -196,6 +199,7 @@ def test_memory_is_a_hard_limit() -> None:
         fit(graph, replace(roomy, nodes=tuple(replace(node, memory_bytes=20_000_000) for node in roomy.nodes)), BRIEF)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("objective", ["throughput", "memory"])
 def test_objectives(objective: str) -> None:
     graph = build("alexnet")

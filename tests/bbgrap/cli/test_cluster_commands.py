@@ -304,6 +304,7 @@ def test_trace(run, run_json, here, tmp_path):
     assert (tmp_path / "trace.svg").exists()
 
 
+@pytest.mark.broad
 def test_demo_starts_its_own_cluster_and_verifies(run):
     result = run("demo", "--model", "zoo:tiny", "--runs", 2)
     assert result.exit_code == 0, result.stderr

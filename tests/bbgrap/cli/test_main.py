@@ -161,7 +161,7 @@ def test_the_installed_command_reports_in_one_line(tmp_path):
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    pipe = "bbgrap plan zoo:tiny --agents 4 --explain 2>/dev/null | head -1; exit ${PIPESTATUS[0]}"
+    pipe = "bbgrap plan zoo:tiny --agents 2 --explain --search-seconds 1 2>/dev/null | head -1; exit ${PIPESTATUS[0]}"
     done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True)
     assert done.returncode in (0, 1)
     assert done.stderr == ""

@@ -192,6 +192,7 @@ def test_the_likeliest_words_are_those_of_all_logits(planner, count):
         words = places[:, -1:, 0]
 
 
+@pytest.mark.broad
 def test_a_decoder_that_fits_no_node_runs_on_two(tmp_path):
     path = tmp_path / "m.onnx"
     graph = decoder_of("large", Sizes(3, 384, 6, 6, 4_000, 64))

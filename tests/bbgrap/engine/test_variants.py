@@ -43,6 +43,7 @@ def test_a_stream_has_the_whole_model_on_every_node_the_fastest_first() -> None:
     assert [variant.report["optimized"]["transfers"] for variant in variants] == [0, 0]
 
 
+@pytest.mark.broad
 def test_a_plan_over_several_nodes_is_tried_against_the_best_one() -> None:
     cluster = Cluster((NodeProfile("a"), NodeProfile("b")))
     best, single, *plans = prepare(materialize("vgg16"), {"input": (1, 3, 224, 224)}, cluster, AUTO)
@@ -66,6 +67,7 @@ def test_a_node_without_room_for_the_whole_model_gets_no_variant() -> None:
     assert [variant.name for variant in variants] == ["single on a", "single on c"]
 
 
+@pytest.mark.broad
 def test_where_most_nodes_have_no_room_the_stream_takes_a_plan_over_all() -> None:
     model, shapes = materialize("mobilenet_v2"), {"input": (1, 3, 224, 224)}
     small = tuple(NodeProfile(f"s{n}", memory_bytes=15_000_000) for n in range(3))

@@ -110,7 +110,7 @@ def test_what_reads_weights_of_the_step_before_can_be_made_in_parts():
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize(("name", "nodes"), [("perceptron", 4), ("branches", 2)])
+@pytest.mark.parametrize(("name", "nodes"), [("perceptron", 4), pytest.param("branches", 2, marks=pytest.mark.broad)])
 def test_steps_go_on_from_each_others_weights(name, nodes, planner):
     program = followed(name, planner, Cluster.even(nodes))
     graph = program.graph
@@ -139,7 +139,7 @@ def test_hypar_moves_no_more_than_what_it_chooses_from(name, nodes):  # its ten 
     assert moved(graph, descriptions, nodes, "hypar") <= min(kinds)
 
 
-@pytest.mark.parametrize("nodes", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.broad), pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize("name", ["vgg", "branches"])
 def test_the_bytes_that_tofu_minimises_are_those_of_programs(name, planner, nodes):

@@ -33,8 +33,8 @@ LARGE = ("alexnet", "resnet152", "vgg16", "vit_b16")
 OUTPUTS = {"tiny": ("N", 10), "tiny_int8": ("N", 10), "unet": ("N", 2, 256, 256), "yolo": ("N", 25_200, 85)}
 
 
-def by_size(names):
-    return [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in names]
+def by_size(names, broad=()):
+    return [pytest.param(name, marks=(pytest.mark.slow,) * (name in LARGE) + (pytest.mark.broad,) * (name in broad)) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_parameter_counts(name):
     assert sum(w.array.size for w in trained) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", by_size(sorted({*zoo.names()} - WITH_STATE)))
+@pytest.mark.parametrize("name", by_size(sorted({*zoo.names()} - WITH_STATE), {"mobilenet_v2_int8", "resnet50", "resnet50_int8", "unet", "yolo"}))
 def test_files_have_a_free_batch_and_outputs_that_depend_on_the_input(name, cache):
     model = Reference(zoo.materialize(name, cache), threads=None)
     (item,) = model.inputs
@@ -87,7 +87,7 @@ def test_a_transformer_keeps_its_shapes_and_its_answers_whatever_the_batch(tmp_p
 
 
 @pytest.mark.parametrize(("split", "batch", "whole"), [("rows", 1, 2), ("channels", 1, None), ("inputs", 1, None), ("batch", 4, 0)])
-@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.broad)])
 def test_a_transformer_answers_the_same_in_parts(split, batch, whole, nodes, tmp_path):
     path = tmp_path / "small.onnx"
     save_graph(small_vit(), path, free=free_batch(small_vit()))

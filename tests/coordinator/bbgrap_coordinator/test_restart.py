@@ -64,6 +64,7 @@ def test_the_incarnation_grows_and_the_data_port_stays(tmp_path):
     assert later == [(port, first + 1), (port, first + 2)]
 
 
+@pytest.mark.faults
 def test_a_data_port_that_is_taken_is_replaced_and_one_that_is_given_counts(tmp_path):
     with coordinator(tmp_path) as (_, port, _):
         pass
@@ -86,6 +87,7 @@ def test_a_second_one_on_the_same_state_is_refused_in_one_line(tmp_path):
         assert next_one == incarnation + 1
 
 
+@pytest.mark.faults
 def test_a_damaged_database_does_not_keep_it_from_starting(tmp_path):
     with coordinator(tmp_path):
         pass
@@ -95,6 +97,7 @@ def test_a_damaged_database_does_not_keep_it_from_starting(tmp_path):
         assert (tmp_path / "state.db.damaged-1").read_bytes().startswith(b"noise")
 
 
+@pytest.mark.faults
 def test_it_starts_after_it_was_killed_at_any_time_of_its_start(tmp_path):
     """Most of a start is imports: the kills come in the time around its first files."""
     incarnations = []
