@@ -115,8 +115,10 @@ class SyntheticRequests:
     def _begin(self, plan: Plan, now: float) -> list[Instruction]:
         """Begin to time the variants of a new job once they are loaded, if there is a choice."""
         plan.fall_back()
+        if plan.is_standby or plan.timed == plan.latest:
+            return []
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
-        if plan.is_standby or plan.timed == plan.latest or plan.is_arriving or not any(variant.takes_requests for variant in newest):
+        if plan.is_arriving or not any(variant.takes_requests for variant in newest):
             return []
         plan.timed = plan.latest
         chooses = plan.options is not None and (plan.options.planner == AUTO or plan.is_stream)

@@ -73,7 +73,7 @@ class Client(Process):
 
     # --- calls --------------------------------------------------------------------------------------------------------------------
 
-    def request(self, outcome: Outcome, *, record: bool = False) -> None:
+    def request(self, outcome: Outcome, record: bool = False) -> None:
         """Ask for an answer."""
         self._drive(self._run(outcome, record), lambda answer: self._ended(outcome, answer))
 
@@ -123,7 +123,7 @@ class Client(Process):
             ended(stop.value)
             return
         if make is _pause:
-            self.later(PAUSE_S, lambda: self._drive(steps, ended))
+            self.later(PAUSE_S, self._drive, steps, ended)
             return
         self._calls += 1
         number = self._calls
@@ -136,7 +136,10 @@ class Client(Process):
     # --- the machine --------------------------------------------------------------------------------------------------------------
 
     def _received(self, message: c.ClientAnswer) -> None:
-        self.do(lambda: self._carry(self.machine.received(message, self.clock.now)))
+        self.do(self._take, message)
+
+    def _take(self, message: c.ClientAnswer) -> None:
+        self._carry(self.machine.received(message, self.clock.now))
 
     def _on_tick(self) -> None:
         self._carry(self.machine.tick(self.clock.now))

@@ -45,21 +45,31 @@ class Model:
     @property
     def file(self) -> ModelFile:
         """Its only file."""
-        return ModelFile(f"{self.name}.onnx", self.name.encode().hex().ljust(64, "0")[:64], 4)
+        return _file(self.name)
 
     @property
     def digest(self) -> str:
         """What the protocol calls it."""
-        return offer_digest((self.file,))
+        return _digest(self.name)
 
     def answer(self, token: str) -> str:
         """The right answer to an input."""
         return f"{self.name}({token})"
 
 
+@cache
+def _file(name: str) -> ModelFile:
+    return ModelFile(f"{name}.onnx", name.encode().hex().ljust(64, "0")[:64], 4)
+
+
+@cache
+def _digest(name: str) -> str:
+    return offer_digest((_file(name),))
+
+
 def joined(tokens: Iterable[str]) -> str:
     """Return what comes of tensors that meet."""
-    distinct = set(tokens)
+    distinct = {*tokens}
     return distinct.pop() if len(distinct) == 1 else MIXED
 
 
