@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -95,8 +95,7 @@ class Client(Process):
                 if isinstance(answer, c.ModelPrepared):
                     plan = answer.plan
             if plan is not None:
-                message = c.RunModel(0, plan, left, (), (outcome.token.encode(),), record)
-                answer = yield partial(_numbered, message)
+                answer = yield partial(_run, plan, left, outcome.token, record)
             if not isinstance(answer, c.Failed) or answer.fault not in RETRY:
                 return answer
             self._plans.pop(outcome.use, None)
@@ -162,8 +161,8 @@ class Client(Process):
                     pass
 
 
-def _numbered(message: c.RunModel, call: int) -> c.Call:
-    return replace(message, call=call)
+def _run(plan: str, left: float, token: str, record: bool, call: int) -> c.Call:
+    return c.RunModel(call, plan, left, (), (token.encode(),), record)
 
 
 def _pause(call: int) -> c.Call:

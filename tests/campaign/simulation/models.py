@@ -5,7 +5,7 @@ A tensor is a text: an input, and what models have made of it. A segment whose i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -67,9 +67,11 @@ def _digest(name: str) -> str:
     return offer_digest((_file(name),))
 
 
-def joined(tokens: Iterable[str]) -> str:
+def joined(buffers: Mapping[int, str], places: Sequence[int]) -> str:
     """Return what comes of tensors that meet."""
-    distinct = {*tokens}
+    if len(places) == 1:
+        return buffers[places[0]]
+    distinct = {buffers[place] for place in places}
     return distinct.pop() if len(distinct) == 1 else MIXED
 
 
