@@ -208,7 +208,7 @@ class Requests:
         return [StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, client)]
 
     def _is_running(self) -> bool:
-        return any(variant.queue.running for variant in self.loading.by_epoch.values())
+        return self.verifying.running > 0 or any(request.epoch for request in self.open.values())
 
     def _is_busy(self) -> bool:
         return self._is_running() or self.synthetic.is_busy

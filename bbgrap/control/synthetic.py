@@ -48,6 +48,7 @@ class SyntheticRequests:
         self._planning = planning
         self._proofs: dict[int, _Proof] = {}
         self._rest_until = 0.0
+        self._is_timing = False
         self.has_turn = False
 
     @property
@@ -129,6 +130,7 @@ class SyntheticRequests:
             text = f"'{only.name}' of model {plan.model[:8]} serves (epoch {only.epoch})"
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=only.epoch)]
         plan.inputs = synthetic_inputs(newest[0].planned.artifacts.host)
+        self._is_timing = True
         plan.timing = Timing([variant.epoch for variant in contenders] if plan.inputs else [], now + TIMING_S)
         return [*self._planning.progress(plan), *self.go_on(plan, now, is_running=True)]
 
@@ -227,4 +229,8 @@ class SyntheticRequests:
                 yield variant, timing.probe.number, timing.probe.started, self._usual(plan)
 
     def _timed(self) -> list[tuple[Plan, Timing]]:
-        return [(plan, plan.timing) for plan in self._planning.plans.values() if plan.timing is not None]
+        if not self._is_timing:
+            return []
+        timed = [(plan, plan.timing) for plan in self._planning.plans.values() if plan.timing is not None]
+        self._is_timing = bool(timed)
+        return timed
