@@ -35,9 +35,11 @@ class Choosing:
 
         One that may not run everywhere does not keep others waiting: the next one of each such kind follows.
         """
+        waiting = [request for number in plan.waiting if (request := self._open[number]).held is None]
+        if len(waiting) < 2:
+            return waiting
         flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
         running = Counter(self._open[number].caller[0] for number in flying if number in self._open)
-        waiting = [request for number in plan.waiting if (request := self._open[number]).held is None]
         kinds: dict[tuple[str, bool, int], Request] = {}
         for request in sorted(waiting, key=lambda r: (not r.lost, running[r.caller[0]], r.number)):
             epoch = 0 if request.sequence is None else request.sequence.epoch

@@ -239,7 +239,8 @@ class CoordinatorMachine:
                 member.seen_stuck = is_stuck(member, self.loading)
                 if was_stuck and not member.seen_stuck:
                     self._touch_waiting()
-                return [ToAgent(member.identity, HeartbeatSeen()), *self._relieve(member), *self.requests.forgotten(member, now)]
+                relieved = self._relieve(member) if member.seen_stuck else []
+                return [ToAgent(member.identity, HeartbeatSeen()), *relieved, *self.requests.forgotten(member, now)]
             case WeightsMissing():
                 return self.loading.missing(member, message.epoch, message.digests, now)
             case WeightStored():

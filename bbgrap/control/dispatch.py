@@ -144,7 +144,7 @@ class Requests:
         done += self.planning.consider(plan, now)
         done += self.spares.consider(plan, now)
         done += self._load(plan, now)
-        done += self.synthetic.go_on(plan, now, self._is_running())
+        done += self.synthetic.go_on(plan, now, plan.timing is not None and self._is_running())
         done += answer_callers(plan, self.members)
         done += self._refuse_lost(plan)
         while plan.waiting and not self.synthetic.has_turn:
@@ -180,6 +180,8 @@ class Requests:
 
     def _refuse_lost(self, plan: Plan) -> list[Instruction]:
         """Answer the requests of sequences whose state is gone for good, and those whose inputs nothing takes."""
+        if not plan.waiting:
+            return []
         waiting = [(request, s) for number in plan.waiting if (s := (request := self.open[number]).sequence) is not None]
         lost = [i for request, s in waiting if self.sequences.is_lost(s) for i in self._fail_lost(request, "what held it is gone")]
         odd = [request for request, _ in waiting if request.number in self.open and self.choosing.fits_nowhere(plan, request)]
@@ -206,7 +208,7 @@ class Requests:
         return [StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, client)]
 
     def _is_running(self) -> bool:
-        return any(variant.queue.running for variant in self.loading.by_epoch.values())
+        return self.verifying.running > 0 or any(request.epoch for request in self.open.values())
 
     def _is_busy(self) -> bool:
         return self._is_running() or self.synthetic.is_busy
@@ -388,9 +390,9 @@ class Requests:
     def forgotten(self, member: Member, now: float) -> list[Instruction]:
         """Tell an agent again that nobody wants what it computes for long: the first time it may not have heard it."""
         beat = member.beat
-        variant = self.loading.find(beat.epoch)
         if not beat.request or beat.seconds <= FORGOTTEN_S or now - member.reminded <= FORGOTTEN_S:
             return []
+        variant = self.loading.find(beat.epoch)
         wanted = {number for _, number, _, _ in self.synthetic.running()} | (set() if variant is None else variant.queue.running.keys())
         if beat.request in wanted or (beat.seconds < PATIENCE_S and self.sequences.is_left_by(beat.request)):
             return []

@@ -113,7 +113,7 @@ class LinkFaults:
     def clear_untried(self, now: float) -> None:
         """Do not wait for trials that nobody has answered."""
         for variant in self._loading.by_epoch.values():
-            if variant.suspects and self._is_quiet(variant, now):
+            if not variant.suspects or self._is_quiet(variant, now):
                 continue
             for name in list(variant.suspects):
                 others = (*variant.parts, COORDINATOR)

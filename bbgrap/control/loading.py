@@ -224,7 +224,7 @@ class Loading:
     def overdue(self, now: float) -> tuple[list[Variant], list[Instruction]]:
         """Return the variants that take too long to load or were parted for too long, and say again what agents have not answered."""
         late, again = [], list[Instruction]()
-        for variant in list(self.by_epoch.values()):
+        for variant in [variant for variant in self.by_epoch.values() if variant.away or variant.pending]:
             if (variant.away and now - max(variant.away.values()) > KEEP_AWAY_S) or (
                 variant.pending and now - variant.used > DEPLOY_WITHIN_S
             ):

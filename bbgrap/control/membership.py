@@ -243,7 +243,8 @@ class Members:
 
     def silent(self, now: float) -> list[Member]:
         """The agents that were not heard for too long."""
-        return [member for member in self.alive() if now - member.heard > DEAD_AFTER_S]
+        silent = [name for name, member in self.by_name.items() if now - member.heard > DEAD_AFTER_S]
+        return [self.by_name[name] for name in sorted(silent)]
 
     def remove(self, member: Member, event: str) -> None:
         """Take an agent out."""

@@ -262,7 +262,7 @@ class Plan:
     def fall_back(self) -> None:
         """Go on with what was made before the newest job, if nothing serves and of that nothing is there or comes."""
         ready = [variant.job for variant in self.variants if variant.takes_requests]
-        if ready and not self.serving and self.latest not in ready and not self.is_arriving:
+        if ready and self.latest not in ready and not self.serving and not self.is_arriving:
             self.latest = max(ready)
 
     def is_asked(self, now: float) -> None:

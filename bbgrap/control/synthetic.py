@@ -48,6 +48,7 @@ class SyntheticRequests:
         self._planning = planning
         self._proofs: dict[int, _Proof] = {}
         self._rest_until = 0.0
+        self._is_timing = False
         self.has_turn = False
 
     @property
@@ -115,8 +116,10 @@ class SyntheticRequests:
     def _begin(self, plan: Plan, now: float) -> list[Instruction]:
         """Begin to time the variants of a new job once they are loaded, if there is a choice."""
         plan.fall_back()
+        if plan.is_standby or plan.timed == plan.latest:
+            return []
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
-        if plan.is_standby or plan.timed == plan.latest or plan.is_arriving or not any(variant.takes_requests for variant in newest):
+        if plan.is_arriving or not any(variant.takes_requests for variant in newest):
             return []
         plan.timed = plan.latest
         chooses = plan.options is not None and (plan.options.planner == AUTO or plan.is_stream)
@@ -127,6 +130,7 @@ class SyntheticRequests:
             text = f"'{only.name}' of {plan.called} serves"
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=only.epoch)]
         plan.inputs = synthetic_inputs(newest[0].planned.artifacts.host)
+        self._is_timing = True
         plan.timing = Timing([variant.epoch for variant in contenders] if plan.inputs else [], now + TIMING_S)
         return [*self._planning.progress(plan), *self.go_on(plan, now, is_running=True)]
 
@@ -225,4 +229,8 @@ class SyntheticRequests:
                 yield variant, timing.probe.number, timing.probe.started, self._usual(plan)
 
     def _timed(self) -> list[tuple[Plan, Timing]]:
-        return [(plan, plan.timing) for plan in self._planning.plans.values() if plan.timing is not None]
+        if not self._is_timing:
+            return []
+        timed = [(plan, plan.timing) for plan in self._planning.plans.values() if plan.timing is not None]
+        self._is_timing = bool(timed)
+        return timed

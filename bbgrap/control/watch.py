@@ -52,17 +52,18 @@ def kept_waiting(member: Member, loading: Loading) -> Iterator[tuple[Variant, li
 
 def stalled(requests: dict[int, Request], members: Members, loading: Loading, now: float) -> Iterator[tuple[Variant, int]]:
     """Yield the requests with which nothing goes on, and their variants."""
-    for variant in list(loading.by_epoch.values()):
-        there = [members.by_name.get(name) for name in variant.parts]
-        idle_since = max((member.idle_since for member in there if member is not None), default=now)
+    for variant in [variant for variant in loading.by_epoch.values() if variant.queue.running]:
+        there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
+        idle_since = max((member.idle_since for member in there), default=now)
         for number, started in list(variant.queue.running.items()):
             request = requests.get(number)
             if request is None or request.tracker.state != "running":
                 continue
             patience = max(STALLED_S, USUAL * variant.usual_s) + _on_its_way_s(request, variant)
-            ended = [member.finished - request.overtook.get(member.name, 0) for member in there if member is not None]
-            overtaken = min(ended, default=0) > OVERTAKEN
-            if now - started > patience and (overtaken or now - max(idle_since, started) > STALLED_S):
+            if now - started <= patience:
+                continue
+            overtaken = min((member.finished - request.overtook.get(member.name, 0) for member in there), default=0) > OVERTAKEN
+            if overtaken or now - max(idle_since, started) > STALLED_S:
                 yield variant, number
 
 

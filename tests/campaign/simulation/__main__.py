@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 import argparse
-import gc
+import os
 import subprocess
 import sys
 import time
 import traceback
 from collections import Counter
+from contextlib import nullcontext
+from multiprocessing import get_context
 
+from tests.campaign.simulation.many import Tally, play_many
 from tests.campaign.simulation.shrink import kind_of, play, shrink
 from tests.campaign.simulation.story import Story, draw
 from tests.campaign.simulation.world import World
 
-COLLECT_EVERY = 50
-"""Stories between two collections of garbage."""
+AT_ONCE = 50
+"""Stories that a process plays until it tells what came of them."""
 
 
 def main(arguments: list[str]) -> int:
@@ -26,12 +29,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, help="play this one")
     parser.add_argument("--shrink", action="store_true", help="cut failing stories down")
     parser.add_argument("--verbose", action="store_true", help="tell what everybody says")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="play them in so many processes")
     parser.add_argument("--stop-after", type=int, default=20, help="seeds that may fail before it stops")
     options = parser.parse_args(arguments)
     if options.seed is not None:
         return _one(options.seed, shrinks=options.shrink, verbose=options.verbose)
     first, last = map(int, options.seeds.split(".."))
-    return _many(range(first, last), options.stop_after, shrinks=options.shrink)
+    return _many(range(first, last), options.processes, options.stop_after, shrinks=options.shrink)
 
 
 def _one(seed: int, *, shrinks: bool, verbose: bool) -> int:
@@ -56,38 +60,24 @@ def told(story: Story) -> str:
     return "\n".join([about, *(wishes if len(wishes) <= 12 else [f"{len(wishes)} requests"]), *map(str, story.faults)])
 
 
-def _many(seeds: range, stop_after: int, *, shrinks: bool) -> int:
-    faults, outcomes, failed = Counter[str](), Counter[str](), dict[int, str]()
-    began, simulated, played = time.monotonic(), 0.0, 0
-    # What a story leaves is collected after many of them: that takes a tenth of the time less.
-    gc.disable()
-    for seed in seeds:
-        if played % COLLECT_EVERY == 0:
-            gc.collect()
-        world = World(draw(seed))
-        try:
-            surprises = world.play()
-        except Exception:
-            surprises = [traceback.format_exc(limit=-4)]
-        faults += world.faults
-        outcomes += world.checks.counted
-        simulated += world.clock.now
-        played += 1
-        if surprises:
-            failed[seed] = surprises[0]
-            print(f"seed {seed}: {surprises[0][:600]}", flush=True)
-            if shrinks:
-                print(told(shrink(draw(seed))[0]), flush=True)
-            if len(failed) >= stop_after:
+def _many(seeds: range, processes: int, stop_after: int, *, shrinks: bool) -> int:
+    began, total = time.monotonic(), Tally()
+    pieces = [seeds[place : place + AT_ONCE] for place in range(0, len(seeds), AT_ONCE)]
+    with nullcontext() if processes == 1 else get_context("spawn").Pool(processes) as pool:
+        for tally in map(play_many, pieces) if pool is None else pool.imap_unordered(play_many, pieces):
+            total.add(tally)
+            for seed, surprise in tally.failed.items():
+                print(f"seed {seed}: {surprise[:600]}", flush=True)
+                if shrinks:
+                    print(told(shrink(draw(seed))[0]), flush=True)
+            if len(total.failed) >= stop_after:
                 break
-    seconds = time.monotonic() - began
-    print(
-        f"{played} schedules in {seconds:.0f} s, {simulated / 86400:.2f} simulated days; {dict(outcomes)}; {sum(faults.values())} faults:"
-    )
-    print(", ".join(f"{count} {kind}" for kind, count in faults.most_common()))
-    for kind, count in Counter(map(kind_of, failed.values())).most_common():
+    seconds, days = time.monotonic() - began, total.simulated / 86400
+    print(f"{total.played} schedules in {seconds:.0f} s, {days:.2f} simulated days; {dict(total.counted)}; {total.faults.total()} faults:")
+    print(", ".join(f"{count} {kind}" for kind, count in total.faults.most_common()))
+    for kind, count in Counter(map(kind_of, total.failed.values())).most_common():
         print(f"{count} failed: {kind}")
-    return int(bool(failed))
+    return int(bool(total.failed))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ CONNECT_S = (0.3, 0.3, 0.5, 0.5, 1.0)
 """How long an agent asks its peers before it says `Deployed`."""
 TRIES_S = (0.3, 0.5)
 STORE_S = 0.001
+IDLE = m.Heartbeat()
 
 
 @dataclass(slots=True)
@@ -63,15 +64,15 @@ class Worker(Process):
 
     def arrive(self, frame: Frame) -> None:
         """Take a frame."""
-        self.do(lambda: self._take(frame))
+        self.do(self._take, frame)
 
     def _take(self, frame: Frame) -> None:
         if frame[0] == "data":
             self.executor.take(frame)
         elif frame[0] == "ping":
-            self.executor.post(lambda: self._answer(frame))
+            self.executor.post(partial(self._answer, frame))
         else:
-            self.executor.post(self._pongs.pop(frame[1], lambda: None))
+            self.executor.post(self._pongs.pop(frame[1], _nothing))
 
     def _answer(self, frame: Frame) -> None:
         if frame[2] in self.allowed:
@@ -79,7 +80,7 @@ class Worker(Process):
 
     def link_broken(self, address: str) -> None:
         """Say so."""
-        self.do(lambda: self.agent.hear(ae.Outcome(m.LinkBroken(address, "broken"))))
+        self.do(self.agent.hear, ae.Outcome(m.LinkBroken(address, "broken")))
 
     def knows(self, address: str) -> bool:
         """Whether a deployment is connected to it."""
@@ -106,7 +107,7 @@ class Worker(Process):
                 number = next(self._numbers)
                 self._pongs[number] = partial(answered, address)
                 self.world.data.send(self, address, ("ping", number, self.address))
-            self.later(tries[turn], lambda: attempt(turn + 1))
+            self.later(tries[turn], attempt, turn + 1)
 
         def attempt(turn: int) -> None:
             if ended:
@@ -130,7 +131,7 @@ class Worker(Process):
         elif "!hang" not in token:
             if "!slow" in token:
                 seconds += 1.0 * share
-            self.later(seconds, lambda: self._ended(key, f"{name}({token})" if not token.startswith(name) else token, then, token))
+            self.later(seconds, self._ended, key, f"{name}({token})" if not token.startswith(name) else token, then, token)
 
     def _ended(self, key: Key, out: str, then: Callable[[str], None], token: str) -> None:
         self.steps += 1
@@ -150,7 +151,7 @@ class Worker(Process):
 
     def tell(self, instruction: ae.Instruction) -> None:
         """Take an instruction of the nanny."""
-        self.do(lambda: self._carry_out(instruction))
+        self.do(self._carry_out, instruction)
 
     def _carry_out(self, instruction: ae.Instruction) -> None:  # noqa: C901 - one branch per instruction
         disk, say = self.agent.disk, self.agent.hear
@@ -246,7 +247,7 @@ class Worker(Process):
                 self.hangs = True
                 return
             seconds = sum(share for _, share, _ in costs) * (model.load_s if model is not None else 0.0)
-            self.later(seconds, lambda: end(names))
+            self.later(seconds, end, names)
 
         def end(names: tuple[str, ...]) -> None:
             self.loading = 0
@@ -330,7 +331,7 @@ class Agent(Process):
         epoch, request = (worker.executor.computing or (0, 0)) if only != "load" else (0, 0)
         loading = worker.loading if only != "kernel" else 0
         self.world.data.gone(worker, silent=False)
-        self.do(lambda: self._worker_died(ae.WorkerDied(f"it ended: {reason}", epoch, request, loading, guilty)))
+        self.do(self._worker_died, ae.WorkerDied(f"it ended: {reason}", epoch, request, loading, guilty))
 
     def _worker_died(self, event: ae.WorkerDied) -> None:
         self._handle(event)
@@ -338,7 +339,7 @@ class Agent(Process):
 
     def hear(self, event: ae.Event) -> None:
         """Take what the worker says."""
-        self.do(lambda: self._handle(event))
+        self.do(self._handle, event)
 
     def _look(self) -> None:
         """End kernels that nobody wants and loads that do not end."""
@@ -357,22 +358,22 @@ class Agent(Process):
     # --- control ------------------------------------------------------------------------------------------------------------------
 
     def _received(self, message: m.AgentCommand) -> None:
-        self.do(lambda: self._handle(ae.Received(message)))
+        self.do(self._handle, ae.Received(message))
 
     def _on_tick(self) -> None:
         machine = self.machine
         if machine is None:
             return
         worker = self.worker
-        beat: m.Heartbeat | None = m.Heartbeat()
+        beat: m.Heartbeat | None = IDLE
         if worker is not None:
             key = worker.executor.computing
             if worker.paused:
                 beat = None
-            elif key is None:
-                beat = m.Heartbeat(0, 0, 0.0, worker.steps, 0)
-            else:
+            elif key is not None:
                 beat = m.Heartbeat(*key, max(1e-6, self.clock.now - worker.computing_since), worker.steps, 0)
+            elif worker.steps:
+                beat = m.Heartbeat(0, 0, 0.0, worker.steps, 0)
         self._handle(ae.Tick(beat))
         if self.alive:
             self.tick_later(machine.next_tick_s, self._on_tick)
@@ -421,6 +422,10 @@ class Agent(Process):
     def loaded(self) -> set[int]:
         """The epochs that its worker has."""
         return set() if self.worker is None else set(self.worker.executor.deployments)
+
+
+def _nothing() -> None:
+    pass
 
 
 def record_of(device: int) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from bbgrap.control.further import GROWTH, SEARCH_EVERY_S
@@ -154,7 +155,7 @@ class Checks:
         if world.models[use.model].trait == "large" and (len(names) < 2 or any(NO_ROOM in reason for reason in reasons)):
             # Every shape of it has plans of its own, also for the loss of agents: there may be no place for the last one.
             return ""
-        last = [o for o in world.outcomes if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult)][-3:]
+        last = self._last_answered(use, 3)
         if self._goes_without(plan):
             return "" if last and last[-1].ended >= world.clock.now - 2.0 else "it needs no plan, and nobody answers"
         # Timed against what was there before, a plan over all nodes need not be the fastest.
@@ -165,6 +166,11 @@ class Checks:
         epochs = {plan.latest, *(v.epoch for v in plan.variants)}
         answers = [answer for o in last if isinstance(answer := o.answers[0], c.RunResult)]
         return "" if any(answer.epoch in epochs for answer in answers) else "the plan is ready, but the last answers are of others"
+
+    def _last_answered(self, use: Use, count: int) -> list[Outcome]:
+        """Return the last requests of a use that were answered, the latest one last."""
+        answered = (o for o in reversed(self.world.outcomes) if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult))
+        return list(islice(answered, count))[::-1]
 
     def _goes_without(self, plan: Plan) -> bool:
         """Whether a further shape needs no plan: one node is faster, as was measured, or is for inputs that are hardly smaller."""

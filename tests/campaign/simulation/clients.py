@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ class Client(Process):
 
     # --- calls --------------------------------------------------------------------------------------------------------------------
 
-    def request(self, outcome: Outcome, *, record: bool = False) -> None:
+    def request(self, outcome: Outcome, record: bool = False) -> None:
         """Ask for an answer."""
         self._drive(self._run(outcome, record), lambda answer: self._ended(outcome, answer))
 
@@ -95,8 +95,7 @@ class Client(Process):
                 if isinstance(answer, c.ModelPrepared):
                     plan = answer.plan
             if plan is not None:
-                message = c.RunModel(0, plan, left, (), (outcome.token.encode(),), record)
-                answer = yield partial(_numbered, message)
+                answer = yield partial(_run, plan, left, outcome.token, record)
             if not isinstance(answer, c.Failed) or answer.fault not in RETRY:
                 return answer
             self._plans.pop(outcome.use, None)
@@ -123,7 +122,7 @@ class Client(Process):
             ended(stop.value)
             return
         if make is _pause:
-            self.later(PAUSE_S, lambda: self._drive(steps, ended))
+            self.later(PAUSE_S, self._drive, steps, ended)
             return
         self._calls += 1
         number = self._calls
@@ -136,7 +135,10 @@ class Client(Process):
     # --- the machine --------------------------------------------------------------------------------------------------------------
 
     def _received(self, message: c.ClientAnswer) -> None:
-        self.do(lambda: self._carry(self.machine.received(message, self.clock.now)))
+        self.do(self._take, message)
+
+    def _take(self, message: c.ClientAnswer) -> None:
+        self._carry(self.machine.received(message, self.clock.now))
 
     def _on_tick(self) -> None:
         self._carry(self.machine.tick(self.clock.now))
@@ -159,8 +161,8 @@ class Client(Process):
                     pass
 
 
-def _numbered(message: c.RunModel, call: int) -> c.Call:
-    return replace(message, call=call)
+def _run(plan: str, left: float, token: str, record: bool, call: int) -> c.Call:
+    return c.RunModel(call, plan, left, (), (token.encode(),), record)
 
 
 def _pause(call: int) -> c.Call:

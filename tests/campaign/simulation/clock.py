@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 from itertools import count
+from typing import Any
 
-Action = Callable[[], None]
+Action = Callable[..., None]
 
 
 class Clock:
@@ -15,21 +17,22 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
-        self._heap: list[tuple[float, int, Action]] = []
+        self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
         self._count = count()
 
-    def after(self, seconds: float, action: Action) -> None:
+    def after(self, seconds: float, action: Action, *arguments: Any) -> None:  # noqa: ANN401
         """Do something later."""
-        heapq.heappush(self._heap, (self.now + seconds, next(self._count), action))
+        heapq.heappush(self._heap, (self.now + seconds, next(self._count), action, arguments))
 
     def run(self, until: float) -> None:
         """Let time pass."""
-        heap = self._heap
+        heap, pop, events = self._heap, heapq.heappop, 0
         while heap and heap[0][0] <= until:
-            self.now, _, action = heapq.heappop(heap)
-            self.events += 1
-            action()
+            self.now, _, action, arguments = pop(heap)
+            events += 1
+            action(*arguments)
         self.now = until
+        self.events += events
 
 
 class Process:
@@ -39,30 +42,29 @@ class Process:
         self.clock = clock
         self.alive = True
         self.paused = False
-        self._held: list[Action] = []
-        self._held_ticks: list[Action] = []
+        self._held: list[Callable[[], None]] = []
+        self._held_ticks: list[Callable[[], None]] = []
 
-    def do(self, action: Action) -> None:
+    def do(self, action: Action, *arguments: Any) -> None:  # noqa: ANN401
         """Let the process do something, now or when it goes on."""
         if self.paused:
-            self._held.append(action)
+            self._held.append(partial(action, *arguments))
+        elif self.alive:
+            action(*arguments)
+
+    def later(self, seconds: float, action: Action, *arguments: Any) -> None:  # noqa: ANN401
+        """Let the process do something after a while."""
+        self.clock.after(seconds, self.do, action, *arguments)
+
+    def tick_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Like `later`, but after all that has arrived while it was stopped: a process looks at its sockets before it looks at the time."""
+        self.clock.after(seconds, self._due, action)
+
+    def _due(self, action: Callable[[], None]) -> None:
+        if self.paused:
+            self._held_ticks.append(action)
         elif self.alive:
             action()
-
-    def later(self, seconds: float, action: Action) -> None:
-        """Let the process do something after a while."""
-        self.clock.after(seconds, lambda: self.do(action))
-
-    def tick_later(self, seconds: float, action: Action) -> None:
-        """Like `later`, but after all that has arrived while it was stopped: a process looks at its sockets before it looks at the time."""
-
-        def due() -> None:
-            if self.paused:
-                self._held_ticks.append(action)
-            elif self.alive:
-                action()
-
-        self.clock.after(seconds, due)
 
     def pause(self) -> None:
         """Stop it."""

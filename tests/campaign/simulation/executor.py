@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
 
-from bbgrap.runtime.schedule import LocalReceive, LocalRun, LocalSend, Schedule
+from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
 from tests.campaign.simulation.models import MIXED, joined
 from tests.campaign.simulation.network import DataNetwork, Endpoint, Frame
 
@@ -16,18 +18,61 @@ Key = tuple[int, int]
 MAX_ENDED = 1024
 
 
-class Deployment:
-    """A schedule, the names of its segments, and where all devices are."""
+class Receive(NamedTuple):
+    """Take a message into buffers."""
 
-    __slots__ = ("addresses", "names", "schedule")
+    message: int
+    buffers: tuple[int, ...]
+
+
+class Run(NamedTuple):
+    """Compute a segment."""
+
+    segment: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Send(NamedTuple):
+    """Send what comes of buffers."""
+
+    message: int
+    address: str
+    buffers: tuple[int, ...]
+
+
+class Join(NamedTuple):
+    """Make one buffer of several."""
+
+    output: int
+    buffers: tuple[int, ...]
+
+
+class Deployment:
+    """A schedule, the names of its segments, and where all devices are; `steps` are the schedule's, with what they need at hand."""
+
+    __slots__ = ("addresses", "schedule", "steps")
 
     def __init__(self, schedule: Schedule, names: tuple[str, ...], addresses: Mapping[int, str]) -> None:
-        self.schedule, self.names, self.addresses = schedule, names, addresses
+        self.schedule, self.addresses = schedule, addresses
+        self.steps = tuple(_step(step, names, addresses) for step in schedule.steps)
 
     @property
     def destinations(self) -> tuple[str, ...]:
         """Where it sends to."""
         return tuple({self.addresses[step.destination]: None for step in self.schedule.steps if isinstance(step, LocalSend)})
+
+
+def _step(step: LocalStep, names: tuple[str, ...], addresses: Mapping[int, str]) -> Receive | Run | Send | Join:
+    match step:
+        case LocalReceive():
+            return Receive(step.message, step.buffers)
+        case LocalRun():
+            return Run(names[step.segment], step.inputs, step.outputs)
+        case LocalSend():
+            return Send(step.message, addresses[step.destination], tuple(part.buffer for part in step.parts))
+        case LocalJoin():
+            return Join(step.output, tuple(part.buffer for part, _ in step.pieces))
 
 
 class _Run:
@@ -89,7 +134,7 @@ class Executor:
         for buffer in deployment.schedule.feeds:
             run.buffers[buffer] = feed
         run.inbox.update(self._early.pop(key, {}))
-        self.pump()
+        self._go_on(key, run)
 
     def take(self, frame: Frame) -> None:
         """Take a message of a request, or drop it."""
@@ -106,7 +151,12 @@ class Executor:
             run = self.running[key] = _Run(deployment, recorded)
             run.inbox.update(self._early.pop(key, {}))
         run.inbox[message] = token
-        self.pump()
+        self._go_on(key, run)
+
+    def _go_on(self, key: Key, run: _Run) -> None:
+        """Go on with one run: without a kernel, all others wait for messages."""
+        if self.computing is None:
+            self._advance(key, run)
 
     def pump(self) -> None:
         """Go on with whatever can go on."""
@@ -120,34 +170,34 @@ class Executor:
                     return
 
     def _advance(self, key: Key, run: _Run) -> None:
-        steps, deployment = run.deployment.schedule.steps, run.deployment
+        deployment, buffers, inbox = run.deployment, run.buffers, run.inbox
+        steps = deployment.steps
         while run.place < len(steps):
             step = steps[run.place]
-            if isinstance(step, LocalReceive):
-                if step.message not in run.inbox:
+            kind = type(step)
+            if kind is Receive:
+                if step.message not in inbox:
                     return
-                token = run.inbox.pop(step.message)
+                token = inbox.pop(step.message)
                 for buffer in step.buffers:
-                    run.buffers[buffer] = token
-            elif isinstance(step, LocalRun):
-                token = joined(run.buffers[buffer] for buffer in step.inputs)
+                    buffers[buffer] = token
+            elif kind is Run:
                 self.computing = key
-                self.compute(key, deployment.names[step.segment], token, lambda out, step=step: self._computed(key, run, step, out))
+                self.compute(key, step.segment, joined(buffers, step.inputs), partial(self._computed, key, run, step.outputs))
                 return
-            elif isinstance(step, LocalSend):
-                token = joined(run.buffers[part.buffer] for part in step.parts)
-                frame = ("data", *key, step.message, deployment.schedule.device, token, run.recorded)
-                self.network.send(self.owner, deployment.addresses[step.destination], frame)
+            elif kind is Send:
+                frame = ("data", *key, step.message, deployment.schedule.device, joined(buffers, step.buffers), run.recorded)
+                self.network.send(self.owner, step.address, frame)
             else:
-                run.buffers[step.output] = joined(run.buffers[part.buffer] for part, _ in step.pieces)
+                buffers[step.output] = joined(buffers, step.buffers)
             run.place += 1
         self.end(key)
         results = deployment.schedule.results
-        self.done(key, joined(run.buffers[buffer] for buffer in results) if results else MIXED, run.recorded)
+        self.done(key, joined(buffers, results) if results else MIXED, run.recorded)
 
-    def _computed(self, key: Key, run: _Run, step: LocalRun, out: str) -> None:
+    def _computed(self, key: Key, run: _Run, outputs: tuple[int, ...], out: str) -> None:
         self.computing = None
-        for buffer in step.outputs:
+        for buffer in outputs:
             run.buffers[buffer] = out
         run.place += 1
         self.run_commands()

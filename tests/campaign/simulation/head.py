@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bbgrap.cluster.types import COORDINATOR, NodeProfile
@@ -75,7 +74,7 @@ class Head(Process):
 
     def arrive(self, frame: Frame) -> None:
         """Take a frame."""
-        self.do(lambda: self._take(frame))
+        self.do(self._take, frame)
 
     def _take(self, frame: Frame) -> None:
         if frame[0] == "data":
@@ -85,7 +84,7 @@ class Head(Process):
 
     def link_broken(self, address: str) -> None:
         """Tell the machine."""
-        self.do(lambda: self.handle(ce.HostLinkBroken(address)))
+        self.do(self.handle, ce.HostLinkBroken(address))
 
     def knows(self, address: str) -> bool:
         """Whether a deployment is connected to it."""
@@ -97,7 +96,7 @@ class Head(Process):
     def _done(self, key: Key, token: str, recorded: bool) -> None:
         host = self.executor.deployments[key[0]].schedule.host
         record = record_of(host) if recorded else None
-        self.later(1e-5, lambda: self.handle(ce.RequestDone(key[1], (), (token.encode(),), record)))
+        self.later(1e-5, self.handle, ce.RequestDone(key[1], (), (token.encode(),), record))
 
     # --- the machine --------------------------------------------------------------------------------------------------------------
 
@@ -107,7 +106,7 @@ class Head(Process):
 
     def from_peer(self, identity: bytes, message: Any) -> None:  # noqa: ANN401
         """Take a control message."""
-        self.do(lambda: self.handle(ce.FromPeer(identity, message)))
+        self.do(self.handle, ce.FromPeer(identity, message))
 
     def handle(self, event: ce.Event) -> None:
         """Let the machine take an event, and do what it wants."""
@@ -138,7 +137,7 @@ class Head(Process):
                     executor.begin((epoch, number), recorded=instruction.record, feed=token_of(instruction.payload))
                 else:
                     reason = "the host does not have the deployment"
-                    self.later(0.0, lambda: self.handle(ce.RequestBroke(number, c.Fault.EXECUTION, reason)))
+                    self.later(0.0, self.handle, ce.RequestBroke(number, c.Fault.EXECUTION, reason))
             case ce.DropRequest(epoch, number):
                 executor.end((epoch, number))
             case ce.HostDeploy(epoch, schedule, peers):
@@ -157,7 +156,7 @@ class Head(Process):
             case ce.WriteChunk(identity, chunk, size):
                 written = ce.ChunkWritten(identity, chunk.call, chunk.digest, size, complete=True)
                 self._save(lambda: disk.files.update({chunk.digest: size}))
-                self.later(0.001, lambda: self.handle(written))
+                self.later(0.001, self.handle, written)
             case ce.SaveModel(model_name, files):
                 self._save(lambda: disk.models.update({model_name: files}))
             case ce.SaveProfile(profile, by_hand):
@@ -170,7 +169,7 @@ class Head(Process):
                 *before, last = ([bytes(part) for part in answer.payload] for answer in answers)
                 faults = tuple("" if last == other else "they differ" for other in before)
                 self.world.checks.counted["verified"] += 1
-                self.later(0.001, lambda: self.handle(ce.Compared(check, faults)))
+                self.later(0.001, self.handle, ce.Compared(check, faults))
             case ce.Audit(event):
                 if event == "differed":
                     self.world.surprise(f"coordinator: nobody answers wrongly, but {instruction}")
@@ -209,9 +208,9 @@ class Head(Process):
         world, now = self.world, self.clock.now
         self.planning.add(job)
         if world.planner_never > now:
-            self.later(PLANNER_DEADLINE_S, partial(self._failed, job, c.Fault.EXECUTION, "planner: it did not end within its deadline"))
+            self.later(PLANNER_DEADLINE_S, self._failed, job, c.Fault.EXECUTION, "planner: it did not end within its deadline")
         elif world.planner_fails > now:
-            self.later(seconds / 2, partial(self._failed, job, c.Fault.EXECUTION, "planner: it ended by SIGKILL"))
+            self.later(seconds / 2, self._failed, job, c.Fault.EXECUTION, "planner: it ended by SIGKILL")
         else:
             slow = 8.0 if world.planner_late > now else 1.0
             self.later(seconds * slow * (0.5 + world.rng.random()), lambda: self._made(job, make()))

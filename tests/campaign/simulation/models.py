@@ -5,7 +5,7 @@ A tensor is a text: an input, and what models have made of it. A segment whose i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -45,21 +45,33 @@ class Model:
     @property
     def file(self) -> ModelFile:
         """Its only file."""
-        return ModelFile(f"{self.name}.onnx", self.name.encode().hex().ljust(64, "0")[:64], 4)
+        return _file(self.name)
 
     @property
     def digest(self) -> str:
         """What the protocol calls it."""
-        return offer_digest((self.file,))
+        return _digest(self.name)
 
     def answer(self, token: str) -> str:
         """The right answer to an input."""
         return f"{self.name}({token})"
 
 
-def joined(tokens: Iterable[str]) -> str:
+@cache
+def _file(name: str) -> ModelFile:
+    return ModelFile(f"{name}.onnx", name.encode().hex().ljust(64, "0")[:64], 4)
+
+
+@cache
+def _digest(name: str) -> str:
+    return offer_digest((_file(name),))
+
+
+def joined(buffers: Mapping[int, str], places: Sequence[int]) -> str:
     """Return what comes of tensors that meet."""
-    distinct = set(tokens)
+    if len(places) == 1:
+        return buffers[places[0]]
+    distinct = {buffers[place] for place in places}
     return distinct.pop() if len(distinct) == 1 else MIXED
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from tests.campaign.simulation.clock import Clock
@@ -43,9 +42,10 @@ class Line:
             self.lost.append(message)
         elif self.repeat and self.rng.random() < self.repeat:
             copies = 2
+        clock = self.clock
         for _ in range(copies):
-            self._last = max(self._last, self.clock.now + self.latency * (0.5 + self.rng.random()) + self.extra)
-            self.clock.after(self._last - self.clock.now, partial(self._arrive, self._generation, message))
+            self._last = max(self._last, clock.now + self.latency * (0.5 + self.rng.random()) + self.extra)
+            clock.after(self._last - clock.now, self._arrive, self._generation, message)
 
     def _arrive(self, generation: int, message: Any) -> None:  # noqa: ANN401
         if generation != self._generation:
@@ -128,8 +128,7 @@ class DataNetwork:
             way.held.append((address, frame))
             return
         way.last = max(way.last, self.clock.now + self.latency * (0.5 + self.rng.random()) + way.extra)
-        generation = way.generation
-        self.clock.after(way.last - self.clock.now, lambda: self._arrive(way, generation, receiver, address, frame))
+        self.clock.after(way.last - self.clock.now, self._arrive, way, way.generation, receiver, address, frame)
 
     def _arrive(self, way: _Way, generation: int, receiver: Endpoint, address: str, frame: Frame) -> None:
         if generation != way.generation or self.at.get(address) is not receiver:
@@ -145,7 +144,7 @@ class DataNetwork:
         if self.clock.now - self._told.get(key, -1.0) < 0.1:
             return
         self._told[key] = self.clock.now
-        self.clock.after(0.002 + 0.01 * self.rng.random(), lambda: endpoint.link_broken(address))
+        self.clock.after(0.002 + 0.01 * self.rng.random(), endpoint.link_broken, address)
 
     # --- faults -------------------------------------------------------------------------------------------------------------------
 
@@ -164,8 +163,7 @@ class DataNetwork:
         """Let nothing through in one direction."""
         way = self.way(sender, receiver)
         way.cut = True
-        generation = way.generation
-        self.clock.after(GIVEN_UP_S, lambda: self._give_up(sender, way, generation))
+        self.clock.after(GIVEN_UP_S, self._give_up, sender, way, way.generation)
 
     def _give_up(self, sender: str, way: _Way, generation: int) -> None:
         if not way.cut or way.generation != generation:
@@ -186,10 +184,10 @@ class DataNetwork:
         for address, frame in held:
             target = self.at.get(address)
             if target is not None:
-                self.clock.after(
-                    self.latency,
-                    lambda target=target, address=address, frame=frame: self._arrive(way, way.generation, target, address, frame),
-                )
+                self.clock.after(self.latency, self._let_through, way, target, address, frame)
+
+    def _let_through(self, way: _Way, receiver: Endpoint, address: str, frame: Frame) -> None:
+        self._arrive(way, way.generation, receiver, address, frame)
 
     def reset(self, first: str, second: str, told: str) -> None:
         """Lose what is on its way between two machines; the first, the second, both or nobody is told."""

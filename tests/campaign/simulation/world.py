@@ -138,7 +138,7 @@ class World:
         """Let a client ask."""
         client, use = self.clients[wish.client], self.story.uses[wish.use]
         if wish.trait == "prepare":
-            client.do(lambda: client.prepare(use))
+            client.do(client.prepare, use)
         else:
             self.ask(client, use, wish.trait, wish.deadline_s)
 
@@ -149,7 +149,7 @@ class World:
         outcome = Outcome(token, use, trait, now, now + deadline_s, [])
         self.outcomes.append(outcome)
         outcome.client = client
-        client.do(lambda: client.request(outcome, record=trait == "record"))
+        client.do(client.request, outcome, trait == "record")
         return outcome
 
     # --- faults -------------------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class World:
         match fault.kind:
             case "kill agent" | "power off agent" if agent is not None:
                 self.end_agent(agent, silent=fault.kind == "power off agent")
-                self.clock.after(fault.seconds, lambda: self.start_agent(fault.one))
+                self.clock.after(fault.seconds, self.start_agent, fault.one)
             case "stop agent" if agent is not None and not agent.paused:
                 stopped = [agent, *([agent.worker] if agent.worker is not None and not agent.worker.paused else [])]
                 for process in stopped:
@@ -182,7 +182,7 @@ class World:
             case "revoke node" if agent is not None and head is not None and not head.paused:
                 self._revoke(agent, head)
                 self.clock.after(fault.seconds, lambda: self.end_agent(agent, silent=False))
-                self.clock.after(fault.seconds + SERVICE_S, lambda: self.start_agent(fault.one))
+                self.clock.after(fault.seconds + SERVICE_S, self.start_agent, fault.one)
             case "stop worker" if agent is not None and agent.worker is not None and not agent.worker.paused:
                 worker = agent.worker
                 worker.pause()
@@ -303,9 +303,9 @@ class World:
         """Play the story; return what must not be."""
         story = self.story
         for wish in story.wishes:
-            self.clock.after(wish.at, lambda wish=wish: self.wish(wish))
+            self.clock.after(wish.at, self.wish, wish)
         for fault in story.faults:
-            self.clock.after(fault.at, lambda fault=fault: self.begin(fault))
+            self.clock.after(fault.at, self.begin, fault)
         ends = [wish.at + wish.deadline_s + 1.0 for wish in story.wishes if wish.trait == "hang"]
         # A kernel that hangs for a request of an earlier membership, that nobody remembers, is ended so much later.
         forgotten = EARLIER_S if ends and story.faults else 0.0
