@@ -32,7 +32,12 @@ def synthetic_inputs(host: Schedule) -> Inputs | None:
     if len(shapes) < len(specs):
         return None
     headers = tuple(TensorHeader(spec.name, spec.dtype, shape) for spec, shape in zip(specs, shapes, strict=True))
-    return headers, tuple(encode_array(np.ones(header.shape, header.dtype.numpy)) for header in headers)
+    most = {header.dtype: 0 for header in headers}
+    for header in headers:
+        most[header.dtype] = max(most[header.dtype], prod(header.shape))
+    # One block for all of a type: those of a training step are all of its weights.
+    ones = {dtype: np.ones(count, dtype.numpy) for dtype, count in most.items()}
+    return headers, tuple(encode_array(ones[header.dtype][: prod(header.shape)]) for header in headers)
 
 
 def given_bytes(host: Schedule) -> int:
