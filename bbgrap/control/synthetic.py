@@ -189,7 +189,8 @@ class SyntheticRequests:
             if proof.variant is variant:
                 del self._proofs[number]
                 self._loading.touch(proof.plan)
-                done += self._loading.abandon(variant.epoch, number)
+                # What an agent still computes of it may be slow, as it might have been before.
+                done += self._loading.abandon(variant.epoch, number, proof.within_s)
         for plan, timing in self._timed():
             if timing.probe is not None and timing.probe.epoch == variant.epoch:
                 done += self._loading.abandon(variant.epoch, timing.probe.number)

@@ -35,7 +35,8 @@ def proving(alone_s=0.0, *, state=False):
     """A wire in the middle of a proof, the call that waits for its plan, and the proof's number."""
     wire = Computing()
     wire.plan = lambda job: replace(
-        plan_of(job), variants=tuple(replace(v, report={**v.report, "predicted_single_node_ms": 1e3 * alone_s}) for v in plan_of(job).variants)
+        plan_of(job),
+        variants=tuple(replace(v, report={**v.report, "predicted_single_node_ms": 1e3 * alone_s}) for v in plan_of(job).variants),
     )
     if state:  # the same program goes on from it: what it does is of no interest here
         wire.standby = lambda job: replace(
@@ -86,3 +87,11 @@ def test_a_proof_waits_for_state_on_its_way_and_is_repeated_if_that_is_lost(monk
     assert number not in wire.started
     wire.until_answered(call)
     assert isinstance(wire.answer(call), c.ModelPrepared)
+
+
+def test_a_kernel_of_a_proof_that_is_taken_back_may_take_as_long_as_before():
+    wire, _, number = proving(ALONE_S)
+    (start,) = wire.started.values()
+    variant = wire.coordinator.loading.find(start.epoch)
+    abandons = [done for done in wire.coordinator.requests.synthetic.taken_back(variant) if isinstance(done, ce.ToAgent)]
+    assert [done.message for done in abandons] == [m.Abandon(start.epoch, number, PROBE_WITHIN_S + SLOWER * ALONE_S)]
