@@ -1,7 +1,8 @@
 """What a client does so that every call ends: it asks after silent calls, says lost ones again, and gives up on a silent coordinator.
 
-How long a coordinator may be silent, each call says: one with a deadline outlasts a coordinator that is started anew. Laws: a call is
-completed exactly once; requests are pure, so saying one twice is harmless.
+How long a coordinator may be silent, each call says: one with a deadline outlasts a coordinator that is started anew. What a connection
+carries arrives in order, so nothing is heard of a large request, nor of what was said after it, while it is on its way. Laws: a call is
+completed exactly once; requests are pure, so saying one twice is harmless; none is said again that may still be on its way.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from bbgrap.protocol.client_messages import (
     Fault,
     FinalAnswer,
     Progress,
+    RunModel,
     StillWorking,
 )
 
 REOPEN_S = 3.0
 """A connection that is silent for so long is opened anew."""
+SLOWEST_LINK = 1 << 20
+"""Bytes per second at which inputs may still be on their way to the coordinator. Chosen: 10 Mbit/s, less what frames and keys take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,17 @@ class _Open:
     message: Call
     tracker: Tracker
     began: float
-    said: float
     patience_s: float
+    there_by: float = 0.0
+    """When it has arrived at the latest, unless it was lost."""
+    takes_s: float = 0.0
+    """How much of that may be its own way; 0 once it is known to have arrived."""
 
 
 class ClientMachine:
     """The calls of one connection.
 
-    Invariants: `calls` holds the calls that have no final answer.
+    Invariants: `calls` holds the calls that have no final answer; by `_there_by` all that was said has arrived, or was lost.
     """
 
     def __init__(self, address: str, *, ask_s: float = 0.5, silence_s: float = 10.0) -> None:
@@ -79,14 +86,15 @@ class ClientMachine:
         self._heard = 0.0
         self._asked = 0.0
         self._opened = 0.0
+        self._there_by = 0.0
 
     def call(self, message: Call, now: float, patience_s: float | None = None) -> list[Instruction]:
         """Begin a call; its number must be new. It fails after `patience_s` without any word of the coordinator."""
         if not self.calls:
             self._heard = self._asked = now
         tracker = Tracker(Role.CALL, f"call {message.call} ({type(message).__name__})")
-        self.calls[message.call] = _Open(message, tracker, now, now, self._silence_s if patience_s is None else patience_s)
-        return [Say(message)]
+        entry = self.calls[message.call] = _Open(message, tracker, now, self._silence_s if patience_s is None else patience_s)
+        return [self._say(entry, now)]
 
     def cancel(self, call: int) -> list[Instruction]:
         """Forget a call."""
@@ -96,6 +104,12 @@ class ClientMachine:
         entry.tracker.move("cancel")
         return [Say(Cancel(call))]
 
+    def broken(self, now: float) -> None:
+        """Note that the connection broke: what was on its way does not arrive any more."""
+        self._there_by = min(self._there_by, now)
+        for entry in self.calls.values():
+            entry.there_by, entry.takes_s = min(entry.there_by, now), 0.0
+
     def received(self, answer: ClientAnswer, now: float) -> list[Instruction]:
         """Take a message of the coordinator; answers to finished calls are late or repeated, and ignored."""
         self._heard = now
@@ -103,12 +117,16 @@ class ClientMachine:
             case Progress():
                 return [Report(answer)] if answer.call in self.calls else []
             case StillWorking():
+                for number in answer.known:
+                    if (known := self.calls.get(number)) is not None:
+                        self._arrived(known, now)
                 return self._say_again([c for c in answer.asked if c not in answer.known], now)
             case _:
                 entry = self.calls.pop(answer.call, None)
                 if entry is None:
                     return []
                 entry.tracker.move("answer")
+                self._arrived(entry, now)
                 return [Complete(answer.call, answer)]
 
     def _say_again(self, lost: list[int], now: float) -> list[Instruction]:
@@ -116,27 +134,44 @@ class ClientMachine:
         for number in lost:
             entry = self.calls.get(number)
             # One asked about right after it was said may simply not have arrived there yet.
-            if entry is not None and now - entry.said >= self._ask_s:
+            if entry is not None and now - entry.there_by >= self._ask_s:
                 entry.tracker.move("send again")
-                entry.said = now
-                done.append(Say(entry.message))
+                done.append(self._say(entry, now))
         return done
+
+    def _say(self, entry: _Open, now: float) -> Say:
+        """Say a call: it arrives after all that was said before."""
+        message = entry.message
+        entry.takes_s = sum(map(len, message.payload)) / SLOWEST_LINK if isinstance(message, RunModel) else 0.0
+        entry.there_by = self._there_by = max(self._there_by, now) + entry.takes_s
+        return Say(message)
+
+    def _arrived(self, entry: _Open, now: float) -> None:
+        """Note that a call has arrived: what was said after it arrives the sooner."""
+        saved_s, entry.takes_s = min(entry.takes_s, max(0.0, entry.there_by - now)), 0.0
+        if saved_s:
+            self._there_by -= saved_s
+            for later in self.calls.values():
+                if later.there_by >= entry.there_by and later is not entry:
+                    later.there_by -= saved_s
+            entry.there_by -= saved_s
 
     def tick(self, now: float) -> list[Instruction]:
         """Ask after open calls; give up on a coordinator that does not answer at all."""
         if not self.calls or now - self._asked < self._ask_s:
             return []
-        silent = now - self._heard
+        heard = max(self._heard, self._there_by)
         # A call waits for as long as it said, however long others have been waiting.
         done = [
             instruction
             for number, entry in list(self.calls.items())
-            for instruction in self._give_up(number, entry, now - max(self._heard, entry.began))
+            for instruction in self._give_up(number, entry, now - max(heard, entry.began))
         ]
         self._asked = now
         ask: list[Instruction] = [Say(Ask(tuple(self.calls)))] if self.calls else []
-        if silent > REOPEN_S and now - self._opened > REOPEN_S:
+        if now - heard > REOPEN_S and now - self._opened > REOPEN_S:
             self._opened = now
+            self.broken(now)
             return [*done, Reconnect(), *ask]
         return [*done, *ask]
 

@@ -19,3 +19,17 @@ class PlannedVariant:
     name: str
     artifacts: Artifacts
     report: Mapping[str, Any]
+
+    @property
+    def predicted_s(self) -> float:
+        """How long a request is predicted to take, in seconds; 0 where nothing is predicted."""
+        return self._seconds("predicted_ms")
+
+    @property
+    def predicted_alone_s(self) -> float:
+        """The same on the best node alone."""
+        return self._seconds("predicted_single_node_ms")
+
+    def _seconds(self, key: str) -> float:
+        predicted = self.report.get(key, 0.0)
+        return float(predicted) / 1e3 if isinstance(predicted, int | float) else 0.0

@@ -172,7 +172,7 @@ class StatusReader:
             tuple(variant.parts),
             len(variant.queue.running),
             variant.answered,
-            _predicted_s(variant),
+            variant.planned.predicted_s,
             variant.usual_s or variant.plan.policy.medians.get(variant.epoch, 0.0),
         )
 
@@ -196,11 +196,6 @@ class StatusReader:
 def _source(plan: Plan) -> Plan | None:
     """Return what answers the requests of a plan: itself or its standby."""
     return plan if plan.serving else plan.helper if plan.helper is not None and plan.helper.serving else None
-
-
-def _predicted_s(variant: Variant) -> float:
-    predicted = variant.planned.report.get("predicted_ms", 0.0)
-    return float(predicted) / 1e3 if isinstance(predicted, int | float) else 0.0
 
 
 def _predicted(variant: Variant) -> Timeline:

@@ -15,6 +15,7 @@ from bbgrap.control.loading import OVERDUE_S, Loading
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Plan, Variant
 from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, Timing
+from bbgrap.control.watch import state_on_its_way_s
 from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.tensors import synthetic_inputs
 
@@ -24,6 +25,8 @@ HOLD_S = 1.0
 """How long requests wait for a synthetic one at most, unless requests usually take as long."""
 USUAL = 3.0
 """Times the usual duration of a request."""
+SLOWER = 10.0
+"""How much longer than predicted a model may take to prove that it ends. Chosen: a core that ten programs share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class _Proof:
     variant: Variant
     plan: Plan
     started: float
+    within_s: float
+    """How long it may take."""
 
 
 class SyntheticRequests:
@@ -71,7 +76,8 @@ class SyntheticRequests:
             return []
         variant = min(standby.open_variants, key=lambda v: len(v.queue.running))
         number = next(self._loading.epochs)
-        self._proofs[number] = _Proof(number, variant, plan, now)
+        alone_s = max(v.planned.predicted_alone_s for v in plan.variants)
+        self._proofs[number] = _Proof(number, variant, plan, now, PROBE_WITHIN_S + SLOWER * alone_s + state_on_its_way_s(variant))
         return [StartRequest(variant.epoch, number, *inputs)]
 
     def _proved(self, number: int) -> bool:
@@ -187,7 +193,8 @@ class SyntheticRequests:
             if proof.variant is variant:
                 del self._proofs[number]
                 self._loading.touch(proof.plan)
-                done += self._loading.abandon(variant.epoch, number)
+                # What an agent still computes of it may be slow, as it might have been before.
+                done += self._loading.abandon(variant.epoch, number, proof.within_s)
         for plan, timing in self._timed():
             if timing.probe is not None and timing.probe.epoch == variant.epoch:
                 done += self._loading.abandon(variant.epoch, timing.probe.number)
@@ -202,9 +209,10 @@ class SyntheticRequests:
     def overdue(self, now: float) -> list[Instruction]:
         """Stop timing where a request takes too long, and look whether it is somebody's turn."""
         done: list[Instruction] = []
-        for proof in [proof for proof in self._proofs.values() if now - proof.started > PROBE_WITHIN_S]:
+        for proof in [proof for proof in self._proofs.values() if now - proof.started > proof.within_s]:
             # It has proved nothing: the agent ends a worker that does not leave it, and the next one is tried.
             del self._proofs[proof.number]
+            self._loading.touch(proof.plan)
             done += self._loading.abandon(proof.variant.epoch, proof.number, OVERDUE_S)
         for plan, timing in self._timed():
             self._loading.touch(plan)

@@ -77,15 +77,18 @@ def _on_its_way_s(request: Request, variant: Variant) -> float:
     return 0.0 if variant.usual_s else request.bytes / SLOWEST_LINK
 
 
+def state_on_its_way_s(variant: Variant) -> float:
+    """Return how long inputs of a synthetic request may be on their way: it brings all state, other than what was timed."""
+    artifacts = variant.planned.artifacts
+    return 0.0 if artifacts.further is None else given_bytes(artifacts.host) / SLOWEST_FOR_STATE
+
+
 def unawaited_stalled(running: Iterable[tuple[Variant, int, float, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:
     """Yield the runs that no client waits for and with which nothing goes on, and their variants."""
     for variant, number, started, usual in running:
         there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
         idle_since = max((member.idle_since for member in there), default=now)
-        artifacts = variant.planned.artifacts
-        # Which brings all state, other than what was timed.
-        on_its_way_s = 0.0 if artifacts.further is None else given_bytes(artifacts.host) / SLOWEST_FOR_STATE
-        patience = max(UNAWAITED_STALLED_S, USUAL * usual) + on_its_way_s
+        patience = max(UNAWAITED_STALLED_S, USUAL * usual) + state_on_its_way_s(variant)
         # Others may keep the agents busy; where it is known how long requests take, it does not take much longer.
         if now - max(idle_since, started) > patience or (usual and now - started > USUAL * patience):
             yield variant, number

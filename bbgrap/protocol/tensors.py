@@ -21,18 +21,29 @@ from bbgrap.runtime.schedule import Schedule
 _STRINGS_GROWTH = 40
 """A text of two letters takes 3 bytes, and 72 as one of Python's."""
 
+UNTOUCHED_BYTES = 16 << 20
+"""From here on synthetic floats are zeros. Chosen: only weights and caches are as large, and a gigabyte of ones takes 0.8 s to write."""
+
 Inputs = tuple[tuple[TensorHeader, ...], tuple[BytesLike, ...]]
 """The inputs of a request, and their contents."""
 
 
 def synthetic_inputs(host: Schedule) -> Inputs | None:
-    """Return inputs of the right types for a host's schedule, all ones (integers may be divisors); None if they are not numbers."""
+    """Return inputs of the right types for a host's schedule; None if they are not numbers.
+
+    All are ones (integers may be divisors), but large ones of floats are zeros, for which the system takes no memory.
+    """
     specs = [host.buffers[buffer] for buffer in host.feeds]
     shapes = [spec.shape for spec in specs if spec.shape is not None and spec.dtype is not DType.STRING]
     if len(shapes) < len(specs):
         return None
     headers = tuple(TensorHeader(spec.name, spec.dtype, shape) for spec, shape in zip(specs, shapes, strict=True))
-    return headers, tuple(encode_array(np.ones(header.shape, header.dtype.numpy)) for header in headers)
+    return headers, tuple(encode_array(_synthetic(header)) for header in headers)
+
+
+def _synthetic(header: TensorHeader) -> Array:
+    is_large = prod(header.shape) * header.dtype.itemsize >= UNTOUCHED_BYTES
+    return (np.zeros if is_large and header.dtype.numpy.kind == "f" else np.ones)(header.shape, header.dtype.numpy)
 
 
 def given_bytes(host: Schedule) -> int:

@@ -330,6 +330,9 @@ class Connection:
             now = time.monotonic()
             if not ready:
                 self._check_access()
+                if self._control.was_broken():
+                    with self._lock:
+                        self._machine.broken(now)
             if not ready.isdisjoint(self._polled):
                 # What came for others is read by whoever leads next.
                 while number not in self._done and (frames := self._control.receive()) is not None:

@@ -273,6 +273,7 @@ class ControlClient:
         self.lock: ClientLock | None = None
         self.address = address
         self.channel: Channel | None = None
+        self._broken = False
         self.socket = self._open()
 
     @property
@@ -300,7 +301,7 @@ class ControlClient:
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
         self._failures, self._refused = 0, ""
-        self._monitor = socket.get_monitor_socket(FAILED)
+        self._monitor = socket.get_monitor_socket(FAILED | zmq.EVENT_DISCONNECTED)
         try:
             socket.connect(self.address)
         except zmq.ZMQError as error:
@@ -316,13 +317,24 @@ class ControlClient:
     @property
     def refused(self) -> str:
         """Why the coordinator does not take this side's connections, if it has said so; then there will be none before `reopen`."""
+        self._look()
+        return self._refused
+
+    def was_broken(self) -> bool:
+        """Whether a connection has ended since this was asked last: what was on its way may be lost."""
+        self._look()
+        broken, self._broken = self._broken, False
+        return broken
+
+    def _look(self) -> None:
+        """Note what ZeroMQ tells of the connection."""
         while self._monitor.poll(0):
             message = recv_monitor_message(self._monitor)
             event, value = int(message["event"]), int(message["value"])
+            self._broken = self._broken or event == zmq.EVENT_DISCONNECTED
             self._failures += was_closed(event, value)
             why = refusal(self.lock, self.address, event, value, closed=self._failures >= self._closed_before_sure)
             self._refused = self._refused or why
-        return self._refused
 
     def has_new_lock(self) -> bool:
         """Whether the keys are others than those of this connection: a token was replaced."""
@@ -345,6 +357,7 @@ class ControlClient:
             frames = None if self.channel is None else self.channel.receive()
         except (ConnectionError, RemoteProtocolError):  # the other connection says what is to be said
             self._leave_channel()
+            self._broken = True
             frames = None
         if frames is not None:
             return frames

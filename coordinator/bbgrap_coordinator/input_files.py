@@ -1,7 +1,9 @@
 """Inputs of sequences on disk: those of a training step's first request are all of its weights.
 
+    RunModel, large, of a sequence -> written in a thread of its own -> Stored -> the machine          a gigabyte takes seconds
+
 Laws: what is kept has the bytes that were given, whatever becomes of those; files have no name, so nothing is left of them when the
-coordinator has ended, however it ends.
+coordinator has ended, however it ends; nobody waits for the disk but the request whose inputs these are.
 """
 
 from __future__ import annotations
@@ -9,14 +11,20 @@ from __future__ import annotations
 import logging
 import mmap
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from bbgrap.control.coordinator_events import Identity
+from bbgrap.protocol.client_messages import RunModel
 from bbgrap.protocol.messages import BytesLike
 
 LARGE_BYTES = 4 << 20
 """Requests with less stay in memory: a file takes a descriptor. Chosen: so there are never more than a thousand."""
+MAX_WRITING_BYTES = 1 << 30
+"""Of inputs that wait for the disk at once; more are refused as busy, unless it is a single request. Chosen: as many as may wait for agents."""
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -28,11 +36,9 @@ class InputFiles:
         """Use a folder on a disk with some room."""
         self._directory = directory
 
-    def keep(self, inputs: Sequence[BytesLike]) -> tuple[BytesLike, ...]:
-        """Return a copy of a request's inputs: in memory if they are small or there is no room on disk, else in one file."""
+    def store(self, inputs: Sequence[BytesLike]) -> tuple[BytesLike, ...]:
+        """Return a copy of a request's inputs, in one file; in memory if there is no room on disk."""
         ends = list(accumulate(map(len, inputs), initial=0))
-        if ends[-1] < LARGE_BYTES:
-            return tuple(map(bytes, inputs))
         try:
             with tempfile.TemporaryFile(dir=self._directory) as file:
                 file.writelines(inputs)
@@ -42,3 +48,65 @@ class InputFiles:
             _log.warning("inputs of a sequence stay in memory: '%s': %s; they need %d bytes", self._directory, error.strerror, ends[-1])
             return tuple(map(bytes, inputs))
         return tuple(kept[start:end] for start, end in pairwise(ends))
+
+
+def keep(inputs: Sequence[BytesLike]) -> tuple[BytesLike, ...]:
+    """Return a request's inputs as they can stay: what is in a file as it is, a copy in memory of all else."""
+    return tuple(each if isinstance(each, memoryview) and isinstance(each.obj, mmap.mmap) else bytes(each) for each in inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The inputs of a request have been written."""
+
+    identity: Identity
+    message: RunModel
+
+
+class Incoming:
+    """Requests whose inputs are being written before anybody looks at them.
+
+    Invariants: used by one thread; `_writing` holds the bytes of each by caller, those that were cancelled meanwhile among them.
+    """
+
+    def __init__(self, files: InputFiles, put: Callable[[Stored], None]) -> None:
+        """Start without any; `put` is called from another thread."""
+        self._files = files
+        self._put = put
+        self._pool = ThreadPoolExecutor(1, "inputs")
+        self._writing: dict[tuple[Identity, int], int] = {}
+        self._cancelled: set[tuple[Identity, int]] = set()
+
+    @staticmethod
+    def concerns(message: RunModel) -> bool:
+        """Whether a request is one of a sequence, and has large inputs."""
+        return message.sequence > 0 and sum(map(len, message.payload)) >= LARGE_BYTES
+
+    def take(self, identity: Identity, message: RunModel) -> str:
+        """Write the inputs of a request; return why not, if there are too many. One that comes twice is written once."""
+        caller, size, taken = (identity, message.call), sum(map(len, message.payload)), sum(self._writing.values())
+        if caller in self._writing:
+            return ""
+        if taken and taken + size > MAX_WRITING_BYTES:
+            return f"the inputs of {len(self._writing)} requests, {taken:,} bytes, wait for the disk already"
+        self._writing[caller] = size
+        self._pool.submit(lambda: self._put(Stored(identity, replace(message, payload=self._files.store(message.payload)))))
+        return ""
+
+    def cancel(self, identity: Identity, call: int) -> None:
+        """Nobody waits for a request any more."""
+        if (identity, call) in self._writing:
+            self._cancelled.add((identity, call))
+
+    def stored(self, event: Stored) -> RunModel | None:
+        """Return a request whose inputs have been written, if anybody waits for it."""
+        caller = event.identity, event.message.call
+        del self._writing[caller]
+        if caller in self._cancelled:
+            self._cancelled.remove(caller)
+            return None
+        return event.message
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -53,7 +53,7 @@ from bbgrap.control.coordinator_events import (
 )
 from bbgrap.errors import LocalProtocolError, OtherVersionError, RemoteProtocolError
 from bbgrap.protocol.addresses import host_of
-from bbgrap.protocol.client_messages import Failed, Fault, Greeting, StillWorking
+from bbgrap.protocol.client_messages import Cancel, Failed, Fault, Greeting, RunModel, StillWorking
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
 from bbgrap.protocol.messages import Deploy, DeploymentFailed, Leave, Refused, Welcome
@@ -64,6 +64,7 @@ from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.comparing import compared
 from bbgrap_coordinator.host import Host
+from bbgrap_coordinator.input_files import Incoming, InputFiles, Stored
 from bbgrap_coordinator.keyring import SHUT_OUT, Answer, KeyRing, NoKeys, refused
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import Planners
@@ -99,8 +100,12 @@ class Server:
         storage: Storage,
         audit: AuditLog,
         keys: KeyRing | NoKeys | None = None,
+        inputs: InputFiles | None = None,
     ) -> None:
-        """Use connections that belong to the thread of `run`; nothing is handled before."""
+        """Use connections that belong to the thread of `run`; nothing is handled before.
+
+        Large inputs of sequences are put into `inputs`; without, they stay in memory.
+        """
         self._control = control
         self._plane = plane
         self._machine = machine
@@ -109,8 +114,9 @@ class Server:
         self._storage = storage
         self._keys = keys or NoKeys()
         self._audit = audit
-        self._events: WakeupQueue[Event | None] = WakeupQueue()
+        self._events: WakeupQueue[Event | Stored | None] = WakeupQueue()
         self._host = Host(plane, control.channels.memory, self._on_broken)
+        self._incoming = None if inputs is None else Incoming(inputs, self._events.put)
         self._uploads = ThreadPoolExecutor(1, "uploads")
         self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
@@ -150,6 +156,8 @@ class Server:
                 self._shut_out(self._keys.expired())
                 due = time.monotonic() + _TICK_S
         self._comparisons.shutdown(wait=False, cancel_futures=True)
+        if self._incoming is not None:
+            self._incoming.close()
 
     def _write(self, chunk: WriteChunk) -> None:
         """Store a piece of a model, in a thread of its own: requests do not wait for the disk."""
@@ -168,6 +176,9 @@ class Server:
         for event in self._events.take():
             if isinstance(event, Planned | PlanFailed):
                 self._take_plan(event)
+            elif isinstance(event, Stored):
+                if self._incoming is not None and (message := self._incoming.stored(event)) is not None:
+                    self._handle(FromPeer(event.identity, message))
             elif event is not None:
                 self._handle(event)
 
@@ -213,7 +224,13 @@ class Server:
                 self._say(identity, None if why == SHUT_OUT else refused(message, why))
             elif isinstance(message, KeyMessage):
                 self._answer(identity, message)
+            elif self._incoming is not None and isinstance(message, RunModel) and self._incoming.concerns(message):
+                # The machine sees it when its inputs are where they stay.
+                if full := self._incoming.take(identity, message):
+                    self._say(identity, Failed(message.call, Fault.BUSY, f"coordinator: {full}; submit again when some are answered"))
             else:
+                if self._incoming is not None and isinstance(message, Cancel):
+                    self._incoming.cancel(identity, message.call)
                 self._handle(FromPeer(identity, message))
         return True
 

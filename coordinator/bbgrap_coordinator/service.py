@@ -30,7 +30,7 @@ from bbgrap.transport.local_tokens import note_token
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog
-from bbgrap_coordinator.input_files import InputFiles
+from bbgrap_coordinator.input_files import InputFiles, keep
 from bbgrap_coordinator.keyring import JOIN, LOCAL, KeyRing, NoKeys
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import Planners
@@ -91,13 +91,13 @@ def serve(
             verify_key=secrets.token_bytes(32),
             incarnation=state.incarnation,
             started=time.time(),
-            keep=InputFiles(directory).keep,
+            keep=keep,
             fingerprint="" if keys.data_identity is None else keys.data_identity.fingerprint,
         )
         machine = CoordinatorMachine(settings, stored, time.monotonic())
         audit = AuditLog(directory / "audit.jsonl")
         stack.callback(audit.close)
-        server = Server(control, plane, machine, models, planners, storage, audit, keys)
+        server = Server(control, plane, machine, models, planners, storage, audit, keys, InputFiles(directory))
         planners.begin(models, folders, server.report)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())

@@ -96,3 +96,48 @@ def test_a_client_asks_says_again_and_gives_up():
     gave_up, *_ = machine.tick(12.0)
     assert gave_up.answer.reason == "the coordinator at tcp://h:1 has not answered for 10 s; is it running, and is the address right?"
     assert machine.received(c.Nodes(1, ()), 13.0) == []
+
+
+def large(call, seconds):
+    """A request whose inputs may be on their way for so long."""
+    return c.RunModel(call, "ab" * 32, 1e3, (), (bytes(round(seconds * cm.SLOWEST_LINK)),))
+
+
+def asked(done):
+    return [type(each) for each in done]
+
+
+def test_a_client_waits_for_a_large_request_to_arrive_and_for_what_it_said_after_it():
+    machine, first, second = cm.ClientMachine("tcp://h:1"), large(1, 10.0), large(2, 0.0)
+    assert [*machine.call(first, 0.0), *machine.call(second, 1.0)] == [cm.Say(first), cm.Say(second)]
+    for now in range(1, 10):  # nothing is heard meanwhile, or over another way that it is not there
+        assert asked(machine.tick(now)) == [cm.Say]
+        assert machine.received(c.StillWorking((1, 2), ()), now + 0.1) == []
+    assert machine.received(c.StillWorking((1, 2), ()), 10.6) == [cm.Say(first), cm.Say(second)]
+
+
+def test_a_client_opens_a_connection_anew_that_is_silent_after_a_large_request():
+    machine = cm.ClientMachine("tcp://h:1")
+    machine.call(large(1, 10.0), 0.0, 100.0)
+    assert asked(machine.tick(12.9)) == [cm.Say]
+    assert asked(machine.tick(13.5)) == [cm.Reconnect, cm.Say]
+    assert machine.received(c.StillWorking((1,), ()), 13.6) != []
+
+
+def test_a_request_that_has_arrived_holds_up_nothing_any_more():
+    machine = cm.ClientMachine("tcp://h:1")
+    machine.call(large(1, 10.0), 0.0, 100.0)
+    small = machine.call(c.ListNodes(2), 0.5, 100.0)
+    assert machine.received(c.StillWorking((1, 2), ()), 1.5) == []
+    assert machine.received(c.StillWorking((1, 2), (1,)), 2.0) == []
+    assert machine.received(c.StillWorking((1, 2), (1,)), 2.6) == small
+    assert machine.received(c.Nodes(2, ()), 3.0)
+    assert asked(machine.tick(6.1)) == [cm.Reconnect, cm.Say]
+
+
+def test_what_was_on_its_way_over_a_connection_that_broke_is_said_again_at_once():
+    machine = cm.ClientMachine("tcp://h:1")
+    said = machine.call(large(1, 10.0), 0.0)
+    machine.broken(1.0)
+    assert machine.received(c.StillWorking((1,), ()), 1.4) == []
+    assert machine.received(c.StillWorking((1,), ()), 1.5) == said

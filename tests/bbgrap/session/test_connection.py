@@ -1,11 +1,16 @@
-"""Calls that are given up: the coordinator, played by the test over a real socket, hears of it at once."""
+"""Calls that are given up, and such that are long on their way: the coordinator is played by the test over a real socket."""
 
+import socket
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 import zmq
 
-from bbgrap.protocol.client_messages import Ask, Cancel, Greeting, Hello, ListNodes, Nodes, StillWorking
+from bbgrap.control import client as machine
+from bbgrap.protocol.addresses import split_address
+from bbgrap.protocol.client_messages import Ask, Cancel, Greeting, Hello, ListNodes, Nodes, RunModel, RunResult, StillWorking
 from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
 from bbgrap.session.connection import Connection, StoppedError
 from bbgrap.transport.access import Access
@@ -21,6 +26,7 @@ class Coordinator(threading.Thread):
         self.address = self.server.address
         self.cancelled, self.answering, self.ended = {}, threading.Event(), threading.Event()
         self.asked = threading.Semaphore(0)
+        self.ran = []
         self.start()
 
     def run(self):
@@ -41,8 +47,12 @@ class Coordinator(threading.Thread):
                 case Cancel(call=call):
                     self.cancelled.setdefault(call, threading.Event()).set()
                     self.asked.release()
+                case RunModel(call=call):
+                    self.ran.append(call)
+                    self.server.send(came[0], TO_CLIENT.encode(RunResult(call, 1, (), ())))
                 case Ask(calls=calls):
-                    self.server.send(came[0], TO_CLIENT.encode(StillWorking(calls, calls)))
+                    known = tuple(call for _, call in kept)
+                    self.server.send(came[0], TO_CLIENT.encode(StillWorking(calls, known)))
         self.server.close()
 
 
@@ -86,3 +96,44 @@ def test_only_the_thread_that_is_told_stops(coordinator):
         coordinator.answering.set()
         leader.join(5)
     assert answers == [()]
+
+
+PIECE_BYTES = 64 << 10
+
+
+class SlowLink(threading.Thread):
+    """Passes on what goes to an address, at most so many bytes a second, and what comes back at once."""
+
+    def __init__(self, address, bytes_per_s):
+        super().__init__(daemon=True)
+        self.to, self.pause_s, self.connections = split_address(address), PIECE_BYTES / bytes_per_s, 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.start()
+
+    def run(self):
+        with suppress(OSError):
+            while True:
+                near = self.listener.accept()[0]
+                near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE_BYTES)
+                far = socket.create_connection(self.to)
+                self.connections += 1
+                threading.Thread(target=self.carry, args=(near, far, self.pause_s), daemon=True).start()
+                threading.Thread(target=self.carry, args=(far, near, 0.0), daemon=True).start()
+
+    def carry(self, one, other, pause_s):
+        with suppress(OSError), one, other:
+            while piece := one.recv(PIECE_BYTES):
+                other.sendall(piece)
+                time.sleep(pause_s)
+
+
+def test_a_large_request_arrives_over_a_slow_link_and_once(coordinator, monkeypatch):
+    """It is on its way for longer than a connection may be silent; all that is said meanwhile waits behind it."""
+    monkeypatch.setattr(machine, "REOPEN_S", 1.0)
+    link = SlowLink(coordinator.address, 8 << 20)
+    with Connection(link.address, access=Access(insecure=True)) as connection:
+        request = RunModel(connection.number(), "ab" * 32, 60.0, (), (bytes(24 << 20),))
+        assert connection.try_call(request, RunResult, timeout_s=30.0).epoch == 1
+    assert (len(coordinator.ran), link.connections) == (1, 1)
+    link.listener.close()

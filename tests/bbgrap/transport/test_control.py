@@ -42,6 +42,17 @@ def test_messages_go_both_ways_and_the_identity_survives_a_new_connection(contex
     server.close()
 
 
+def test_a_client_learns_that_its_connection_broke(context):
+    server = ControlServer(context, "tcp://127.0.0.1:0")
+    with ControlClient(context, server.address) as client:
+        client.send([b"hello"])
+        wait(server.receive)
+        assert not client.was_broken()
+        server.close()
+        wait(lambda: client.was_broken() or None)
+        assert not client.was_broken()
+
+
 def test_messages_of_too_many_frames_or_bytes_are_forgotten_and_the_next_one_comes(context, monkeypatch):
     monkeypatch.setattr(pieces, "MAX_MESSAGE_BYTES", 1000)
     monkeypatch.setattr(pieces, "PIECE_BYTES", 100_000)

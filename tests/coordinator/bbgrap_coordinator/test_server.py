@@ -8,6 +8,7 @@ import psutil
 import zmq
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog
+from bbgrap_coordinator.input_files import LARGE_BYTES, InputFiles
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import Planners
 from bbgrap_coordinator.server import Server
@@ -33,9 +34,10 @@ from bbgrap.control.coordinator_events import (
     ToAgent,
 )
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import ModelFile
+from bbgrap.protocol.client_messages import Ask, ModelFile, RunModel
+from bbgrap.protocol.codec import TO_COORDINATOR
 from bbgrap.protocol.messages import Peer, Welcome
-from bbgrap.transport.control import ControlServer
+from bbgrap.transport.control import ControlClient, ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.zoo import materialize
 from tests.coordinator.bbgrap_coordinator.test_planning import SHAPES, STRANGE
@@ -61,14 +63,14 @@ class Script:
 class House:
     """A server in a thread of its own, with all that it uses."""
 
-    def __init__(self, home, planners):
+    def __init__(self, home, planners, inputs=None):
         self.context, self.script, self.home = zmq.Context(), Script(), home
         self.control, self.plane = ControlServer(self.context, "tcp://127.0.0.1:0"), TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
         self.models, self.folders, self.planners = ModelStore(home / "models"), ArtifactFolders(home / "plans"), planners
         self.storage = Storage(State(home), self.folders)
         self.stored = self.storage.read(self.models.stored())
         self.audit = AuditLog(home / "audit.jsonl")
-        self.server = Server(self.control, self.plane, self.script, self.models, planners, self.storage, self.audit)
+        self.server = Server(self.control, self.plane, self.script, self.models, planners, self.storage, self.audit, inputs=inputs)
         planners.begin(self.models, self.folders, self.server.report)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
@@ -104,9 +106,9 @@ class House:
         self.context.term()
 
 
-def in_house(tmp_path, act, command=None):
+def in_house(tmp_path, act, command=None, inputs=None):
     with Planners(command) if command else Planners() as planners:
-        house = House(tmp_path, planners)
+        house = House(tmp_path, planners, inputs)
         try:
             return act(house)
         finally:
@@ -193,3 +195,33 @@ def test_a_broken_link_of_the_host_reaches_the_machine(tmp_path):
         assert house.script.heard == 2 * [HostLinkBroken("tcp://nowhere:1")]
 
     in_house(tmp_path, act)
+
+
+class SlowFiles(InputFiles):
+    """A disk that writes when it is told to."""
+
+    def __init__(self, directory):
+        super().__init__(directory)
+        self.turn = threading.Event()
+
+    def store(self, inputs):
+        assert self.turn.wait(WAIT_S)
+        return super().store(inputs)
+
+
+def test_nobody_else_waits_while_large_inputs_of_a_sequence_are_written(tmp_path):
+    """Agents took the coordinator for dead, and clients sent a training step's weights again: a gigabyte takes seconds."""
+    files = SlowFiles(tmp_path)
+    request = RunModel(1, "ab" * 32, 9.0, (), (bytes(LARGE_BYTES),), sequence=1)
+
+    def act(house):
+        with ControlClient(house.context, house.control.address) as client:
+            for message in (request, Ask((1,))):
+                client.send(TO_COORDINATOR.encode(message))
+            house.until(lambda: house.script.heard)
+            assert [type(event.message) for event in house.script.heard] == [Ask]
+            files.turn.set()
+            house.until(lambda: len(house.script.heard) == 2)
+        assert house.script.heard[1].message == request
+
+    in_house(tmp_path, act, inputs=files)

@@ -1,0 +1,37 @@
+"""The content of tensors as bytes."""
+
+import numpy as np
+import psutil
+
+from bbgrap.graph.types import DType
+from bbgrap.protocol.tensors import UNTOUCHED_BYTES, decode_array, given_bytes, synthetic_inputs
+from bbgrap.runtime.schedule import BufferSpec, Schedule
+
+
+def host(*specs):
+    """A host's schedule that is fed with tensors of these types and shapes."""
+    buffers = tuple(BufferSpec(f"x{number}", dtype, shape) for number, (dtype, shape) in enumerate(specs))
+    return Schedule(1, 1, buffers, (), tuple(range(len(specs))))
+
+
+def test_synthetic_inputs_are_ones_of_the_right_types():
+    schedule = host((DType.FLOAT, (2, 3)), (DType.INT64, ()), (DType.FLOAT, (0, 7)), (DType.BOOL, (3,)), (DType.INT32, (UNTOUCHED_BYTES,)))
+    headers, contents = synthetic_inputs(schedule)
+    assert given_bytes(schedule) == sum(map(len, contents))
+    for header, content in zip(headers, contents, strict=True):
+        np.testing.assert_array_equal(decode_array(header.dtype, header.shape, content), np.ones(header.shape, header.dtype.numpy))
+
+
+def test_large_ones_take_no_memory():
+    """A training step's are all of its weights, and are made between two heartbeats."""
+    schedule = host(*[(DType.FLOAT, (64 << 20,))] * 4)
+    before = psutil.Process().memory_info().rss
+    _, contents = synthetic_inputs(schedule)
+    assert given_bytes(schedule) == sum(map(len, contents)) == 1 << 30
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    assert not any(np.frombuffer(content, np.uint8)[:: 1 << 12].any() for content in contents)
+
+
+def test_there_are_none_for_shapes_that_only_the_run_tells_and_for_texts():
+    assert synthetic_inputs(host((DType.FLOAT, (2,)), (DType.FLOAT, None))) is None
+    assert synthetic_inputs(host((DType.STRING, (2,)))) is None
