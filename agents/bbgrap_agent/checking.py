@@ -27,9 +27,9 @@ from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, Local
 TOLERANCE = 1e-5
 """Of the largest magnitude in a tensor: a sum that is fused with a convolution is added in another order."""
 SMALL = 8
-"""What the largest size of a moving axis becomes, about. Chosen: more than windows reach over, and than a kernel computes at once of a row."""
+"""What the largest size of a moving axis becomes, about. Chosen: windows reach over less, and kernels compute less of a row at once."""
 _STRIDES = 4
-"""How many times smaller than the largest a size may be to become smaller with it: what strides make of a map. Halos are smaller. Chosen."""
+"""A size that is more times smaller than the largest stays as it is: it is no map's that a stride has made, but a halo's. Chosen."""
 _CHANNELS = 1
 """The axis of a map that blocks divide."""
 
@@ -137,9 +137,9 @@ def smaller(shapes: Mapping[str, Extents], moving: Mapping[str, frozenset[int]])
         strides = {size: stride for size in sizes if size and (stride := round(max(sizes) / size)) <= _STRIDES}
         step = lcm(*strides.values())
         less = max(0, min(((size - SMALL // stride) * stride for size, stride in strides.items()), default=0)) // step * step
-        for name in shapes:
-            if axis in moving.get(name, ()) and (stride := strides.get(shapes[name][axis])):
-                made[name][axis] -= less // stride
+        for name, shape in shapes.items():
+            if axis in moving.get(name, ()) and shape[axis] in strides:
+                made[name][axis] -= less // strides[shape[axis]]
     return {name: tuple(shape) for name, shape in made.items()}
 
 
