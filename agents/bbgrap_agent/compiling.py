@@ -17,21 +17,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-import numpy as np
-
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.engine.layout import SegmentCompiler, block_size
 from bbgrap.errors import ExecutionError, ModelError
-from bbgrap.graph.onnx_layout import Boundary, Patch
-from bbgrap.graph.types import Array, DType
-from bbgrap.runtime.blocked import BlockedSlicePlan, blocked
+from bbgrap.graph.onnx_layout import Boundary
+from bbgrap.graph.types import Array
+from bbgrap.runtime.blocked import BlockedSlicePlan
 from bbgrap.runtime.execution import SlicePlan
-from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, LocalRun, LocalStep, Schedule, box_shape
+from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalRun, LocalStep, Schedule, box_shape
+from bbgrap_agent.checking import Check, Place, placed
 from bbgrap_agent.executor import Segment
 from bbgrap_agent.shared import Known, SharedSegments, weights_key
-
-TOLERANCE = 1e-5
-"""Of the largest magnitude in a tensor: a sum that is fused with a convolution is added in another order."""
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -66,16 +62,13 @@ class Loaded:
 class _Draft:
     """A segment under compilation.
 
-    Invariants: `step` and `joins` replace the step `shipped`; `numbers` are the buffers of its inputs and outputs by name.
+    Invariants: `place` is where it is in the schedule.
     """
 
     model: SegmentModel
     compiler: SegmentCompiler
     known: Known
-    shipped: LocalRun
-    step: LocalRun
-    joins: tuple[LocalJoin, ...]
-    numbers: Mapping[str, int]
+    place: Place
     offer: Boundary
     """Inputs that it wants blocked, and outputs that it can make so."""
     checked: tuple[Boundary, Segment] | None = None
@@ -89,7 +82,7 @@ class _Draft:
     def boundary(self, maps: frozenset[int]) -> Boundary:
         """Return what of it is blocked, if these buffers are."""
         inputs, outputs = (
-            frozenset(name for name in side if self.numbers[name] in maps) for side in (self.offer.inputs, self.offer.outputs)
+            frozenset(name for name in side if self.place.numbers[name] in maps) for side in (self.offer.inputs, self.offer.outputs)
         )
         return Boundary(inputs, outputs)
 
@@ -146,8 +139,8 @@ def _begin(model: SegmentModel, step: LocalRun, buffers: list[BufferSpec], loade
     """Split a segment's front off and ask for everything blocked; adds buffers for what is joined; None if nothing can be."""
     if model.whole:
         return None  # onnxruntime itself optimises it for this machine
-    numbers = dict(zip((*model.inputs, *model.outputs), (*step.inputs, *step.outputs), strict=True))
-    shapes = {name: shape for name, number in numbers.items() if (shape := buffers[number].shape) is not None}
+    numbers = zip((*model.inputs, *model.outputs), (*step.inputs, *step.outputs), strict=True)
+    shapes = {name: shape for name, number in numbers if (shape := buffers[number].shape) is not None}
     try:
         compiler = SegmentCompiler(model.name, model.skeleton, loader.weights(model), block, shapes)
     except ModelError as error:
@@ -157,17 +150,7 @@ def _begin(model: SegmentModel, step: LocalRun, buffers: list[BufferSpec], loade
     offer = None if compiler.hopeless else _offer(compiler, known, compiler.candidates)
     if offer is None:
         return None
-    joins = []
-    for name, patches in compiler.front.joined.items():
-        joins.append(LocalJoin(len(buffers), tuple((LocalPart(numbers[p.source], _box(p.start, p)), _box(p.at, p)) for p in patches)))
-        numbers[name] = len(buffers)
-        buffers.append(BufferSpec(name, DType.FLOAT, compiler.front.maps[name]))
-    run = LocalRun(step.segment, tuple(numbers[name] for name in compiler.front.inputs), step.outputs)
-    return _Draft(model, compiler, known, step, run, tuple(joins), numbers, offer)
-
-
-def _box(start: Sequence[int], patch: Patch) -> Box:
-    return tuple(((first, first + extent),) for first, extent in zip(start, patch.shape, strict=True))
+    return _Draft(model, compiler, known, placed(model, compiler, step, buffers), offer)
 
 
 def compiled_key(compiler: SegmentCompiler, model: SegmentModel) -> tuple[object, ...]:
@@ -211,20 +194,20 @@ def _with_drafts(shipped: Schedule, drafts: Mapping[int, _Draft]) -> Schedule:
     steps: list[LocalStep] = []
     for step in shipped.steps:
         draft = drafts.get(step.segment) if isinstance(step, LocalRun) else None
-        steps += [step] if draft is None else [*draft.joins, draft.step]
+        steps += [step] if draft is None else [*draft.place.joins, draft.place.run]
     return replace(shipped, steps=tuple(steps))
 
 
 def _blocked_buffers(schedule: Schedule, drafts: Mapping[int, _Draft], block: int) -> frozenset[int]:
     joins = {step.output: step for step in schedule.steps if isinstance(step, LocalJoin)}
-    made = {draft.numbers[name] for draft in drafts.values() for name in draft.offer.outputs}
-    wanted = {draft.numbers[name] for draft in drafts.values() for name in draft.offer.inputs}
+    made = {draft.place.numbers[name] for draft in drafts.values() for name in draft.offer.outputs}
+    wanted = {draft.place.numbers[name] for draft in drafts.values() for name in draft.offer.inputs}
     refused = {
         buffer
         for step in schedule.steps
         if isinstance(step, LocalRun)
         for buffer in step.inputs
-        if step.segment not in drafts or buffer not in {drafts[step.segment].numbers[n] for n in drafts[step.segment].offer.inputs}
+        if step.segment not in drafts or buffer not in {drafts[step.segment].place.numbers[n] for n in drafts[step.segment].offer.inputs}
     }
     found = (made | joins.keys()) - refused - set(schedule.results)
     while True:
@@ -262,7 +245,7 @@ def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: Loader) -> Segment
     try:
         compiled = loader.compiled(draft.compiler, boundary, draft.model)
         draft.checked = boundary, compiled
-        fault = _difference(draft, compiled, portable, slices)
+        fault = _check(draft, slices).difference(compiled, portable)
         if not fault:
             loader.shared.get(key, lambda: compiled)
             loader.shared.warmed(compiled)
@@ -276,32 +259,7 @@ def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: Loader) -> Segment
     return portable
 
 
-def _difference(draft: _Draft, compiled: Segment, portable: Segment, slices: BlockedSlicePlan) -> str:
-    """Run both forms on the same synthetic inputs; return what differs, or an empty text."""
-    random = np.random.default_rng(0)
-    specs = slices.schedule.buffers
-    plain: dict[int, Array] = {}
-    for number in draft.shipped.inputs:
-        shape, dtype = specs[number].shape, specs[number].dtype.numpy
-        if shape is None:
-            return f"the shape of '{specs[number].name}' is not known before the run"
-        # Ones where not floats: integers may be divisors or indices.
-        plain[number] = random.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
-    held = {number: blocked(array, slices.block) if number in slices.blocked else array for number, array in plain.items()}
-    for join in draft.joins:
-        held[join.output] = slices.join(join, held)
-    wanted = portable([plain[number] for number in draft.shipped.inputs])
-    found = compiled([held[number] for number in draft.step.inputs])
-    for number, want, got in zip(draft.step.outputs, wanted, found, strict=True):
-        if not _agree(slices.part(LocalPart(number, None), got), want):
-            return f"compiled, its '{specs[number].name}' differs"
-    return ""
-
-
-def _agree(got: Array, want: Array) -> bool:
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return False
-    if want.dtype.kind != "f":
-        return bool(np.array_equal(got, want))
-    scale = float(np.abs(want).max(initial=0.0, where=np.isfinite(want)))
-    return bool(np.allclose(got, want, rtol=0.0, atol=TOLERANCE * scale, equal_nan=True))
+def _check(draft: _Draft, slices: BlockedSlicePlan) -> Check:
+    names = draft.place.numbers.items()
+    specs = {name: slices.schedule.buffers[number] for name, number in names}
+    return Check(draft.model, draft.compiler, specs, frozenset(name for name, number in names if number in slices.blocked))

@@ -143,7 +143,8 @@ class _Running:
 class Executor:
     """Runs requests until `stop`.
 
-    Invariants: a request is in at most one of `_running`, `_early` and `_ended`. One in `_awaiting` goes on from another one in `_running`:
+    Invariants: `_coming` are deployments that are installed before the next message is taken; a request is in at most one of `_running`,
+    `_early` and `_ended`. One in `_awaiting` goes on from another one in `_running`:
     the host answers when it has the outputs, and an agent may still compute the state then.
     """
 
@@ -171,6 +172,7 @@ class Executor:
         self._states = states or States()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._deployments: dict[int, Deployment] = {}
+        self._coming: dict[int, Deployment] = {}
         self._running: dict[Key, _Running] = {}
         self._awaiting: dict[Key, SequenceStart] = {}
         self._early = EarlyMessages()
@@ -188,6 +190,11 @@ class Executor:
         self._commands.put(command)
         self.plane.wake()
 
+    def install_soon(self, deployment: Deployment) -> None:
+        """Make a deployment ready for requests; all that is told to come after this finds it so, though a kernel may be running."""
+        self._coming[deployment.epoch] = deployment
+        self.post(lambda: self.install(deployment))
+
     def stop(self) -> None:
         """End `run`."""
         self.post(self._stop)
@@ -199,6 +206,7 @@ class Executor:
         self._deployments[deployment.epoch] = deployment
         for device in deployment.destinations:
             self.plane.connect(deployment.addresses[device], deployment.fingerprints[device])
+        self._coming.pop(deployment.epoch, None)
 
     def remove(self, epoch: int) -> None:
         """Forget a deployment and its requests."""
@@ -249,10 +257,10 @@ class Executor:
         while not self._stopped:
             busy = any(running.can_go_on for running in self._running.values())
             arrival = self.plane.receive(0 if busy else None, SPIN_S if self._running or self._recorder.busy else 0.0)
-            if arrival is not None:
-                self.accept(arrival)
             while not self._commands.empty():
                 self._commands.get()()
+            if arrival is not None:  # after the commands: what it belongs to may be installed by one
+                self.accept(arrival)
             self._advance()
         self.plane.close()
 
@@ -313,7 +321,7 @@ class Executor:
         if frame.kind is Kind.PONG:
             asked = self._awaited.get(frame.request)
             return asked is not None and asked[0] == peer and size <= MAX_PONG_BYTES
-        deployment = self._deployments.get(frame.epoch)
+        deployment = self._deployments.get(frame.epoch) or self._coming.get(frame.epoch)
         if deployment is None or not deployment.is_from(frame.source, peer):
             return False
         layout = deployment.layout(frame.message)

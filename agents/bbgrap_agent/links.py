@@ -9,8 +9,9 @@ from __future__ import annotations
 import queue
 import secrets
 import statistics
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from bbgrap.cluster.types import LinkProfile
@@ -30,6 +31,39 @@ _EXECUTOR_WAIT_S = 60.0
 
 Pongs = queue.SimpleQueue[int]
 """The numbers of the questions that were answered."""
+
+
+class Answered:
+    """The peers that have answered since something is deployed that sends to them; for any thread.
+
+    Laws: a peer need not be asked for each deployment that sends to it; it is asked again when messages to it may have been lost.
+    """
+
+    def __init__(self) -> None:
+        """Know of nobody."""
+        self._lock = threading.Lock()
+        self._by_epoch: dict[int, frozenset[tuple[str, str]]] = {}
+
+    def unasked(self, peers: Iterable[Peer]) -> list[Peer]:
+        """Return the peers that are to be asked."""
+        with self._lock:
+            known = {peer for peers in self._by_epoch.values() for peer in peers}
+        return [peer for peer in peers if (peer.address, peer.fingerprint) not in known]
+
+    def add(self, epoch: int, peers: Iterable[Peer]) -> None:
+        """Note which peers that a deployment sends to have answered."""
+        with self._lock:
+            self._by_epoch[epoch] = frozenset((peer.address, peer.fingerprint) for peer in peers)
+
+    def forget(self, epoch: int) -> None:
+        """Note that a deployment is gone."""
+        with self._lock:
+            self._by_epoch.pop(epoch, None)
+
+    def lost(self, address: str) -> None:
+        """Note that messages to an address may have been lost."""
+        with self._lock:
+            self._by_epoch = {epoch: frozenset(peer for peer in peers if peer[0] != address) for epoch, peers in self._by_epoch.items()}
 
 
 def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[float] = _TRIES_S) -> tuple[Peer, ...]:

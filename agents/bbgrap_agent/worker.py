@@ -53,7 +53,7 @@ from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.confinement import confine_worker
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.facts import introduce
-from bbgrap_agent.links import measure_links, unreachable
+from bbgrap_agent.links import Answered, measure_links, unreachable
 from bbgrap_agent.loading import load, reachable
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
 from bbgrap_agent.probe import measure_machine
@@ -108,7 +108,7 @@ class Worker:
             plane,
             self._failed,
             lambda epoch, request, record: self._say(Recorded(epoch, request, record)),
-            on_broken=lambda address, reason: self._say(LinkBroken(address, reason)),
+            on_broken=self._broken,
             progress=progress,
             states=States(settings.state_bytes or int(PART * join.memory_bytes) or DEFAULT_BYTES),
         )
@@ -117,6 +117,7 @@ class Worker:
         # Measuring takes seconds: a deployment that comes meanwhile does not wait for it.
         self._measuring = ThreadPoolExecutor(1, "measuring")
         self._answering: frozenset[tuple[str, str]] = frozenset()
+        self._answered = Answered()
 
     def run(self) -> None:
         """Work until the nanny ends, or wants the end.
@@ -143,6 +144,10 @@ class Worker:
     def _failed(self, epoch: int, request: int, reason: str, *, lost: bool = False) -> None:
         self._say(RequestFailed(epoch, request, reason, lost))
 
+    def _broken(self, address: str, reason: str) -> None:
+        self._answered.lost(address)
+        self._say(LinkBroken(address, reason))
+
     def _say(self, message: FromWorker) -> None:
         self._pipe.send(message)
 
@@ -159,6 +164,7 @@ class Worker:
             case Deploy():
                 self._later(lambda: self._load(instruction), lambda fault: Loaded(instruction.epoch, 0.0, fault))
             case Unload(epoch):
+                self._answered.forget(epoch)
                 executor.post(lambda: executor.remove(epoch))
             case Drop(epoch, request, _):
                 executor.post(lambda: executor.drop(epoch, request))
@@ -218,25 +224,33 @@ class Worker:
             raise
         finally:
             self._progress.end_load()
-        installed = threading.Event()
-
-        def install() -> None:
-            self._executor.install(deployment)
-            installed.set()
-
-        self._executor.post(install)
-        installed.wait()
+        # It may be told to be ready while the executor is in a kernel: what comes of that waits there.
+        self._executor.install_soon(deployment)
         peers = [p for p in reachable(deploy.peers, self._settings.coordinator_host) if p.device in deployment.destinations]
+        if not self._to_be_asked(peers):
+            return self._loaded(deploy.epoch, peers, [], began)
         # The loader shall not wait for slow peers.
         self._later(lambda: self._echo(deploy.epoch, peers, began), lambda fault: Loaded(deploy.epoch, 0.0, fault), self._links)
         return None
 
+    def _to_be_asked(self, peers: Sequence[Peer]) -> list[Peer]:
+        """Return those that know this one, which are those it knows, and that have not answered yet."""
+        return [peer for peer in self._answered.unasked(peers) if (peer.address, peer.fingerprint) in self._answering]
+
     def _echo(self, epoch: int, peers: Sequence[Peer], began: float) -> FromWorker:
-        """End a load when all peers that it sends to have answered; asked are those that know this one, which are those it knows."""
-        silent = unreachable([peer for peer in peers if (peer.address, peer.fingerprint) in self._answering], self._executor, _ECHO_S)
+        """End a load when all peers that it sends to have answered."""
+        asked = self._to_be_asked(peers)
+        silent = unreachable(asked, self._executor, _ECHO_S)
+        if not silent:
+            return self._loaded(epoch, peers, asked, began)
         names = ", ".join(f"'{peer.name}' at {peer.address}" for peer in silent)
-        fault = f"no answer on the data plane from {names}; is it blocked, or advertised wrongly (--advertise)?" if silent else ""
+        fault = f"no answer on the data plane from {names}; is it blocked, or advertised wrongly (--advertise)?"
         return Loaded(epoch, time.monotonic() - began, fault[:_REASON_CHARACTERS])
+
+    def _loaded(self, epoch: int, peers: Sequence[Peer], asked: Sequence[Peer], began: float) -> Loaded:
+        unasked = self._answered.unasked(peers)
+        self._answered.add(epoch, [peer for peer in peers if peer in asked or peer not in unasked])
+        return Loaded(epoch, time.monotonic() - began)
 
     def _try(self, trial: TryLinks) -> FromWorker:
         peers = reachable(trial.peers, self._settings.coordinator_host)

@@ -84,6 +84,16 @@ class SegmentCompiler:
         bounds = [(crop.result, crop.bounds) for crop in self._crops]
         self.key = hashlib.sha256(common_form(self._data, self.front.moving) + repr(bounds).encode()).hexdigest()
         self._optimized: tuple[frozenset[str], ModelFile] | None = None
+        self._shipped = skeleton, weights
+
+    def resized(self, shapes: Mapping[str, tuple[int, ...]]) -> SegmentCompiler:
+        """Return the compiler of the same segment with inputs and outputs of other shapes.
+
+        Raises:
+            ModelError: if the segment is not one that can be compiled.
+        """
+        skeleton, weights = self._shipped
+        return SegmentCompiler(self.name, skeleton, weights, self.block, shapes)
 
     def boundary(self, wanted: frozenset[str]) -> Boundary:
         """Return which of the wanted inputs gain from being blocked, and which outputs can be blocked then.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -23,6 +24,9 @@ from bbgrap.graph.onnx_free import Sizes, fixed_sizes, has_free_inputs, moving_a
 from bbgrap.graph.onnx_io import ModelFile, as_model_error, normalize_opset, read_model, weights_of, with_input_shapes
 from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_open_axes, with_weights_as_inputs
 from bbgrap.graph.types import Graph, Node, Weight
+
+AHEAD_BYTES = 1 << 30
+"""Of a model's weights: so much is written, and mapped, before it is asked for. Chosen."""
 
 _log = logging.getLogger("bbgrap.engine")
 
@@ -56,6 +60,13 @@ class ReloadedModel:
         except ModelError as error:
             _log.info("loaded from its file again: %s", error)
             return load_graph(path, shapes)
+
+    def work_ahead(self) -> None:
+        """Do what further shapes need, once the first one has been loaded: they may never come, so not of large models."""
+        small = sum(weight.nbytes for weight in self._model.weights.values()) <= AHEAD_BYTES
+        if self._order and small and has_free_inputs(self._model):
+            with suppress(ModelError), as_model_error(f"model '{self._model.name}'"):  # the next shape finds out, and says so
+                self._folded, self._weights, self._sizes  # noqa: B018 - they are kept
 
     def open_graph(self, shapes: Mapping[str, tuple[int, ...]], open_axes: Mapping[str, frozenset[int]]) -> Graph:
         """Load the model for concrete input shapes, and fold nothing that follows from the sizes of `open_axes`, of inputs by name.
