@@ -50,7 +50,7 @@ BUSY_PERCENT = 10.0
 LOOK_S = 0.5
 """How long is looked, before and after the measurement, whether somebody else uses this machine."""
 
-Report = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
 class Alone:
@@ -87,7 +87,7 @@ class Alone:
 class Contender:
     """A session on the cluster for one planner, with the times and the worst answer of its turns."""
 
-    def __init__(self, model: Path, options: PlanOptions, cluster: Connection, expected: Sequence[Array], report: Report) -> None:
+    def __init__(self, model: Path, options: PlanOptions, cluster: Connection, expected: Sequence[Array], report: ReportLine) -> None:
         """Make the session; nothing is deployed yet. Its answers will be compared with the expected one."""
 
         def on_progress(progress: Any) -> None:  # noqa: ANN401 - the protocol's message; its text is plain
@@ -104,7 +104,7 @@ class Contender:
         start = time.perf_counter()
         answers = self.session.run(None, feeds)
         took = time.perf_counter() - start
-        self._judge.keep(self._judge.look(answers))
+        self._judge.count(self._judge.check(answers))
         self.last_s = took
         if counted:
             self.times.append(took)
@@ -149,7 +149,7 @@ def bench(
     threads: int | None = None,
     whole_machine: frozenset[int] = frozenset(),
     name: str = "",
-    report: Report = lambda _: None,
+    report: ReportLine = lambda _: None,
 ) -> dict[str, Any]:
     """Measure a model on one node and on the cluster, in turns.
 

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bbgrap.bench import SETTLE_S, Alone, MachineWatch, Report, first_cores
-from bbgrap.comparison import Evidence, Judge, Look
+from bbgrap.bench import SETTLE_S, Alone, MachineWatch, ReportLine, first_cores
+from bbgrap.comparison import Evidence, FirstCheck, Judge
 from bbgrap.engine.sessions import usable_cores
 from bbgrap.engine.spread import Witnesses
 from bbgrap.errors import UsageError
@@ -41,7 +41,7 @@ def measure_stream(
     in_flight: int | None = None,
     threads: int | None = None,
     name: str = "",
-    report: Report = lambda _: None,
+    report: ReportLine = lambda _: None,
 ) -> dict[str, Any]:
     """Measure how many requests per second a cluster answers.
 
@@ -117,15 +117,15 @@ class _Stream:
     def block(self, feeds: Mapping[str, Array], requests: int, *, counted: bool) -> None:
         """Run requests, so many at once, and compare their answers."""
 
-        def one(_: int) -> Look:
-            return self._judge.look(self.session.run(None, feeds))
+        def one(_: int) -> FirstCheck:
+            return self._judge.check(self.session.run(None, feeds))
 
         with ThreadPoolExecutor(self._in_flight, "stream") as pool:
             start = time.perf_counter()
-            looks = list(pool.map(one, range(requests)))
+            checks = list(pool.map(one, range(requests)))
             took = time.perf_counter() - start
-        for look in looks:
-            self._judge.keep(look)
+        for check in checks:
+            self._judge.count(check)
         if counted:
             self.rates.append(requests / took)
 

@@ -59,7 +59,7 @@ class _Side:
             began = time.perf_counter()
             answers = self.session.run(None, feeds)
             took = time.perf_counter() - began
-            self.judge.keep(self.judge.look(answers))
+            self.judge.count(self.judge.check(answers))
             if counts:
                 self.times.append(took)
 

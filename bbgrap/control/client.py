@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.control.states import Role, Tracker
+from bbgrap.control.states import Lifecycle, Tracker
+from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.protocol.client_messages import (
     Ask,
     Call,
@@ -26,13 +27,6 @@ REOPEN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """Send a message to the coordinator."""
-
-    message: Call | Cancel | Ask
-
-
-@dataclass(frozen=True, slots=True)
 class Complete:
     """A call has its final answer."""
 
@@ -47,12 +41,7 @@ class Report:
     progress: Progress
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnect:
-    """Open the connection anew: the old one is silent."""
-
-
-Instruction = Say | Complete | Report | Reconnect
+ClientInstruction = ToCoordinator[Call | Cancel | Ask] | Complete | Report | Reconnect
 
 
 @dataclass(slots=True)
@@ -80,23 +69,23 @@ class ClientMachine:
         self._asked = 0.0
         self._opened = 0.0
 
-    def call(self, message: Call, now: float, patience_s: float | None = None) -> list[Instruction]:
+    def call(self, message: Call, now: float, patience_s: float | None = None) -> list[ClientInstruction]:
         """Begin a call; its number must be new. It fails after `patience_s` without any word of the coordinator."""
         if not self.calls:
             self._heard = self._asked = now
-        tracker = Tracker(Role.CALL, f"call {message.call} ({type(message).__name__})")
+        tracker = Tracker(Lifecycle.CALL, f"call {message.call} ({type(message).__name__})")
         self.calls[message.call] = _Open(message, tracker, now, now, self._silence_s if patience_s is None else patience_s)
-        return [Say(message)]
+        return [ToCoordinator(message)]
 
-    def cancel(self, call: int) -> list[Instruction]:
+    def cancel(self, call: int) -> list[ClientInstruction]:
         """Forget a call."""
         entry = self.calls.pop(call, None)
         if entry is None:
             return []
         entry.tracker.move("cancel")
-        return [Say(Cancel(call))]
+        return [ToCoordinator(Cancel(call))]
 
-    def received(self, answer: ClientAnswer, now: float) -> list[Instruction]:
+    def received(self, answer: ClientAnswer, now: float) -> list[ClientInstruction]:
         """Take a message of the coordinator; answers to finished calls are late or repeated, and ignored."""
         self._heard = now
         match answer:
@@ -111,18 +100,18 @@ class ClientMachine:
                 entry.tracker.move("answer")
                 return [Complete(answer.call, answer)]
 
-    def _say_again(self, lost: list[int], now: float) -> list[Instruction]:
-        done: list[Instruction] = []
+    def _say_again(self, lost: list[int], now: float) -> list[ClientInstruction]:
+        done: list[ClientInstruction] = []
         for number in lost:
             entry = self.calls.get(number)
             # One asked about right after it was said may simply not have arrived there yet.
             if entry is not None and now - entry.said >= self._ask_s:
                 entry.tracker.move("send again")
                 entry.said = now
-                done.append(Say(entry.message))
+                done.append(ToCoordinator(entry.message))
         return done
 
-    def tick(self, now: float) -> list[Instruction]:
+    def tick(self, now: float) -> list[ClientInstruction]:
         """Ask after open calls; give up on a coordinator that does not answer at all."""
         if not self.calls or now - self._asked < self._ask_s:
             return []
@@ -134,13 +123,13 @@ class ClientMachine:
             for instruction in self._give_up(number, entry, now - max(self._heard, entry.began))
         ]
         self._asked = now
-        ask: list[Instruction] = [Say(Ask(tuple(self.calls)))] if self.calls else []
+        ask: list[ClientInstruction] = [ToCoordinator(Ask(tuple(self.calls)))] if self.calls else []
         if silent > REOPEN_S and now - self._opened > REOPEN_S:
             self._opened = now
             return [*done, Reconnect(), *ask]
         return [*done, *ask]
 
-    def _give_up(self, number: int, entry: _Open, silent: float) -> list[Instruction]:
+    def _give_up(self, number: int, entry: _Open, silent: float) -> list[ClientInstruction]:
         if silent <= entry.patience_s:
             return []
         del self.calls[number]

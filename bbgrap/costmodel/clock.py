@@ -23,7 +23,7 @@ from bbgrap.errors import ProgramError
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Busy:
     """Compute for so many seconds."""
 
     seconds: float
@@ -49,7 +49,7 @@ class Await:
     bytes: int
 
 
-Act = Work | Post | Await
+Act = Busy | Post | Await
 
 
 def is_in_a_row(acts: Sequence[Act], place: int) -> bool:
@@ -113,7 +113,7 @@ class _Clock:
         self.position[device] += 1
         now = self.now[device]
         match act:
-            case Work(seconds=kernels, label=label, segment=segment):
+            case Busy(seconds=kernels, label=label, segment=segment):
                 seconds, self.taken[device] = kernels + self.taken[device], 0.0
                 self.now[device] = now + seconds
                 self.spans.append(Span(device, "compute", label, now, now + seconds, segment=segment))

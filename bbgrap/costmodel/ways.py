@@ -81,7 +81,7 @@ def carry(ways: Sequence[tuple[Free, float]], start: float, size: float, most: f
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class WayLoad:
     """What goes over a way in one request."""
 
     way: Way
@@ -93,11 +93,11 @@ class Load:
         return self.bytes / self.way.wire.link.bandwidth_bytes_per_s
 
 
-def loads(timeline: Timeline, network: NetworkModel) -> tuple[Load, ...]:
+def loads(timeline: Timeline, network: NetworkModel) -> tuple[WayLoad, ...]:
     """Return what goes over every way that is used, the busiest first."""
     found: Counter[Way] = Counter()
     for span in timeline.spans:
         if span.lane == "send" and span.peer is not None:
             for way in network.route(span.device, span.peer):
                 found[way] += span.bytes
-    return tuple(sorted((Load(way, size) for way, size in found.items()), key=lambda load: (-load.busy_s, load.way.wire.name)))
+    return tuple(sorted((WayLoad(way, size) for way, size in found.items()), key=lambda load: (-load.busy_s, load.way.wire.name)))

@@ -13,12 +13,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_read import ModelFile, ModelInput
+from bbgrap.graph.onnx_read import ModelInput, OnnxModel
 from bbgrap.graph.top import ORDERED, check_top, top_names
 from bbgrap.graph.types import DType
 
 
-def with_top_outputs(model: ModelFile, top: Mapping[str, int]) -> ModelFile:
+def with_top_outputs(model: OnnxModel, top: Mapping[str, int]) -> OnnxModel:
     """Return a model whose outputs named in `top` are replaced by their so many largest elements along the last axis, and their places.
 
     Raises:

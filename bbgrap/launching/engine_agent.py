@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bbgrap.transport.access import INSECURE, TOKEN, TOKEN_FILE
 from bbgrap.transport.control import is_listening
+from bbgrap.transport.credentials import INSECURE, TOKEN, TOKEN_FILE
 
 GONE_S = 30.0
 """How long a coordinator may be away; its restart takes a few seconds."""

@@ -26,7 +26,7 @@ from bbgrap.engine.load import confirm_runs
 from bbgrap.engine.sessions import open_session
 from bbgrap.errors import ExecutionError, InputError, UsageError
 from bbgrap.graph.onnx_metadata import ModelMetadata, metadata_of
-from bbgrap.graph.onnx_read import ModelFile, read_model
+from bbgrap.graph.onnx_read import OnnxModel, read_model
 from bbgrap.graph.onnx_top import with_top_outputs
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions, Split
@@ -43,7 +43,7 @@ from bbgrap.session.ort_values import values_of
 from bbgrap.session.prepared import PreparedPlan
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.signature import Signature
-from bbgrap.session.state_pairs import State, pairs_of, planned_shapes
+from bbgrap.session.state_pairs import StateOption, pairs_of, planned_shapes
 from bbgrap.session.surface import Surface, has_foreign_operators, path_of
 from bbgrap.session.values import unpacked_output
 from bbgrap.session.which_cluster import HasConnection, connection_to
@@ -79,7 +79,7 @@ class InferenceSession(Surface):
         options: PlanOptions | None = None,
         planner: str | None = None,
         split: str | None = None,
-        state: State | None = None,
+        state: StateOption | None = None,
         top: Mapping[str, int] | None = None,
         wait: bool | None = None,
         deadline_s: float = 300.0,
@@ -132,7 +132,7 @@ class InferenceSession(Surface):
         self._pool: ThreadPoolExecutor | None = None
         self._forget_plans()
 
-    def _read(self, model: ModelFile) -> None:
+    def _read(self, model: OnnxModel) -> None:
         """Keep what is to be known of a model here; what onnxruntime may refuse is refused now, not by the first run."""
         if model.fault or has_foreign_operators(model):
             confirm_runs(model, self._path)

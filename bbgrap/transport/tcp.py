@@ -27,8 +27,8 @@ from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
-from bbgrap.transport.framing import Reader
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.framing import MessageReader
+from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.outbox import Outbox
 from bbgrap.transport.silence import detect_silence
 from bbgrap.transport.tls import RECORD_ON_WIRE, Contexts
@@ -62,7 +62,7 @@ class _Caller:
 
     socket: socket.socket
     host: str
-    reader: Reader
+    reader: MessageReader
     fingerprint: str = ""
     least: int = 1
     """The bytes that must be there for the system to tell."""
@@ -83,7 +83,7 @@ class TcpDataPlane:
         *,
         computes: bool = False,
         listener: socket.socket | None = None,
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
     ) -> None:
         """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all); `advertise` is the host others use.
 
@@ -236,7 +236,7 @@ class TcpDataPlane:
             if accepted.fingerprint not in self._acceptor.allowed:
                 accepted.connection.close()
             else:
-                self._add(_Caller(accepted.connection, accepted.host, Reader(accepted.fingerprint), accepted.fingerprint))
+                self._add(_Caller(accepted.connection, accepted.host, MessageReader(accepted.fingerprint), accepted.fingerprint))
 
     def _add(self, caller: _Caller) -> None:
         self._callers[caller] = None
@@ -256,7 +256,7 @@ class TcpDataPlane:
             self._hang_up(dispensable)
         connection.setblocking(False)
         detect_silence(connection)
-        self._add(_Caller(connection, str(address[0]), Reader()))
+        self._add(_Caller(connection, str(address[0]), MessageReader()))
 
     def _dispensable(self, host: str) -> _Caller | None:
         """Return who makes room for another connection of a host: peers that did nothing yet connect again, and nothing is lost.

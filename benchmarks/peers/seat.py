@@ -146,7 +146,7 @@ def _sit(pipe: Pipe, name: str, setting: Setting, expected: Sequence[Array]) -> 
 
 def _take_turns(pipe: Pipe, running: Running, setting: Setting, judge: Judge) -> None:
     for _ in range(WARM_UP):
-        judge.keep(judge.look(running.run(setting.feeds)))
+        judge.count(judge.check(running.run(setting.feeds)))
     _stream(running, setting, 2 * IN_FLIGHT, judge)
     pipe.send(dict(running.facts))
     while True:
@@ -170,7 +170,7 @@ def _single(running: Running, setting: Setting, requests: int, judge: Judge) -> 
         began = time.perf_counter()
         answers = running.run(setting.feeds)
         times.append(time.perf_counter() - began)
-        judge.keep(judge.look(answers))
+        judge.count(judge.check(answers))
     return times
 
 
@@ -185,7 +185,7 @@ def _stream(running: Running, setting: Setting, requests: int, judge: Judge) -> 
     found += [wait() for wait in waiting]
     took = time.perf_counter() - began
     for answers in found:
-        judge.keep(judge.look(answers))
+        judge.count(judge.check(answers))
     return took
 
 

@@ -83,7 +83,7 @@ class _Running:
     client: bytes
 
 
-class Host:
+class HostExecutor:
     """Runs the host's schedules on the coordinator's thread.
 
     Invariants: a running request's deployment is installed.

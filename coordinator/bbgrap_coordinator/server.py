@@ -26,7 +26,6 @@ from bbgrap.control.coordinator_events import (
     DropRequest,
     Event,
     ForgetPlan,
-    ForgetProfile,
     FromPeer,
     HostDeploy,
     HostLinkBroken,
@@ -40,6 +39,7 @@ from bbgrap.control.coordinator_events import (
     PlanFailed,
     Planned,
     ReadMachine,
+    RemoveProfile,
     SaveModel,
     SavePlan,
     SaveProfile,
@@ -63,10 +63,10 @@ from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.comparing import compared
-from bbgrap_coordinator.host import Host
-from bbgrap_coordinator.keyring import SHUT_OUT, Answer, KeyRing, NoKeys, refused
+from bbgrap_coordinator.host import HostExecutor
+from bbgrap_coordinator.keyring import SHUT_OUT, KeyAnswer, KeyRing, NoKeys, refused
 from bbgrap_coordinator.models import ModelStore
-from bbgrap_coordinator.planning import Planners
+from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.storage import Storage
 
 _TICK_S = 0.1
@@ -95,7 +95,7 @@ class Server:
         plane: TcpDataPlane,
         machine: CoordinatorMachine,
         models: ModelStore,
-        planners: Planners,
+        planners: PlanningQueues,
         storage: Storage,
         audit: AuditLog,
         keys: KeyRing | NoKeys | None = None,
@@ -110,7 +110,7 @@ class Server:
         self._keys = keys or NoKeys()
         self._audit = audit
         self._events: WakeupQueue[Event | None] = WakeupQueue()
-        self._host = Host(plane, control.channels.memory, self._on_broken)
+        self._host = HostExecutor(plane, control.channels.memory, self._on_broken)
         self._uploads = ThreadPoolExecutor(1, "uploads")
         self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
@@ -245,7 +245,7 @@ class Server:
                     self._handle(FromPeer(identity, Leave(SHUT_OUT)))
             self._control.disconnect(key, farewell)
 
-    def _say(self, identity: bytes, answer: Answer | None) -> None:
+    def _say(self, identity: bytes, answer: KeyAnswer | None) -> None:
         if isinstance(answer, Enrolled | Refused):
             self._control.send(identity, TO_AGENT.encode(answer))
         elif answer is not None:
@@ -288,7 +288,7 @@ class Server:
                 self._planners.submit(instruction)
             case CancelPlanning(job):
                 self._planners.cancel(job)
-            case SaveModel() | SaveProfile() | ForgetProfile() | SavePlan() | ForgetPlan():
+            case SaveModel() | SaveProfile() | RemoveProfile() | SavePlan() | ForgetPlan():
                 self._keep(instruction)
             case Compare():
                 # Beside the requests: numpy may take long.
@@ -301,13 +301,13 @@ class Server:
             case Audit():
                 self._tell(instruction)
 
-    def _keep(self, instruction: SaveModel | SaveProfile | ForgetProfile | SavePlan | ForgetPlan) -> None:
+    def _keep(self, instruction: SaveModel | SaveProfile | RemoveProfile | SavePlan | ForgetPlan) -> None:
         match instruction:
             case SaveModel(model, files):
                 self._storage.save_model(model, files)
             case SaveProfile(profile, by_hand):
                 self._storage.save_profile(profile, by_hand=by_hand)
-            case ForgetProfile(node, by_hand):
+            case RemoveProfile(node, by_hand):
                 self._storage.forget_profile(node, by_hand=by_hand)
             case SavePlan(plan):
                 self._storage.save_plan(plan)

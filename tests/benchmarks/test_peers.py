@@ -13,7 +13,7 @@ from bbgrap import zoo
 from bbgrap.comparison import SAME, Rule, compare
 from bbgrap.engine.reference import Reference
 from bbgrap.errors import ExecutionError, ModelError, UsageError
-from bbgrap.transport.access import Access
+from bbgrap.transport.credentials import Credentials
 from benchmarks.peers import replicas
 from benchmarks.peers.__main__ import chosen
 from benchmarks.peers.halves import Stage, cuts, halve
@@ -31,7 +31,7 @@ def setting(tmp_path_factory):
     (declared,) = Reference(path).inputs
     feeds = {"input": np.random.default_rng(0).random([1, *declared.shape[1:]], np.float32)}
     here = Place("", CORES[0])
-    return Setting("tiny", path, feeds, halve(path, feeds, home), (here, here), ("127.0.0.1",) * 2, Reached("", Access()), home)
+    return Setting("tiny", path, feeds, halve(path, feeds, home), (here, here), ("127.0.0.1",) * 2, Reached("", Credentials()), home)
 
 
 def test_two_stages_answer_like_the_whole_and_both_have_work(setting):

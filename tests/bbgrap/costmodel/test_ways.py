@@ -12,7 +12,7 @@ from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.cluster.types import Link, Network
 from bbgrap.cluster.wires import Wiring, tree
 from bbgrap.compiler.predict import Predictor
-from bbgrap.costmodel.clock import Act, Await, Post, Work, run_clock
+from bbgrap.costmodel.clock import Act, Await, Busy, Post, run_clock
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.ways import Free, carry, loads
 from bbgrap.graph import Graph
@@ -48,7 +48,7 @@ def arrivals(sends: Sequence[tuple[float, int, int, int]], cluster: Cluster) -> 
     """Return when messages arrive that are given by (seconds, source, destination, bytes)."""
     acts: list[list[Act]] = [[] for _ in range(cluster.host + 1)]
     for message, (seconds, source, destination, size) in enumerate(sends):
-        acts[source] += [Work(seconds, "before"), Post(message, destination, size)]
+        acts[source] += [Busy(seconds, "before"), Post(message, destination, size)]
     for message, (_, source, destination, size) in enumerate(sends):
         acts[destination].append(Await(message, source, size))
     timeline = run_clock([str(device) for device in range(len(acts))], acts, OnlyWires(cluster))

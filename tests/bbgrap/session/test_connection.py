@@ -8,8 +8,8 @@ import zmq
 from bbgrap.protocol.client_messages import Ask, Cancel, Greeting, Hello, ListNodes, Nodes, StillWorking
 from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
 from bbgrap.session.connection import Connection, StoppedError
-from bbgrap.transport.access import Access
 from bbgrap.transport.control import ControlServer
+from bbgrap.transport.credentials import Credentials
 
 
 class Coordinator(threading.Thread):
@@ -56,7 +56,7 @@ def coordinator():
 
 def test_a_call_ends_when_its_thread_is_told_to_stop_and_the_coordinator_hears_it(coordinator):
     told = threading.Event()
-    with Connection(coordinator.address, access=Access(insecure=True)) as connection:
+    with Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection:
         threading.Timer(0.05, told.set).start()
         with pytest.raises(StoppedError), connection.stopping_when(told.is_set):
             connection.nodes()
@@ -73,7 +73,7 @@ def test_a_call_ends_when_its_thread_is_told_to_stop_and_the_coordinator_hears_i
 def test_only_the_thread_that_is_told_stops(coordinator):
     """The other one leads: it looks after the socket for both, and goes on until it is answered."""
     told, answers = threading.Event(), []
-    with Connection(coordinator.address, access=Access(insecure=True)) as connection:
+    with Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection:
         leader = threading.Thread(target=lambda: answers.append(connection.nodes()))
         leader.start()
         assert coordinator.asked.acquire(timeout=5)

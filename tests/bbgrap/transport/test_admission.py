@@ -14,9 +14,9 @@ from bbgrap.errors import UsageError
 from bbgrap.transport import admission
 from bbgrap.transport.admission import REFUSED_AT_ONCE, REFUSED_PER_S, Door, KeyCheck, answer
 from bbgrap.transport.control import ControlClient, ControlServer
-from bbgrap.transport.locks import ClientLock, Pair, ServerLock
+from bbgrap.transport.locks import ClientLock, KeyPair, ServerLock
 
-OWN, KNOWN = Pair.of(bytes(range(32))), Pair.of(bytes(range(1, 33)))
+OWN, KNOWN = KeyPair.of(bytes(range(32))), KeyPair.of(bytes(range(1, 33)))
 LOCK = ClientLock(OWN.public, KNOWN, "test")
 
 
@@ -94,10 +94,10 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 import zmq
 from bbgrap.transport.control import ControlServer
-from bbgrap.transport.locks import Pair, ServerLock
-known = Pair.of(bytes(range(1, 33))).public
+from bbgrap.transport.locks import KeyPair, ServerLock
+known = KeyPair.of(bytes(range(1, 33))).public
 with zmq.Context() as context:
-    server = ControlServer(context, "tcp://127.0.0.1:0", ServerLock(Pair.of(bytes(range(32))), lambda key: key == known))
+    server = ControlServer(context, "tcp://127.0.0.1:0", ServerLock(KeyPair.of(bytes(range(32))), lambda key: key == known))
     print(server.address, flush=True)
     while True:
         server.socket.poll(20)
