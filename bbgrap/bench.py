@@ -29,7 +29,7 @@ import psutil
 from bbgrap.comparison import Comparison, Evidence, Judge
 from bbgrap.engine.reference import Reference
 from bbgrap.engine.sessions import usable_cores
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph import Array
 from bbgrap.planners.options import PlanOptions
@@ -53,7 +53,7 @@ LOOK_S = 0.5
 ReportLine = Callable[[str], None]
 
 
-class Alone:
+class SingleNode:
     """Plain onnxruntime on some cores of this machine, with the times of its turns."""
 
     def __init__(self, model: Path, threads: int, cores: frozenset[int]) -> None:
@@ -176,9 +176,9 @@ def bench(
     agents = cluster.nodes()
     count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
     report("loading the single node")
-    single = Alone(model, count, first_cores(count))
+    single = SingleNode(model, count, first_cores(count))
     expected = single.turn(feeds, counted=False)
-    whole = [Alone(model, len(whole_machine), whole_machine)] if whole_machine else []
+    whole = [SingleNode(model, len(whole_machine), whole_machine)] if whole_machine else []
     sessions = [Contender(model, options, cluster, expected, report) for options in contenders]
     for contender in sessions:
         report(f"{contender.options.planner}: planning and deploying")
@@ -196,7 +196,7 @@ def bench(
                 contender.turn(feeds, counted=counted)
             time.sleep(pause)
         report(_standing(turn, runs, single.times, sessions))
-    machine, evidence = watch.machine(), Witnesses(model, feeds, expected)
+    machine, evidence = watch.machine(), ReferenceAnswers(model, feeds, expected)
     return {
         "schema": 1,
         "model": name or model.stem,

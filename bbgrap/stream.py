@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bbgrap.bench import SETTLE_S, Alone, MachineWatch, ReportLine, first_cores
+from bbgrap.bench import SETTLE_S, MachineWatch, ReportLine, SingleNode, first_cores
 from bbgrap.comparison import Evidence, FirstCheck, Judge
 from bbgrap.engine.sessions import usable_cores
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import UsageError
 from bbgrap.graph import Array
 from bbgrap.planners.options import PlanOptions
@@ -68,7 +68,7 @@ def measure_stream(
     together = in_flight or PER_AGENT * max(1, len(agents))
     count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
     report("loading the single node")
-    alone = Alone(model, count, first_cores(count))
+    alone = SingleNode(model, count, first_cores(count))
     expected = alone.turn(feeds, counted=False)
     sessions = [_Stream(model, options, cluster, together, expected) for options in contenders]
     for session in sessions:
@@ -89,7 +89,7 @@ def measure_stream(
             session.block(feeds, each, counted=True)
         rates = [f"{session.options.planner} {statistics.median(session.rates):.1f}" for session in sessions]
         report(f"block {block + 1} of {BLOCKS}: single node {statistics.median(single):.1f} per second, {', '.join(rates)}")
-    machine, evidence = watch.machine(), Witnesses(model, feeds, expected)
+    machine, evidence = watch.machine(), ReferenceAnswers(model, feeds, expected)
     return {
         "schema": 1,
         "model": name or model.stem,

@@ -26,7 +26,7 @@ from bbgrap.engine.sessions import session_options, usable_cores
 from bbgrap.errors import UsageError
 from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_read import OnnxModel, read_model
-from bbgrap.graph.top import top_names
+from bbgrap.graph.top_k import top_names
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, InferenceSession
 from bbgrap.session.signature import NodeArg, Signature

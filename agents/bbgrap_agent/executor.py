@@ -26,8 +26,8 @@ from bbgrap.protocol.messages import BytesLike, Peer
 from bbgrap.runtime.execution import Execution, Kernel, SendParts, SlicePlan
 from bbgrap.runtime.recording import Clock
 from bbgrap.runtime.schedule import LocalSend, Schedule
-from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
+from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
 from bbgrap_agent.early import EarlyMessages, RequestKey
 from bbgrap_agent.progress import WorkerProgress
@@ -178,7 +178,7 @@ class Executor:
         self._recorder = Recorder(plane, clock, on_record)
         self._pings = PingAnswers(plane)
         self._awaited: dict[int, tuple[str, Callable[[int], None]]] = {}
-        self._complaints = Complaints(_log)
+        self._warnings = PeerWarnings(_log)
         self._stopped = False
 
     # --- from other threads -------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Executor:
                 if peer == arrival.peer and self._awaited.pop(frame.request, None) is not None:
                     on_pong(frame.request)
         except RemoteProtocolError as error:
-            self._complaints.about(arrival.sender, f"messages are dropped: {error}")
+            self._warnings.warn(arrival.sender, f"messages are dropped: {error}")
 
     def _take(self, frame: Frame, arrival: Arrival) -> None:
         """Take a message of a request that does not run; one of the host begins it."""

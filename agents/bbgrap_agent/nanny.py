@@ -27,11 +27,11 @@ from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Deploy, Heartbeat
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap_agent.causes import cause_of, oom_kills, sentence_of
-from bbgrap_agent.patience import Patience
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
 from bbgrap_agent.progress import WorkerProgress, shared_memory
 from bbgrap_agent.weight_files import DeployedFiles
 from bbgrap_agent.worker_settings import WorkerSettings
+from bbgrap_agent.worker_timeouts import WorkerTimeouts
 
 FIRST_BACKOFF_S = 0.1
 """How long to wait before a worker is started again that was never ready; twice as long each time."""
@@ -108,7 +108,7 @@ class _Child:
                 os.close(secret)
         self.pipe = Pipe(ours, TO_WORKER)
         self.began = time.monotonic()
-        self.patience = Patience(self.began)
+        self.timeouts = WorkerTimeouts(self.began)
         self.files = DeployedFiles(Path(settings.cache_dir))
         self.ready = False
         self.ended_because = ""
@@ -200,11 +200,11 @@ class Nanny:
         if child is None:
             return
         if isinstance(message, events.Drop):
-            child.patience.drop(message.epoch, message.request, message.patience_s)
+            child.timeouts.drop(message.epoch, message.request, message.patience_s)
         elif isinstance(message, events.DropBefore):
-            child.patience.drop_before(message.request)
+            child.timeouts.drop_before(message.request)
         elif isinstance(message, Deploy):
-            child.patience.allow(message)
+            child.timeouts.allow(message)
             child.files.note(message)
         child.pipe.send(message)
 
@@ -214,7 +214,7 @@ class Nanny:
         if child is None:
             return Heartbeat()
         doing, stopped = child.progress.read(), child.stopped
-        reason = child.patience.look(doing, now, stopped=stopped)
+        reason = child.timeouts.look(doing, now, stopped=stopped)
         if not child.ready and now - child.began > START_S:
             reason = f"it was not ready after {START_S:.0f} s"
         if reason and not child.ended_because:

@@ -13,7 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bbgrap.cli.given import GivenInputs, PictureOptions, parse_numbers, parse_size
+from bbgrap.cli.input_options import GivenInputs, PictureOptions, parse_numbers, parse_size
 from bbgrap.cli.options import (
     Agents,
     Batch,

@@ -11,7 +11,7 @@ from typing import assert_never
 
 import numpy as np
 
-from bbgrap.cli.given import ArrayFile, GivenInputs, InputShape, Picture, values_by_name
+from bbgrap.cli.input_options import ArrayFile, GivenInputs, InputShape, Picture, values_by_name
 from bbgrap.cli.models import concrete_shapes, model_of, shape_text
 from bbgrap.cli.output import say
 from bbgrap.cli.pictures import read_pictures

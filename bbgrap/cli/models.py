@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bbgrap import zoo
-from bbgrap.cli.given import FreeDimensionsError, InputShape
+from bbgrap.cli.input_options import FreeDimensionsError, InputShape
 from bbgrap.cli.output import step
 from bbgrap.errors import InputError, ModelError
 from bbgrap.graph.onnx_io import ModelInput, OnnxModel, read_model

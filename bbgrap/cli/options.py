@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bbgrap.cli import completion
-from bbgrap.cli.given import Layout, Normalize, parse_numbers
+from bbgrap.cli.input_options import Layout, Normalize, parse_numbers
 from bbgrap.errors import UsageError
 
 if TYPE_CHECKING:  # numpy and the rest, which `--help` can do without

@@ -83,7 +83,7 @@ def _compare(planned: OfflinePlan, artifacts: Artifacts, options: PlanOptions, s
     from bbgrap.compiler.simulate import simulate as walk
     from bbgrap.engine.calling import unpacked_results
     from bbgrap.engine.kernels import local_kernels
-    from bbgrap.engine.spread import Witnesses
+    from bbgrap.engine.spread import ReferenceAnswers
 
     feeds = planned.inputs.feeds(seed)
     with step("running the partitioned model"):
@@ -91,4 +91,4 @@ def _compare(planned: OfflinePlan, artifacts: Artifacts, options: PlanOptions, s
         found = walk(artifacts, list(feeds.values()), local_kernels(artifacts))
         answers = unpacked_results((graph.types[name] for name in graph.outputs), found)
     with step("running plain onnxruntime"):
-        return Witnesses(planned.path, feeds).judge(answers, options.transfer_dtype)
+        return ReferenceAnswers(planned.path, feeds).judge(answers, options.transfer_dtype)

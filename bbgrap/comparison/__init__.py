@@ -1,6 +1,6 @@
-"""Answers of a cluster against those of plain onnxruntime: how far apart they are, and whether that is no fault (`law`)."""
+"""Answers of a cluster against those of plain onnxruntime: how far apart they are, and whether that is no fault (`rules`)."""
 
-from bbgrap.comparison.law import CROWD, FURTHER, LOSSY_TOLERANCE, ROUNDING, SPREAD, OutputVerdict, Rule, judge_output
+from bbgrap.comparison.rules import CROWD, FURTHER, LOSSY_TOLERANCE, ROUNDING, SPREAD, OutputVerdict, Rule, judge_output
 from bbgrap.comparison.verdict import SAME, Comparison, Evidence, FirstCheck, Judge, compare
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bbgrap.comparison.bounds import distance, numeric
-from bbgrap.comparison.law import LOSSY_TOLERANCE, OutputVerdict, Rule, judge_output
+from bbgrap.comparison.rules import LOSSY_TOLERANCE, OutputVerdict, Rule, judge_output
 from bbgrap.graph import Array
 from bbgrap.planners.options import TransferType
 
@@ -34,7 +34,7 @@ class Evidence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How far answers are from those of plain onnxruntime, and by which rule of `law` they are the same.
+    """How far answers are from those of plain onnxruntime, and by which of `rules` they are the same.
 
     `max_rel_err` is relative to the largest magnitude in the same output. `fault` says what is wrong with the worst output; it is there
     if and only if `rule` is `NONE`. `transfer_dtype` is what floats were on their way, which decides how far they may be. `own_err` is

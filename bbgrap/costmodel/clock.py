@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from bbgrap.cluster.wires import Way
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Span, Timeline
-from bbgrap.costmodel.ways import Free, carry
+from bbgrap.costmodel.ways import FreeBandwidth, carry
 from bbgrap.errors import ProgramError
 
 
@@ -75,7 +75,7 @@ class _Clock:
         self.now = [0.0] * len(acts)
         self.position = [0] * len(acts)
         self.arrivals: dict[int, float] = {}
-        self.ways: defaultdict[Way | tuple[str, int], Free] = defaultdict(Free)
+        self.ways: defaultdict[Way | tuple[str, int], FreeBandwidth] = defaultdict(FreeBandwidth)
         """Those of wires, and machines' ways out and in."""
         self.taken = [0.0] * len(acts)
         """Seconds that others have taken of a device's processor, and that its work has not become longer by yet."""

@@ -23,7 +23,7 @@ _NOTHING = 1e-9
 """Of a way: what is left by rounding."""
 
 
-class Free:
+class FreeBandwidth:
     """Which part of one way is free, from when on: 1 is all of it."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Free:
         return piece + 1
 
 
-def carry(ways: Sequence[tuple[Free, float]], start: float, size: float, most: float = inf) -> float:
+def carry(ways: Sequence[tuple[FreeBandwidth, float]], start: float, size: float, most: float = inf) -> float:
     """Take what a message of so many bytes needs of ways, from a time on; return when its last byte is through.
 
     Each way comes with the bytes per second that all of it carries; `most` are those of the message.

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from bbgrap.doctor.findings import HERE, Finding
-from bbgrap.doctor.here import LocalFacts, ResolvedHost
+from bbgrap.doctor.local_facts import LocalFacts, ResolvedHost
 from bbgrap.doctor.machine_checks import check_machine, check_process
 
 LEAST_PYTHON = (3, 11)

@@ -16,7 +16,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.passes.state import layout_of
 from bbgrap.compiler.segments import Slices
 from bbgrap.compiler.sequences import for_sequences
-from bbgrap.engine.prepare import Made, fit
+from bbgrap.engine.prepare import PreparedVariant, fit
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph import Graph
 from bbgrap.graph.state import counts_words, grows, with_growth, with_state
@@ -44,7 +44,7 @@ def is_of_any_length(graph: Graph, declared: DeclaredSizes) -> bool:
     return grows(graph) or any(counts_words(symbol) for name in graph.given for symbol in declared.get(name, ()))
 
 
-def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, cluster: Cluster, options: PlanOptions) -> Made:
+def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, cluster: Cluster, options: PlanOptions) -> PreparedVariant:
     """Return the way to run a model whose state grows, with requests of any length; `first` is one of them.
 
     Raises:
@@ -73,7 +73,7 @@ def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, clus
     raise PlanError(f"model '{first.name}': its state grows, and no plan leaves that whole: {'; '.join(refused)}")
 
 
-def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -> Made:
+def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -> PreparedVariant:
     forecast, planned = fit(graph, cluster, options)
     plan, dictionaries = forecast.compiled.plan, forecast.compiled.optimized.dictionary_devices
 

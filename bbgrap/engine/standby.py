@@ -27,7 +27,7 @@ from bbgrap.engine.load import refusal
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import ModelInput, OnnxModel, read_model
-from bbgrap.graph.onnx_top import with_top_outputs
+from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.onnx_whole import whole_model
 from bbgrap.graph.state import check_pairs
 from bbgrap.graph.types import Array, DType

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
-from bbgrap.launching.engine_agent import AgentLook
+from bbgrap.launching.engine_agent import AgentView
 from bbgrap.local import LocalCluster
 from bbgrap.session import which_cluster
 from bbgrap.session.connection import Connection
@@ -43,7 +43,7 @@ class EngineCluster(ABC):
         return self._connection
 
     @abstractmethod
-    def looks(self, lines: int = 20) -> Sequence[AgentLook]:
+    def looks(self, lines: int = 20) -> Sequence[AgentView]:
         """Return how the agents are whose owners live, each with the end of its log."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class EngineCluster(ABC):
         """
         return self.coordinator_log(lines) if name == "coordinator" else self.look_of(name, lines).log
 
-    def look_of(self, name: str, lines: int = 20) -> AgentLook:
+    def look_of(self, name: str, lines: int = 20) -> AgentView:
         """Return how an agent is.
 
         Raises:

@@ -27,7 +27,7 @@ from bbgrap.engine.sessions import open_session
 from bbgrap.errors import ExecutionError, InputError, UsageError
 from bbgrap.graph.onnx_metadata import ModelMetadata, metadata_of
 from bbgrap.graph.onnx_read import OnnxModel, read_model
-from bbgrap.graph.onnx_top import with_top_outputs
+from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import AUTO

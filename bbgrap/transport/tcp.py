@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
+from bbgrap.transport.dead_peers import detect_dead_peer
 from bbgrap.transport.framing import MessageReader
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.outbox import Outbox
-from bbgrap.transport.silence import detect_silence
+from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.tls import RECORD_ON_WIRE, Contexts
 from bbgrap.transport.tls_accept import Acceptor
 from bbgrap.transport.wakeup_queue import WakeupQueue
@@ -115,7 +115,7 @@ class TcpDataPlane:
         self._bring_much: dict[_Caller, None] = {}
         self._arrived: deque[Arrival] = deque()
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
-        self._complaints = Complaints(_log)
+        self._warnings = PeerWarnings(_log)
 
     def fileno(self) -> int:
         """A file descriptor that is readable when there is something to receive; for a poller."""
@@ -205,7 +205,7 @@ class TcpDataPlane:
         except OSError:
             self._hang_up(caller)
         except RemoteProtocolError as error:
-            self._complaints.about(caller.host, f"{error}; the connection is closed")
+            self._warnings.warn(caller.host, f"{error}; the connection is closed")
             self._hang_up(caller)
 
     def _take(self, caller: _Caller) -> bool:
@@ -248,14 +248,14 @@ class TcpDataPlane:
         except OSError:
             return
         if len(self._callers) >= MAX_CONNECTIONS:
-            self._complaints.about(str(address[0]), f"data plane: {MAX_CONNECTIONS} connections are open, the most there may be")
+            self._warnings.warn(str(address[0]), f"data plane: {MAX_CONNECTIONS} connections are open, the most there may be")
             dispensable = self._dispensable(str(address[0]))
             if dispensable is None:
                 connection.close()
                 return
             self._hang_up(dispensable)
         connection.setblocking(False)
-        detect_silence(connection)
+        detect_dead_peer(connection)
         self._add(_Caller(connection, str(address[0]), MessageReader()))
 
     def _dispensable(self, host: str) -> _Caller | None:

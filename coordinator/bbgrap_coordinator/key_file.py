@@ -59,14 +59,14 @@ class Secrets:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedKeys:
     """All that is kept of keys."""
 
     secrets: Secrets
     entries: tuple[KeyRecord, ...] = ()
 
 
-def read_keys(path: Path) -> Kept:
+def read_keys(path: Path) -> SavedKeys:
     """Return the keys in a file; if there is none, new ones, which are not written yet.
 
     Raises:
@@ -75,7 +75,7 @@ def read_keys(path: Path) -> Kept:
     try:
         content = path.read_text()
     except FileNotFoundError:
-        return Kept(Secrets.make())
+        return SavedKeys(Secrets.make())
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"keys '{path}': they cannot be read: {error}") from None
     try:
@@ -92,7 +92,7 @@ def read_keys(path: Path) -> Kept:
     except Exception as error:  # the parsers of keys and certificates have errors of many kinds
         why = f"{type(error).__name__} {str(error)[:100]}"
         raise UsageError(f"keys '{path}': expected the keys of this cluster, got something else ({why}); restore the file") from None
-    return Kept(secrets, entries)
+    return SavedKeys(secrets, entries)
 
 
 def _is_sound(entry: KeyRecord) -> bool:
@@ -107,7 +107,7 @@ def _is_sound(entry: KeyRecord) -> bool:
     )
 
 
-def write_keys(path: Path, kept: Kept) -> None:
+def write_keys(path: Path, kept: SavedKeys) -> None:
     """Replace the file; when this returns, it is on the disk.
 
     Raises:

@@ -37,7 +37,7 @@ from bbgrap.protocol.tokens import Token
 from bbgrap.transport.control import key_of
 from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import KeyPair, ServerLock
-from bbgrap_coordinator.key_file import Kept, KeyRecord, read_keys, write_keys, write_secret
+from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, read_keys, write_keys, write_secret
 
 LOCAL = "local"
 """The token that the coordinator leaves for commands of its own user on its own machine."""
@@ -268,7 +268,7 @@ class KeyRing:
         entries: dict[bytes, KeyRecord] = {**self._entries, **{bytes.fromhex(entry.key): entry for entry in changed}}
         if len(entries) > MAX_ENTRIES:
             entries = _pruned(entries, self._clock())
-        write_keys(self._path, Kept(self._secrets, tuple(entries.values())))
+        write_keys(self._path, SavedKeys(self._secrets, tuple(entries.values())))
         self._entries = entries
         self._renew()
 

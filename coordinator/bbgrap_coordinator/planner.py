@@ -20,12 +20,12 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.engine.growing import is_of_any_length, prepare_growing
-from bbgrap.engine.prepare import Made, prepare_graph, prepare_like, prepare_sequences
+from bbgrap.engine.prepare import PreparedVariant, prepare_graph, prepare_like, prepare_sequences
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.state import with_state
-from bbgrap.graph.top import blocks_for, with_top
+from bbgrap.graph.top_k import blocks_for, with_top
 from bbgrap.graph.types import Graph
 from bbgrap.observing.logs import inherited_format, write_logs
 from bbgrap.planners.options import PlanOptions
@@ -35,7 +35,7 @@ from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap_coordinator.artifacts import read_tiles, write_artifacts, write_tiles
 from bbgrap_coordinator.child import PlannerReply, PlanTask, Task
 
-Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[Made, ...]]
+Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[PreparedVariant, ...]]
 Standby = Callable[[Path, Sequence[tuple[str, str]], Sequence[tuple[str, int]]], PlannedVariant]
 
 FIRST_TO_GO = "500"
@@ -107,7 +107,7 @@ class _Maker:
             # Its weights are those of any of them.
             write_artifacts(task.folder, (prepare_like(graph, others, plan.cluster, plan.options),), cuts[0][0])
 
-    def _stateful(self, model: ReloadedModel, graph: Graph, plan: PlanTask) -> tuple[Made, ...]:
+    def _stateful(self, model: ReloadedModel, graph: Graph, plan: PlanTask) -> tuple[PreparedVariant, ...]:
         graph = with_state(graph, dict(plan.options.state))
         if not is_of_any_length(graph, model.declared):
             return (prepare_sequences(graph, plan.cluster, plan.options),)

@@ -57,8 +57,8 @@ from bbgrap.protocol.client_messages import Failed, Fault, Greeting, StillWorkin
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
 from bbgrap.protocol.messages import Deploy, DeploymentFailed, Leave, Refused, Welcome
-from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.control import ControlServer
+from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.audit import AuditLog
@@ -114,7 +114,7 @@ class Server:
         self._uploads = ThreadPoolExecutor(1, "uploads")
         self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
-        self._complaints = Complaints(_log)
+        self._warnings = PeerWarnings(_log)
         self._stopped = False
 
     def stop(self) -> None:
@@ -146,7 +146,7 @@ class Server:
                 self._handle(Tick(), now)
                 self._control.channels.give_back()
                 self._control.end_connections()
-                self._control.look_after_the_door()
+                self._control.throttle()
                 self._shut_out(self._keys.expired())
                 due = time.monotonic() + _TICK_S
         self._comparisons.shutdown(wait=False, cancel_futures=True)
@@ -202,13 +202,13 @@ class Server:
             try:
                 message = TO_COORDINATOR.decode(frames)
             except RemoteProtocolError as error:
-                self._complaints.about(self._keys.name_of(identity), f"messages are dropped: {error}")
+                self._warnings.warn(self._keys.name_of(identity), f"messages are dropped: {error}")
                 if isinstance(error, OtherVersionError):  # whatever it is told, it sees the version, and says so
                     self._say(identity, Refused(str(error), retry=False))
                 continue
             if why := self._keys.refusal(identity, message):
                 self._tell(Audit("refused", peer_of(identity), {"message": type(message).__name__, "reason": why}))
-                self._complaints.about(self._keys.name_of(identity), f"refused: {why}")
+                self._warnings.warn(self._keys.name_of(identity), f"refused: {why}")
                 # Who was shut out has been told, and may have a new key already: then it says this again with that.
                 self._say(identity, None if why == SHUT_OUT else refused(message, why))
             elif isinstance(message, KeyMessage):

@@ -16,8 +16,8 @@ import zmq
 
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import Audit, Settings
-from bbgrap.doctor.here import look_up
 from bbgrap.doctor.local_checks import is_loopback
+from bbgrap.doctor.local_facts import look_up
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bbgrap.cli.given import ArrayFile, GivenInputs
+from bbgrap.cli.input_options import ArrayFile, GivenInputs
 from bbgrap.cli.inputs import inputs_from, random_inputs, read_tensor
 from bbgrap.errors import InputError
 from bbgrap.graph import DType

@@ -7,8 +7,8 @@ import pytest
 from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
 from bbgrap.doctor.findings import exit_code, in_order
-from bbgrap.doctor.here import Folder, LocalFacts, Package, ResolvedHost
 from bbgrap.doctor.local_checks import check_here
+from bbgrap.doctor.local_facts import Folder, LocalFacts, Package, ResolvedHost
 from bbgrap.protocol.inspection import Inspection, MachineFacts, NodeFacts, RequestedPlan
 from bbgrap.protocol.status_messages import NodeStatus
 

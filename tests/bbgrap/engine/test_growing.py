@@ -15,7 +15,7 @@ from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import PlanError
 from bbgrap.graph.onnx_io import save_graph
 from bbgrap.graph.state import with_state
-from bbgrap.graph.top import blocks_for, with_top
+from bbgrap.graph.top_k import blocks_for, with_top
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import cuts_moving
 from bbgrap.zoo.decoder import DecoderSizes, free_axes

@@ -9,7 +9,7 @@ from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.engine.load import load_graph
 from bbgrap.graph.state import with_state
-from bbgrap.graph.top import blocks_for, with_top
+from bbgrap.graph.top_k import blocks_for, with_top
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import make_plan

@@ -183,7 +183,7 @@ def main() -> None:
     poller.register(server.socket, zmq.POLLIN)
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
     while sys.stdin.fileno() not in dict(poller.poll(100)):
-        server.look_after_the_door()
+        server.throttle()
         while (received := server.receive()) is not None:
             server.send(*received)
     server.close()

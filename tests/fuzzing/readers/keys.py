@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bbgrap_agent.enrolment import KeyFile
-from bbgrap_coordinator.key_file import Kept, KeyRecord, Secrets, read_keys, write_keys
+from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, Secrets, read_keys, write_keys
 from zmq.utils import z85
 
 from bbgrap.errors import AccessError, RemoteProtocolError, UsageError
@@ -64,7 +64,7 @@ def _kept() -> bytes:
     path = FOLDER / "seed.json"
     entries = [KeyRecord(_PAIR.public.hex(), role.value, f"a {role.value}", 1.5) for role in Role]
     entries.append(KeyRecord(bytes(32).hex(), NODE, "n", 1.5, 2.5, 3.5, "join", "ab" * 32))
-    write_keys(path, Kept(Secrets(_PAIR.secret, _AUTHORITY, _AUTHORITY.identity("c")), tuple(entries)))
+    write_keys(path, SavedKeys(Secrets(_PAIR.secret, _AUTHORITY, _AUTHORITY.identity("c")), tuple(entries)))
     return path.read_bytes()
 
 

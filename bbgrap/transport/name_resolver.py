@@ -18,7 +18,7 @@ _KNOWN_S = 10.0
 _UNKNOWN_S = 1.0
 
 
-class Names:
+class NameResolver:
     """Names that were looked up lately.
 
     Invariants: `look_up` is called by one thread; `_answers` has nothing that is older than `_KNOWN_S` when something is added.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.cli.given import PICTURES, ArrayFile, Picture, PictureOptions, parse_numbers, parse_size, parse_value, values_by_name
+from bbgrap.cli.input_options import PICTURES, ArrayFile, Picture, PictureOptions, parse_numbers, parse_size, parse_value, values_by_name
 from bbgrap.errors import InputError, UsageError
 
 SHAPES = st.lists(st.integers(0, 10**18 - 1), min_size=1, max_size=6).map(tuple)
