@@ -34,7 +34,7 @@ from bbgrap.planners.plan import Plan
 from bbgrap.protocol.values import Value
 from bbgrap.tdl import describe
 
-Inputs = Sequence[Any] | Mapping[str, Any] | Any
+BackendInputs = Sequence[Any] | Mapping[str, Any] | Any
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class BbgrapBackendRep(BackendRep):
         self.whole: Mapping[str, str] = {}
         """Why each of the other nodes of the last plan is computed by one device, by the node's name."""
 
-    def run(self, inputs: Inputs, **kwargs: Any) -> tuple[Any, ...]:  # noqa: ANN401 - the interface's own signature
+    def run(self, inputs: BackendInputs, **kwargs: Any) -> tuple[Any, ...]:  # noqa: ANN401 - the interface's own signature
         """Run once; inputs in order, by name, or a single one."""
         given = [inputs[item.name] for item in self._inputs] if isinstance(inputs, Mapping) else self._as_list(inputs)
         shapes = tuple(() if item.dtype is DType.OTHER else np.shape(value) for item, value in zip(self._inputs, given, strict=True))
@@ -132,7 +132,7 @@ class BbgrapBackend(Backend):
     def run_model(
         cls,
         model: onnx.ModelProto,
-        inputs: Inputs,
+        inputs: BackendInputs,
         device: str = "CPU",
         **kwargs: Any,  # noqa: ANN401 - the interface's own
     ) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ import psutil
 from bbgrap.comparison import Comparison, Evidence, Judge
 from bbgrap.engine.reference import Reference
 from bbgrap.engine.sessions import usable_cores
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph import Array
 from bbgrap.planners.options import PlanOptions
@@ -50,10 +50,10 @@ BUSY_PERCENT = 10.0
 LOOK_S = 0.5
 """How long is looked, before and after the measurement, whether somebody else uses this machine."""
 
-Report = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
-class Alone:
+class SingleNode:
     """Plain onnxruntime on some cores of this machine, with the times of its turns."""
 
     def __init__(self, model: Path, threads: int, cores: frozenset[int]) -> None:
@@ -87,7 +87,7 @@ class Alone:
 class Contender:
     """A session on the cluster for one planner, with the times and the worst answer of its turns."""
 
-    def __init__(self, model: Path, options: PlanOptions, cluster: Connection, expected: Sequence[Array], report: Report) -> None:
+    def __init__(self, model: Path, options: PlanOptions, cluster: Connection, expected: Sequence[Array], report: ReportLine) -> None:
         """Make the session; nothing is deployed yet. Its answers will be compared with the expected one."""
 
         def on_progress(progress: Any) -> None:  # noqa: ANN401 - the protocol's message; its text is plain
@@ -104,7 +104,7 @@ class Contender:
         start = time.perf_counter()
         answers = self.session.run(None, feeds)
         took = time.perf_counter() - start
-        self._judge.keep(self._judge.look(answers))
+        self._judge.count(self._judge.check(answers))
         self.last_s = took
         if counted:
             self.times.append(took)
@@ -149,7 +149,7 @@ def bench(
     threads: int | None = None,
     whole_machine: frozenset[int] = frozenset(),
     name: str = "",
-    report: Report = lambda _: None,
+    report: ReportLine = lambda _: None,
 ) -> dict[str, Any]:
     """Measure a model on one node and on the cluster, in turns.
 
@@ -176,9 +176,9 @@ def bench(
     agents = cluster.nodes()
     count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
     report("loading the single node")
-    single = Alone(model, count, first_cores(count))
+    single = SingleNode(model, count, first_cores(count))
     expected = single.turn(feeds, counted=False)
-    whole = [Alone(model, len(whole_machine), whole_machine)] if whole_machine else []
+    whole = [SingleNode(model, len(whole_machine), whole_machine)] if whole_machine else []
     sessions = [Contender(model, options, cluster, expected, report) for options in contenders]
     for contender in sessions:
         report(f"{contender.options.planner}: planning and deploying")
@@ -196,7 +196,7 @@ def bench(
                 contender.turn(feeds, counted=counted)
             time.sleep(pause)
         report(_standing(turn, runs, single.times, sessions))
-    machine, evidence = watch.machine(), Witnesses(model, feeds, expected)
+    machine, evidence = watch.machine(), ReferenceAnswers(model, feeds, expected)
     return {
         "schema": 1,
         "model": name or model.stem,

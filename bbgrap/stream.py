@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bbgrap.bench import SETTLE_S, Alone, MachineWatch, Report, first_cores
-from bbgrap.comparison import Evidence, Judge, Look
+from bbgrap.bench import SETTLE_S, MachineWatch, ReportLine, SingleNode, first_cores
+from bbgrap.comparison import Evidence, FirstCheck, Judge
 from bbgrap.engine.sessions import usable_cores
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import UsageError
 from bbgrap.graph import Array
 from bbgrap.planners.options import PlanOptions
@@ -41,7 +41,7 @@ def measure_stream(
     in_flight: int | None = None,
     threads: int | None = None,
     name: str = "",
-    report: Report = lambda _: None,
+    report: ReportLine = lambda _: None,
 ) -> dict[str, Any]:
     """Measure how many requests per second a cluster answers.
 
@@ -68,7 +68,7 @@ def measure_stream(
     together = in_flight or PER_AGENT * max(1, len(agents))
     count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
     report("loading the single node")
-    alone = Alone(model, count, first_cores(count))
+    alone = SingleNode(model, count, first_cores(count))
     expected = alone.turn(feeds, counted=False)
     sessions = [_Stream(model, options, cluster, together, expected) for options in contenders]
     for session in sessions:
@@ -89,7 +89,7 @@ def measure_stream(
             session.block(feeds, each, counted=True)
         rates = [f"{session.options.planner} {statistics.median(session.rates):.1f}" for session in sessions]
         report(f"block {block + 1} of {BLOCKS}: single node {statistics.median(single):.1f} per second, {', '.join(rates)}")
-    machine, evidence = watch.machine(), Witnesses(model, feeds, expected)
+    machine, evidence = watch.machine(), ReferenceAnswers(model, feeds, expected)
     return {
         "schema": 1,
         "model": name or model.stem,
@@ -117,15 +117,15 @@ class _Stream:
     def block(self, feeds: Mapping[str, Array], requests: int, *, counted: bool) -> None:
         """Run requests, so many at once, and compare their answers."""
 
-        def one(_: int) -> Look:
-            return self._judge.look(self.session.run(None, feeds))
+        def one(_: int) -> FirstCheck:
+            return self._judge.check(self.session.run(None, feeds))
 
         with ThreadPoolExecutor(self._in_flight, "stream") as pool:
             start = time.perf_counter()
-            looks = list(pool.map(one, range(requests)))
+            checks = list(pool.map(one, range(requests)))
             took = time.perf_counter() - start
-        for look in looks:
-            self._judge.keep(look)
+        for check in checks:
+            self._judge.count(check)
         if counted:
             self.rates.append(requests / took)
 

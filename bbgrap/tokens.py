@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from bbgrap.bench import MachineWatch, Report, bound_to, first_cores
+from bbgrap.bench import MachineWatch, ReportLine, bound_to, first_cores
 from bbgrap.engine.sessions import session_options, usable_cores
 from bbgrap.errors import UsageError
 from bbgrap.graph import Array, DType
-from bbgrap.graph.onnx_read import ModelFile, read_model
-from bbgrap.graph.top import top_names
+from bbgrap.graph.onnx_read import OnnxModel, read_model
+from bbgrap.graph.top_k import top_names
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, InferenceSession
 from bbgrap.session.signature import NodeArg, Signature
@@ -63,7 +63,7 @@ class Decoder:
     """The state before the first word."""
 
     @classmethod
-    def of(cls, model: ModelFile) -> Decoder:
+    def of(cls, model: OnnxModel) -> Decoder:
         """Find out by the usual names.
 
         Raises:
@@ -206,7 +206,7 @@ def measure_tokens(
     seed: int = 0,
     threads: int | None = None,
     name: str = "",
-    report: Report = lambda _: None,
+    report: ReportLine = lambda _: None,
 ) -> dict[str, Any]:
     """Measure how fast a decoder writes.
 

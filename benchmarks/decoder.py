@@ -33,7 +33,7 @@ from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.graph import Array, Graph
 from bbgrap.graph.state import with_state
-from bbgrap.graph.top import blocks_for, with_top
+from bbgrap.graph.top_k import blocks_for, with_top
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan

@@ -27,7 +27,7 @@ from bbgrap_agent.loading import load
 from bbgrap_agent.weights import WeightStore
 
 from bbgrap.compiler.artifacts import DeviceArtifacts
-from bbgrap.costmodel.clock import Act, Await, Post, Work
+from bbgrap.costmodel.clock import Act, Await, Busy, Post
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.data import Frame, Kind
@@ -70,16 +70,16 @@ class Walk:
         for step in self.schedule.steps:
             match step:
                 case LocalReceive():
-                    yield Work(next(seconds), "join")
+                    yield Busy(next(seconds), "join")
                     yield Await(step.message, step.source, sizes[step.message])
-                    yield Work(next(seconds), "unpack")
+                    yield Busy(next(seconds), "unpack")
                 case LocalSend():
-                    yield Work(next(seconds), "pack")
+                    yield Busy(next(seconds), "pack")
                     yield Post(step.message, step.destination, sizes[step.message])
                 case LocalRun():
-                    yield Work(next(seconds), self.names[step.segment], step.segment)
+                    yield Busy(next(seconds), self.names[step.segment], step.segment)
                 case _:
-                    yield Work(next(seconds), "join")
+                    yield Busy(next(seconds), "join")
 
 
 @dataclass

@@ -24,7 +24,7 @@ from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.output import print_table, step
 from bbgrap.comparison import Judge
 from bbgrap.engine.reference import Reference
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, InferenceSession
@@ -59,7 +59,7 @@ class _Side:
             began = time.perf_counter()
             answers = self.session.run(None, feeds)
             took = time.perf_counter() - began
-            self.judge.keep(self.judge.look(answers))
+            self.judge.count(self.judge.check(answers))
             if counts:
                 self.times.append(took)
 
@@ -99,7 +99,7 @@ def compare(
             progress.update(f"run {turn + 1} of {runs}")
         machine = watch.machine()
         _check_alike(sides)
-        evidence = Witnesses(path, feeds, expected)
+        evidence = ReferenceAnswers(path, feeds, expected)
         return {
             "planner": options.planner,
             "split": options.split,

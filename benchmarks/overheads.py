@@ -26,7 +26,7 @@ from onnx import TensorProto, helper
 
 import bbgrap
 from bbgrap.transport.certificates import Authority
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.tcp import TcpDataPlane
 
 HALO_BYTES = 64 * 56 * 4
@@ -56,7 +56,7 @@ def microseconds(work: Callable[[], object], count: int) -> list[float]:
     return sorted(times)
 
 
-def echo(pipe: Connection, spin_s: float, identity: Identity | None) -> None:
+def echo(pipe: Connection, spin_s: float, identity: TlsIdentity | None) -> None:
     """Send back what comes, in a process of its own, until an empty message comes."""
     plane = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1", identity=identity)
     pipe.send(plane.address)

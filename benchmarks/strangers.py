@@ -1,10 +1,11 @@
-"""How much slower is a known client while strangers knock?
+"""How much slower is a known client while strangers connect?
 
     python -m benchmarks.strangers --connections 512,5000 --manners idle,slow,hostile --json
 
-A local cluster of two agents; one client sends one request after the other. Seconds in which strangers knock (`benchmarks.knocking`, one
-process) take turns with calm ones, at the control port and at all data ports. Strangers run only when nobody else wants the processor, as
-if they were on another machine: what is lost is what the cluster itself does for them, and the kernel. `lost` is of the median round;
+A local cluster of two agents; one client sends one request after the other. Seconds in which strangers knock
+(`benchmarks.connection_flood`, one process) take turns with calm ones, at the control port and at all data ports. Strangers run only when
+nobody else wants the processor, as if they were on another machine: what is lost is what the cluster itself does for them, and the
+kernel. `lost` is of the median round;
 `work` is the processor time of the cluster's processes for a request, which other programs on this machine change little.
 """
 
@@ -30,7 +31,7 @@ from bbgrap.cli.output import print_json, print_table, say
 from bbgrap.local import LocalCluster
 from bbgrap.protocol.tokens import Token
 from bbgrap.session import InferenceSession
-from benchmarks.knocking import MANNERS
+from benchmarks.connection_flood import MANNERS
 from benchmarks.tasks import asked
 
 PORTS = ("control", "data")
@@ -96,7 +97,7 @@ def strangers(
     command = [
         sys.executable,
         "-m",
-        "benchmarks.knocking",
+        "benchmarks.connection_flood",
         "--manner",
         manner,
         "--connections",

@@ -34,7 +34,7 @@ from typing import Any, Literal, TypeVar, get_args
 from bbgrap.bench import bound_to
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.session import Connection
-from bbgrap.transport.access import Access
+from bbgrap.transport.credentials import Credentials
 
 CORES = (0, 1)
 """Of the two machines."""
@@ -121,13 +121,13 @@ class Reached:
     """A coordinator, and how to connect to it from wherever: notes of tokens are found at addresses of one's own machine only."""
 
     address: str
-    access: Access
+    credentials: Credentials
     processes: tuple[int, ...] = ()
     """Numbers of the cluster's main processes."""
 
     def connect(self, timeout_s: float = 3.0) -> Connection:
         """Connect as an admin."""
-        return Connection(self.address, timeout_s, self.access)
+        return Connection(self.address, timeout_s, self.credentials)
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ def _cluster(stack: ExitStack, places: Sequence[Place], bind: str, home: Path, l
         log = home / f"agent{number}.log"
         processes.append(stack.enter_context(process_at(place, log, "bbgrap_agent.main", *options)))
         _wait(lambda log=log: "joined as" in log.read_text(), processes[-1], log)  # type: ignore[misc]
-    access = Access(insecure=True) if lock == "insecure" else Access(token_file=keys / "local.token")
-    return Reached(address, access, tuple(process.pid for process in processes))
+    credentials = Credentials(insecure=True) if lock == "insecure" else Credentials(token_file=keys / "local.token")
+    return Reached(address, credentials, tuple(process.pid for process in processes))
 
 
 @contextmanager

@@ -19,11 +19,11 @@ from typing import Annotated, Any
 
 import typer
 
-from bbgrap.bench import WARM_UP, Alone, Contender, first_cores
+from bbgrap.bench import WARM_UP, Contender, SingleNode, first_cores
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
 from bbgrap.cli.output import print_table, say
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 
@@ -57,7 +57,7 @@ def measure(model: str, part: float, runs: int) -> dict[str, Any]:
     path = find_model(f"zoo:{model}")
     declared = inputs_of(path)
     feeds = random_inputs(declared, concrete_shapes(declared), 0)
-    fast = Alone(path, 1, first_cores(1))
+    fast = SingleNode(path, 1, first_cores(1))
     expected = fast.turn(feeds, counted=False)
     with LocalCluster(agents=2) as cluster, limited(cluster.processes["agent1"].pid, part):
         shapes = {name: array.shape for name, array in feeds.items()}
@@ -72,7 +72,7 @@ def measure(model: str, part: float, runs: int) -> dict[str, Any]:
             for contender in (even, auto):
                 contender.turn(feeds, counted=turn >= 0)
         report = auto.session.plan.report
-    evidence = Witnesses(path, feeds, expected)
+    evidence = ReferenceAnswers(path, feeds, expected)
     return {
         "model": model,
         "part_of_a_core": part,

@@ -127,7 +127,7 @@ ANSWERS: list[Any] = [
     CLUSTER,
     s.PlanShown(1, "{}", ("a", "coordinator"), (RECORD,), 1e9),
     i.KnownProfiles(1, (PROFILE,), ()),
-    i.Inspection(1, FACTS, (i.NodeFacts("a", FACTS, -0.5, 0.25),), ("b",), (i.ServedModel(DIGEST, "x 1x3", ("a",), "slow", 2),)),
+    i.Inspection(1, FACTS, (i.NodeFacts("a", FACTS, -0.5, 0.25),), ("b",), (i.RequestedPlan(DIGEST, "x 1x3", ("a",), "slow", 2),)),
     client.Failed(1, client.Fault.PLAN, "no"),
     client.StillWorking((1, 2), (1,)),
 ]

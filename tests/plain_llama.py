@@ -7,19 +7,19 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from bbgrap.graph.types import Array, Graph
-from bbgrap.zoo.decoder import Sizes
+from bbgrap.zoo.decoder import DecoderSizes
 from bbgrap.zoo.llama import BLOCK
 
 EPSILON = 1e-5
 
 
-def plain(graph: Graph, sizes: Sizes) -> onnx.ModelProto:
+def plain(graph: Graph, sizes: DecoderSizes) -> onnx.ModelProto:
     """Return a model of the same weights, inputs and outputs; weights of four bits as floats."""
     return _Plain(graph, sizes).model()
 
 
 class _Plain:
-    def __init__(self, graph: Graph, sizes: Sizes) -> None:
+    def __init__(self, graph: Graph, sizes: DecoderSizes) -> None:
         self.graph, self.sizes = graph, sizes
         self.nodes: list[NodeProto] = []
         self.made: dict[str, Array] = {}

@@ -8,7 +8,7 @@ import numpy as np
 
 from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.resnet import resnet
-from bbgrap.zoo.training.networks import Step, stack, vgg
+from bbgrap.zoo.training.networks import ConvBlock, stack, vgg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,13 +33,19 @@ def branches(batch: int = 3) -> Graph:
 
 def remainders(batch: int = 4) -> Graph:
     """Build a network whose last windows do not reach the end of their maps."""
-    steps = (Step(4, 5, stride=3, pool=3), Step(6, 2, stride=2, pad=1), Step(5, 2, pool=2))
+    steps = (ConvBlock(4, 5, stride=3, pool=3), ConvBlock(6, 2, stride=2, pad=1), ConvBlock(5, 2, pool=2))
     return stack("remainders", batch, 2, 36, steps, (6, 3))
 
 
 def small_alexnet(batch: int) -> Graph:
     """Build AlexNet with fewer channels, for smaller images."""
-    steps = (Step(12, 11, stride=4, pool=3), Step(32, 5, 2, pool=3), Step(48, 3, 1), Step(48, 3, 1), Step(32, 3, 1, pool=3))
+    steps = (
+        ConvBlock(12, 11, stride=4, pool=3),
+        ConvBlock(32, 5, 2, pool=3),
+        ConvBlock(48, 3, 1),
+        ConvBlock(48, 3, 1),
+        ConvBlock(32, 3, 1, pool=3),
+    )
     return stack("alexnet", batch, 3, 67, steps, (64, 64, 10))
 
 

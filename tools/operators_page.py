@@ -15,7 +15,7 @@ from bbgrap.graph.types import DType, Graph, Node, TensorType
 from bbgrap.graph.weights import make_weight
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import Description, describe, described_operators, granularity, input_regions
-from bbgrap.tdl.language import Access, Call, Expression, Opaque, Reduce
+from bbgrap.tdl.language import Access, Expression, Opaque, Reduce, ScalarCall
 from bbgrap.tdl.operators.undescribed import UNDESCRIBED
 from bbgrap.tdl.rule import _RULES
 from tools.operators_examples import EXAMPLES, Example
@@ -103,7 +103,7 @@ def reductions_in(expression: Expression) -> Iterator[Reduce]:
         case Reduce(body=body):
             yield expression
             yield from reductions_in(body)
-        case Call(arguments=arguments):
+        case ScalarCall(arguments=arguments):
             for argument in arguments:
                 yield from reductions_in(argument)
         case Access() | Opaque():

@@ -18,7 +18,7 @@ from typing import get_args
 
 from bbgrap import control
 from bbgrap.control import agent, client, coordinator_events
-from bbgrap.control.states import Role, diagram
+from bbgrap.control.states import Lifecycle, diagram
 from bbgrap.protocol import client_messages, key_messages, limits, messages, roles
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "protocol.md"
@@ -41,7 +41,7 @@ def redrawn(text: str) -> str:
     text = _replaced(text, "peers", peers_table())
     text = _replaced(text, "constants", constants_table(_modules(control)))
     text = _replaced(text, "size limits", constants_table([limits]))
-    for role in Role:
+    for role in Lifecycle:
         block = f"### {role.value}\n\n```mermaid\n{diagram(role)}\n```"
         pattern = rf"### {re.escape(role.value)}\n\n```mermaid\n.*?\n```"
         text, count = re.subn(pattern, lambda _, block=block: block, text, count=1, flags=re.DOTALL)

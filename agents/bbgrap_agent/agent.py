@@ -21,17 +21,18 @@ import zmq
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
+from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.key_messages import Enrolled
 from bbgrap.protocol.messages import LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed
 from bbgrap.transport.control import ControlClient
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_agent.nanny import Ended, Nanny
 from bbgrap_agent.pipe import FromWorker
-from bbgrap_agent.worker_settings import Settings
+from bbgrap_agent.worker_settings import WorkerSettings
 
 LOOK_S = 0.1
 """How often the nanny looks what the worker does."""
@@ -54,9 +55,9 @@ class Agent:
         self,
         control: ControlClient,
         listener: socket.socket,
-        settings: Settings,
+        settings: WorkerSettings,
         profile: NodeProfile | None,
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
     ) -> None:
         """Take over the connections; nothing is started or sent before `run`. With an identity the data plane is locked."""
         self._control = control
@@ -100,7 +101,7 @@ class Agent:
                 self._fault = self._control.refused or self._fault
                 look = time.monotonic() + LOOK_S
                 if self._machine is not None and now >= tick:
-                    self._handle(events.Tick(heartbeat), now)
+                    self._handle(events.AgentTick(heartbeat), now)
                     tick = time.monotonic() + self._machine.next_tick_s
             if socket is not self._control.socket:
                 poller.unregister(socket)
@@ -135,18 +136,18 @@ class Agent:
                     self._handle(event)
             case RequestFailed() | Recorded() | Measured() | LinksMeasured() | LinksTried() | LinkBroken() | Inspected():
                 self._handle(events.Outcome(event))
-            case events.WeightsChecked() | events.WeightArrived() | events.Loaded():
+            case events.WeightsChecked() | events.WeightArrived() | events.DeploymentLoaded():
                 self._handle(event)
 
-    def _handle(self, event: events.Event, now: float | None = None) -> None:
+    def _handle(self, event: events.AgentEvent, now: float | None = None) -> None:
         if self._machine is None:
             return
         for instruction in self._machine.handle(event, time.monotonic() if now is None else now):
             self._carry_out(instruction)
 
-    def _carry_out(self, instruction: events.Instruction) -> None:
+    def _carry_out(self, instruction: events.AgentInstruction) -> None:
         match instruction:
-            case events.Say(message):
+            case ToCoordinator(message):
                 self._control.send(TO_COORDINATOR.encode(message))
             case events.CheckWeights() | events.Unload() | events.Drop() | events.DropBefore():
                 self._nanny.tell(instruction)
@@ -156,11 +157,11 @@ class Agent:
                 self._nanny.tell(deploy)
             case events.Perform(asked):
                 self._nanny.tell(asked)
-            case events.ReadMachine(inspection):
+            case events.InspectMachine(inspection):
                 self._read_machine(inspection)
-            case events.Reconnect():
+            case Reconnect():
                 self._control.reopen()
-            case events.Log(text):
+            case events.LogLine(text):
                 _log.info(text)
             case events.Quit(fault):
                 self._fault = self._fault or fault

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from bbgrap.transport.confinement import Bounds, confine
+from bbgrap.transport.confinement import Permissions, confine
 from bbgrap_agent.weights import MAX_WEIGHT_BYTES
 
 _FILES = 1 << 16
@@ -23,7 +23,7 @@ def confine_worker(cache: Path) -> None:
     """Take from this process what it does without, and give it a folder for temporary files; before it has threads."""
     cache.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(_scratch(cache))
-    missing = confine(Bounds(_FILES, MAX_WEIGHT_BYTES + _SPARE_BYTES, connects=True, owns=(cache,)))
+    missing = confine(Permissions(_FILES, MAX_WEIGHT_BYTES + _SPARE_BYTES, connects=True, owns=(cache,)))
     if missing:
         _log.warning("the worker is less confined than it should be: %s", "; ".join(missing))
     else:

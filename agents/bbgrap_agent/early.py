@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 30
 _BESIDES_BYTES = 1 << 10
 """What keeping a message takes beside its numbers; a thousand bytes are more than it is."""
 
-Key = tuple[int, int]
+RequestKey = tuple[int, int]
 """Epoch and request."""
 Sender = tuple[str, int]
 """The address of the connection, and the device."""
@@ -36,7 +36,7 @@ class _Kept:
 class _Share:
     """What one sender has brought, the oldest request first."""
 
-    kept: dict[Key, list[_Kept]] = field(default_factory=dict)
+    kept: dict[RequestKey, list[_Kept]] = field(default_factory=dict)
     nbytes: int = 0
     count: int = 0
 
@@ -52,7 +52,7 @@ class EarlyMessages:
         self._shares: dict[Sender, _Share] = {}
         self.nbytes = 0
 
-    def keep(self, key: Key, sender: Sender, message: int, parts: list[Array], nbytes: int) -> tuple[Key, ...]:
+    def keep(self, key: RequestKey, sender: Sender, message: int, parts: list[Array], nbytes: int) -> tuple[RequestKey, ...]:
         """Keep a message; return the requests of which messages had to be forgotten."""
         share = self._shares.setdefault(sender, _Share())
         kept = _Kept(message, parts, max(nbytes, sum(part.nbytes for part in parts)) + _BESIDES_BYTES)
@@ -67,7 +67,7 @@ class EarlyMessages:
             forgotten.append(self._forget_oldest(max(self._shares, key=lambda sender: self._shares[sender].nbytes)))
         return tuple(forgotten)
 
-    def take(self, key: Key) -> list[tuple[int, list[Array]]]:
+    def take(self, key: RequestKey) -> list[tuple[int, list[Array]]]:
         """Return what was kept for a request, with the numbers of the messages, and forget it."""
         taken = [kept for sender in tuple(self._shares) for kept in self._remove(sender, key)]
         return [(kept.message, kept.parts) for kept in taken]
@@ -78,12 +78,12 @@ class EarlyMessages:
             for key in [key for key in share.kept if key[0] == epoch]:
                 self._remove(sender, key)
 
-    def _forget_oldest(self, sender: Sender) -> Key:
+    def _forget_oldest(self, sender: Sender) -> RequestKey:
         key = next(iter(self._shares[sender].kept))
         self._remove(sender, key)
         return key
 
-    def _remove(self, sender: Sender, key: Key) -> list[_Kept]:
+    def _remove(self, sender: Sender, key: RequestKey) -> list[_Kept]:
         share = self._shares[sender]
         kept = share.kept.pop(key, [])
         nbytes = sum(each.nbytes for each in kept)

@@ -23,11 +23,11 @@ from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.messages import Refused
 from bbgrap.protocol.tokens import KEY_BYTES
-from bbgrap.transport.access import Access
 from bbgrap.transport.certificates import make_request
 from bbgrap.transport.control import ControlClient
-from bbgrap.transport.identity import Identity
-from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, Pair, no_lock
+from bbgrap.transport.credentials import Credentials
+from bbgrap.transport.identity import TlsIdentity
+from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, KeyPair, no_lock
 
 AGAIN_S = 1.0
 """When it is said again that was not answered; a coordinator may be started later than its agents."""
@@ -45,7 +45,7 @@ class Enrolment:
     """What an agent joins with, and shows to its peers on the data plane (None: that is plain)."""
 
     find_lock: FindLock
-    identity: Identity | None
+    identity: TlsIdentity | None
 
 
 class KeyFile:
@@ -63,7 +63,7 @@ class KeyFile:
             server = bytes.fromhex(found["server"])
             if len(server) != KEY_BYTES:
                 raise ValueError(f"expected the coordinator's key of {KEY_BYTES} bytes, got {len(server)}")
-            return ClientLock(server, Pair.of(bytes.fromhex(found["secret"])), f"this node ('{self._path}')")
+            return ClientLock(server, KeyPair.of(bytes.fromhex(found["secret"])), f"this node ('{self._path}')")
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError, zmq.ZMQError) as error:
@@ -83,21 +83,21 @@ class KeyFile:
             _log.warning("this node's key is not kept, and its next start takes a token again: '%s': %s", self._path, error.strerror)
 
 
-def enrol(address: str, access: Access, name: str, file: KeyFile) -> Enrolment:
+def enrol(address: str, credentials: Credentials, name: str, file: KeyFile) -> Enrolment:
     """Wait for the coordinator, and get a key and a certificate from it.
 
     Raises:
         AccessError: if it refuses, or there is neither a key nor a token.
         UsageError: if this machine's clock is wrong.
     """
-    if access.is_insecure():
+    if credentials.is_insecure():
         _ask(address, None, Enrol(name, NOBODY.hex(), b""))
         return Enrolment(no_lock, None)
     tls_key, request = make_request(name)
     own = file.read()
     token: ClientLock | None = None
     try:
-        token = access.lock(address)
+        token = credentials.lock(address)
     except AccessError:
         if own is None:
             raise
@@ -108,8 +108,8 @@ def enrol(address: str, access: Access, name: str, file: KeyFile) -> Enrolment:
             if token is None:
                 raise
             _log.info("%s; enrolling again", error)
-    assert token is not None, "`access.lock` has returned one"
-    own = ClientLock(token.server, Pair.make(), f"node '{name}'")
+    assert token is not None, "`credentials.lock` has returned one"
+    own = ClientLock(token.server, KeyPair.make(), f"node '{name}'")
     answer = _ask(address, token, Enrol(name, own.own.public.hex(), request))
     file.write(own)
     return _enrolled(own, tls_key, answer)
@@ -125,7 +125,7 @@ def _enrolled(own: ClientLock, tls_key: bytes, answer: Enrolled) -> Enrolment:
             f"this machine's clock is {abs(apart) / 86_400:.1f} days {'ahead of' if apart > 0 else 'behind'} the coordinator's:"
             " certificates are not valid by it; set the clock"
         )
-    return Enrolment(lambda: own, Identity(tls_key, answer.certificate, answer.authority))
+    return Enrolment(lambda: own, TlsIdentity(tls_key, answer.certificate, answer.authority))
 
 
 def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:

@@ -23,14 +23,14 @@ from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Headers, Kind, SequenceStart, unpack_sequence
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer
-from bbgrap.runtime.execution import Execution, Kernel, Sender, SlicePlan
+from bbgrap.runtime.execution import Execution, Kernel, SendParts, SlicePlan
 from bbgrap.runtime.recording import Clock
 from bbgrap.runtime.schedule import LocalSend, Schedule
-from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
+from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
-from bbgrap_agent.early import EarlyMessages, Key
-from bbgrap_agent.progress import Progress
+from bbgrap_agent.early import EarlyMessages, RequestKey
+from bbgrap_agent.progress import WorkerProgress
 from bbgrap_agent.recording import OnRecord, Recorder
 from bbgrap_agent.states import States
 
@@ -132,7 +132,7 @@ class Deployment:
 class _Running:
     deployment: Deployment
     execution: Execution
-    send: Sender
+    send: SendParts
     compute: Kernel
     sequence: int = 0
     can_go_on: bool = True
@@ -156,7 +156,7 @@ class Executor:
         clock: Clock = time.perf_counter_ns,
         *,
         on_broken: OnBroken = nobody_listens,
-        progress: Progress | None = None,
+        progress: WorkerProgress | None = None,
         states: States | None = None,
     ) -> None:
         """Own a data plane; `on_failure(epoch, request, reason)` and `on_record(epoch, request, record)` are called from this thread.
@@ -173,14 +173,14 @@ class Executor:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._deployments: dict[int, Deployment] = {}
         self._coming: dict[int, Deployment] = {}
-        self._running: dict[Key, _Running] = {}
-        self._awaiting: dict[Key, SequenceStart] = {}
+        self._running: dict[RequestKey, _Running] = {}
+        self._awaiting: dict[RequestKey, SequenceStart] = {}
         self._early = EarlyMessages()
-        self._ended: OrderedDict[Key, None] = OrderedDict()
+        self._ended: OrderedDict[RequestKey, None] = OrderedDict()
         self._recorder = Recorder(plane, clock, on_record)
         self._pings = PingAnswers(plane)
         self._awaited: dict[int, tuple[str, Callable[[int], None]]] = {}
-        self._complaints = Complaints(_log)
+        self._warnings = PeerWarnings(_log)
         self._stopped = False
 
     # --- from other threads -------------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Executor:
                 if peer == arrival.peer and self._awaited.pop(frame.request, None) is not None:
                     on_pong(frame.request)
         except RemoteProtocolError as error:
-            self._complaints.about(arrival.sender, f"messages are dropped: {error}")
+            self._warnings.warn(arrival.sender, f"messages are dropped: {error}")
 
     def _take(self, frame: Frame, arrival: Arrival) -> None:
         """Take a message of a request that does not run; one of the host begins it."""
@@ -327,7 +327,7 @@ class Executor:
         layout = deployment.layout(frame.message)
         return layout is not None and layout.peer == frame.source and layout.admits(size)
 
-    def _begin(self, key: Key, deployment: Deployment, start: SequenceStart | None, *, recorded: bool) -> _Running | None:
+    def _begin(self, key: RequestKey, deployment: Deployment, start: SequenceStart | None, *, recorded: bool) -> _Running | None:
         """Begin a request, with what came for it before; None if too many run, or the state is gone that it goes on from."""
         if self._is_full(deployment):
             self._end(key)
@@ -360,7 +360,7 @@ class Executor:
             running.execution.deliver(message, parts)
         return running
 
-    def _share(self, owner: Key, sequence: int) -> None:
+    def _share(self, owner: RequestKey, sequence: int) -> None:
         """Let another sequence have the state of one, too, and what a request that runs is to leave; 0: forget it."""
         self._states.share(owner, sequence)
         for (epoch, _), running in self._running.items():
@@ -373,7 +373,7 @@ class Executor:
         most = max(MAX_RUNNING, 4 * len(deployment.addresses))
         return len(self._running) >= MAX_RUNNING_IN_ALL or sum(key[0] == deployment.epoch for key in self._running) >= most
 
-    def _end(self, key: Key) -> None:
+    def _end(self, key: RequestKey) -> None:
         self._running.pop(key, None)
         self._awaiting.pop(key, None)
         self._early.take(key)
@@ -392,7 +392,7 @@ class Executor:
                 self._step(key, running, None if place == 0 else 1)
                 return
 
-    def _step(self, key: Key, running: _Running, limit: int | None) -> None:
+    def _step(self, key: RequestKey, running: _Running, limit: int | None) -> None:
         execution = running.execution
         before = execution.position
         try:
@@ -409,7 +409,7 @@ class Executor:
             self._recorder.give(key)
         running.can_go_on = limit is not None and execution.position != before
 
-    def _leave(self, owner: Key, request: int, running: _Running) -> None:
+    def _leave(self, owner: RequestKey, request: int, running: _Running) -> None:
         """Keep the state that a request has left."""
         self._states.keep(owner, request, running.execution.results())
         for sequence in running.heirs:

@@ -114,31 +114,31 @@ def _work(
     import zmq
 
     from bbgrap.cluster.files import read_profile
-    from bbgrap.transport.access import Access
     from bbgrap.transport.control import ControlClient, check_address
+    from bbgrap.transport.credentials import Credentials
     from bbgrap.transport.discovery import MDNS, discover
     from bbgrap.transport.exit_with_parent import exit_with_parent
     from bbgrap.transport.tcp import listen_at
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.enrolment import KeyFile, enrol, keys_folder
     from bbgrap_agent.names import OwnName
-    from bbgrap_agent.worker_settings import Settings
+    from bbgrap_agent.worker_settings import WorkerSettings
 
     agents: list[Agent] = []
     if until_eof:  # from the start: a parent may end while this waits for a coordinator
         exit_with_parent(lambda: agents[0].stop("its parent ended") if agents else os._exit(0))
-    access = Access("", token_file, insecure)
+    credentials = Credentials("", token_file, insecure)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = _made(cache_dir or home / "bbgrap" / "agent")
     own = None if name else OwnName(cache / "names")
     called, keys = name if own is None else own.name, keys_dir or keys_folder()
-    address = discover(lambda at: KeyFile(keys, at, called).read() or access.lock(at)) if join == MDNS else check_address(join)
+    address = discover(lambda at: KeyFile(keys, at, called).read() or credentials.lock(at)) if join == MDNS else check_address(join)
     host = advertise or own_address(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Held here, so that the data plane keeps its address when a worker ends.
     listener = listen_at(f"tcp://{own_host(host)}:{data_port}")
     verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
-    settings = Settings(
+    settings = WorkerSettings(
         name=called,
         threads=threads,
         host=host,
@@ -149,9 +149,9 @@ def _work(
         state_bytes=state_memory << 20,
     )
     name_node(settings.name)
-    if access.is_insecure():
+    if credentials.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
-    enrolment = enrol(address, access, settings.name, KeyFile(keys, address, called))
+    enrolment = enrol(address, credentials, settings.name, KeyFile(keys, address, called))
     control = ControlClient(context, address, enrolment.find_lock, closed_before_sure=math.inf)
     given = None if profile is None else read_profile(profile)
     agent = Agent(control, listener, settings, given, enrolment.identity)

@@ -25,13 +25,13 @@ from bbgrap.control import agent_events as events
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Deploy, Heartbeat
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.identity import TlsIdentity
 from bbgrap_agent.causes import cause_of, oom_kills, sentence_of
-from bbgrap_agent.patience import Patience
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
-from bbgrap_agent.progress import Progress, shared_memory
+from bbgrap_agent.progress import WorkerProgress, shared_memory
 from bbgrap_agent.weight_files import DeployedFiles
-from bbgrap_agent.worker_settings import Settings
+from bbgrap_agent.worker_settings import WorkerSettings
+from bbgrap_agent.worker_timeouts import WorkerTimeouts
 
 FIRST_BACKOFF_S = 0.1
 """How long to wait before a worker is started again that was never ready; twice as long each time."""
@@ -82,7 +82,7 @@ def _filled_pipe(content: bytes) -> int:
 class _Child:
     """One worker's process and what belongs to it."""
 
-    def __init__(self, listener: socket.socket, settings: Settings, identity: Identity | None) -> None:
+    def __init__(self, listener: socket.socket, settings: WorkerSettings, identity: TlsIdentity | None) -> None:
         ours, theirs = socket.socketpair()
         memory = shared_memory()
         secret = -1 if identity is None else _filled_pipe(identity.to_bytes())
@@ -97,7 +97,7 @@ class _Child:
                 pass_fds=(told.pipe, told.listener, told.progress, *((secret,) if secret >= 0 else ())),
             )
             _first_to_go(self.process.pid)
-            self.progress = Progress(memory)
+            self.progress = WorkerProgress(memory)
         except BaseException:
             ours.close()
             raise
@@ -108,7 +108,7 @@ class _Child:
                 os.close(secret)
         self.pipe = Pipe(ours, TO_WORKER)
         self.began = time.monotonic()
-        self.patience = Patience(self.began)
+        self.timeouts = WorkerTimeouts(self.began)
         self.files = DeployedFiles(Path(settings.cache_dir))
         self.ready = False
         self.ended_because = ""
@@ -155,9 +155,9 @@ class Nanny:
     def __init__(
         self,
         listener: socket.socket,
-        settings: Settings,
+        settings: WorkerSettings,
         put: Callable[[FromWorker | Ended], None],
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
     ) -> None:
         """Start nothing yet; what workers say, and their ends, go to `put`, from another thread. `listener` is that of their data plane.
 
@@ -200,11 +200,11 @@ class Nanny:
         if child is None:
             return
         if isinstance(message, events.Drop):
-            child.patience.drop(message.epoch, message.request, message.patience_s)
+            child.timeouts.drop(message.epoch, message.request, message.patience_s)
         elif isinstance(message, events.DropBefore):
-            child.patience.drop_before(message.request)
+            child.timeouts.drop_before(message.request)
         elif isinstance(message, Deploy):
-            child.patience.allow(message)
+            child.timeouts.allow(message)
             child.files.note(message)
         child.pipe.send(message)
 
@@ -214,7 +214,7 @@ class Nanny:
         if child is None:
             return Heartbeat()
         doing, stopped = child.progress.read(), child.stopped
-        reason = child.patience.look(doing, now, stopped=stopped)
+        reason = child.timeouts.look(doing, now, stopped=stopped)
         if not child.ready and now - child.began > START_S:
             reason = f"it was not ready after {START_S:.0f} s"
         if reason and not child.ended_because:

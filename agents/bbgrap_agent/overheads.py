@@ -28,7 +28,7 @@ from bbgrap.runtime.blocked import aligned_empty
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalSend, Schedule
 from bbgrap.tdl.work import Work
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.zoo.builder import Builder
 from bbgrap_agent.executor import Deployment
@@ -86,7 +86,7 @@ def _segment(held: Array, count: int, threads: int) -> Callable[[], object]:
     return run
 
 
-def message_samples(budget_s: float, identity: Identity | None = None) -> list[Sample]:
+def message_samples(budget_s: float, identity: TlsIdentity | None = None) -> list[Sample]:
     """Return what one end of a message costs the processor, by its bytes; with an identity it is ciphered."""
     sender, receiver = (TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1", identity=identity) for _ in range(2))
     fingerprint = "" if identity is None else identity.fingerprint

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from bbgrap.control.agent_events import CheckWeights, Drop, DropBefore, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
+from bbgrap.control.agent_events import CheckWeights, DeploymentLoaded, Drop, DropBefore, Unload, WeightArrived, WeightsChecked, WorkerReady
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.codec import Codec
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
@@ -39,7 +39,16 @@ from bbgrap.protocol.messages import (
 
 ToWorker = CheckWeights | WeightChunk | Deploy | Unload | Drop | DropBefore | Measure | MeasureLinks | TryLinks | AnswerPings
 FromWorker = (
-    WorkerReady | WeightsChecked | WeightArrived | Loaded | RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken
+    WorkerReady
+    | WeightsChecked
+    | WeightArrived
+    | DeploymentLoaded
+    | RequestFailed
+    | Recorded
+    | Measured
+    | LinksMeasured
+    | LinksTried
+    | LinkBroken
 )
 
 TO_WORKER: Codec[ToWorker] = Codec(
@@ -49,7 +58,7 @@ FROM_WORKER: Codec[FromWorker] = Codec(
     WorkerReady,
     WeightsChecked,
     WeightArrived,
-    Loaded,
+    DeploymentLoaded,
     RequestFailed,
     Recorded,
     Measured,

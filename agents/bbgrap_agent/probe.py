@@ -16,7 +16,7 @@ import numpy as np
 from bbgrap.cluster.types import KernelRate, NodeProfile, Speed
 from bbgrap.protocol.messages import Join
 from bbgrap.tdl.work import KINDS
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.identity import TlsIdentity
 from bbgrap_agent.fitting import Sample, fit, rounded, typical
 from bbgrap_agent.kernels import kernel_samples
 from bbgrap_agent.overheads import message_samples, segment_samples
@@ -43,7 +43,7 @@ _MEMORY_RUNS = 5
 _log = logging.getLogger("bbgrap.agent")
 
 
-def measure_machine(join: Join, budget_s: float = BUDGET_S, identity: Identity | None = None) -> NodeProfile:
+def measure_machine(join: Join, budget_s: float = BUDGET_S, identity: TlsIdentity | None = None) -> NodeProfile:
     """Measure this machine, without its links; requests that run meanwhile disturb it, and it them. `identity`: of its data plane."""
     samples = work_samples(join.threads, budget_s, identity)
     return NodeProfile(
@@ -57,7 +57,7 @@ def measure_machine(join: Join, budget_s: float = BUDGET_S, identity: Identity |
     )
 
 
-def work_samples(threads: int, budget_s: float, identity: Identity | None = None) -> dict[str, list[Sample]]:
+def work_samples(threads: int, budget_s: float, identity: TlsIdentity | None = None) -> dict[str, list[Sample]]:
     """Return measured pieces of work by kind, of every kind that can be measured; as they last where this process is held back."""
     samples = kernel_samples(threads, budget_s)
     samples["segment"] = segment_samples(threads, _OVERHEADS * budget_s)

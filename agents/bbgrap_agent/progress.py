@@ -43,7 +43,7 @@ class Doing:
     busy_ns: int = 0
 
 
-class Progress:
+class WorkerProgress:
     """The memory; the executor's and the loader's thread write, the nanny reads.
 
     Invariants: each of the two parts has one writer.
@@ -104,7 +104,7 @@ class Progress:
 
 
 def shared_memory() -> int:
-    """Return a file descriptor of new memory for a `Progress`; no name leads to it."""
+    """Return a file descriptor of new memory for a `WorkerProgress`; no name leads to it."""
     if hasattr(os, "memfd_create"):
         descriptor: int = os.memfd_create("bbgrap-progress")
     else:

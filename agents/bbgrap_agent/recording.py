@@ -19,15 +19,13 @@ from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.recording import Clock, Record, RecordedExecution, RoundTrip, labels_of
 from bbgrap.runtime.schedule import Schedule
 from bbgrap.transport.data import DataPlane
+from bbgrap_agent.early import RequestKey
 
 ROUND_TRIPS = 8
 """Questions to the host's clock after each recorded request. Measured on one machine: the best of 8 is within 10 % of the best of 100."""
 
 MAX_RECORDINGS = 64
 """Recorded requests that a coordinator may leave unfinished; the oldest makes room."""
-
-Key = tuple[int, int]
-"""Epoch and request."""
 
 OnRecord = Callable[[int, int, Record], None]
 
@@ -54,7 +52,7 @@ class Recorder:
         self._plane = plane
         self._clock = clock
         self._on_record = on_record
-        self._recordings: dict[Key, _Recording] = {}
+        self._recordings: dict[RequestKey, _Recording] = {}
 
     @property
     def busy(self) -> bool:
@@ -63,7 +61,7 @@ class Recorder:
 
     def begin(
         self,
-        key: Key,
+        key: RequestKey,
         schedule: Schedule,
         slices: SlicePlan,
         segments: tuple[str, ...],
@@ -81,7 +79,7 @@ class Recorder:
         self._plane.connect(*host)
         return execution
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: RequestKey) -> None:
         """Forget a recording, if there is one."""
         recording = self._recordings.pop(key, None)
         if recording is not None:
@@ -116,7 +114,7 @@ class Recorder:
         recording.asked_ns = self._clock()
         self._plane.send(recording.host, header, pack_clock(recording.asked_ns))
 
-    def give(self, key: Key) -> None:
+    def give(self, key: RequestKey) -> None:
         """Hand over a record if its request is over and the clocks are compared."""
         recording = self._recordings.get(key)
         if recording is None or not recording.compared or recording.best is None or not recording.execution.finished:

@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bbgrap.control.agent_events import CheckWeights, Drop, DropBefore, Loaded, Unload, WeightArrived, WeightsChecked, WorkerReady
+from bbgrap.control.agent_events import CheckWeights, DeploymentLoaded, Drop, DropBefore, Unload, WeightArrived, WeightsChecked, WorkerReady
 from bbgrap.engine.sessions import share_arena
 from bbgrap.errors import BbgrapError, ExecutionError, ModelError
 from bbgrap.observing.logs import inherited_format, name_node, write_logs
@@ -48,7 +48,7 @@ from bbgrap.protocol.messages import (
     WeightChunk,
 )
 from bbgrap.transport.descriptors import allow_many_descriptors
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.confinement import confine_worker
 from bbgrap_agent.executor import Executor
@@ -57,11 +57,11 @@ from bbgrap_agent.links import Answered, measure_links, unreachable
 from bbgrap_agent.loading import load, reachable
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
 from bbgrap_agent.probe import measure_machine
-from bbgrap_agent.progress import Progress
+from bbgrap_agent.progress import WorkerProgress
 from bbgrap_agent.shared import SharedSegments
 from bbgrap_agent.states import DEFAULT_BYTES, PART, States
 from bbgrap_agent.weights import WeightStore
-from bbgrap_agent.worker_settings import Settings
+from bbgrap_agent.worker_settings import WorkerSettings
 
 _LINK_THREADS = 4
 """Chosen: one for what the coordinator wants tried, and some for deployments whose peers are slow to answer."""
@@ -92,9 +92,9 @@ class Worker:
         plane: TcpDataPlane,
         join: Join,
         store: WeightStore,
-        progress: Progress,
-        settings: Settings,
-        identity: Identity | None = None,
+        progress: WorkerProgress,
+        settings: WorkerSettings,
+        identity: TlsIdentity | None = None,
     ) -> None:
         """Take over the connections; nothing is said before `run`."""
         self._pipe = pipe
@@ -155,14 +155,14 @@ class Worker:
         executor = self._executor
         match instruction:
             case CheckWeights(epoch, digests):
-                self._later(lambda: WeightsChecked(epoch, self._store.missing(digests)), lambda fault: Loaded(epoch, 0.0, fault))
+                self._later(lambda: WeightsChecked(epoch, self._store.missing(digests)), lambda fault: DeploymentLoaded(epoch, 0.0, fault))
             case WeightChunk():
                 self._later(
                     lambda: WeightArrived(instruction.digest, *self._store.add(instruction)),
                     lambda fault: WeightArrived(instruction.digest, 0, complete=False, fault=fault),
                 )
             case Deploy():
-                self._later(lambda: self._load(instruction), lambda fault: Loaded(instruction.epoch, 0.0, fault))
+                self._later(lambda: self._load(instruction), lambda fault: DeploymentLoaded(instruction.epoch, 0.0, fault))
             case Unload(epoch):
                 self._answered.forget(epoch)
                 executor.post(lambda: executor.remove(epoch))
@@ -220,7 +220,7 @@ class Worker:
             )
         except ModelError:
             if damaged := self._store.damaged(deploy.digests):
-                return Loaded(deploy.epoch, 0.0, missing=damaged)
+                return DeploymentLoaded(deploy.epoch, 0.0, missing=damaged)
             raise
         finally:
             self._progress.end_load()
@@ -230,7 +230,7 @@ class Worker:
         if not self._to_be_asked(peers):
             return self._loaded(deploy.epoch, peers, [], began)
         # The loader shall not wait for slow peers.
-        self._later(lambda: self._echo(deploy.epoch, peers, began), lambda fault: Loaded(deploy.epoch, 0.0, fault), self._links)
+        self._later(lambda: self._echo(deploy.epoch, peers, began), lambda fault: DeploymentLoaded(deploy.epoch, 0.0, fault), self._links)
         return None
 
     def _to_be_asked(self, peers: Sequence[Peer]) -> list[Peer]:
@@ -245,12 +245,12 @@ class Worker:
             return self._loaded(epoch, peers, asked, began)
         names = ", ".join(f"'{peer.name}' at {peer.address}" for peer in silent)
         fault = f"no answer on the data plane from {names}; is it blocked, or advertised wrongly (--advertise)?"
-        return Loaded(epoch, time.monotonic() - began, fault[:_REASON_CHARACTERS])
+        return DeploymentLoaded(epoch, time.monotonic() - began, fault[:_REASON_CHARACTERS])
 
-    def _loaded(self, epoch: int, peers: Sequence[Peer], asked: Sequence[Peer], began: float) -> Loaded:
+    def _loaded(self, epoch: int, peers: Sequence[Peer], asked: Sequence[Peer], began: float) -> DeploymentLoaded:
         unasked = self._answered.unasked(peers)
         self._answered.add(epoch, [peer for peer in peers if peer in asked or peer not in unasked])
-        return Loaded(epoch, time.monotonic() - began)
+        return DeploymentLoaded(epoch, time.monotonic() - began)
 
     def _try(self, trial: TryLinks) -> FromWorker:
         peers = reachable(trial.peers, self._settings.coordinator_host)
@@ -263,7 +263,7 @@ class Worker:
 
 def main(arguments: Sequence[str]) -> None:
     """Work for a nanny until it ends, then end this process, whatever its threads do."""
-    settings = Settings.parse(arguments)
+    settings = WorkerSettings.parse(arguments)
     _follow(settings.nanny)
     # Where a model ends this process, the log says in which kernel; the nanny says the rest.
     faulthandler.enable()
@@ -277,11 +277,11 @@ def main(arguments: Sequence[str]) -> None:
     identity = None
     if settings.identity >= 0:
         with os.fdopen(settings.identity, "rb") as inherited:
-            identity = Identity.from_bytes(inherited.read())
+            identity = TlsIdentity.from_bytes(inherited.read())
     plane = TcpDataPlane("", settings.host, computes=True, listener=socket.socket(fileno=settings.listener), identity=identity)
     fingerprint = "" if identity is None else identity.fingerprint
     join = replace(introduce(settings.name, settings.threads, plane.address, None), fingerprint=fingerprint)
-    Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), Progress(settings.progress), settings, identity).run()
+    Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), WorkerProgress(settings.progress), settings, identity).run()
     logging.shutdown()
     # A loader that is in a session cannot be told to end.
     os._exit(0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WorkerSettings:
     """What a nanny tells its worker on the command line; `pipe`, `listener` and `progress` are file descriptors that it inherits.
 
     So is `identity`, from which it reads what it shows on the data plane, key and all; -1: nothing, the data plane is plain.
@@ -35,9 +35,9 @@ class Settings:
         return [f"--{field.name}={getattr(self, field.name)}" for field in fields(self)]
 
     @staticmethod
-    def parse(arguments: Sequence[str]) -> Settings:
+    def parse(arguments: Sequence[str]) -> WorkerSettings:
         """Undo `arguments`."""
         parser = argparse.ArgumentParser("bbgrap_agent.worker")
-        for field in fields(Settings):
+        for field in fields(WorkerSettings):
             parser.add_argument(f"--{field.name}", type=int if field.type == "int" else str, required=True)
-        return Settings(**vars(parser.parse_args(arguments)))
+        return WorkerSettings(**vars(parser.parse_args(arguments)))

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from bbgrap.auto.evaluate import Evaluator, Tiles
+from bbgrap.auto.evaluate import Evaluator
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Node
 from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.options import PlanOptions, Split
-from bbgrap.planners.plan import Tile, whole_output
+from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.tensor_parallel import plan_tensor_parallel
 
 TENSORS: Literal["tensor-parallel"] = "tensor-parallel"

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bbgrap.auto.balance import TENSORS, Balance, Direction
-from bbgrap.auto.evaluate import Evaluator, Score, Tiles
+from bbgrap.auto.evaluate import Evaluator, Score
 from bbgrap.cluster.types import Link
 from bbgrap.graph.state import grows
 from bbgrap.planners.options import SPLITS, PlanOptions, Split
-from bbgrap.planners.plan import cuts_moving
+from bbgrap.planners.plan import Tiles, cuts_moving
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.planners.shares import grid_of
 from bbgrap.planners.single import plan_whole
-from bbgrap.planners.training import training_step
+from bbgrap.planners.training import training_structure
 
 EVERY_SIZE = 8
 """Up to so many nodes, sets of every size are tried; beyond, halves of halves."""
@@ -91,7 +91,7 @@ class Candidates:
         """Return all candidates, the best first."""
         self._alone()
         if len(self.cluster.nodes) > 1:
-            if training_step(self.graph, self.descriptions) is not None:
+            if training_structure(self.graph, self.descriptions) is not None:
                 self._planners(FOR_TRAINING, SLOW_IN_TRAINING)
             self._directions()
             self._planners(QUICK)

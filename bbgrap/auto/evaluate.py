@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bbgrap.cluster import Cluster
@@ -11,19 +11,17 @@ from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.memory import program_bytes
 from bbgrap.compiler.passes import ChunkInputs, SlowestFirst
 from bbgrap.compiler.predict import Predictor
-from bbgrap.costmodel.clock import Post, Work, is_in_a_row
+from bbgrap.costmodel.clock import Busy, Post, is_in_a_row
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.costmodel.ways import loads
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.plan import Plan, Tile
+from bbgrap.planners.plan import Plan, Tile, Tiles
 from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.program.steps import Apply, Program
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import LocalOp, can_make
-from bbgrap.tdl.work import Work as Amount
-
-Tiles = Mapping[str, tuple[Tile, ...]]
+from bbgrap.tdl.work import Work
 
 TILES_PER_SECOND = 2_500
 """Tiles that are looked at per second of the time that a search may take: a fifth of what one core manages, so that the budget ends first
@@ -113,7 +111,7 @@ class Evaluator:
         direct = replace(program, transfers=self.transfers, dictionary_devices=self.dictionary_devices)
         return SlowestFirst(self.cluster).run(ChunkInputs(self.predictor, self._narrow).run(direct))
 
-    def _narrow(self, op: Apply, region: ShapeMap) -> tuple[LocalOp, Amount] | None:
+    def _narrow(self, op: Apply, region: ShapeMap) -> tuple[LocalOp, Work] | None:
         """Return what an operation reads and costs for a region of its output; how it would run is not asked."""
         graph, node = self.pieces.graph, self.pieces.graph.node_by_name[op.node]
         if not can_make(graph, node, self.pieces.descriptions[op.node], region):
@@ -131,7 +129,7 @@ class Evaluator:
         ways: defaultdict[tuple[str, int], float] = defaultdict(float)
         for device, acts in enumerate(self.predictor.acts(program)):
             for place, act in enumerate(acts):
-                if isinstance(act, Work):
+                if isinstance(act, Busy):
                     busy[device] += act.seconds
                     continue
                 source, destination = (device, act.destination) if isinstance(act, Post) else (act.source, device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bbgrap.auto.forecast import Forecast
 from bbgrap.compiler.memory import standby_bytes
 from bbgrap.compiler.passes.fuse import layer_phases
-from bbgrap.costmodel.ways import Load
+from bbgrap.costmodel.ways import WayLoad
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
 from bbgrap.program.steps import Apply, Compute
@@ -67,7 +67,7 @@ def explain_forecast(forecast: Forecast, options: PlanOptions) -> Iterator[str]:
             yield f"  {1e3 * seconds:9.2f} ms  {seconds / timeline.total_s - 1:+7.1%}  {words}"
 
 
-def wire_in_words(load: Load) -> str:
+def wire_in_words(load: WayLoad) -> str:
     """Return which wire is busiest, in which direction, and how long."""
     return f"The busiest wire is '{load.way.wire.name}', towards '{load.way.to}': {load.bytes / 1e6:.2f} MB, {1e3 * load.busy_s:.2f} ms"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from bbgrap.auto.search import Found, plan_auto
+from bbgrap.auto.search import SearchResult, plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, NodeProfile
 from bbgrap.cluster.wires import Wiring
@@ -14,13 +14,11 @@ from bbgrap.compiler.compile import Compiled
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.timeline import LANES, Timeline, plain_timeline
-from bbgrap.costmodel.ways import Load, loads
+from bbgrap.costmodel.ways import WayLoad, loads
+from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.single import plan_whole
-from bbgrap.tdl import Description
-
-Descriptions = Mapping[str, Description | None]
 
 MORE_BANDWIDTH = 10
 """What `what_if` multiplies the links' bandwidth by."""
@@ -36,7 +34,7 @@ class Forecast:
 
     compiled: Compiled
     descriptions: Descriptions
-    found: Found | None = None
+    found: SearchResult | None = None
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -49,7 +47,7 @@ class Forecast:
         return self.predictor.timeline(self.compiled.optimized)
 
     @cached_property
-    def busiest_wire(self) -> Load | None:
+    def busiest_wire(self) -> WayLoad | None:
         """The direction of a wire that is busy longest, if wires are known and used."""
         return next(iter(loads(self.timeline, self.predictor.network)), None)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bbgrap.auto.evaluate import Evaluator, Score, Tiles
-from bbgrap.planners.plan import Tile, whole_output
+from bbgrap.auto.evaluate import Evaluator, Score
+from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 
 SHIFTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32)

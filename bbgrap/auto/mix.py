@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from bbgrap.auto.evaluate import Evaluator, Tiles
-from bbgrap.planners.plan import Tile
+from bbgrap.auto.evaluate import Evaluator
+from bbgrap.planners.plan import Tile, Tiles
 from bbgrap.planners.search import Costs, Edge, TileChoices
 from bbgrap.tdl.work import Work
 

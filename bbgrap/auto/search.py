@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bbgrap.auto.candidates import LARGE, Candidate, Candidates
-from bbgrap.auto.evaluate import Evaluator, Score, Tiles
+from bbgrap.auto.evaluate import Evaluator, Score
 from bbgrap.auto.improve import improve
 from bbgrap.auto.mix import mixtures
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.plan import Plan, verify_plan
+from bbgrap.planners.plan import Plan, Tiles, verify_plan
 from bbgrap.tdl import Description
 
 INGREDIENTS = 8
@@ -34,7 +34,7 @@ STARTS = 2
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The plan that was chosen, what it is worth, and what else was looked at, the best first."""
 
     plan: Plan
@@ -53,7 +53,7 @@ def plan_auto(
     descriptions: Mapping[str, Description | None],
     *,
     time_is_up: Callable[[], bool] = lambda: False,
-) -> Found:
+) -> SearchResult:
     """Search for the best plan; `time_is_up` may end the search early, with the best plan so far.
 
     Raises:
@@ -74,7 +74,7 @@ def plan_auto(
         tiles, score, origin = starts[0].tiles, starts[0].score, starts[0].name
     plan = Plan("auto", graph, cluster, tiles)
     verify_plan(plan, descriptions)
-    return Found(plan, score, tuple(candidates), origin, evaluator.plans)
+    return SearchResult(plan, score, tuple(candidates), origin, evaluator.plans)
 
 
 def ingredients(candidates: list[Candidate], count: int) -> list[Tiles]:

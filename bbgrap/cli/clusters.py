@@ -36,7 +36,7 @@ def open_cluster(
         ways = "give --coordinator tcp://HOST:PORT or set BBGRAP_COORDINATOR; 'bbgrap local --agents 2' starts a cluster on this machine"
         raise UsageError(f"which cluster? {ways}")
     with connect(coordinator, token_file=token_file, insecure=insecure) as connection:
-        if connection.access.is_insecure():
+        if connection.credentials.is_insecure():
             say(f"insecure: whoever answers at {connection.address} is believed, and all that is sent can be read on the network")
         if text := different_versions(connection.nodes()):
             say(text)

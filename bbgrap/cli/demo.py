@@ -29,10 +29,10 @@ def demo(
     from bbgrap.bench import bench
     from bbgrap.cli.bench import print_comparison
     from bbgrap.cli.clusters import open_cluster
-    from bbgrap.cli.given import GivenInputs
+    from bbgrap.cli.input_options import GivenInputs
     from bbgrap.cli.inputs import read_inputs
     from bbgrap.cli.models import find_model
-    from bbgrap.engine.spread import Witnesses
+    from bbgrap.engine.spread import ReferenceAnswers
     from bbgrap.planners.options import PlanOptions
     from bbgrap.session import InferenceSession
 
@@ -46,7 +46,7 @@ def demo(
         with step("running it on the cluster"):
             answers = session.run(None, feeds)
         with step("running plain onnxruntime, for comparison"):
-            first = Witnesses(path, feeds).judge(answers)
+            first = ReferenceAnswers(path, feeds).judge(answers)
         say(first.text)
         with step("measuring, in turns with a single node") as progress:
             measured = bench(path, feeds, cluster, [PlanOptions()], runs=runs, threads=threads, name=model, report=progress.update)

@@ -49,8 +49,8 @@ def doctor(
     from dataclasses import asdict
 
     from bbgrap.doctor.findings import exit_code, in_order
-    from bbgrap.doctor.here import read_here
     from bbgrap.doctor.local_checks import check_here
+    from bbgrap.doctor.local_facts import read_here
     from bbgrap.transport.control import check_address
 
     address = check_address(coordinator) if coordinator else ""

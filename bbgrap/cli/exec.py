@@ -45,7 +45,7 @@ def exec_program(
         raise UsageError(f"program '{program}': there is no such file; a module's name takes -m before it")
     command = [sys.executable, "-m", "bbgrap.onnxruntime", *(["-m"] if module else []), program, *(arguments or ())]
     with open_cluster(coordinator, agents, threads, token_file=token_file, insecure=insecure) as connection:
-        process = subprocess.Popen(command, env={**os.environ, COORDINATOR: connection.address, **connection.access.environment()})
+        process = subprocess.Popen(command, env={**os.environ, COORDINATOR: connection.address, **connection.credentials.environment()})
         code = _wait(process)
     raise typer.Exit(code if code >= 0 else 128 - code)
 

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.groups import Request, offline_request, takes
+from bbgrap.cli.groups import OfflineRequest, offline_request, takes
 from bbgrap.cli.options import Json
 from bbgrap.cli.output import print_json, print_result, print_table, step
 
 
 @takes(request=offline_request)
 def export(
-    request: Request,
+    request: OfflineRequest,
     output: Annotated[Path, typer.Option(help="A new or empty folder.")],
     as_json: Json = False,
 ) -> None:

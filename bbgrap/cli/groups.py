@@ -13,7 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bbgrap.cli.given import GivenInputs, PictureOptions, parse_numbers, parse_size
+from bbgrap.cli.input_options import GivenInputs, PictureOptions, parse_numbers, parse_size
 from bbgrap.cli.options import (
     Agents,
     Batch,
@@ -24,13 +24,13 @@ from bbgrap.cli.options import (
     Mean,
     Model,
     Normalizing,
-    Objective,
+    ObjectiveName,
     PictureLayout,
-    Planner,
+    PlannerName,
     SearchSeconds,
     Shares,
     Size,
-    Split,
+    SplitName,
     Std,
     TransferDtype,
 )
@@ -70,10 +70,10 @@ def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., R]], Calla
 
 
 def plan_options(
-    planner: Planner = "",
-    split: Split = "",
+    planner: PlannerName = "",
+    split: SplitName = "",
     grid: Grid = "",
-    objective: Objective = "latency",
+    objective: ObjectiveName = "latency",
     search_seconds: SearchSeconds = 10.0,
     transfer_dtype: TransferDtype = "exact",
 ) -> PlanOptions:
@@ -101,9 +101,9 @@ def plan_options(
 
 def contenders(
     planner: Contenders = "",
-    split: Split = "",
+    split: SplitName = "",
     grid: Grid = "",
-    objective: Objective = "latency",
+    objective: ObjectiveName = "latency",
     search_seconds: SearchSeconds = 10.0,
     transfer_dtype: TransferDtype = "exact",
 ) -> list[PlanOptions]:
@@ -134,7 +134,7 @@ def given_inputs(
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class OfflineRequest:
     """What is to be planned without a cluster, as a command line says it."""
 
     model: str
@@ -153,9 +153,9 @@ def offline_request(
     agents: Agents = None,
     cluster: ClusterFile = None,
     shares: Shares = "",
-) -> Request:
+) -> OfflineRequest:
     """Return what is asked to be planned."""
-    return Request(model, agents, cluster, shares, options, inputs)
+    return OfflineRequest(model, agents, cluster, shares, options, inputs)
 
 
 @takes(options=contenders, inputs=given_inputs)
@@ -166,6 +166,6 @@ def offline_requests(
     agents: Agents = None,
     cluster: ClusterFile = None,
     shares: Shares = "",
-) -> list[Request]:
+) -> list[OfflineRequest]:
     """Return what is asked to be planned, by each of several planners."""
-    return [Request(model, agents, cluster, shares, each, inputs) for each in options]
+    return [OfflineRequest(model, agents, cluster, shares, each, inputs) for each in options]

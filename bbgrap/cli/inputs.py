@@ -11,7 +11,7 @@ from typing import assert_never
 
 import numpy as np
 
-from bbgrap.cli.given import GivenInputs, Picture, Shape, Stored, values_by_name
+from bbgrap.cli.input_options import ArrayFile, GivenInputs, InputShape, Picture, values_by_name
 from bbgrap.cli.models import concrete_shapes, model_of, shape_text
 from bbgrap.cli.output import say
 from bbgrap.cli.pictures import read_pictures
@@ -26,11 +26,11 @@ _NO_ARRAY = (ValueError, EOFError, SyntaxError, MemoryError, zipfile.BadZipFile,
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class ModelInputs:
     """A model's inputs: a shape for each, and the tensors of those that files were given for."""
 
     declared: tuple[ModelInput, ...]
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, InputShape]
     tensors: Mapping[str, Array]
     index_limits: Mapping[str, int] = field(default_factory=dict)
     """Below what drawn indices must stay, by name."""
@@ -51,7 +51,7 @@ class Inputs:
         return {item.name: self.tensors[item.name] if item.name in self.tensors else drawn[item.name] for item in self.declared}
 
 
-def read_inputs(path: Path, given: GivenInputs) -> Inputs:
+def read_inputs(path: Path, given: GivenInputs) -> ModelInputs:
     """Return the inputs of a model file as they are given.
 
     Raises:
@@ -61,7 +61,7 @@ def read_inputs(path: Path, given: GivenInputs) -> Inputs:
     return replace(inputs_from(model.inputs, given), index_limits=index_limits(model))
 
 
-def inputs_from(declared: Sequence[ModelInput], given: GivenInputs) -> Inputs:
+def inputs_from(declared: Sequence[ModelInput], given: GivenInputs) -> ModelInputs:
     """Return inputs as they are given.
 
     Raises:
@@ -72,24 +72,24 @@ def inputs_from(declared: Sequence[ModelInput], given: GivenInputs) -> Inputs:
     named = values_by_name(given.texts, list(items))
     if given.pictures.given and not any(isinstance(value, Picture) for values in named.values() for value in values):
         raise UsageError(f"{', '.join(given.pictures.given)}: for pictures only, and none is given; add --input PICTURE")
-    shapes: dict[str, Shape] = {}
+    shapes: dict[str, InputShape] = {}
     tensors: dict[str, Array] = {}
     for name, values in named.items():
         match values[0]:
             case Picture():
                 paths = [value.path for value in values if isinstance(value, Picture)]
                 tensors[name] = read_pictures(items[name], paths, given.pictures)
-            case Stored() as stored:
+            case ArrayFile() as stored:
                 tensors[name] = read_tensor(items[name], stored)
             case tuple() as shape:
                 shapes[name] = shape
             case unknown:
                 assert_never(unknown)
     shapes |= {name: tensor.shape for name, tensor in tensors.items()}
-    return Inputs(tuple(declared), concrete_shapes(declared, shapes, given.batch), tensors)
+    return ModelInputs(tuple(declared), concrete_shapes(declared, shapes, given.batch), tensors)
 
 
-def read_tensor(item: ModelInput, stored: Stored) -> Array:
+def read_tensor(item: ModelInput, stored: ArrayFile) -> Array:
     """Read the array for one input.
 
     Raises:
@@ -108,7 +108,7 @@ def read_tensor(item: ModelInput, stored: Stored) -> Array:
     return array
 
 
-def _key_of(item: ModelInput, stored: Stored, keys: Sequence[str]) -> str:
+def _key_of(item: ModelInput, stored: ArrayFile, keys: Sequence[str]) -> str:
     key = stored.key or (keys[0] if len(keys) == 1 else item.name)
     if key not in keys:
         raise InputError(
@@ -139,7 +139,7 @@ def check_tensor(item: ModelInput, array: Array) -> None:
 
 def random_inputs(
     inputs: Sequence[ModelInput],
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, InputShape],
     seed: int = 0,
     *,
     pictures: bool = False,

@@ -35,7 +35,7 @@ from bbgrap.cli import (
 )
 from bbgrap.cli.completion import whole_words
 from bbgrap.cli.exec import SETTINGS, exec_program
-from bbgrap.cli.given import FreeDimensionsError
+from bbgrap.cli.input_options import FreeDimensionsError
 from bbgrap.cli.output import report_error, say
 from bbgrap.errors import BbgrapError
 from bbgrap.settings.options import SettingsGroup, take_files

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bbgrap import zoo
-from bbgrap.cli.given import FreeDimensionsError, Shape
+from bbgrap.cli.input_options import FreeDimensionsError, InputShape
 from bbgrap.cli.output import step
 from bbgrap.errors import InputError, ModelError
-from bbgrap.graph.onnx_io import ModelFile, ModelInput, read_model
+from bbgrap.graph.onnx_io import ModelInput, OnnxModel, read_model
 from bbgrap.graph.types import DType
 
 _ZOO = "zoo:"
@@ -33,7 +33,7 @@ def find_model(text: str) -> Path:
         return zoo.materialize(text.removeprefix(_ZOO))
 
 
-def model_of(path: Path) -> ModelFile:
+def model_of(path: Path) -> OnnxModel:
     """Read a model file.
 
     Raises:
@@ -52,7 +52,9 @@ def inputs_of(path: Path) -> tuple[ModelInput, ...]:
     return model_of(path).inputs
 
 
-def concrete_shapes(inputs: Sequence[ModelInput], given: Mapping[str, Shape] | None = None, batch: int | None = None) -> dict[str, Shape]:
+def concrete_shapes(
+    inputs: Sequence[ModelInput], given: Mapping[str, InputShape] | None = None, batch: int | None = None
+) -> dict[str, InputShape]:
     """Return the shape of every input, () for what is no tensor; the file's word stands where nothing is given.
 
     Args:
@@ -110,7 +112,7 @@ def _batched(inputs: Sequence[ModelInput]) -> list[ModelInput]:
     return free or [item for item in tensors if item.shape and len(item.shape) > 1]
 
 
-def _symbols(inputs: Sequence[ModelInput], given: Mapping[str, Shape]) -> dict[str, int]:
+def _symbols(inputs: Sequence[ModelInput], given: Mapping[str, InputShape]) -> dict[str, int]:
     pairs = [
         pair
         for item in inputs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bbgrap.cli import completion
-from bbgrap.cli.given import Layout, Normalize, parse_numbers
+from bbgrap.cli.input_options import Layout, Normalize, parse_numbers
 from bbgrap.errors import UsageError
 
 if TYPE_CHECKING:  # numpy and the rest, which `--help` can do without
@@ -33,7 +33,7 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads of each agent that is
 ClusterFile = Annotated[Path | None, typer.Option(help="Plan for the nodes of this cluster file (YAML).", show_default=False)]
 Shares = Annotated[str, typer.Option(help="Relative parts of the work, a number per node: 2,1,1.", show_default=False)]
 _WHO = "default: auto, which looks for the fastest plan, or bbgrap with --split."
-Planner = Annotated[
+PlannerName = Annotated[
     str, typer.Option(help=f"Who plans: auto, bbgrap, single, ...; {_WHO}", show_default=False, autocompletion=completion.planners)
 ]
 Contenders = Annotated[
@@ -42,7 +42,7 @@ Contenders = Annotated[
         help=f"Who plans; several, separated by commas, take turns; {_WHO}", show_default=False, autocompletion=completion.planners
     ),
 ]
-Objective = Annotated[str, typer.Option(help="What planner auto minimises: latency, throughput (of streams), memory.")]
+ObjectiveName = Annotated[str, typer.Option(help="What planner auto minimises: latency, throughput (of streams), memory.")]
 SearchSeconds = Annotated[float, typer.Option(help="How long planner auto may search.")]
 TransferDtype = Annotated[
     str,
@@ -51,7 +51,7 @@ TransferDtype = Annotated[
         " error is measured, and verified within 1e-2 (float16) or 1e-1 (int8) of the largest magnitude instead of rounding."
     ),
 ]
-Split = Annotated[
+SplitName = Annotated[
     str, typer.Option(help="Along what layers are cut: rows (default), columns, grid, channels, inputs, batch.", show_default=False)
 ]
 Grid = Annotated[str, typer.Option(metavar="RxC", help="Rows and columns of the grid, 2x3; implies --split grid.", show_default=False)]

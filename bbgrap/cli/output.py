@@ -68,7 +68,7 @@ class Stage(Protocol):
         """What it does, and how much of it is done."""
 
 
-class Progress:
+class StepProgress:
     """One step of a command, while it goes on."""
 
     def __init__(self, title: str) -> None:
@@ -109,9 +109,9 @@ class Progress:
 
 
 @contextmanager
-def step(title: str) -> Iterator[Progress]:
+def step(title: str) -> Iterator[StepProgress]:
     """Show a step of a command while it runs, and how long it took."""
-    progress = Progress(title)
+    progress = StepProgress(title)
     try:
         yield progress
     except BaseException:

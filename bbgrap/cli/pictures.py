@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bbgrap.cli.given import Layout, Normalize, PictureOptions
+from bbgrap.cli.input_options import Layout, Normalize, PictureOptions
 from bbgrap.cli.models import shape_text
 from bbgrap.cli.output import say
 from bbgrap.errors import InputError

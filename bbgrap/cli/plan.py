@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.groups import Request, offline_requests, takes
+from bbgrap.cli.groups import OfflineRequest, offline_requests, takes
 from bbgrap.cli.options import Json
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say
 
 
 @takes(requests=offline_requests)
 def plan(
-    requests: list[Request],
+    requests: list[OfflineRequest],
     explain: Annotated[bool, typer.Option("--explain", help="List what every node reads, holds and fetches.")] = False,
     state: Annotated[
         str,
@@ -77,7 +77,7 @@ def plan(
         say("--explain lists what every node reads, holds and fetches")
 
 
-def _compare(requests: list[Request], state: str, *, as_json: bool) -> None:
+def _compare(requests: list[OfflineRequest], state: str, *, as_json: bool) -> None:
     """Print what several planners' plans are predicted to take."""
     from bbgrap.cli.planning import plans_offline
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bbgrap.auto.forecast import Forecast
-from bbgrap.cli.groups import Request
-from bbgrap.cli.inputs import Inputs, read_inputs
+from bbgrap.cli.groups import OfflineRequest
+from bbgrap.cli.inputs import ModelInputs, read_inputs
 from bbgrap.cli.models import find_model
 from bbgrap.cli.options import offline_cluster
 from bbgrap.cli.output import say, step
@@ -29,11 +29,11 @@ _NAMED = 8
 
 
 @dataclass(frozen=True)
-class Planned:
+class OfflinePlan:
     """A model, planned in this process; `report` is the object of `plan --json`."""
 
     path: Path
-    inputs: Inputs
+    inputs: ModelInputs
     forecast: Forecast
     report: dict[str, Any]
 
@@ -52,7 +52,7 @@ class Planned:
         return f"{self.report['model']} by planner '{plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}{lossy}"
 
 
-def plan_offline(request: Request, state: str = "") -> Planned:
+def plan_offline(request: OfflineRequest, state: str = "") -> OfflinePlan:
     """Load a model and plan it; with `state`, as a command line says it, its further requests of sequences.
 
     Raises:
@@ -61,7 +61,7 @@ def plan_offline(request: Request, state: str = "") -> Planned:
     return next(plans_offline([request], state))
 
 
-def plans_offline(requests: Sequence[Request], state: str = "") -> Iterator[Planned]:
+def plans_offline(requests: Sequence[OfflineRequest], state: str = "") -> Iterator[OfflinePlan]:
     """Load a model and yield its plan for each request; they differ in their options only. `state` is as in `plan_offline`.
 
     Raises:
@@ -89,12 +89,12 @@ def plans_offline(requests: Sequence[Request], state: str = "") -> Iterator[Plan
         yield _planned(request, path, inputs, forecast, variant)
 
 
-def _planned(request: Request, path: Path, inputs: Inputs, forecast: Forecast, variant: PlannedVariant) -> Planned:
+def _planned(request: OfflineRequest, path: Path, inputs: ModelInputs, forecast: Forecast, variant: PlannedVariant) -> OfflinePlan:
     """Return a plan with its report, and say what is odd about it."""
     for refusal in variant.report["changed"]:
         say(f"does not fit, planned otherwise: {refusal}")
     report = {**variant.report, "model": request.model, "inputs": {name: list(shape) for name, shape in inputs.shapes.items()}}
-    planned = Planned(path, inputs, forecast, report)
+    planned = OfflinePlan(path, inputs, forecast, report)
     if len(forecast.compiled.plan.devices_used) < len(planned.names):
         idle = [name for number, name in enumerate(planned.names) if number not in forecast.compiled.plan.devices_used]
         more = f" and {len(idle) - _NAMED} more" if len(idle) > _NAMED else ""

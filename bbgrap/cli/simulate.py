@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.groups import Request, offline_request, takes
+from bbgrap.cli.groups import OfflineRequest, offline_request, takes
 from bbgrap.cli.options import Json, Seed
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say, step
 
 if TYPE_CHECKING:
-    from bbgrap.cli.planning import Planned
+    from bbgrap.cli.planning import OfflinePlan
     from bbgrap.comparison import Comparison
     from bbgrap.compiler.artifacts import Artifacts
     from bbgrap.planners.options import PlanOptions
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @takes(request=offline_request)
 def simulate(
-    request: Request,
+    request: OfflineRequest,
     seed: Seed = 0,
     measured: Annotated[
         bool, typer.Option("--measured", help="Time every node's segments here, one by one, instead of predicting them from profiles.")
@@ -78,12 +78,12 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed: int) -> Comparison:
+def _compare(planned: OfflinePlan, artifacts: Artifacts, options: PlanOptions, seed: int) -> Comparison:
     """Run the partitioned model and plain onnxruntime on the same inputs."""
     from bbgrap.compiler.simulate import simulate as walk
     from bbgrap.engine.calling import unpacked_results
     from bbgrap.engine.kernels import local_kernels
-    from bbgrap.engine.spread import Witnesses
+    from bbgrap.engine.spread import ReferenceAnswers
 
     feeds = planned.inputs.feeds(seed)
     with step("running the partitioned model"):
@@ -91,4 +91,4 @@ def _compare(planned: Planned, artifacts: Artifacts, options: PlanOptions, seed:
         found = walk(artifacts, list(feeds.values()), local_kernels(artifacts))
         answers = unpacked_results((graph.types[name] for name in graph.outputs), found)
     with step("running plain onnxruntime"):
-        return Witnesses(planned.path, feeds).judge(answers, options.transfer_dtype)
+        return ReferenceAnswers(planned.path, feeds).judge(answers, options.transfer_dtype)

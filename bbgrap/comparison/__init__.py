@@ -1,7 +1,7 @@
-"""Answers of a cluster against those of plain onnxruntime: how far apart they are, and whether that is no fault (`law`)."""
+"""Answers of a cluster against those of plain onnxruntime: how far apart they are, and whether that is no fault (`rules`)."""
 
-from bbgrap.comparison.law import CROWD, FURTHER, LOSSY_TOLERANCE, ROUNDING, SPREAD, Finding, Rule, judge_output
-from bbgrap.comparison.verdict import SAME, Comparison, Evidence, Judge, Look, compare
+from bbgrap.comparison.rules import CROWD, FURTHER, LOSSY_TOLERANCE, ROUNDING, SPREAD, OutputVerdict, Rule, judge_output
+from bbgrap.comparison.verdict import SAME, Comparison, Evidence, FirstCheck, Judge, compare
 
 __all__ = [
     "CROWD",
@@ -12,9 +12,9 @@ __all__ = [
     "SPREAD",
     "Comparison",
     "Evidence",
-    "Finding",
+    "FirstCheck",
     "Judge",
-    "Look",
+    "OutputVerdict",
     "Rule",
     "compare",
     "judge_output",

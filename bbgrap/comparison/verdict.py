@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bbgrap.comparison.bounds import distance, numeric
-from bbgrap.comparison.law import LOSSY_TOLERANCE, Finding, Rule, judge_output
+from bbgrap.comparison.rules import LOSSY_TOLERANCE, OutputVerdict, Rule, judge_output
 from bbgrap.graph import Array
 from bbgrap.planners.options import TransferType
 
@@ -34,7 +34,7 @@ class Evidence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How far answers are from those of plain onnxruntime, and by which rule of `law` they are the same.
+    """How far answers are from those of plain onnxruntime, and by which of `rules` they are the same.
 
     `max_rel_err` is relative to the largest magnitude in the same output. `fault` says what is wrong with the worst output; it is there
     if and only if `rule` is `NONE`. `transfer_dtype` is what floats were on their way, which decides how far they may be. `own_err` is
@@ -147,7 +147,7 @@ def _compare_one(who: str, mine: Array, theirs: Array, transfers: TransferType, 
     return Comparison(error, relative, found.rule is Rule.IDENTICAL, found.rule, found.fault, transfers, found.own_err)
 
 
-def _with_evidence(who: str, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence) -> Finding:
+def _with_evidence(who: str, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence) -> OutputVerdict:
     """Judge again by the variants, and only if these do not explain it by 64-bit floats: they take longer."""
     variants = [leaves[who] for answer in evidence.variants() if who in (leaves := _leaves(answer))]
     found = judge_output(who, mine, theirs, variants, None, transfers)
@@ -156,7 +156,7 @@ def _with_evidence(who: str, mine: Array, theirs: Array, transfers: TransferType
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class FirstCheck:
     """The cheap test of an answer, and the answer itself if it is further off than rounding explains."""
 
     found: Comparison
@@ -173,17 +173,17 @@ class Judge:
         self._worst = replace(SAME, transfer_dtype=transfers)
         self._doubtful: dict[tuple[bytes, ...], Sequence[Any]] = {}
 
-    def look(self, answers: Sequence[Any]) -> Look:
+    def check(self, answers: Sequence[Any]) -> FirstCheck:
         """Return the cheap test of an answer; changes nothing, so threads may call it."""
         found = compare(answers, self._expected, self._transfers)
-        return Look(found, () if found.verified else tuple(answers))
+        return FirstCheck(found, () if found.verified else tuple(answers))
 
-    def keep(self, look: Look) -> None:
+    def count(self, check: FirstCheck) -> None:
         """Count a test; an answer that is further off than rounding explains is kept, once."""
-        if look.found.verified:
-            self._worst = self._worst.worse(look.found)
+        if check.found.verified:
+            self._worst = self._worst.worse(check.found)
         else:
-            self._doubtful[tuple(array.tobytes() for array in _leaves(look.doubtful).values())] = look.doubtful
+            self._doubtful[tuple(array.tobytes() for array in _leaves(check.doubtful).values())] = check.doubtful
 
     def verdict(self, evidence: Evidence) -> Comparison:
         """Return the worst comparison of all answers."""

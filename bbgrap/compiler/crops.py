@@ -16,7 +16,7 @@ _WINDOWS = frozenset({"Conv", "MaxPool", "AveragePool"})
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TrailingCrop:
     """A crop that keeps the beginning of every axis: of which value, and the extents before and after."""
 
     source: str
@@ -25,7 +25,7 @@ class Cut:
 
 
 def without_idle_crops(
-    nodes: Sequence[Node], cuts: Mapping[str, Cut], weights: Mapping[str, Weight], outputs: Collection[str]
+    nodes: Sequence[Node], cuts: Mapping[str, TrailingCrop], weights: Mapping[str, Weight], outputs: Collection[str]
 ) -> list[Node]:
     """Return the nodes without the crops that nothing sees; `cuts` by the value they make, `outputs` are the graph's."""
     readers: dict[str, list[Node]] = {}
@@ -41,7 +41,7 @@ def without_idle_crops(
     return [replace(node, inputs=tuple(idle.get(name, name) for name in node.inputs)) for node in kept]
 
 
-def _reads_the_same(node: Node, name: str, cut: Cut, weights: Mapping[str, Weight]) -> bool:
+def _reads_the_same(node: Node, name: str, cut: TrailingCrop, weights: Mapping[str, Weight]) -> bool:
     """Whether a node computes the same, in the same shape, from the whole value."""
     attributes = node.attributes
     plain = attributes.get("auto_pad", "NOTSET") == "NOTSET" and not attributes.get("ceil_mode", 0)

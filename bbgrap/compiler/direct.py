@@ -21,7 +21,7 @@ from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import LocalOp, reducer_of
 from bbgrap.tdl.language import ReducerKind
 
-Part = int | None
+PartNumber = int | None
 """The number of a partial result."""
 
 
@@ -44,7 +44,7 @@ class _Device(GrowingDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: dict[tuple[str, Part], list[tuple[BufferId, ShapeMap]]] = {}
+        self.held: dict[tuple[str, PartNumber], list[tuple[BufferId, ShapeMap]]] = {}
         self.summed: dict[str, list[tuple[BufferId, ShapeMap]]] = {}
         """What partial results were added up to, by value."""
         self.feeds: list[BufferId] = []
@@ -58,7 +58,7 @@ class _Builder:
         self.graph = pieces.graph
         self.host = plan.cluster.host
         self.devices = [_Device() for _ in range(self.host + 1)]
-        self.holders: dict[tuple[str, Part], list[tuple[int, BufferId, ShapeMap]]] = {}
+        self.holders: dict[tuple[str, PartNumber], list[tuple[int, BufferId, ShapeMap]]] = {}
         self.parts: dict[str, int] = {}
         self.messages = Messages()
 
@@ -102,7 +102,7 @@ class _Builder:
         self._hold(self.host, value, None, buffer, self._whole(value))
         return buffer
 
-    def _hold(self, device: int, value: str, part: Part, buffer: BufferId, region: ShapeMap) -> None:
+    def _hold(self, device: int, value: str, part: PartNumber, buffer: BufferId, region: ShapeMap) -> None:
         self.devices[device].held.setdefault((value, part), []).append((buffer, region))
         self.holders.setdefault((value, part), []).append((device, buffer, region))
 
@@ -119,7 +119,7 @@ class _Builder:
         for name, buffer, region in zip(names, writes, regions, strict=True):
             self._hold(tile.device, name, part, buffer, region)
 
-    def _part_number(self, node: Node, tile: Tile) -> Part:
+    def _part_number(self, node: Node, tile: Tile) -> PartNumber:
         if tile.part is None:
             return None
         parts = sorted({t.part.interval for t in self.plan.tiles[node.name] if t.part is not None})
@@ -151,7 +151,7 @@ class _Builder:
         assert kind is not None, "partial tiles belong to a reduction"
         return kind
 
-    def _gather(self, device: int, value: str, part: Part, region: ShapeMap) -> BufferId:
+    def _gather(self, device: int, value: str, part: PartNumber, region: ShapeMap) -> BufferId:
         here = self.devices[device].held.setdefault((value, part), [])
         for buffer, held in here:
             if held == region:
@@ -171,7 +171,7 @@ class _Builder:
                 missing = tuple(left for rest in missing for left in rest.subtract(held))
         return self._joined(device, value, part, region, here)
 
-    def _joined(self, device: int, value: str, part: Part, region: ShapeMap, here: list[tuple[BufferId, ShapeMap]]) -> BufferId:
+    def _joined(self, device: int, value: str, part: PartNumber, region: ShapeMap, here: list[tuple[BufferId, ShapeMap]]) -> BufferId:
         pieces: list[Piece] = []
         left: tuple[ShapeMap, ...] = (region,)
         for buffer, held in here:
@@ -183,7 +183,7 @@ class _Builder:
                 left = tuple(outside for rest in left for outside in rest.subtract(held))
         return self._assemble(device, value, part, region, pieces)
 
-    def _assemble(self, device: int, value: str, part: Part, region: ShapeMap, pieces: list[Piece]) -> BufferId:
+    def _assemble(self, device: int, value: str, part: PartNumber, region: ShapeMap, pieces: list[Piece]) -> BufferId:
         here = self.devices[device]
         made = here.buffer(value, region, part)
         here.steps.append(Compute((Assemble(made, tuple(pieces)),)))

@@ -9,7 +9,7 @@ from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, 
 from bbgrap.compiler.assembly import box_within
 from bbgrap.compiler.canonical import canonical
 from bbgrap.compiler.host_concat import places_of, shifted
-from bbgrap.compiler.segments import Segment, Slices, WeightCutter, buffer_names, build_segment, read_outside
+from bbgrap.compiler.segments import SegmentGraph, Slices, WeightCutter, buffer_names, build_segment, read_outside
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_io import write_graph
@@ -18,7 +18,7 @@ from bbgrap.runtime.schedule import OPEN, Box, BufferSpec, LocalJoin, LocalPart,
 from bbgrap.shapemap import ShapeMap
 
 
-def segment_graphs(program: Program, cut: Slices | None = None) -> tuple[tuple[Segment, ...], ...]:
+def segment_graphs(program: Program, cut: Slices | None = None) -> tuple[tuple[SegmentGraph, ...], ...]:
     """Return the stand-alone models of every device but the host, in the order in which it runs them; `cut` has slices of weights."""
     cutter = WeightCutter(program.graph, {} if cut is None else cut)
     found = []
@@ -44,7 +44,7 @@ def export(program: Program, cut: Slices | None = None) -> Artifacts:
     return Artifacts(tuple(devices), schedule_of(program, program.devices[program.host], ()), weights)
 
 
-def _ship(segment: Segment, weights: dict[str, Array]) -> SegmentModel:
+def _ship(segment: SegmentGraph, weights: dict[str, Array]) -> SegmentModel:
     graph = canonical(segment.graph)
     written = write_graph(graph, weights="detached")
     used = {name: graph.weights[name] for name in written.detached}
@@ -53,7 +53,7 @@ def _ship(segment: Segment, weights: dict[str, Array]) -> SegmentModel:
     return SegmentModel(segment.graph.name, hashlib.sha256(written.data).hexdigest(), written.data, graph.inputs, graph.outputs, references)
 
 
-def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment, ...]) -> Schedule:
+def schedule_of(program: Program, device: DeviceProgram, segments: tuple[SegmentGraph, ...]) -> Schedule:
     """Return a device's steps in local coordinates, with its buffers renumbered in the order of `device.buffers`."""
     names = buffer_names(program.graph, device)
     numbers = {buffer: n for n, buffer in enumerate(device.buffers)}

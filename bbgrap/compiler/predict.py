@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from bbgrap.cluster import Cluster
-from bbgrap.costmodel.clock import Act, Await, Post, Work, run_clock
+from bbgrap.costmodel.clock import Act, Await, Busy, Post, run_clock
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.program.dictionaries import DECODED_PER_S, ENCODED_PER_S
 from bbgrap.program.steps import Apply, Assemble, Combine, Compute, DeviceProgram, Op, Program, Receive, Send
-from bbgrap.tdl.work import Work as Amount
+from bbgrap.tdl.work import Work
 
 REQUEST_S = 400e-6
 """What a request costs beyond its program: the way from client to coordinator and back, measured with an empty one on one machine."""
@@ -28,9 +28,9 @@ class Predictor:
         self.cluster = cluster
         self._names = [*(node.name for node in cluster.nodes), "coordinator"]
         self.network = NetworkModel(cluster)
-        self._seconds: dict[tuple[int, Amount], float] = {}
+        self._seconds: dict[tuple[int, Work], float] = {}
 
-    def seconds(self, device: int, amount: Amount) -> float:
+    def seconds(self, device: int, amount: Work) -> float:
         """Return what a piece of work takes on a device."""
         key = (device, amount)
         known = self._seconds.get(key)
@@ -68,8 +68,8 @@ class Predictor:
             if isinstance(step, Send)
         }
         acts = [list(self._acts_of(program, device, sizes, known[device.device])) for device in program.devices]
-        acts[program.host].insert(0, Work(REQUEST_S / 2, "request"))
-        acts[program.host].append(Work(REQUEST_S / 2, "answer"))
+        acts[program.host].insert(0, Busy(REQUEST_S / 2, "request"))
+        acts[program.host].append(Busy(REQUEST_S / 2, "answer"))
         return acts
 
     def _acts_of(self, program: Program, device: DeviceProgram, sizes: Mapping[int, int], measured: Mapping[int, float]) -> Iterator[Act]:
@@ -79,16 +79,16 @@ class Predictor:
                 case Receive():
                     yield Await(step.message, step.source, sizes[step.message])
                     if program.wire(step.source, device.device) == "dictionary":
-                        yield Work(sizes[step.message] / DECODED_PER_S, "dictionary")
+                        yield Busy(sizes[step.message] / DECODED_PER_S, "dictionary")
                 case Send():
                     if program.wire(device.device, step.destination) == "dictionary":
-                        yield Work(sizes[step.message] / ENCODED_PER_S, "dictionary")
+                        yield Busy(sizes[step.message] / ENCODED_PER_S, "dictionary")
                     yield Post(step.message, step.destination, sizes[step.message])
                 case Compute() if device.device == program.host:
-                    yield Work(sum(self.op_seconds(program, device, op) for op in step.ops), "join")
+                    yield Busy(sum(self.op_seconds(program, device, op) for op in step.ops), "join")
                 case Compute():
                     seconds = measured[segment] if segment in measured else self.segment_seconds(program, device, step)
-                    yield Work(seconds, segment_label(step), segment)
+                    yield Busy(seconds, segment_label(step), segment)
                     segment += 1
 
     def timeline(self, program: Program, measured: Sequence[Mapping[int, float]] = ()) -> Timeline:

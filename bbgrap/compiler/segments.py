@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bbgrap.compiler.assembly import Assembly, Concatenate, Crop, assembly_of, box_within
-from bbgrap.compiler.crops import Cut, without_idle_crops
+from bbgrap.compiler.crops import TrailingCrop, without_idle_crops
 from bbgrap.graph import Array, Graph, Node, TensorType, Weight
 from bbgrap.graph.slices import from_nearer_end
 from bbgrap.graph.weights import make_weight
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Program, reads_of, writes_of
 from bbgrap.runtime.schedule import extract
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import Input, Literal, Result
+from bbgrap.tdl import ConstantOperand, Input, Result
 from bbgrap.tdl.language import ReducerKind
 
 COMBINERS: Mapping[ReducerKind, str] = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SegmentGraph:
     """A stand-alone model and the buffers that its inputs and outputs are, in order."""
 
     graph: Graph
@@ -98,7 +98,7 @@ def build_segment(
     names: Mapping[BufferId, str],
     cutter: WeightCutter,
     label: str,
-) -> Segment:
+) -> SegmentGraph:
     """Return the model of one `Compute` step; `kept` are the buffers that others read of it."""
     writer = _Writer(program, device, names, cutter)
     for op in step.ops:
@@ -128,7 +128,7 @@ def build_segment(
         source.hides_sizes,
         {names[b]: axes for b in (*inputs, *outputs) if (axes := source.moving.get(device.buffers[b].value))},
     )
-    return Segment(graph, inputs, outputs)
+    return SegmentGraph(graph, inputs, outputs)
 
 
 class _Writer:
@@ -140,7 +140,7 @@ class _Writer:
         self.names = names
         self.cutter = cutter
         self.nodes: list[Node] = []
-        self.cuts: dict[str, Cut] = {}
+        self.cuts: dict[str, TrailingCrop] = {}
         self.weights: dict[str, Weight] = {}
         self.types: dict[str, TensorType] = {}
 
@@ -164,7 +164,7 @@ class _Writer:
                         operands.append("")
                     case Input(operand=k):
                         operands.append(self._operand(source, op, k))
-                    case Literal(array=array):
+                    case ConstantOperand(array=array):
                         operands.append(self._literal(f"{name}.parameter{place}", array))
                     case Result(node=n):
                         operands.append(results[n])
@@ -227,7 +227,7 @@ class _Writer:
                 literals = [self._literal(f"crop {name}.parameter{k}", np.array(p, np.int64)) for k, p in enumerate(parameters)]
                 self.nodes.append(Node(f"crop {name}", "Slice", (self.names[buffer], *literals), (name,)))
                 if not any(b.start for b in bounds):
-                    self.cuts[name] = Cut(self.names[buffer], shape, tuple(map(len, bounds)))
+                    self.cuts[name] = TrailingCrop(self.names[buffer], shape, tuple(map(len, bounds)))
             case Concatenate(axis=axis, parts=parts):
                 operands = tuple(self._emit(part, f"{name}.part{k}") for k, part in enumerate(parts))
                 self.nodes.append(Node(f"concat {name}", "Concat", operands, (name,), {"axis": axis}))

@@ -12,7 +12,7 @@ from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Array
 from bbgrap.program.encodings import carried
-from bbgrap.runtime.execution import Execution, Kernel, Sender, SlicePlan
+from bbgrap.runtime.execution import Execution, Kernel, SendParts, SlicePlan
 from bbgrap.runtime.schedule import LocalSend
 
 
@@ -49,7 +49,7 @@ def simulate_step(
     chosen = slices or [None] * len(artifacts.devices)
     runs = [Execution(d.schedule, kept, c) for d, kept, c in zip(artifacts.devices, state, chosen, strict=True)] + [Execution(host, feeds)]
 
-    def sender(run: Execution) -> Sender:
+    def sender(run: Execution) -> SendParts:
         def send(step: LocalSend, arrays: Mapping[int, Array]) -> None:
             runs[step.destination].deliver(step.message, [carried(part, step.wire) for part in run.slices.sent(step, arrays)])
 

@@ -14,18 +14,16 @@ from collections import deque
 from dataclasses import replace
 
 from bbgrap.control.agent_events import (
-    Event,
-    Instruction,
-    Loaded,
-    Log,
+    AgentEvent,
+    AgentInstruction,
+    AgentTick,
+    DeploymentLoaded,
+    InspectMachine,
+    LogLine,
     Outcome,
     Quit,
-    ReadMachine,
     Received,
-    Reconnect,
-    Say,
     Stop,
-    Tick,
     WeightArrived,
     WeightsChecked,
     WorkerDied,
@@ -33,7 +31,8 @@ from bbgrap.control.agent_events import (
 )
 from bbgrap.control.asked import Asked
 from bbgrap.control.held import HeldDeployments
-from bbgrap.control.states import Role, Tracker
+from bbgrap.control.states import Lifecycle, Tracker
+from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.protocol.inspection import Inspect
 from bbgrap.protocol.messages import (
     Abandon,
@@ -88,7 +87,7 @@ class AgentMachine:
         self.join = join
         self.membership: int | None = None
         self._held = HeldDeployments()
-        self._tracker = Tracker(Role.AGENT, f"'{join.name}'")
+        self._tracker = Tracker(Lifecycle.AGENT, f"'{join.name}'")
         self._worker_ready = True
         self._asked = Asked()
         self._unsaid: deque[AgentMessage] = deque(maxlen=MAX_UNSAID)
@@ -113,10 +112,10 @@ class AgentMachine:
 
     @property
     def next_tick_s(self) -> float:
-        """How long the driver may wait before the next `Tick`."""
+        """How long the driver may wait before the next `AgentTick`."""
         return self._heartbeat_s if self.state == "joined" else self._join_s
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
+    def handle(self, event: AgentEvent, now: float) -> list[AgentInstruction]:
         """Take an event and return what is to be done, in order.
 
         Raises:
@@ -125,16 +124,16 @@ class AgentMachine:
         match event:
             case Received():
                 return self._on_message(event.message, now)
-            case Tick(heartbeat):
+            case AgentTick(heartbeat):
                 return self._on_tick(heartbeat, now)
             case WeightsChecked():
                 return self._heard_or_kept(self._held.checked(event, now))
             case WeightArrived():
                 return self._heard_or_kept(self._held.weight_arrived(event, now))
-            case Loaded():
+            case DeploymentLoaded():
                 return self._heard_or_kept(self._held.loaded(event, now))
             case Outcome(message):
-                return self._heard_or_kept([Say(message)] if self._is_wanted(message) else [])
+                return self._heard_or_kept([ToCoordinator(message)] if self._is_wanted(message) else [])
             case WorkerReady():
                 self._worker_ready = True
                 return [*self._asked.worker_ready(), *self._held.worker_ready(now)]
@@ -143,7 +142,7 @@ class AgentMachine:
             case Stop():
                 return self._on_stop(event.reason)
 
-    def _on_message(self, message: AgentCommand, now: float) -> list[Instruction]:  # noqa: C901 - one branch per message
+    def _on_message(self, message: AgentCommand, now: float) -> list[AgentInstruction]:  # noqa: C901 - one branch per message
         was = self._tracker.state
         self._tracker.move(type(message).__name__)
         self._heard = now
@@ -170,27 +169,27 @@ class AgentMachine:
             case Measure() | MeasureLinks() | TryLinks() | AnswerPings():
                 return self._asked.take(message, ready=self._worker_ready)
             case Inspect(inspection):
-                return [ReadMachine(inspection)]
+                return [InspectMachine(inspection)]
 
-    def _ask_to_join(self, now: float) -> Instruction:
+    def _ask_to_join(self, now: float) -> AgentInstruction:
         self._spoke = now
         self._join_s = min(JOIN_S, 1.5 * self._join_s)
-        return Say(replace(self.join, holds=self._held.ready))
+        return ToCoordinator(replace(self.join, holds=self._held.ready))
 
-    def _on_welcome(self, message: Welcome, now: float) -> list[Instruction]:
+    def _on_welcome(self, message: Welcome, now: float) -> list[AgentInstruction]:
         self._refused_since = None
         self._heartbeat_s = max(message.heartbeat_s, MIN_HEARTBEAT_S)
         self._silence_s = 2 * message.dead_after_s
         self._join_s = FIRST_JOIN_S
         self._spoke = now
-        done: list[Instruction] = []
+        done: list[AgentInstruction] = []
         if message.membership != self.membership:
             self.membership = message.membership
-            done = [*self._keep(message.keep), *self._held.abandon_before(message.first_request), Log(f"joined as '{self.join.name}'")]
+            done = [*self._keep(message.keep), *self._held.abandon_before(message.first_request), LogLine(f"joined as '{self.join.name}'")]
         unsaid, self._unsaid = self._unsaid, deque(maxlen=MAX_UNSAID)
-        return [*done, Say(self._heartbeat), *(Say(late) for late in unsaid)]
+        return [*done, ToCoordinator(self._heartbeat), *(ToCoordinator(late) for late in unsaid)]
 
-    def _keep(self, epochs: tuple[int, ...]) -> list[Instruction]:
+    def _keep(self, epochs: tuple[int, ...]) -> list[AgentInstruction]:
         """Begin a new membership with some of the deployments; what is unsaid about others is of no interest any more."""
         self._asked.forget()
         released, held = self._held.release_others(epochs), self._held.by_epoch
@@ -201,7 +200,7 @@ class AgentMachine:
         self._unsaid = deque((*unsaid, *gone), maxlen=MAX_UNSAID)
         return released
 
-    def _on_refused(self, message: Refused, now: float) -> list[Instruction]:
+    def _on_refused(self, message: Refused, now: float) -> list[AgentInstruction]:
         if self.state == "joined" and message.retry:  # late: it was taken in since
             return []
         # A name stays taken for as long as the coordinator believes its last holder alive: a restarted agent waits that out once.
@@ -211,7 +210,7 @@ class AgentMachine:
         self._tracker.move("give up")
         return [Quit(message.reason)]
 
-    def _on_tick(self, heartbeat: Heartbeat | None, now: float) -> list[Instruction]:
+    def _on_tick(self, heartbeat: Heartbeat | None, now: float) -> list[AgentInstruction]:
         if self.state == "left":
             return []
         if heartbeat is None:
@@ -219,26 +218,26 @@ class AgentMachine:
             self._heard = now
             return []
         self._heartbeat = heartbeat
-        done: list[Instruction] = []
+        done: list[AgentInstruction] = []
         if now - self._heard > self._silence_s:
             self._heard = now
             if self.state == "joined":
                 self._tracker.move("silence")
-                done.append(Log("the coordinator is silent; joining again until it answers"))
+                done.append(LogLine("the coordinator is silent; joining again until it answers"))
             elif self.membership is None and not self._complained:
                 self._complained = True
-                done.append(Log("the coordinator does not answer; trying until it does"))
+                done.append(LogLine("the coordinator does not answer; trying until it does"))
             done.append(Reconnect())
         # Half an interval of slack: a tick that comes a little early must not skip a whole beat.
         if now - self._spoke >= self.next_tick_s / 2:
             self._spoke = now
-            done.append(Say(heartbeat) if self.state == "joined" else self._ask_to_join(now))
+            done.append(ToCoordinator(heartbeat) if self.state == "joined" else self._ask_to_join(now))
         return [*done, *self._held.ask_again(now)]
 
-    def _on_worker_died(self, event: WorkerDied) -> list[Instruction]:
+    def _on_worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
         self._worker_ready = False
         lost = WorkerLost(event.reason, event.epoch, event.request, event.guilty, event.loading)
-        return [Log(event.reason), Say(lost), *self._held.worker_died(event), *self._asked.worker_died(event.reason)]
+        return [LogLine(event.reason), ToCoordinator(lost), *self._held.worker_died(event), *self._asked.worker_died(event.reason)]
 
     def _is_wanted(self, message: AgentMessage) -> bool:
         match message:
@@ -249,15 +248,15 @@ class AgentMachine:
             case _:
                 return True
 
-    def _heard_or_kept(self, done: list[Instruction]) -> list[Instruction]:
+    def _heard_or_kept(self, done: list[AgentInstruction]) -> list[AgentInstruction]:
         """Return instructions without what nobody would hear; that is said when a coordinator listens again."""
         if self.state == "joined":
             return done
-        self._unsaid.extend(instruction.message for instruction in done if isinstance(instruction, Say))
-        return [instruction for instruction in done if not isinstance(instruction, Say)]
+        self._unsaid.extend(instruction.message for instruction in done if isinstance(instruction, ToCoordinator))
+        return [instruction for instruction in done if not isinstance(instruction, ToCoordinator)]
 
-    def _on_stop(self, reason: str) -> list[Instruction]:
-        leaving: list[Instruction] = [Say(Leave(reason))] if self.state == "joined" else []
+    def _on_stop(self, reason: str) -> list[AgentInstruction]:
+        leaving: list[AgentInstruction] = [ToCoordinator(Leave(reason))] if self.state == "joined" else []
         if not self._tracker.over:
             self._tracker.move("stop")
         return [*leaving, *self._held.release_others(()), Quit("")]

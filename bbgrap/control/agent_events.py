@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.messages import (
     AgentCommand,
@@ -35,7 +36,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class AgentTick:
     """Time passed; `heartbeat` says what the worker does. None: the worker is stopped, so that nobody shall take this agent for alive."""
 
     heartbeat: Heartbeat | None = field(default_factory=Heartbeat)
@@ -60,7 +61,7 @@ class WeightArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class DeploymentLoaded:
     """Answer to `Load`: loaded after so long, or `fault`; or these weights are `missing`, which were here when it was checked."""
 
     epoch: int
@@ -104,17 +105,10 @@ class Stop:
     reason: str
 
 
-Event = Received | Tick | WeightsChecked | WeightArrived | Loaded | Outcome | WorkerReady | WorkerDied | Stop
+AgentEvent = Received | AgentTick | WeightsChecked | WeightArrived | DeploymentLoaded | Outcome | WorkerReady | WorkerDied | Stop
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Send a message to the coordinator."""
-
-    message: AgentMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +164,14 @@ class Perform:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadMachine:
+class InspectMachine:
     """Find out how this machine is, without the worker; answer with an `Outcome`."""
 
     inspection: int
 
 
 @dataclass(frozen=True, slots=True)
-class Reconnect:
-    """Open the control connection anew: the old one is silent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
+class LogLine:
     """Write a line for the operator."""
 
     text: str
@@ -195,4 +184,17 @@ class Quit:
     fault: str
 
 
-Instruction = Say | CheckWeights | StoreChunk | Load | Unload | Drop | DropBefore | Perform | ReadMachine | Reconnect | Log | Quit
+AgentInstruction = (
+    ToCoordinator[AgentMessage]
+    | CheckWeights
+    | StoreChunk
+    | Load
+    | Unload
+    | Drop
+    | DropBefore
+    | Perform
+    | InspectMachine
+    | Reconnect
+    | LogLine
+    | Quit
+)

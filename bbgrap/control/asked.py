@@ -6,7 +6,8 @@ next worker does: they end no worker, and nobody asks for them again.
 
 from __future__ import annotations
 
-from bbgrap.control.agent_events import Instruction, Perform, Say
+from bbgrap.control.agent_events import AgentInstruction, Perform
+from bbgrap.control.to_coordinator import ToCoordinator
 from bbgrap.protocol.messages import AnswerPings, LinksMeasured, LinksTried, Measure, Measured, MeasureLinks, TryLinks
 
 MAX_ASKED = 64
@@ -24,7 +25,7 @@ class Asked:
         self._open: list[Measure | MeasureLinks | TryLinks] = []
         self._pings: AnswerPings | None = None
 
-    def take(self, message: Measure | MeasureLinks | TryLinks | AnswerPings, *, ready: bool) -> list[Instruction]:
+    def take(self, message: Measure | MeasureLinks | TryLinks | AnswerPings, *, ready: bool) -> list[AgentInstruction]:
         """Note what is asked; it is done now if the worker is ready."""
         if isinstance(message, AnswerPings):
             self._pings = message
@@ -40,19 +41,19 @@ class Asked:
         self._open = [asked for asked in self._open if not _answers(message, asked)]
         return len(self._open) < before
 
-    def worker_ready(self) -> list[Instruction]:
+    def worker_ready(self) -> list[AgentInstruction]:
         """Return what a new worker has to know and do."""
         return [Perform(message) for message in (self._pings, *self._open) if message is not None]
 
-    def worker_died(self, reason: str) -> list[Instruction]:
+    def worker_died(self, reason: str) -> list[AgentInstruction]:
         """Answer for a worker that measured."""
-        done: list[Instruction] = []
+        done: list[AgentInstruction] = []
         for asked in self._open:
             match asked:
                 case Measure(measurement):
-                    done.append(Say(Measured(measurement, None, reason)))
+                    done.append(ToCoordinator(Measured(measurement, None, reason)))
                 case MeasureLinks(measurement):
-                    done.append(Say(LinksMeasured(measurement, (), reason)))
+                    done.append(ToCoordinator(LinksMeasured(measurement, (), reason)))
                 case TryLinks():
                     pass
         self._open = [asked for asked in self._open if isinstance(asked, TryLinks)]

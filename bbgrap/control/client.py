@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.control.states import Role, Tracker
+from bbgrap.control.states import Lifecycle, Tracker
+from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.protocol.client_messages import (
     Ask,
     Call,
@@ -30,13 +31,6 @@ SLOWEST_LINK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """Send a message to the coordinator."""
-
-    message: Call | Cancel | Ask
-
-
-@dataclass(frozen=True, slots=True)
 class Complete:
     """A call has its final answer."""
 
@@ -51,12 +45,7 @@ class Report:
     progress: Progress
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnect:
-    """Open the connection anew: the old one is silent."""
-
-
-Instruction = Say | Complete | Report | Reconnect
+ClientInstruction = ToCoordinator[Call | Cancel | Ask] | Complete | Report | Reconnect
 
 
 @dataclass(slots=True)
@@ -88,21 +77,21 @@ class ClientMachine:
         self._opened = 0.0
         self._there_by = 0.0
 
-    def call(self, message: Call, now: float, patience_s: float | None = None) -> list[Instruction]:
+    def call(self, message: Call, now: float, patience_s: float | None = None) -> list[ClientInstruction]:
         """Begin a call; its number must be new. It fails after `patience_s` without any word of the coordinator."""
         if not self.calls:
             self._heard = self._asked = now
-        tracker = Tracker(Role.CALL, f"call {message.call} ({type(message).__name__})")
+        tracker = Tracker(Lifecycle.CALL, f"call {message.call} ({type(message).__name__})")
         entry = self.calls[message.call] = _Open(message, tracker, now, self._silence_s if patience_s is None else patience_s)
         return [self._say(entry, now)]
 
-    def cancel(self, call: int) -> list[Instruction]:
+    def cancel(self, call: int) -> list[ClientInstruction]:
         """Forget a call."""
         entry = self.calls.pop(call, None)
         if entry is None:
             return []
         entry.tracker.move("cancel")
-        return [Say(Cancel(call))]
+        return [ToCoordinator(Cancel(call))]
 
     def broken(self, now: float) -> None:
         """Note that the connection broke: what was on its way does not arrive any more."""
@@ -110,7 +99,7 @@ class ClientMachine:
         for entry in self.calls.values():
             entry.there_by, entry.takes_s = min(entry.there_by, now), 0.0
 
-    def received(self, answer: ClientAnswer, now: float) -> list[Instruction]:
+    def received(self, answer: ClientAnswer, now: float) -> list[ClientInstruction]:
         """Take a message of the coordinator; answers to finished calls are late or repeated, and ignored."""
         self._heard = now
         match answer:
@@ -129,8 +118,8 @@ class ClientMachine:
                 self._arrived(entry, now)
                 return [Complete(answer.call, answer)]
 
-    def _say_again(self, lost: list[int], now: float) -> list[Instruction]:
-        done: list[Instruction] = []
+    def _say_again(self, lost: list[int], now: float) -> list[ClientInstruction]:
+        done: list[ClientInstruction] = []
         for number in lost:
             entry = self.calls.get(number)
             # One asked about right after it was said may simply not have arrived there yet.
@@ -139,12 +128,12 @@ class ClientMachine:
                 done.append(self._say(entry, now))
         return done
 
-    def _say(self, entry: _Open, now: float) -> Say:
+    def _say(self, entry: _Open, now: float) -> ToCoordinator[Call | Cancel | Ask]:
         """Say a call: it arrives after all that was said before."""
         message = entry.message
         entry.takes_s = sum(map(len, message.payload)) / SLOWEST_LINK if isinstance(message, RunModel) else 0.0
         entry.there_by = self._there_by = max(self._there_by, now) + entry.takes_s
-        return Say(message)
+        return ToCoordinator(message)
 
     def _arrived(self, entry: _Open, now: float) -> None:
         """Note that a call has arrived: what was said after it arrives the sooner."""
@@ -156,7 +145,7 @@ class ClientMachine:
                     later.there_by -= saved_s
             entry.there_by -= saved_s
 
-    def tick(self, now: float) -> list[Instruction]:
+    def tick(self, now: float) -> list[ClientInstruction]:
         """Ask after open calls; give up on a coordinator that does not answer at all."""
         if not self.calls or now - self._asked < self._ask_s:
             return []
@@ -168,14 +157,14 @@ class ClientMachine:
             for instruction in self._give_up(number, entry, now - max(heard, entry.began))
         ]
         self._asked = now
-        ask: list[Instruction] = [Say(Ask(tuple(self.calls)))] if self.calls else []
+        ask: list[ClientInstruction] = [ToCoordinator(Ask(tuple(self.calls)))] if self.calls else []
         if now - heard > REOPEN_S and now - self._opened > REOPEN_S:
             self._opened = now
             self.broken(now)
             return [*done, Reconnect(), *ask]
         return [*done, *ask]
 
-    def _give_up(self, number: int, entry: _Open, silent: float) -> list[Instruction]:
+    def _give_up(self, number: int, entry: _Open, silent: float) -> list[ClientInstruction]:
         if silent <= entry.patience_s:
             return []
         del self.calls[number]

@@ -242,7 +242,7 @@ class SaveProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetProfile:
+class RemoveProfile:
     """Keep no longer what was measured of a node, or given by hand."""
 
     node: str
@@ -416,7 +416,7 @@ Instruction = (
     | CancelPlanning
     | SaveModel
     | SaveProfile
-    | ForgetProfile
+    | RemoveProfile
     | SavePlan
     | ForgetPlan
     | HostDeploy

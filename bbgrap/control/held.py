@@ -15,20 +15,20 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from bbgrap.control.agent_events import (
+    AgentInstruction,
     CheckWeights,
+    DeploymentLoaded,
     Drop,
     DropBefore,
-    Instruction,
     Load,
-    Loaded,
-    Say,
     StoreChunk,
     Unload,
     WeightArrived,
     WeightsChecked,
     WorkerDied,
 )
-from bbgrap.control.states import Role, Tracker
+from bbgrap.control.states import Lifecycle, Tracker
+from bbgrap.control.to_coordinator import ToCoordinator
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Abandon, Deploy, Deployed, DeploymentFailed, WeightChunk, WeightsMissing, WeightStored
 
@@ -72,7 +72,7 @@ class HeldDeployments:
 
     # --- what the coordinator wants -----------------------------------------------------------------------------------------------
 
-    def deploy(self, deploy: Deploy, now: float) -> list[Instruction]:
+    def deploy(self, deploy: Deploy, now: float) -> list[AgentInstruction]:
         """Take a deployment, or say how far it is.
 
         Raises:
@@ -82,12 +82,12 @@ class HeldDeployments:
         if known is not None:
             known.tracker.move("Deploy")
             if known.tracker.state == "ready":
-                return [Say(Deployed(deploy.epoch, 0.0))]
+                return [ToCoordinator(Deployed(deploy.epoch, 0.0))]
             # What is on its way is not asked for again: the coordinator would begin anew.
             stalled = known.missing and now - known.heard > SAID_AGAIN_S
-            return [Say(WeightsMissing(deploy.epoch, tuple(sorted(known.missing))))] if stalled else []
+            return [ToCoordinator(WeightsMissing(deploy.epoch, tuple(sorted(known.missing))))] if stalled else []
         evicted = self._evict()
-        tracker = Tracker(Role.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
+        tracker = Tracker(Lifecycle.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
         self.by_epoch[deploy.epoch] = _Deployment(deploy, tracker, heard=now)
         return [*evicted, *([_check(deploy)] if self._worker_ready and not self._is_awaited(deploy.epoch) else [])]
 
@@ -95,30 +95,30 @@ class HeldDeployments:
         """Whether the worker will still tell of an epoch that was released meanwhile: answers of two loads of it may change places."""
         return self._late_checks[epoch] + self._late_loads[epoch] > 0
 
-    def _evict(self) -> list[Instruction]:
+    def _evict(self) -> list[AgentInstruction]:
         if len(self.by_epoch) < MAX_DEPLOYMENTS:
             return []
         epoch = next((e for e, d in self.by_epoch.items() if d.tracker.state == "ready"), None)
         if epoch is None:
             raise RemoteProtocolError(f"coordinator: {len(self.by_epoch)} deployments at once, the limit is {MAX_DEPLOYMENTS}")
-        return [*self.release(epoch, "evicted"), Say(DeploymentFailed(epoch, "evicted: the agent keeps no more deployments"))]
+        return [*self.release(epoch, "evicted"), ToCoordinator(DeploymentFailed(epoch, "evicted: the agent keeps no more deployments"))]
 
-    def store(self, chunk: WeightChunk, now: float) -> list[Instruction]:
+    def store(self, chunk: WeightChunk, now: float) -> list[AgentInstruction]:
         """Take a piece of a weight; without a worker it is lost, and asked for again."""
         for deployment in self.by_epoch.values():
             deployment.heard = now
         return [StoreChunk(chunk)] if self._worker_ready else []
 
-    def abandon(self, message: Abandon) -> list[Instruction]:
+    def abandon(self, message: Abandon) -> list[AgentInstruction]:
         """Forget a request; its deployment may be gone already, and the worker still in a kernel of it."""
         self._abandoned.append(message)
         return [Drop(message.epoch, message.request, message.patience_s)] if self._worker_ready else []
 
-    def abandon_before(self, request: int) -> list[Instruction]:
+    def abandon_before(self, request: int) -> list[AgentInstruction]:
         """Forget the requests with lower numbers."""
         return [DropBefore(request)] if self._worker_ready and request else []
 
-    def release(self, epoch: int, event: str) -> list[Instruction]:
+    def release(self, epoch: int, event: str) -> list[AgentInstruction]:
         """Let a deployment go, if it is here; `event` is the move that it makes."""
         deployment = self.by_epoch.pop(epoch, None)
         if deployment is None:
@@ -131,22 +131,22 @@ class HeldDeployments:
         deployment.tracker.move(event)
         return [Unload(epoch)] if self._worker_ready else []
 
-    def release_others(self, kept: Collection[int]) -> list[Instruction]:
+    def release_others(self, kept: Collection[int]) -> list[AgentInstruction]:
         """Let all go but those."""
         return [i for epoch in list(self.by_epoch) if epoch not in kept for i in self.release(epoch, "reset")]
 
-    def ask_again(self, now: float) -> list[Instruction]:
+    def ask_again(self, now: float) -> list[AgentInstruction]:
         """Ask for weights of which nothing has come for long."""
-        done: list[Instruction] = []
+        done: list[AgentInstruction] = []
         for epoch, deployment in self.by_epoch.items():
             if deployment.tracker.state == "fetching" and now - deployment.heard > ASK_AGAIN_S:
                 deployment.heard = now
-                done.append(Say(WeightsMissing(epoch, tuple(sorted(deployment.missing)))))
+                done.append(ToCoordinator(WeightsMissing(epoch, tuple(sorted(deployment.missing)))))
         return done
 
     # --- what happens to the worker -----------------------------------------------------------------------------------------------
 
-    def checked(self, event: WeightsChecked, now: float) -> list[Instruction]:
+    def checked(self, event: WeightsChecked, now: float) -> list[AgentInstruction]:
         """Load a deployment whose weights are here, or ask for those that are not."""
         deployment = self.by_epoch.get(event.epoch)
         if _is_late(self._late_checks, event.epoch):
@@ -159,15 +159,15 @@ class HeldDeployments:
         deployment.tracker.move("weights complete")
         return [Load(deployment.deploy)]
 
-    def weight_arrived(self, event: WeightArrived, now: float) -> list[Instruction]:
+    def weight_arrived(self, event: WeightArrived, now: float) -> list[AgentInstruction]:
         """Acknowledge a piece; load what waited for the last one."""
         waiting = {epoch: d for epoch, d in self.by_epoch.items() if event.digest in d.missing}
-        done: list[Instruction] = []
+        done: list[AgentInstruction] = []
         if event.fault:
             for epoch in waiting:
-                done += [*self.release(epoch, "broken weight"), Say(DeploymentFailed(epoch, event.fault))]
+                done += [*self.release(epoch, "broken weight"), ToCoordinator(DeploymentFailed(epoch, event.fault))]
             return done
-        done.append(Say(WeightStored(event.digest, event.received)))
+        done.append(ToCoordinator(WeightStored(event.digest, event.received)))
         for deployment in waiting.values():
             deployment.heard = now
             if event.complete:
@@ -177,20 +177,20 @@ class HeldDeployments:
                 done.append(Load(deployment.deploy))
         return done
 
-    def loaded(self, event: Loaded, now: float) -> list[Instruction]:
+    def loaded(self, event: DeploymentLoaded, now: float) -> list[AgentInstruction]:
         """Say that a deployment is ready, or why it cannot be; ask for weights that were damaged on disk meanwhile."""
         deployment = self.by_epoch.get(event.epoch)
         if _is_late(self._late_loads, event.epoch) or deployment is None:
             # Released while it was loading: what was loaded goes again, and if it is wanted again it is loaded anew.
             return [Unload(event.epoch), *([] if deployment is None else [_check(deployment.deploy)])]
         if event.fault:
-            return [*self.release(event.epoch, "load failed"), Say(DeploymentFailed(event.epoch, event.fault))]
+            return [*self.release(event.epoch, "load failed"), ToCoordinator(DeploymentFailed(event.epoch, event.fault))]
         if event.missing:
             return _fetch(deployment, event.missing, now)
         deployment.tracker.move("loaded")
-        return [Say(Deployed(event.epoch, event.seconds))]
+        return [ToCoordinator(Deployed(event.epoch, event.seconds))]
 
-    def worker_ready(self, now: float) -> list[Instruction]:
+    def worker_ready(self, now: float) -> list[AgentInstruction]:
         """Load everything again, in the order it came: the oldest deployments serve.
 
         What may have ended the last worker while it was loaded comes first: nothing is computed meanwhile, so that it is alone to blame.
@@ -203,20 +203,20 @@ class HeldDeployments:
         late = [Drop(a.epoch, a.request, a.patience_s) for a in self._abandoned if a.epoch in self.by_epoch]
         return [*late, *(_check(deployment.deploy) for deployment in ordered)]
 
-    def worker_died(self, event: WorkerDied) -> list[Instruction]:
+    def worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""
         self._worker_ready = False
         self._late_checks.clear()
         self._late_loads.clear()
         in_doubt = event.guilty and event.epoch > 0
         self._doubtful = event.loading if in_doubt else 0
-        done: list[Instruction] = []
+        done: list[AgentInstruction] = []
         for epoch, deployment in list(self.by_epoch.items()):
             deployment.missing = set()
             if event.guilty and not in_doubt and epoch == event.loading and deployment.tracker.state == "loading":
                 deployment.tracker.move("ended the worker")
                 del self.by_epoch[epoch]
-                done.append(Say(DeploymentFailed(epoch, event.reason)))
+                done.append(ToCoordinator(DeploymentFailed(epoch, event.reason)))
             else:
                 deployment.tracker.move("worker lost")
         return done
@@ -230,10 +230,10 @@ def _is_late(late: Counter[int], epoch: int) -> bool:
     return True
 
 
-def _fetch(deployment: _Deployment, missing: tuple[str, ...], now: float) -> list[Instruction]:
+def _fetch(deployment: _Deployment, missing: tuple[str, ...], now: float) -> list[AgentInstruction]:
     deployment.tracker.move("weights missing")
     deployment.heard, deployment.missing = now, set(missing)
-    return [Say(WeightsMissing(deployment.deploy.epoch, missing))]
+    return [ToCoordinator(WeightsMissing(deployment.deploy.epoch, missing))]
 
 
 def _check(deploy: Deploy) -> CheckWeights:

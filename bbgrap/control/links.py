@@ -20,7 +20,7 @@ AGAIN_S = 2.0
 TRIAL_S = 3.0
 """How long a trial may take: two pings to each peer, and an agent that is busy."""
 
-Pair = frozenset[str]
+NodePair = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Links:
         """Start without agents."""
         self.settings = settings
         self.members = members
-        self.apart: dict[Pair, float] = {}
+        self.apart: dict[NodePair, float] = {}
         self._trials: dict[int, _Trial] = {}
         self._numbers = count(1)
 

@@ -26,7 +26,7 @@ from bbgrap.control.coordinator_events import (
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.plans import IN_USE_S, Plan, Variant
-from bbgrap.control.states import Role, Tracker
+from bbgrap.control.states import Lifecycle, Tracker
 from bbgrap.control.stored import StoredPlan, StoredVariant
 from bbgrap.control.traffic import Traffic
 from bbgrap.control.variants import InFlightQueue
@@ -109,7 +109,7 @@ class Loading:
             if part.takes_part
         }
         queue = InFlightQueue(epoch, IN_FLIGHT_PER_NODE * max(1, len(parts)))
-        variant = Variant(plan, job, world, planned, queue, nodes, parts, Tracker(Role.VARIANT, f"epoch {epoch}"), now, known.place)
+        variant = Variant(plan, job, world, planned, queue, nodes, parts, Tracker(Lifecycle.VARIANT, f"epoch {epoch}"), now, known.place)
         self.by_epoch[epoch] = variant
         plan.variants.append(variant)
         plan.policy.add(epoch)

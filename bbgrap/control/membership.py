@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
 from bbgrap.control.coordinator_events import Identity, Instruction, Log, Settings, ToAgent
-from bbgrap.control.states import Role, Tracker
+from bbgrap.control.states import Lifecycle, Tracker
 from bbgrap.control.stored import Stored
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of, place_of
@@ -198,7 +198,7 @@ class Members:
             return refused
         self._numbers += 1
         self.saw_agents = True
-        member = Member(identity, join, self._numbers, Tracker(Role.MEMBER, f"'{join.name}'"), now, since=now, idle_since=now)
+        member = Member(identity, join, self._numbers, Tracker(Lifecycle.MEMBER, f"'{join.name}'"), now, since=now, idle_since=now)
         self.by_identity[identity] = self.by_name[join.name] = member
         member.tracker.move("Join")
         return member

@@ -52,7 +52,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class LatestRecord:
     """The latest request that was recorded on a variant, and when, in seconds since 1970."""
 
     records: tuple[Record, ...]
@@ -73,7 +73,7 @@ class Observed:
         self.events: deque[ClusterEvent] = deque(maxlen=MAX_EVENTS)
         self.counts: dict[str, Counts] = {}
         self.gone: dict[str, NodeStatus] = {}
-        self.recorded: dict[int, Recorded] = {}
+        self.recorded: dict[int, LatestRecord] = {}
 
     def time(self, now: float) -> float:
         """Return a moment in seconds since 1970."""
@@ -101,7 +101,7 @@ class Observed:
         """Keep when every device did what for a request."""
         self.recorded.pop(variant.epoch, None)
         if sum(len(record.times) for record in records) <= MAX_RECORDED_STEPS:
-            self.recorded[variant.epoch] = Recorded(records, self.time(now))
+            self.recorded[variant.epoch] = LatestRecord(records, self.time(now))
         while len(self.recorded) > MAX_RECORDED:
             del self.recorded[next(iter(self.recorded))]
 

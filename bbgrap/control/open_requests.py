@@ -11,7 +11,7 @@ from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.observed import Observed
 from bbgrap.control.plans import Caller, Plan, Request
 from bbgrap.control.sequence import Sequence
-from bbgrap.control.states import Role, Tracker
+from bbgrap.control.states import Lifecycle, Tracker
 from bbgrap.control.tracing import Traces
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel
 
@@ -56,7 +56,7 @@ class OpenRequests:
     def add(self, caller: Caller, message: RunModel, plan: Plan, sequence: Sequence | None) -> None:
         """Take a request into the queue of its plan."""
         number = next(self._loading.epochs)
-        request = Request(number, caller, message, plan, self.now + message.deadline_s, Tracker(Role.REQUEST, f"request {number}"))
+        request = Request(number, caller, message, plan, self.now + message.deadline_s, Tracker(Lifecycle.REQUEST, f"request {number}"))
         request.sequence = sequence
         self.by_number[number] = request
         self.by_caller[caller] = number

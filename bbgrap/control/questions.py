@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from bbgrap.control.audit import peer_of
-from bbgrap.control.coordinator_events import Audit, ForgetProfile, Identity, Instruction, ReadMachine, SaveProfile, ToAgent, ToClient
+from bbgrap.control.coordinator_events import Audit, Identity, Instruction, ReadMachine, RemoveProfile, SaveProfile, ToAgent, ToClient
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
@@ -18,7 +18,16 @@ from bbgrap.control.plans import IN_USE_S, Caller, Plan
 from bbgrap.control.status import StatusReader
 from bbgrap.protocol import inspection
 from bbgrap.protocol.client_messages import Failed, Fault, ListNodes, Nodes, Profiles, SetProfile
-from bbgrap.protocol.inspection import Inspect, Inspected, Inspection, InspectNodes, KnownProfiles, ListProfiles, MachineFacts, ServedModel
+from bbgrap.protocol.inspection import (
+    Inspect,
+    Inspected,
+    Inspection,
+    InspectNodes,
+    KnownProfiles,
+    ListProfiles,
+    MachineFacts,
+    RequestedPlan,
+)
 from bbgrap.protocol.status_messages import ReadPlan, ReadStatus
 
 INSPECT_WITHIN_S = 3.0
@@ -98,7 +107,7 @@ class Questions:
         measured, by_hand = (tuple(profile for kind, profile in gone.items() if kind is hand) for hand in (False, True))
         return [
             ToClient(identity, KnownProfiles(message.call, measured, by_hand)),
-            *(ForgetProfile(message.name, by_hand=kind) for kind in gone),
+            *(RemoveProfile(message.name, by_hand=kind) for kind in gone),
             Audit("profile removed", peer_of(identity), {"node": message.name}),
             *self.planning.world_changed(now),
         ]
@@ -164,16 +173,16 @@ class Questions:
             return found
         return replace(found, ahead_s=(heard[0] - heard[1]) - (own[0] - own[1]))
 
-    def _models(self, now: float) -> Iterable[ServedModel]:
+    def _models(self, now: float) -> Iterable[RequestedPlan]:
         lately = sorted((p for p in self.planning.plans.values() if now - p.asked <= IN_USE_S), key=lambda plan: -plan.asked)
         return map(_served, lately[:MAX_MODELS])
 
 
-def _served(plan: Plan) -> ServedModel:
+def _served(plan: Plan) -> RequestedPlan:
     serving = plan.serving or (plan.helper.serving if plan.helper is not None else [])
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape)) or '-'}" for name, shape in plan.shapes.items())[:_MAX_TEXT]
     nodes = tuple(dict.fromkeys(name for variant in serving for name in variant.parts))
-    return ServedModel(plan.model, shapes, nodes, "" if plan.serving else _why_not(plan)[:_MAX_TEXT], len(plan.waiting))
+    return RequestedPlan(plan.model, shapes, nodes, "" if plan.serving else _why_not(plan)[:_MAX_TEXT], len(plan.waiting))
 
 
 def _why_not(plan: Plan) -> str:

@@ -1,11 +1,11 @@
-"""What may follow what: the legal moves of every role, as tables, and the one engine that looks them up.
+"""What may follow what: the legal moves of every lifecycle, as tables, and the one engine that looks them up.
 
 Two rules for this file: everything that decides whether an event is legal lives here, and nothing here knows what a move *does*.
 `docs/reference/protocol.md` is drawn from these tables by `tools/protocol_page.py`.
 
-Events named in CamelCase are messages; those in lower case happen inside the role. Delivery is at least once, so every message that may
-come late or twice has a move that stays where it is. An illegal message is the sender's fault (`RemoteProtocolError`), an illegal inner
-event is a bug of this side (`LocalProtocolError`); both errors tell the story of the role's last moves.
+Events named in CamelCase are messages; those in lower case happen inside. Delivery is at least once, so every message that may come late
+or twice has a move that stays where it is. An illegal message is the sender's fault (`RemoteProtocolError`), an illegal inner event is a
+bug of this side (`LocalProtocolError`); both errors tell the story of the last moves.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 Table = Mapping[str, Mapping[str, str]]
 
 
-class Role(Enum):
-    """Who moves: each has a table; the first state of a table is where it starts."""
+class Lifecycle(Enum):
+    """What has states: each has a table of moves, and begins in the first state of it."""
 
     AGENT = "agent"
     """An agent's view of its membership."""
@@ -66,8 +66,8 @@ _REPORTS = (
 _LOADING = ("WeightsMissing", "Deployed", "DeploymentFailed")
 _ANSWERED = dict.fromkeys(("finished", "RequestFailed", "failed", "Cancel", "deadline"), "answered")
 
-TABLES: Mapping[Role, Table] = {
-    Role.AGENT: {
+TABLES: Mapping[Lifecycle, Table] = {
+    Lifecycle.AGENT: {
         "joining": {"Welcome": "joined", **_stays("joining", "Refused", "Rejoin", *_COMMANDS), "give up": "left", "stop": "left"},
         "joined": {
             **_stays("joined", "Welcome", "Refused", *_COMMANDS),
@@ -78,7 +78,7 @@ TABLES: Mapping[Role, Table] = {
         },
         "left": {},
     },
-    Role.AGENT_DEPLOYMENT: {
+    Lifecycle.AGENT_DEPLOYMENT: {
         "offered": {
             **_stays("offered", "Deploy", "worker lost"),
             "load failed": "released",
@@ -114,12 +114,12 @@ TABLES: Mapping[Role, Table] = {
         },
         "released": {},
     },
-    Role.MEMBER: {
+    Lifecycle.MEMBER: {
         "unknown": {"Join": "alive"},
         "alive": {**_stays("alive", "Join", *_REPORTS), "Leave": "gone", "silence": "gone"},
         "gone": {},
     },
-    Role.VARIANT: {
+    Lifecycle.VARIANT: {
         "waiting": {**_stays("waiting", *_LOADING), "load": "loading", "agent away": "waiting", "released": "ended"},
         "loading": {
             **_stays("loading", *_LOADING, "load again"),
@@ -131,13 +131,13 @@ TABLES: Mapping[Role, Table] = {
         "parted": {**_stays("parted", *_LOADING, "agent away", "load again"), "agents back": "loading", "released": "ended"},
         "ended": {},
     },
-    Role.REQUEST: {
+    Lifecycle.REQUEST: {
         "waiting": {"variant free": "running", "failed": "answered", "Cancel": "answered", "deadline": "answered"},
         "running": {"Recorded": "running", "computed": "recording", "taken back": "waiting", **_ANSWERED},
         "recording": {"Recorded": "recording", "taken back": "waiting", **_ANSWERED},
         "answered": {},
     },
-    Role.CALL: {
+    Lifecycle.CALL: {
         "waiting": {
             **_stays("waiting", "Progress", "StillWorking", "send again"),
             "answer": "done",
@@ -152,16 +152,16 @@ TABLES: Mapping[Role, Table] = {
 class Tracker:
     """Where one thing stands, and how it got there.
 
-    Invariants: `state` is a state of the role's table; it changes by `move` only.
+    Invariants: `state` is a state of the lifecycle's table; it changes by `move` only.
     """
 
-    __slots__ = ("_story", "_table", "label", "role", "state")
+    __slots__ = ("_story", "_table", "label", "lifecycle", "state")
 
-    def __init__(self, role: Role, label: str) -> None:
-        """Stand at the first state of the role's table; `label` names the thing in errors."""
-        self.role = role
+    def __init__(self, lifecycle: Lifecycle, label: str) -> None:
+        """Stand at the first state of the lifecycle's table; `label` names the thing in errors."""
+        self.lifecycle = lifecycle
         self.label = label
-        self._table = TABLES[role]
+        self._table = TABLES[lifecycle]
         self.state = next(iter(self._table))
         self._story: deque[str] = deque(maxlen=8)
 
@@ -182,16 +182,16 @@ class Tracker:
             kind = RemoteProtocolError if event[:1].isupper() else LocalProtocolError
             expected = ", ".join(sorted(self._table[self.state])) or "nothing any more"
             story = ", ".join(self._story) or "nothing"
-            raise kind(f"{self.role.value}, {self.label}: got '{event}' while {self.state}; expected {expected}; before: {story}")
+            raise kind(f"{self.lifecycle.value}, {self.label}: got '{event}' while {self.state}; expected {expected}; before: {story}")
         if target != self.state:
             self._story.append(f"{event} -> {target}")
         self.state = target
         return target
 
 
-def diagram(role: Role) -> str:
-    """Draw a role's table as a mermaid state diagram."""
-    table = TABLES[role]
+def diagram(lifecycle: Lifecycle) -> str:
+    """Draw a lifecycle's table as a mermaid state diagram."""
+    table = TABLES[lifecycle]
     lines = ["stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
     for state, moves in table.items():
         targets: dict[str, list[str]] = {}

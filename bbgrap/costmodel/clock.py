@@ -18,12 +18,12 @@ from heapq import heappop, heappush
 from bbgrap.cluster.wires import Way
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Span, Timeline
-from bbgrap.costmodel.ways import Free, carry
+from bbgrap.costmodel.ways import FreeBandwidth, carry
 from bbgrap.errors import ProgramError
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Busy:
     """Compute for so many seconds."""
 
     seconds: float
@@ -49,7 +49,7 @@ class Await:
     bytes: int
 
 
-Act = Work | Post | Await
+Act = Busy | Post | Await
 
 
 def is_in_a_row(acts: Sequence[Act], place: int) -> bool:
@@ -75,7 +75,7 @@ class _Clock:
         self.now = [0.0] * len(acts)
         self.position = [0] * len(acts)
         self.arrivals: dict[int, float] = {}
-        self.ways: defaultdict[Way | tuple[str, int], Free] = defaultdict(Free)
+        self.ways: defaultdict[Way | tuple[str, int], FreeBandwidth] = defaultdict(FreeBandwidth)
         """Those of wires, and machines' ways out and in."""
         self.taken = [0.0] * len(acts)
         """Seconds that others have taken of a device's processor, and that its work has not become longer by yet."""
@@ -113,7 +113,7 @@ class _Clock:
         self.position[device] += 1
         now = self.now[device]
         match act:
-            case Work(seconds=kernels, label=label, segment=segment):
+            case Busy(seconds=kernels, label=label, segment=segment):
                 seconds, self.taken[device] = kernels + self.taken[device], 0.0
                 self.now[device] = now + seconds
                 self.spans.append(Span(device, "compute", label, now, now + seconds, segment=segment))

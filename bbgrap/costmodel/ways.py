@@ -23,7 +23,7 @@ _NOTHING = 1e-9
 """Of a way: what is left by rounding."""
 
 
-class Free:
+class FreeBandwidth:
     """Which part of one way is free, from when on: 1 is all of it."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Free:
         return piece + 1
 
 
-def carry(ways: Sequence[tuple[Free, float]], start: float, size: float, most: float = inf) -> float:
+def carry(ways: Sequence[tuple[FreeBandwidth, float]], start: float, size: float, most: float = inf) -> float:
     """Take what a message of so many bytes needs of ways, from a time on; return when its last byte is through.
 
     Each way comes with the bytes per second that all of it carries; `most` are those of the message.
@@ -81,7 +81,7 @@ def carry(ways: Sequence[tuple[Free, float]], start: float, size: float, most: f
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class WayLoad:
     """What goes over a way in one request."""
 
     way: Way
@@ -93,11 +93,11 @@ class Load:
         return self.bytes / self.way.wire.link.bandwidth_bytes_per_s
 
 
-def loads(timeline: Timeline, network: NetworkModel) -> tuple[Load, ...]:
+def loads(timeline: Timeline, network: NetworkModel) -> tuple[WayLoad, ...]:
     """Return what goes over every way that is used, the busiest first."""
     found: Counter[Way] = Counter()
     for span in timeline.spans:
         if span.lane == "send" and span.peer is not None:
             for way in network.route(span.device, span.peer):
                 found[way] += span.bytes
-    return tuple(sorted((Load(way, size) for way, size in found.items()), key=lambda load: (-load.busy_s, load.way.wire.name)))
+    return tuple(sorted((WayLoad(way, size) for way, size in found.items()), key=lambda load: (-load.busy_s, load.way.wire.name)))

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from bbgrap.doctor.findings import HERE, Finding
-from bbgrap.doctor.here import Host, LocalFacts
+from bbgrap.doctor.local_facts import LocalFacts, ResolvedHost
 from bbgrap.doctor.machine_checks import check_machine, check_process
 
 LEAST_PYTHON = (3, 11)
@@ -82,5 +82,5 @@ def _names(facts: LocalFacts) -> Iterator[Finding]:
         yield Finding("error", "coordinator", "port", found, "a coordinator", advice)
 
 
-def _leads_back(host: Host) -> bool:
+def _leads_back(host: ResolvedHost) -> bool:
     return bool(host.addresses) and all(is_loopback(address) for address in host.addresses)

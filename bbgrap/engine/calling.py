@@ -18,11 +18,11 @@ from bbgrap.engine.sessions import declared_type
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.protocol.values import Numbers, Value, pack_value, unpack_value
 
-Call = Callable[[Sequence[Array]], Sequence[Array]]
+SessionCall = Callable[[Sequence[Array]], Sequence[Array]]
 """Runs a model; inputs and outputs in order."""
 
 
-def caller(session: ort.InferenceSession, inputs: Sequence[str], outputs: Sequence[str]) -> Call:
+def caller(session: ort.InferenceSession, inputs: Sequence[str], outputs: Sequence[str]) -> SessionCall:
     """Return a function that runs a session on arrays; what is no array is unpacked before and packed after."""
     names = list(outputs)
     packed, strange = packed_names(session.get_inputs()), packed_names(session.get_outputs())

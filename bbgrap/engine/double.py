@@ -13,7 +13,7 @@ import numpy as np
 
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_double import Operator, wide, widened
-from bbgrap.graph.onnx_io import ModelFile
+from bbgrap.graph.onnx_io import OnnxModel
 from bbgrap.graph.types import Array
 
 AGREEMENT = 1e-3
@@ -24,7 +24,7 @@ MOST_PRODUCTS = 20_000_000_000
 """Multiplications in convolutions that reference implementations compute. Chosen: they take a second for a thousand million of them."""
 
 
-def double_answer(model: ModelFile, feeds: Mapping[str, Array]) -> list[Array] | None:
+def double_answer(model: OnnxModel, feeds: Mapping[str, Array]) -> list[Array] | None:
     """Run a model in 64-bit floats; None if that cannot be done here."""
     double = widened(model)
     values = {**double.constants, **{name: np.asarray(array) for name, array in feeds.items()}}

@@ -16,37 +16,35 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.passes.state import layout_of
 from bbgrap.compiler.segments import Slices
 from bbgrap.compiler.sequences import for_sequences
-from bbgrap.engine.prepare import Made, fit
+from bbgrap.engine.prepare import PreparedVariant, fit
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph import Graph
 from bbgrap.graph.state import counts_words, grows, with_growth, with_state
 from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.scale import scaled
 from bbgrap.program.steps import Program
-from bbgrap.tdl import Description
 
 LENGTH = 64
 """Of the state, while its program is planned. Chosen: half of what a short answer comes to."""
 UNCUTTING = "tensor-parallel"
 """The planner that is asked when what was asked for cuts along an axis whose size moves: it divides weights and heads."""
 
-Descriptions = Mapping[str, Description | None]
-
-Load = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, frozenset[int]]], Graph]
+LoadGraph = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, frozenset[int]]], Graph]
 """Loads a model for input shapes, folding nothing that follows from the sizes of some axes."""
 
-Sizes = Mapping[str, tuple[int | str | None, ...]]
+DeclaredSizes = Mapping[str, tuple[int | str | None, ...]]
 """Inputs, and the sizes and symbols of their axes that the model declares."""
 
 
-def is_of_any_length(graph: Graph, declared: Sizes) -> bool:
+def is_of_any_length(graph: Graph, declared: DeclaredSizes) -> bool:
     """Whether requests of a model with state have a size that follows from those before: of the state, or of a mask of all words."""
     return grows(graph) or any(counts_words(symbol) for name in graph.given for symbol in declared.get(name, ()))
 
 
-def prepare_growing(first: Graph, load: Load, declared: Sizes, cluster: Cluster, options: PlanOptions) -> Made:
+def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, cluster: Cluster, options: PlanOptions) -> PreparedVariant:
     """Return the way to run a model whose state grows, with requests of any length; `first` is one of them.
 
     Raises:
@@ -75,7 +73,7 @@ def prepare_growing(first: Graph, load: Load, declared: Sizes, cluster: Cluster,
     raise PlanError(f"model '{first.name}': its state grows, and no plan leaves that whole: {'; '.join(refused)}")
 
 
-def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -> Made:
+def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -> PreparedVariant:
     forecast, planned = fit(graph, cluster, options)
     plan, dictionaries = forecast.compiled.plan, forecast.compiled.optimized.dictionary_devices
 
@@ -94,7 +92,7 @@ def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -
     return replace(planned, artifacts=shipped), plan
 
 
-def _shapes(first: Graph, declared: Sizes, words: int, length: int) -> dict[str, tuple[int, ...]]:
+def _shapes(first: Graph, declared: DeclaredSizes, words: int, length: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a request of some words after so many: those of the first one, but for what is free and no state's."""
     fixed: set[str] = set()
     growing: set[str] = set()

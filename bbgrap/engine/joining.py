@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from bbgrap.graph.onnx_io import ModelFile, ModelInput
+from bbgrap.graph.onnx_io import ModelInput, OnnxModel
 from bbgrap.graph.types import Array, DType
 from bbgrap.runtime.joining import Joining
 
@@ -19,11 +19,11 @@ STEPS = (2, 1, 2)
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 """How far states may be apart, the second in parts of the largest element: sums have another order. What looks ahead is off by far more."""
 
-Run = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
+RunByName = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
 """Runs the model: outputs by name, inputs."""
 
 
-def joinings_of(model: ModelFile, dtypes: Mapping[str, DType], state: Sequence[tuple[str, str]], run: Run) -> dict[str, Joining]:
+def joinings_of(model: OnnxModel, dtypes: Mapping[str, DType], state: Sequence[tuple[str, str]], run: RunByName) -> dict[str, Joining]:
     """Return how inputs that are no state are joined, by name; nothing if the state does not grow, or steps cannot be joined."""
     inputs, outputs = {item.name: item for item in model.inputs}, {item.name: item for item in model.outputs}
     symbols = [(_axes(inputs[name]), _axes(outputs[output])) for name, output in state]

@@ -22,7 +22,7 @@ from bbgrap.engine.sessions import SEGMENTS_WITHOUT, make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import crops_to_pools
 from bbgrap.graph.onnx_forms import common_form
-from bbgrap.graph.onnx_io import ModelFile, write_graph
+from bbgrap.graph.onnx_io import OnnxModel, write_graph
 from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, split_front, with_stand_ins
 from bbgrap.graph.types import Array, DType, Graph, Node, TensorType
 from bbgrap.graph.weights import digest_of
@@ -83,7 +83,7 @@ class SegmentCompiler:
         self._weights = {name: weights[name] for name in self.front.weights}
         bounds = [(crop.result, crop.bounds) for crop in self._crops]
         self.key = hashlib.sha256(common_form(self._data, self.front.moving) + repr(bounds).encode()).hexdigest()
-        self._optimized: tuple[frozenset[str], ModelFile] | None = None
+        self._optimized: tuple[frozenset[str], OnnxModel] | None = None
         self._shipped = skeleton, weights
 
     def resized(self, shapes: Mapping[str, tuple[int, ...]]) -> SegmentCompiler:
@@ -118,7 +118,7 @@ class SegmentCompiler:
         """Let go of what was optimised last."""
         self._optimized = None
 
-    def _optimize(self, inputs: frozenset[str]) -> ModelFile:
+    def _optimize(self, inputs: frozenset[str]) -> OnnxModel:
         if self._optimized is None or self._optimized[0] != inputs:
             if not inputs <= self.candidates:
                 raise ModelError(f"segment '{self.name}': {sorted(inputs - self.candidates)} have no whole blocks of channels")

@@ -21,7 +21,7 @@ from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import fixed_sizes, has_free_inputs, moving_axes
-from bbgrap.graph.onnx_io import ModelFile, as_model_error, normalize_opset, parse_model, read_model, with_input_shapes
+from bbgrap.graph.onnx_io import OnnxModel, as_model_error, normalize_opset, parse_model, read_model, with_input_shapes
 from bbgrap.graph.types import Array, Graph
 
 _OUTSIDE_BYTES = 1024
@@ -48,12 +48,12 @@ def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         return _loaded(model, path, shapes)
 
 
-def _loaded(model: ModelFile, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+def _loaded(model: OnnxModel, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     graph = _concrete(model, path, shapes)
     return replace(graph, moving=moving_axes(fixed_sizes(model), graph)) if has_free_inputs(model) else graph
 
 
-def _concrete(model: ModelFile, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+def _concrete(model: OnnxModel, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     given = with_input_shapes(model, shapes)
     try:
         return typed_graph(_folded(given))
@@ -66,7 +66,7 @@ def _concrete(model: ModelFile, path: Path, shapes: Mapping[str, tuple[int, ...]
         return typed_graph(free, hides_sizes=True)
 
 
-def confirm_runs(model: ModelFile, path: Path) -> None:
+def confirm_runs(model: OnnxModel, path: Path) -> None:
     """Load a file in onnxruntime, and forget it again: what the ONNX checker says against a model is then for information.
 
     Raises:
@@ -78,13 +78,13 @@ def confirm_runs(model: ModelFile, path: Path) -> None:
         raise refusal(path, model, refused) from None
 
 
-def refusal(path: Path, model: ModelFile, refused: ModelError) -> ModelError:
+def refusal(path: Path, model: OnnxModel, refused: ModelError) -> ModelError:
     """Return why onnxruntime refuses a file, with what the ONNX checker says of it."""
     said = f"; the ONNX checker rejects it: {model.fault}" if model.fault else ""
     return ModelError(f"model '{path}': {refused}{said}")
 
 
-def _folded(model: ModelFile) -> ModelFile:
+def _folded(model: OnnxModel) -> OnnxModel:
     current = normalize_opset(model)
     try:
         return fold(current)
@@ -94,7 +94,7 @@ def _folded(model: ModelFile) -> ModelFile:
         return fold(model)  # the converter made what onnxruntime cannot run
 
 
-def fold(model: ModelFile) -> ModelFile:
+def fold(model: OnnxModel) -> OnnxModel:
     """Apply onnxruntime's basic optimisations; to a quantized model also those that bring it into its integer form.
 
     Raises:
@@ -112,7 +112,7 @@ def fold(model: ModelFile) -> ModelFile:
     return folded
 
 
-def _loads_again(folded: ModelFile) -> bool:
+def _loads_again(folded: OnnxModel) -> bool:
     """Tell whether onnxruntime takes what it has made: with bodies it may name a cast inside like one outside, and refuse that."""
     if not any(("", op) in folded.operators for op in _WITH_BODIES):
         return True
@@ -128,7 +128,7 @@ def _loads_again(folded: ModelFile) -> bool:
 
 def optimized(
     data: bytes, weights: Mapping[str, Array], level: ort.GraphOptimizationLevel, name: str, without: Sequence[str] = ()
-) -> ModelFile:
+) -> OnnxModel:
     """Return what onnxruntime makes of a model at a level; `weights` are those whose bytes are not in it.
 
     `without` names optimisations that are left out.

@@ -30,7 +30,7 @@ from bbgrap.planners.registry import AUTO, make_plan
 from bbgrap.planners.scale import scaled
 from bbgrap.program.dictionaries import dictionary_devices_of
 
-Made = tuple[PlannedVariant, Plan]
+PreparedVariant = tuple[PlannedVariant, Plan]
 """A way to run a model, and how it is cut."""
 
 TIGHT = 0.85
@@ -51,7 +51,7 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
     return tuple(planned for planned, _ in prepare_graph(load_graph(model, shapes), cluster, options))
 
 
-def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Made, ...]:
+def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[PreparedVariant, ...]:
     """Return the ways to run a loaded model on a cluster: of each the programs, the report, and how it is cut.
 
     Raises:
@@ -63,7 +63,7 @@ def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
     return ((planned, forecast.compiled.plan), *(beside(forecast, planned) if is_guarded(options) else ()))
 
 
-def prepare_sequences(graph: Graph, cluster: Cluster, options: PlanOptions) -> Made:
+def prepare_sequences(graph: Graph, cluster: Cluster, options: PlanOptions) -> PreparedVariant:
     """Return the way to run a model whose state keeps its size: a program for further requests, and one for a first request.
 
     Raises:

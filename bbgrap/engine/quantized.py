@@ -10,7 +10,7 @@ other readers of a value are on another machine.
 
 from __future__ import annotations
 
-from bbgrap.graph.onnx_io import ModelFile
+from bbgrap.graph.onnx_io import OnnxModel
 
 _OPERATORS = frozenset(
     {
@@ -28,6 +28,6 @@ FLOAT_FUSIONS = ("NchwcTransformer", "ConvActivationFusion", "ConvAddActivationF
 """What onnxruntime does to operators of floats that one CPU only can run, or that agents do to their segments anyway."""
 
 
-def is_quantized(model: ModelFile) -> bool:
+def is_quantized(model: OnnxModel) -> bool:
     """Tell whether a model computes with quantized values."""
     return any(op in _OPERATORS for _, op in model.operators)

@@ -21,7 +21,7 @@ from bbgrap.engine.load import fold, load_graph, optimized
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import Sizes, fixed_sizes, has_free_inputs, moving_axes
-from bbgrap.graph.onnx_io import ModelFile, as_model_error, normalize_opset, read_model, weights_of, with_input_shapes
+from bbgrap.graph.onnx_io import OnnxModel, as_model_error, normalize_opset, read_model, weights_of, with_input_shapes
 from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_open_axes, with_weights_as_inputs
 from bbgrap.graph.types import Graph, Node, Weight
 
@@ -87,7 +87,7 @@ class ReloadedModel:
         return replace(graph, nodes=_in_order(graph, self._order), moving=moving_axes(self._sizes, graph))
 
     @cached_property
-    def _folded(self) -> ModelFile:
+    def _folded(self) -> OnnxModel:
         return fold(normalize_opset(self._model))
 
     @cached_property

@@ -38,7 +38,7 @@ VARIANTS = (
 """Levels of optimisation and numbers of threads; what answers are compared with is all optimisations on one thread."""
 
 
-class Witnesses:
+class ReferenceAnswers:
     """Answers of onnxruntime, and of the model in 64-bit floats, to one set of inputs; each is computed when it is first asked for."""
 
     def __init__(self, model: Path, feeds: Mapping[str, Array], expected: Sequence[Array] | None = None) -> None:

@@ -26,8 +26,8 @@ from bbgrap.engine.joining import joinings_of
 from bbgrap.engine.load import refusal
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_io import ModelFile, ModelInput, read_model
-from bbgrap.graph.onnx_top import with_top_outputs
+from bbgrap.graph.onnx_io import ModelInput, OnnxModel, read_model
+from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.onnx_whole import whole_model
 from bbgrap.graph.state import check_pairs
 from bbgrap.graph.types import Array, DType
@@ -92,7 +92,7 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
     return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0].weight_bytes))
 
 
-def _opened(path: Path, model: ModelFile, data: bytes, weights: Mapping[str, Array]) -> ort.InferenceSession:
+def _opened(path: Path, model: OnnxModel, data: bytes, weights: Mapping[str, Array]) -> ort.InferenceSession:
     """Return a session of the model: onnxruntime is asked of types, not the file, which may leave them out.
 
     So what onnxruntime refuses, or dies of, gets to no agent.
@@ -150,7 +150,7 @@ def _numbers(inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...]) ->
     return tuple(range(len(inputs))), tuple(range(len(inputs), len(inputs) + len(outputs)))
 
 
-def _report(model: ModelFile, weight_bytes: int) -> dict[str, Any]:
+def _report(model: OnnxModel, weight_bytes: int) -> dict[str, Any]:
     return {
         "schema": 1,
         "planner": STANDBY,

@@ -23,7 +23,7 @@ from bbgrap.engine.cache_shapes import CACHING, cached_shapes
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import unique_name
-from bbgrap.graph.onnx_io import ModelFile, to_graph, weights_of, write_graph
+from bbgrap.graph.onnx_io import OnnxModel, to_graph, weights_of, write_graph
 from bbgrap.graph.onnx_types import UNKNOWN
 from bbgrap.graph.types import STORABLE, Attribute, DType, Graph, Node, TensorType, Weight
 from bbgrap.graph.weights import make_weight
@@ -44,7 +44,7 @@ _Shapes = dict[tuple[object, ...], tuple[tuple[int, ...], ...] | None]
 """Shapes that a node made, by what decides about them; None where it could not be run alone."""
 
 
-def typed_graph(model: ModelFile, *, hides_sizes: bool = False, known: Mapping[str, Weight] = MappingProxyType({})) -> Graph:
+def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[str, Weight] = MappingProxyType({})) -> Graph:
     """Return the graph of a model with concrete input shapes; arguments as those of `to_graph` and `weights_of`.
 
     Raises:

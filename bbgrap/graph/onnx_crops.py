@@ -30,7 +30,7 @@ _SPATIAL = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Crop:
+class PooledCrop:
     """A crop that became a pooling: the name of the result, the shape before, and (start, stop) of axes 2 and 3."""
 
     result: str
@@ -49,14 +49,14 @@ class Crop:
         return from_nearer_end(*self.rows, self.shape[2]), from_nearer_end(*self.columns, self.shape[3])
 
 
-def crops_to_pools(data: bytes) -> tuple[bytes, tuple[Crop, ...]]:
+def crops_to_pools(data: bytes) -> tuple[bytes, tuple[PooledCrop, ...]]:
     """Replace every `Slice` that takes rows and columns of a feature map, and say which."""
     proto = onnx.ModelProto.FromString(data)
     if not any(node.op_type == "Slice" for node in proto.graph.node):
         return data, ()
     constants = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL}
     shapes = dict(_map_shapes(proto))
-    crops: list[Crop] = []
+    crops: list[PooledCrop] = []
     for node in proto.graph.node:
         crop = _crop_of(node, shapes, constants) if node.op_type == "Slice" and not node.domain else None
         if crop is not None:
@@ -65,7 +65,7 @@ def crops_to_pools(data: bytes) -> tuple[bytes, tuple[Crop, ...]]:
     return proto.SerializeToString(deterministic=True), tuple(crops)
 
 
-def pools_to_crops(graph: onnx.GraphProto, crops: Sequence[Crop], block: int) -> None:
+def pools_to_crops(graph: onnx.GraphProto, crops: Sequence[PooledCrop], block: int) -> None:
     """Replace, in place, the poolings in an optimised graph by the crops they stand for.
 
     Raises:
@@ -96,7 +96,7 @@ def _map_shapes(proto: onnx.ModelProto) -> Iterator[tuple[str, tuple[int, ...]]]
             yield value.name, shape
 
 
-def _crop_of(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, Array]) -> Crop | None:
+def _crop_of(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, Array]) -> PooledCrop | None:
     """Return the crop that a `Slice` is; None if it does something else."""
     shape = shapes.get(node.input[0])
     if shape is None or len(node.input) < 3 or any(name not in constants for name in node.input[1:] if name):
@@ -112,17 +112,17 @@ def _crop_of(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], constants: 
     if not whole or any(low >= high for low, high in bounds):
         return None
     n, c, h, w = shape
-    return Crop(node.output[0], (n, c, h, w), bounds[2], bounds[3])
+    return PooledCrop(node.output[0], (n, c, h, w), bounds[2], bounds[3])
 
 
-def _check(node: NodeProto, crop: Crop) -> None:
+def _check(node: NodeProto, crop: PooledCrop) -> None:
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     plain = all(set(attributes.get(name, [value])) == {value} for name, value in (("pads", 0), ("strides", 1), ("dilations", 1)))
     if tuple(attributes["kernel_shape"]) != crop.kernel or not plain or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise ModelError(f"crop '{crop.result}': the pooling in its place was changed")
 
 
-def _cropping(graph: onnx.GraphProto, node: NodeProto, crop: Crop, block: int | None) -> list[NodeProto]:
+def _cropping(graph: onnx.GraphProto, node: NodeProto, crop: PooledCrop, block: int | None) -> list[NodeProto]:
     """Return the nodes that crop; of a blocked map, in a view with the channels of a block last."""
     (result,), (source,) = node.output, node.input
     label = f"{crop.result}.cropped"

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from bbgrap.graph.onnx_read import ModelFile, array_of, is_external
+from bbgrap.graph.onnx_read import OnnxModel, array_of, is_external
 from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import Array
 
@@ -108,7 +108,7 @@ class DoubleModel:
         return freed[::-1]
 
 
-def widened(model: ModelFile) -> DoubleModel:
+def widened(model: OnnxModel) -> DoubleModel:
     """Return a model with 64-bit floats in the place of all others."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import onnx
 
 from bbgrap.graph.onnx_computed import infer
-from bbgrap.graph.onnx_read import BROKEN, ModelFile
+from bbgrap.graph.onnx_read import BROKEN, OnnxModel
 from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import DType, Graph
 
@@ -18,7 +18,7 @@ Sizes = Mapping[str, tuple[int | None, ...]]
 """Of values, the sizes that are the same for all shapes of the inputs."""
 
 
-def has_free_inputs(model: ModelFile) -> bool:
+def has_free_inputs(model: OnnxModel) -> bool:
     """Whether inputs of a model may have several shapes."""
     tensors = [item for item in model.inputs if item.dtype is not DType.OTHER]
     return not all(item.shape is not None and all(isinstance(size, int) for size in item.shape) for item in tensors)
@@ -38,7 +38,7 @@ def moving_axes(known: Sizes, graph: Graph) -> Mapping[str, frozenset[int]]:
     return found
 
 
-def fixed_sizes(model: ModelFile) -> Sizes:
+def fixed_sizes(model: OnnxModel) -> Sizes:
     """Return what follows for values from the free inputs; sizes that are told of values inside and of outputs are not believed."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)

@@ -5,13 +5,13 @@ One of the files that import onnx (see `onnx_io`).
 
 from __future__ import annotations
 
-from bbgrap.graph.onnx_read import ModelFile
+from bbgrap.graph.onnx_read import OnnxModel
 
 _SAME_VALUES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that only convert or rearrange their first input."""
 
 
-def index_limits(model: ModelFile) -> dict[str, int]:
+def index_limits(model: OnnxModel) -> dict[str, int]:
     """Return, for inputs that choose rows of weights (words of a vocabulary, kinds of tokens), below what their numbers must stay."""
     rows = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
     origin = {item.name: item.name for item in model.inputs}

@@ -24,8 +24,8 @@ from bbgrap.graph.lower import lower, unique_name
 from bbgrap.graph.onnx_computed import infer
 from bbgrap.graph.onnx_limits import dtype_of
 from bbgrap.graph.onnx_read import (
-    ModelFile,
     ModelInput,
+    OnnxModel,
     array_of,
     as_model_error,
     is_external,
@@ -42,8 +42,8 @@ from bbgrap.graph.weights import make_weight
 
 __all__ = [
     "FreeAxes",
-    "ModelFile",
     "ModelInput",
+    "OnnxModel",
     "Written",
     "as_model_error",
     "free_batch",
@@ -67,13 +67,13 @@ MAX_VALUE_BYTES = 1 << 40
 the memory of the agent's worker is the limit."""
 
 
-def weights_of(model: ModelFile, known: Mapping[str, Weight] = MappingProxyType({})) -> dict[str, Weight]:
+def weights_of(model: OnnxModel, known: Mapping[str, Weight] = MappingProxyType({})) -> dict[str, Weight]:
     """Return the initializers of a model by name; the content of those that are not `known` is hashed, most of the time of `to_graph`."""
     return {t.name: known.get(t.name) or make_weight(t.name, *_content(model, t)) for t in model.proto.graph.initializer}
 
 
 def to_graph(
-    model: ModelFile,
+    model: OnnxModel,
     types: Mapping[str, TensorType] | None = None,
     *,
     hides_sizes: bool = False,
@@ -125,7 +125,7 @@ def _too_large(graph: Graph) -> list[str]:
     ]
 
 
-def _check_interface(model: ModelFile) -> None:
+def _check_interface(model: OnnxModel) -> None:
     for item in model.inputs:
         if item.dtype is not DType.OTHER and (item.shape is None or not all(isinstance(size, int) for size in item.shape)):
             raise ModelError(f"input '{item.name}': its shape {item.shape} is not concrete; fix it with `with_input_shapes`")
@@ -166,7 +166,7 @@ def _cut(graph: GraphProto, given: Mapping[str, TensorType]) -> None:
     graph.node.extend(kept)
 
 
-def _content(model: ModelFile, tensor: onnx.TensorProto) -> tuple[Array, DType]:
+def _content(model: OnnxModel, tensor: onnx.TensorProto) -> tuple[Array, DType]:
     array = model.weights[tensor.name] if is_external(tensor) else array_of(tensor)
     return array, dtype_of(tensor.data_type)
 
@@ -233,6 +233,6 @@ _READERS: Mapping[int, Callable[[AttributeProto], Attribute]] = {
 """How to read each kind of attribute; a type is kept as its serialized bytes, which the operator's schema tells from a string."""
 
 
-def _used_opsets(model: ModelFile) -> dict[str, int]:
+def _used_opsets(model: OnnxModel) -> dict[str, int]:
     used = {standard_domain(node.domain) for graph in graphs_of(model.proto.graph) for node in graph.node} | {""}
     return {domain: version for domain, version in sorted(model.opsets.items()) if domain in used}

@@ -22,9 +22,9 @@ import onnx
 from onnx import NodeProto, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_crops import Crop, pools_to_crops
+from bbgrap.graph.onnx_crops import PooledCrop, pools_to_crops
 from bbgrap.graph.onnx_forms import free_form
-from bbgrap.graph.onnx_read import ModelFile, is_external
+from bbgrap.graph.onnx_read import OnnxModel, is_external
 from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import Array
 
@@ -148,7 +148,7 @@ def with_stand_ins(data: bytes, inputs: Iterable[str]) -> bytes:
     return _bytes_of(proto)
 
 
-def boundary_of(model: ModelFile, inputs: Iterable[str], block: int) -> Boundary:
+def boundary_of(model: OnnxModel, inputs: Iterable[str], block: int) -> Boundary:
     """Tell what can be blocked in an optimised model whose `inputs` have stand-ins."""
     nodes = model.proto.graph.node
     readers = _readers(nodes)
@@ -158,10 +158,10 @@ def boundary_of(model: ModelFile, inputs: Iterable[str], block: int) -> Boundary
 
 
 def cut_boundary(
-    model: ModelFile,
+    model: OnnxModel,
     boundary: Boundary,
     block: int,
-    crops: Sequence[Crop] = (),
+    crops: Sequence[PooledCrop] = (),
     moving: Mapping[str, frozenset[int]] = MappingProxyType({}),
 ) -> bytes:
     """Remove the stand-ins of the boundary's inputs, which are all that the model has, and the conversions of its outputs.

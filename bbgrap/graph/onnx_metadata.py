@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bbgrap.graph.onnx_read import ModelFile
+from bbgrap.graph.onnx_read import OnnxModel
 
 _NO_VERSION = (1 << 63) - 1
 """What onnxruntime says of a model without one."""
@@ -24,7 +24,7 @@ class ModelMetadata:
     custom_metadata_map: Mapping[str, str]
 
 
-def metadata_of(model: ModelFile) -> ModelMetadata:
+def metadata_of(model: OnnxModel) -> ModelMetadata:
     """Return the metadata of a model."""
     proto = model.proto
     return ModelMetadata(

@@ -2,7 +2,7 @@
 
 Laws: nothing outside the directory of the model file is ever opened; a large weight is taken out of the protobuf when the file is
 read and kept beside it as an array, so that every later step copies kilobytes. What onnxruntime runs is not refused: what the ONNX
-checker says against a model is only noted, in `ModelFile.fault`. One of the files that import onnx (see `onnx_io`).
+checker says against a model is only noted, in `OnnxModel.fault`. One of the files that import onnx (see `onnx_io`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ModelInput:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelFile:
+class OnnxModel:
     """A checked ONNX model; a handle to pass on, not to look into.
 
     `proto` and `weights` belong to the files that import onnx. `weights` holds the arrays (read-only, maybe memory-mapped) of the
@@ -98,7 +98,7 @@ class ModelFile:
         return frozenset((standard_domain(n.domain), n.op_type) for g in graphs_of(self.proto.graph) for n in g.node)
 
 
-def read_model(path: Path) -> ModelFile:
+def read_model(path: Path) -> OnnxModel:
     """Read an ONNX file.
 
     Raises:
@@ -166,7 +166,7 @@ def _fault(path: Path) -> str:
     return ""
 
 
-def parse_model(data: bytes, directory: Path, name: str) -> ModelFile:
+def parse_model(data: bytes, directory: Path, name: str) -> OnnxModel:
     """Make a handle of a model that onnxruntime has just written, unchecked; `directory` holds the weights that it left out."""
     return _handle(name, onnx.ModelProto.FromString(data), directory)
 
@@ -199,7 +199,7 @@ def is_external(tensor: TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL
 
 
-def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> ModelFile:
+def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> OnnxModel:
     for tensor in _inner_tensors(proto.graph):
         _load(tensor, directory)
     for graph in graphs_of(proto.graph):
@@ -256,9 +256,9 @@ def _load(tensor: TensorProto, directory: Path) -> None:
     tensor.raw_data = content
 
 
-def describe(name: str, proto: onnx.ModelProto, weights: Mapping[str, Array]) -> ModelFile:
+def describe(name: str, proto: onnx.ModelProto, weights: Mapping[str, Array]) -> OnnxModel:
     """Make the handle of a model whose large weights are taken out."""
-    return ModelFile(
+    return OnnxModel(
         name,
         tuple(_declared(value) for value in proto.graph.input),
         tuple(_declared(value) for value in proto.graph.output),

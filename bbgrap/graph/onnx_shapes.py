@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from bbgrap.errors import InputError
 from bbgrap.graph.onnx_computed import check_computed
-from bbgrap.graph.onnx_read import LEAST_IR_VERSION, ModelFile, ModelInput, array_of, describe, is_external
+from bbgrap.graph.onnx_read import LEAST_IR_VERSION, ModelInput, OnnxModel, array_of, describe, is_external
 from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import DType
 
@@ -28,7 +28,7 @@ _SCAN_WITHOUT_BATCH = 9
 """The opset in which `Scan` lost its batch axis."""
 
 
-def normalize_opset(model: ModelFile) -> ModelFile:
+def normalize_opset(model: OnnxModel) -> OnnxModel:
     """Convert a model older than opset 13 to 17; keep it as it is if it is newer or the converter cannot do it."""
     if model.opsets.get("", TARGET_OPSET) >= OLDEST_OPSET:
         return model
@@ -44,7 +44,7 @@ def normalize_opset(model: ModelFile) -> ModelFile:
     return describe(model.name, proto, model.weights)
 
 
-def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -> ModelFile:
+def with_input_shapes(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
     """Fix the shapes of all inputs that are tensors of numbers or strings; what is said of others is ignored.
 
     A weight that the file lists as an input too becomes one if it has a shape here: the caller gives another.
@@ -84,7 +84,7 @@ def with_input_shapes(model: ModelFile, shapes: Mapping[str, tuple[int, ...]]) -
     return describe(model.name, proto, model.weights)
 
 
-def with_open_axes(model: ModelFile, declared: Mapping[str, tuple[int | str | None, ...]], axes: Mapping[str, Container[int]]) -> ModelFile:
+def with_open_axes(model: OnnxModel, declared: Mapping[str, tuple[int | str | None, ...]], axes: Mapping[str, Container[int]]) -> OnnxModel:
     """Return a model with concrete input shapes whose sizes along some axes are open again, called as the file `declared` them."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -98,7 +98,7 @@ def with_open_axes(model: ModelFile, declared: Mapping[str, tuple[int | str | No
     return describe(model.name, proto, model.weights)
 
 
-def with_weights_as_inputs(model: ModelFile) -> bytes:
+def with_weights_as_inputs(model: OnnxModel) -> bytes:
     """Return a model with concrete input shapes that reads its large weights from further inputs: an optimiser leaves them as they are."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -112,7 +112,7 @@ def with_weights_as_inputs(model: ModelFile) -> bytes:
     return data
 
 
-def with_inputs_as_weights(model: ModelFile, before: ModelFile) -> ModelFile:
+def with_inputs_as_weights(model: OnnxModel, before: OnnxModel) -> OnnxModel:
     """Return a model with the weights again that `with_weights_as_inputs` took from it, those of the model `before`."""
     weights = {tensor.name: tensor for tensor in before.proto.graph.initializer if is_external(tensor)}
     proto = onnx.ModelProto()
@@ -126,7 +126,7 @@ def with_inputs_as_weights(model: ModelFile, before: ModelFile) -> ModelFile:
     return describe(model.name, proto, {**model.weights, **{tensor.name: before.weights[tensor.name] for tensor in kept}})
 
 
-def _overridden(model: ModelFile, names: Container[str]) -> ModelFile:
+def _overridden(model: OnnxModel, names: Container[str]) -> OnnxModel:
     """Make inputs of the weights of these names that may be overridden."""
     chosen = [item for item in model.overridable if item.name in names]
     if not chosen:

@@ -40,14 +40,14 @@ class TensorOf:
 class SequenceOf:
     """A list of values of one kind."""
 
-    item: Kind
+    item: ValueKind
 
 
 @dataclass(frozen=True, slots=True)
 class OptionalOf:
     """A value or nothing."""
 
-    item: Kind
+    item: ValueKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class MapOf:
     """A dictionary from texts or integers to values of one kind."""
 
     key: DType
-    item: Kind
+    item: ValueKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Unknown:
     """A kind of value that nobody can give or take here: sparse tensors, and opaque ones."""
 
 
-Kind = TensorOf | SequenceOf | OptionalOf | MapOf | Unknown
+ValueKind = TensorOf | SequenceOf | OptionalOf | MapOf | Unknown
 """What kind of value a type declares."""
 
 
@@ -102,12 +102,12 @@ def declare(value: onnx.ValueInfoProto, kind: TensorType) -> None:
             value.type.tensor_type.shape.dim.add().dim_value = size
 
 
-def kind_of(serialized: bytes) -> Kind:
+def kind_of(serialized: bytes) -> ValueKind:
     """Return what kind of value a serialized type declares."""
     return _kind(TypeProto.FromString(serialized))
 
 
-def _kind(proto: TypeProto) -> Kind:
+def _kind(proto: TypeProto) -> ValueKind:
     match proto.WhichOneof("value"):
         case "tensor_type":
             return TensorOf(proto.tensor_type.elem_type)

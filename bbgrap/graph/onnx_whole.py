@@ -10,11 +10,11 @@ from onnx import AttributeProto, NodeProto, TensorProto
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_limits import dtype_of
-from bbgrap.graph.onnx_read import INLINE_BYTES, ModelFile, array_of, detach
+from bbgrap.graph.onnx_read import INLINE_BYTES, OnnxModel, array_of, detach
 from bbgrap.graph.types import STORABLE, Array, DType
 
 
-def whole_model(model: ModelFile) -> tuple[bytes, Mapping[str, Array]]:
+def whole_model(model: OnnxModel) -> tuple[bytes, Mapping[str, Array]]:
     """Return a model without its large weights, and these by initializer name: free dimensions, opset and operators as the file has them.
 
     Large constants become weights: some exporters write every weight as a constant, and onnxruntime itself makes them weights when it loads

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
-from bbgrap.launching.engine_agent import AgentLook, AgentOrder
+from bbgrap.launching.engine_agent import AgentSpec, AgentView
 from bbgrap.launching.engine_cluster import EngineCluster, check_counts, join_token, start_coordinator
 from bbgrap.local import LocalCluster
 
@@ -78,13 +78,13 @@ class DaskCluster(EngineCluster):
                 raise ClusterUnavailableError(f"dask cluster: {error}; add workers, or ask for fewer agents") from error
             self._local = start_coordinator(host or _own_host(self._client.scheduler.address), port)
             self.address, self._connection = self._local.address, self._local.connection
-            self._register(AgentOrder(self.address, join_token(self._local), threads, "" if cache_dir is None else str(cache_dir)))
+            self._register(AgentSpec(self.address, join_token(self._local), threads, "" if cache_dir is None else str(cache_dir)))
             self.wait_joined(agents, deadline)
         except BaseException:
             self.close()
             raise
 
-    def looks(self, lines: int = 20) -> Sequence[AgentLook]:
+    def looks(self, lines: int = 20) -> Sequence[AgentView]:
         """Return how the agents are whose workers live."""
         from bbgrap.launching.dask_plugin import look
 
@@ -117,7 +117,7 @@ class DaskCluster(EngineCluster):
             if self._owns_client:
                 self._client.close()
 
-    def _register(self, order: AgentOrder) -> None:
+    def _register(self, order: AgentSpec) -> None:
         from bbgrap.launching.dask_plugin import AgentPlugin
 
         name = f"bbgrap-{order.address}"

@@ -8,21 +8,21 @@ from dataclasses import replace
 from distributed import Worker, WorkerPlugin
 from distributed.comm.addressing import get_address_host
 
-from bbgrap.launching.engine_agent import AgentLook, AgentOrder, OwnedAgent
+from bbgrap.launching.engine_agent import AgentSpec, AgentView, OwnedAgent
 
 
 class AgentPlugin(WorkerPlugin):
     """Gives a worker an agent: every worker that there is when it is registered, and every one that comes."""
 
-    def __init__(self, order: AgentOrder) -> None:
+    def __init__(self, order: AgentSpec) -> None:
         self._order = order
         self.agent: OwnedAgent | None = None
 
-    def __getstate__(self) -> AgentOrder:
+    def __getstate__(self) -> AgentSpec:
         # Only what is ordered travels.
         return self._order
 
-    def __setstate__(self, order: AgentOrder) -> None:
+    def __setstate__(self, order: AgentSpec) -> None:
         self._order, self.agent = order, None
 
     def setup(self, worker: Worker) -> None:
@@ -37,7 +37,7 @@ class AgentPlugin(WorkerPlugin):
             await asyncio.to_thread(self.agent.stop)
 
 
-def look(plugin: str, lines: int, dask_worker: Worker) -> AgentLook | None:
+def look(plugin: str, lines: int, dask_worker: Worker) -> AgentView | None:
     """Return how a worker's agent is; None before it has one."""
     mine = dask_worker.plugins.get(plugin)
     return mine.agent.look(lines) if isinstance(mine, AgentPlugin) and mine.agent is not None else None

@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bbgrap.transport.access import INSECURE, TOKEN, TOKEN_FILE
 from bbgrap.transport.control import is_listening
+from bbgrap.transport.credentials import INSECURE, TOKEN, TOKEN_FILE
 
 GONE_S = 30.0
 """How long a coordinator may be away; its restart takes a few seconds."""
@@ -31,7 +31,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class AgentOrder:
+class AgentSpec:
     """What agents are started with. It travels by the engine's own messages, and so never stands in arguments of a process."""
 
     address: str
@@ -42,7 +42,7 @@ class AgentOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentLook:
+class AgentView:
     """An agent as its owner sees it.
 
     `place` is its node or worker as the engine names it; `status` is how it ended, until it is started again.
@@ -60,7 +60,7 @@ class OwnedAgent:
     Invariants: `_process` is replaced by the watching thread only, and not once `_stopping` is set.
     """
 
-    def __init__(self, order: AgentOrder, name: str, place: str, host: str, folder: str | None = None) -> None:
+    def __init__(self, order: AgentSpec, name: str, place: str, host: str, folder: str | None = None) -> None:
         """Start it; `host` is what the engine reaches this machine by, `folder` where the engine keeps what may be lost."""
         self._order = order
         self._name = _UNSAFE.sub("-", name).strip("-") or "agent"
@@ -74,10 +74,10 @@ class OwnedAgent:
         self._process = self._start()
         threading.Thread(target=self._watch, name="bbgrap-agent", daemon=True).start()
 
-    def look(self, lines: int = 20) -> AgentLook:
+    def look(self, lines: int = 20) -> AgentView:
         """Return how it is, with the last lines of its log."""
         text = self._log.read_text(errors="replace") if self._log.exists() else ""
-        return AgentLook(self._name, self._place, self._status, "\n".join(text.splitlines()[-lines:]))
+        return AgentView(self._name, self._place, self._status, "\n".join(text.splitlines()[-lines:]))
 
     def kill(self) -> None:
         """End its process at once, as a power cut would; another one is started."""

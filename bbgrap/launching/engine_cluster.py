@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Sequence
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
-from bbgrap.launching.engine_agent import AgentLook
+from bbgrap.launching.engine_agent import AgentView
 from bbgrap.local import LocalCluster
 from bbgrap.session.own_cluster import OwnCluster
 
@@ -25,7 +25,7 @@ class EngineCluster(OwnCluster):
     """A cluster whose agents are an engine's; `kind` is the engine's name. Ending it gives back what the engine lent; that goes on."""
 
     @abstractmethod
-    def looks(self, lines: int = 20) -> Sequence[AgentLook]:
+    def looks(self, lines: int = 20) -> Sequence[AgentView]:
         """Return how the agents are whose owners live, each with the end of its log."""
 
     @abstractmethod
@@ -40,7 +40,7 @@ class EngineCluster(OwnCluster):
         """
         return self.coordinator_log(lines) if name == "coordinator" else self.look_of(name, lines).log
 
-    def look_of(self, name: str, lines: int = 20) -> AgentLook:
+    def look_of(self, name: str, lines: int = 20) -> AgentView:
         """Return how an agent is.
 
         Raises:

@@ -14,7 +14,7 @@ from bbgrap.cluster.files import profile_text
 from bbgrap.cluster.types import COORDINATOR, NodeProfile
 from bbgrap.errors import AccessError, BbgrapError, UsageError
 from bbgrap.launching.hosts import Host, HostsFile
-from bbgrap.launching.ssh import HostError, Reply, ask
+from bbgrap.launching.ssh import HostError, HostReply, ask
 from bbgrap.session.connection import Connection, connect
 from bbgrap.transport.local_tokens import find_token
 
@@ -152,7 +152,7 @@ class Launch:
             raise UsageError(f"'{self._file.path}' starts nothing that is called '{name}', only {', '.join(known)}")
         return known[name]
 
-    def _ask(self, host: Host, action: str, **settings: str) -> Reply:
+    def _ask(self, host: Host, action: str, **settings: str) -> HostReply:
         profile = profile_text(NodeProfile(host.name, memory_bytes=host.memory_bytes)) if host.memory_bytes else ""
         return ask(host, self._file.cluster, self._file.ssh_config, action, self._command(host), {"profile": profile, **settings})
 
@@ -240,11 +240,11 @@ def _listed(connection: Connection) -> Mapping[str, str]:
     return {node.name: node.state for node in connection.nodes()}
 
 
-def _tokens_in(reply: Reply) -> _Tokens:
+def _tokens_in(reply: HostReply) -> _Tokens:
     return _Tokens(reply.values.get("local", ""), reply.values.get("join", ""))
 
 
-def _seen(host: Host, reply: Reply) -> HostState:
+def _seen(host: Host, reply: HostReply) -> HostState:
     pid = reply.values.get("pid", "")
     if pid.isdigit():
         process: Process = "started" if "started" in reply.values else "runs"
@@ -261,11 +261,11 @@ def _later(before: HostState, now: HostState) -> HostState:
     return replace(now, process=before.process) if now.pid else now
 
 
-def _ended(host: Host, reply: Reply) -> HostState:
+def _ended(host: Host, reply: HostReply) -> HostState:
     return HostState(host.name, host.where, "ended" if "stopped" in reply.values else "stopped")
 
 
-def _checked(host: Host, reply: Reply) -> HostState:
+def _checked(host: Host, reply: HostReply) -> HostState:
     # What follows the number are the versions of onnxruntime and Python.
     ours, there = version("bbgrap"), reply.values.get("version", "").removeprefix("bbgrap ").partition(" ")[0]
     fault = "" if there == ours else f"it has bbgrap '{there}', this machine {ours}; install the same version everywhere"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
-from bbgrap.launching.engine_agent import AgentLook, AgentOrder, OwnedAgent
+from bbgrap.launching.engine_agent import AgentSpec, AgentView, OwnedAgent
 from bbgrap.launching.engine_cluster import EngineCluster, check_counts, join_token, start_coordinator
 from bbgrap.local import LocalCluster
 from bbgrap.session.connection import connect
@@ -93,7 +93,7 @@ class RayCluster(EngineCluster):
                 except ray.exceptions.RayError as error:
                     raise ClusterUnavailableError(f"ray cluster: the coordinator's actor does not answer: {error}") from error
                 self._connection = connect(self.address, timeout_s, token=own)
-            self._order = AgentOrder(self.address, token, threads, "" if cache_dir is None else str(cache_dir))
+            self._order = AgentSpec(self.address, token, threads, "" if cache_dir is None else str(cache_dir))
             self._place(agents, deadline)
             self.wait_joined(agents, deadline)
         except BaseException:
@@ -112,7 +112,7 @@ class RayCluster(EngineCluster):
         (name,) = self.wait_joined(1, deadline, {look.name for look in looks})
         return name
 
-    def looks(self, lines: int = 20) -> Sequence[AgentLook]:
+    def looks(self, lines: int = 20) -> Sequence[AgentView]:
         """Return how the agents are whose actors live."""
         return [look for _, look in self._owned(lines)]
 
@@ -172,7 +172,7 @@ class RayCluster(EngineCluster):
             )
             self._owners.append(options.remote(self._order, len(self._groups)))
 
-    def _owned(self, lines: int = 20) -> list[tuple[Any, AgentLook]]:
+    def _owned(self, lines: int = 20) -> list[tuple[Any, AgentView]]:
         asked = {owner.look.remote(lines): owner for owner in self._owners}
         answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)
         found = []
@@ -189,7 +189,7 @@ class RayCluster(EngineCluster):
 class AgentActor(OwnedAgent):
     """An actor that owns the agent of its node."""
 
-    def __init__(self, order: AgentOrder, group: int) -> None:
+    def __init__(self, order: AgentSpec, group: int) -> None:
         """Start the agent; those of the second placement group and further ones may be beside one of the first, and get its number."""
         import ray
 

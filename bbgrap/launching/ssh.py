@@ -29,14 +29,14 @@ class HostError(ClusterUnavailableError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HostReply:
     """What a host answers: values by name, and the last lines of a log if its process does not run."""
 
     values: Mapping[str, str]
     log: tuple[str, ...] = ()
 
 
-def ask(host: Host, cluster: str, config: Path | None, action: str, command: Sequence[str], settings: Mapping[str, str]) -> Reply:
+def ask(host: Host, cluster: str, config: Path | None, action: str, command: Sequence[str], settings: Mapping[str, str]) -> HostReply:
     """Have a host do something, and return what it answers; where ssh fails, it is tried again.
 
     Raises:
@@ -102,7 +102,7 @@ def _script(host: Host, cluster: str, action: str, command: Sequence[str], setti
     return "\n".join([*head, f"set -- {shlex.join(command)}", body, 'main "$@"', "exit", ""])
 
 
-def _reply(host: Host, done: subprocess.CompletedProcess[str]) -> Reply:
+def _reply(host: Host, done: subprocess.CompletedProcess[str]) -> HostReply:
     """Read an answer; what the host's shell prints at its start is passed over."""
     values: dict[str, str] = {}
     lines = done.stdout.splitlines()
@@ -120,7 +120,7 @@ def _reply(host: Host, done: subprocess.CompletedProcess[str]) -> Reply:
         said = [_printable(line) for line in done.stderr.splitlines() if line.strip()]
         by = "ssh" if host.ssh and done.returncode == _SSH_FAILED else "its shell"
         raise HostError(f"{by} says: {said[-1] if said else f'exit status {done.returncode}'}")
-    return Reply(values, log)
+    return HostReply(values, log)
 
 
 def _printable(line: str) -> str:

@@ -12,12 +12,12 @@ from bbgrap.planners.layers import Descriptions, follow_layers
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Shard
 from bbgrap.planners.plan import Plan
-from bbgrap.planners.training import training_step
+from bbgrap.planners.training import training_structure
 
 
 def plan_data_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Divide the batch by shares, and follow it."""
-    step, levels = training_step(graph, descriptions), Levels.flat(cluster)
+    step, levels = training_structure(graph, descriptions), Levels.flat(cluster)
     if step is not None:
         placed = {layer.node.name: (ON_ONE if layer.batch is None else Shard(layer.batch),) for layer in step.layers}
         return Plan("data-parallel", graph, cluster, step.tiles(levels, placed))

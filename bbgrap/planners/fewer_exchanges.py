@@ -14,7 +14,7 @@ Laws: tiles only grow; with no work to spare (an infinitely slow machine) the pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 
 from bbgrap.cluster import Cluster
@@ -25,10 +25,8 @@ from bbgrap.planners.halo import cut_axis, with_need
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.plan import Plan, Tile
+from bbgrap.planners.plan import Plan, Tile, Tiles
 from bbgrap.shapemap import ShapeMap
-
-Tiles = Mapping[str, tuple[Tile, ...]]
 
 LONGEST = 8
 """Phases that are joined at most: chosen; halos of more layers than this were never worth it."""

@@ -25,7 +25,7 @@ from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard
 from bbgrap.planners.plan import Plan
-from bbgrap.planners.training import training_step
+from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_chain import place_by_chain
 
 DATA, MODEL = 0, 1
@@ -33,7 +33,7 @@ DATA, MODEL = 0, 1
 
 def plan_hypar(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Choose level by level, each time by dynamic programming over the layers."""
-    levels, step = Levels.of(cluster), training_step(graph, descriptions)
+    levels, step = Levels.of(cluster), training_structure(graph, descriptions)
     if step is not None:
         return Plan("hypar", graph, cluster, step.tiles(levels, place_by_chain(step, levels, ("i", "o"))))
     layers = layers_of(graph, descriptions)

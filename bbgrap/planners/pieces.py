@@ -11,7 +11,7 @@ from bbgrap.tdl import Description, Part, input_regions, output_regions
 from bbgrap.tdl.work import Work, WorkCounter
 
 Regions = tuple[ShapeMap | None, ...]
-Piece = tuple[Regions, tuple[ShapeMap, ...]]
+PieceRegions = tuple[Regions, tuple[ShapeMap, ...]]
 """Regions read and made."""
 
 
@@ -34,12 +34,12 @@ class Pieces:
             shapes = self._shapes[node.name] = tuple(graph.types[name].shape if name else None for name in node.inputs)
             made = self._made[node.name] = tuple(graph.types[name].shape for name in node.outputs if name)
             self._alike[node.name] = alike.setdefault(repr((descriptions[node.name], shapes, made)), len(alike))
-        self._pieces: dict[tuple[int, ShapeMap, Part | None], tuple[Piece, dict[str, Work]]] = {}
+        self._pieces: dict[tuple[int, ShapeMap, Part | None], tuple[PieceRegions, dict[str, Work]]] = {}
         """By what nodes are alike in; and the works of those that were asked for, which need not be alike."""
-        self._works: dict[tuple[int, int], tuple[Tile, Piece, Work]] = {}
+        self._works: dict[tuple[int, int], tuple[Tile, PieceRegions, Work]] = {}
         """By node and tile object, which is kept alive: looking at a region is slower than at an object."""
 
-    def piece(self, node: Node, tile: Tile) -> Piece:
+    def piece(self, node: Node, tile: Tile) -> PieceRegions:
         """Return what a tile reads, per operand (None: not as data), and what it makes, per output in use."""
         return self._known(node, tile)[1]
 
@@ -47,7 +47,7 @@ class Pieces:
         """Return the work of a tile."""
         return self._known(node, tile)[2]
 
-    def _known(self, node: Node, tile: Tile) -> tuple[Tile, Piece, Work]:
+    def _known(self, node: Node, tile: Tile) -> tuple[Tile, PieceRegions, Work]:
         key = (id(node), id(tile))
         known = self._works.get(key)
         if known is None:
@@ -61,7 +61,7 @@ class Pieces:
             known = self._works[key] = (tile, piece, works[node.name])
         return known
 
-    def _look(self, node: Node, tile: Tile) -> Piece:
+    def _look(self, node: Node, tile: Tile) -> PieceRegions:
         description, shapes = self.descriptions[node.name], self._shapes[node.name]
         if description is None:
             reads: Regions = tuple(ShapeMap.full(shape or ()) if name else None for name, shape in zip(node.inputs, shapes, strict=True))

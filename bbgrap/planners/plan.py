@@ -33,6 +33,10 @@ class Tile:
     part: Part | None = None
 
 
+Tiles = Mapping[str, tuple[Tile, ...]]
+"""Of nodes, by name."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """Tiles of every node, by node name, in device order; devices are numbered as in `cluster.nodes`."""
@@ -40,7 +44,7 @@ class Plan:
     planner: str
     graph: Graph = field(repr=False)
     cluster: Cluster
-    tiles: Mapping[str, tuple[Tile, ...]] = field(repr=False)
+    tiles: Tiles = field(repr=False)
 
     @cached_property
     def devices_used(self) -> tuple[int, ...]:

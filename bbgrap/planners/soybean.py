@@ -28,7 +28,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.tilings import COLUMNS, COPY, FORMS, ROWS, tables_of
-from bbgrap.planners.training import training_step
+from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_chain import place_by_chain
 from bbgrap.tdl import Description, is_elementwise
 
@@ -61,7 +61,7 @@ class Chained:
 
 def plan_soybean(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Cut every layer level by level (Algorithm 1)."""
-    levels, step = Levels.of(cluster), training_step(graph, descriptions)
+    levels, step = Levels.of(cluster), training_structure(graph, descriptions)
     if step is not None:
         return Plan("soybean", graph, cluster, step.tiles(levels, place_by_chain(step, levels)))
     layers = layers_of(graph, descriptions)

@@ -13,7 +13,7 @@ The cut of a division is counted in units that all of it has, e.g. heads, and fo
 the division read. So a product of queries, keys and values in one is cut in three ranges. Tables of words are divided by words if they
 are heavy, or if the product that makes the logits, which is, shares them. Nothing is cut along an axis whose size changes between requests.
 
-Where the largest elements of blocks are taken (`bbgrap.graph.top`), a block is on one node, as its share says, and the division is cut at
+Where the largest elements of blocks are taken (`bbgrap.graph.top_k`), a block is on one node, as its share says, and the division is cut at
 borders of blocks. Only candidates travel.
 """
 

@@ -23,14 +23,14 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.search import Choices
-from bbgrap.planners.training import training_step
+from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_search import place_by_bytes
 from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
 
 
 def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
     """Divide by the largest prime factor of the number of machines, and so on down."""
-    levels, step = Levels.of(cluster), training_step(graph, descriptions)
+    levels, step = Levels.of(cluster), training_structure(graph, descriptions)
     if step is not None:
         return Plan("tofu", graph, cluster, step.tiles(levels, place_by_bytes(step, levels)))
     placed: dict[str, Placements] = {node.name: () for node in graph.nodes}

@@ -38,7 +38,7 @@ Cuts = tuple[_Cut | None, ...]
 
 
 @dataclass(frozen=True)
-class TrainingStep:
+class TrainingStructure:
     """What planners have to know of a training step."""
 
     graph: Graph
@@ -57,7 +57,7 @@ class TrainingStep:
         return _Placer(self, levels, placed).run()
 
 
-def training_step(graph: Graph, descriptions: Descriptions) -> TrainingStep | None:
+def training_structure(graph: Graph, descriptions: Descriptions) -> TrainingStructure | None:
     """Return what there is to know of a training step; None for a graph that is none."""
     if not graph.state:
         return None
@@ -76,7 +76,7 @@ def training_step(graph: Graph, descriptions: Descriptions) -> TrainingStep | No
             layers.append(layer)
             weights[node.name] = own[0]
             known.add(own[0])
-    return TrainingStep(graph, descriptions, parameters, batches, tuple(layers), weights) if layers else None
+    return TrainingStructure(graph, descriptions, parameters, batches, tuple(layers), weights) if layers else None
 
 
 def _subscripts(description: Description, operand: int) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -89,7 +89,7 @@ def _subscripts(description: Description, operand: int) -> Iterator[tuple[int, t
 class _Placer:
     """Places every node of a training step, level by level."""
 
-    def __init__(self, step: TrainingStep, levels: Levels, placed: Mapping[str, Placements]) -> None:
+    def __init__(self, step: TrainingStructure, levels: Levels, placed: Mapping[str, Placements]) -> None:
         self.step, self.graph, self.levels, self.placed = step, step.graph, levels, placed
         self.none: Cuts = (None,) * len(levels.ways)
         self.parameter_cuts: dict[str, Cuts] = {}

@@ -22,18 +22,18 @@ from typing import Literal
 
 from bbgrap.planners.layers import Layer
 from bbgrap.planners.placements import ON_ONE, Levels, Placement, Placements, Shard
-from bbgrap.planners.training import TrainingStep
+from bbgrap.planners.training import TrainingStructure
 
 Form = Literal["b", "i", "o"]
 Forms = Mapping[Form, Placement]
-Model = Literal["i", "o"] | None
+ModelSplit = Literal["i", "o"] | None
 """How weights are divided, where HyPar has one such choice; None: either way."""
 
 CONVERTED: frozenset[tuple[Form, Form]] = frozenset({("b", "i"), ("o", "b")})
 """Between which forms maps and their gradients are divided anew."""
 
 
-def place_by_chain(step: TrainingStep, levels: Levels, models: Sequence[Model] = (None,)) -> dict[str, Placements]:
+def place_by_chain(step: TrainingStructure, levels: Levels, models: Sequence[ModelSplit] = (None,)) -> dict[str, Placements]:
     """Return the placements of all layers, by the names of their nodes, chosen level by level: with the best of these models for each."""
     placed: dict[str, Placements] = {layer.node.name: () for layer in step.layers}
     for way in levels.ways:
@@ -44,7 +44,7 @@ def place_by_chain(step: TrainingStep, levels: Levels, models: Sequence[Model] =
 
 
 def chained(
-    step: TrainingStep, placed: Mapping[str, Placements], way: int, levels: Levels, model: Model = None
+    step: TrainingStructure, placed: Mapping[str, Placements], way: int, levels: Levels, model: ModelSplit = None
 ) -> tuple[float, list[Placement]]:
     """Return the placement of every layer at one level that move the least, and how many elements; of equals b, then i.
 
@@ -68,7 +68,7 @@ def chained(
     return min(best.values(), key=lambda item: item[0])
 
 
-def forms_of(step: TrainingStep, layer: Layer, placements: Placements, way: int, levels: Levels, model: Model = None) -> Forms:
+def forms_of(step: TrainingStructure, layer: Layer, placements: Placements, way: int, levels: Levels, model: ModelSplit = None) -> Forms:
     """Return the forms in which every part of a layer has something to do; where there is none, one device computes it as if in form o."""
     shape = step.graph.types[layer.made].known_shape
     batch, features = _shard(layer.batch), _shard(layer.features)

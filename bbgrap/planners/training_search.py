@@ -16,7 +16,7 @@ from bbgrap.planners.layers import first_output
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.placements import Levels, Placement, Placements
 from bbgrap.planners.plan import Tile
-from bbgrap.planners.training import TrainingStep
+from bbgrap.planners.training import TrainingStructure
 from bbgrap.planners.training_chain import Form, chained, forms_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 
@@ -29,7 +29,7 @@ Chosen = tuple[Placement, ...]
 """Of all layers, at one level."""
 
 
-def place_by_bytes(step: TrainingStep, levels: Levels) -> dict[str, Placements]:
+def place_by_bytes(step: TrainingStructure, levels: Levels) -> dict[str, Placements]:
     """Return the placements of all layers, by the names of their nodes, chosen level by level."""
     pieces = Pieces(step.graph, step.descriptions)
     placed: dict[str, Placements] = {layer.node.name: () for layer in step.layers}
@@ -42,7 +42,7 @@ def place_by_bytes(step: TrainingStep, levels: Levels) -> dict[str, Placements]:
 class _Level:
     """The choice at one level, given those above."""
 
-    def __init__(self, step: TrainingStep, pieces: Pieces, placed: Mapping[str, Placements], way: int, levels: Levels) -> None:
+    def __init__(self, step: TrainingStructure, pieces: Pieces, placed: Mapping[str, Placements], way: int, levels: Levels) -> None:
         self.step, self.pieces, self.placed, self.levels = step, pieces, placed, levels
         self.forms = [forms_of(step, layer, placed[layer.node.name], way, levels) for layer in step.layers]
         self.chain = tuple(chained(step, placed, way, levels)[1])

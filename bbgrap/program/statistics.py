@@ -21,11 +21,11 @@ LABELS = {
     "scatter_bytes": "input bytes sent",
     "gather_bytes": "output bytes returned",
 }
-"""What the counts of `Statistics` are called where people read them, in the order of a table."""
+"""What the counts of `ProgramStatistics` are called where people read them, in the order of a table."""
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class ProgramStatistics:
     """Counts of one program, over all agents.
 
     `transfers`: messages between agents; `bytes`: what they carry, as they travel; `crops` and `concats`: assemblies from one and from
@@ -51,7 +51,7 @@ def traffic_bytes(program: Program) -> int:
     return sum(sum(program.part_bytes(d.device, s)) for d in program.devices for s in d.steps if isinstance(s, Send))
 
 
-def statistics_of(program: Program) -> Statistics:
+def statistics_of(program: Program) -> ProgramStatistics:
     """Count what a program does."""
     totals: Counter[str] = Counter()
     by_operator: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def statistics_of(program: Program) -> Statistics:
                 case _:
                     pass
             waiting = isinstance(step, Receive) and step.source != program.host
-    return Statistics(
+    return ProgramStatistics(
         transfers=totals["transfers"],
         bytes=sum(by_operator.values()),
         crops=totals["crops"],

@@ -74,7 +74,7 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class RequestedPlan:
     """A plan that was asked for lately: of which model (its digest) and shapes, who serves it, and why no plan does (empty: one does).
 
     `waiting` requests have not been started.
@@ -95,7 +95,7 @@ class Inspection:
     coordinator: MachineFacts | None
     nodes: tuple[NodeFacts, ...]
     silent: tuple[Name, ...]
-    models: tuple[ServedModel, ...]
+    models: tuple[RequestedPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)

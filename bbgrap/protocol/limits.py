@@ -34,7 +34,7 @@ class Length:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TextForm:
     """The field's text is of a form that `holds` tells, and `expected` names."""
 
     holds: Callable[[str], bool]
@@ -61,5 +61,5 @@ def is_plain_name(text: str) -> bool:
 
 Name = Annotated[str, Length(1024)]
 Text = Annotated[str, Length(MAX_TEXT_BYTES)]
-Digest = Annotated[str, Form(is_digest, "a SHA-256 in hex")]
-FileName = Annotated[str, Form(is_plain_name, "a plain file name"), Length(255)]
+Digest = Annotated[str, TextForm(is_digest, "a SHA-256 in hex")]
+FileName = Annotated[str, TextForm(is_plain_name, "a plain file name"), Length(255)]

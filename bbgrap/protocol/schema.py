@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 from bbgrap.errors import LocalProtocolError
 from bbgrap.protocol.checks import check_deploy
-from bbgrap.protocol.limits import MAX_INTEGER, MAX_TEXT_BYTES, Form, Length, Payload
+from bbgrap.protocol.limits import MAX_INTEGER, MAX_TEXT_BYTES, Length, Payload, TextForm
 from bbgrap.protocol.messages import Deploy
 from bbgrap.runtime.recording import Record, check_record
 from bbgrap.runtime.schedule import LocalStep, Schedule, check_schedule
 
-Reader = Callable[[object], object]
+FieldReader = Callable[[object], object]
 
 
 class SchemaError(Exception):
@@ -96,13 +96,13 @@ def build(kind: type[Any], body: object, extra: Mapping[str, object] | None = No
 
 
 @cache
-def _readers(kind: Any, without: frozenset[str]) -> tuple[tuple[str, Reader], ...]:  # noqa: ANN401 - a class of dataclasses
+def _readers(kind: Any, without: frozenset[str]) -> tuple[tuple[str, FieldReader], ...]:  # noqa: ANN401 - a class of dataclasses
     """Return the fields of a dataclass, but for some, each with what reads it."""
     return tuple((name, _reader(hint)) for name, hint in schema_of(kind) if name not in without)
 
 
 @cache
-def _reader(hint: Any) -> Reader:  # noqa: ANN401 - any type is a schema
+def _reader(hint: Any) -> FieldReader:  # noqa: ANN401 - any type is a schema
     """Return the function that turns a plain value into the field's type, or raises `SchemaError`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -122,7 +122,7 @@ def _reader(hint: Any) -> Reader:  # noqa: ANN401 - any type is a schema
     return _SCALARS[hint]
 
 
-def _checked(expected: str, holds: Callable[[Any], bool]) -> Reader:
+def _checked(expected: str, holds: Callable[[Any], bool]) -> FieldReader:
     """Return what takes values for which a law holds."""
 
     def read(value: object) -> object:
@@ -142,7 +142,7 @@ def _is_text(value: object, limit: int) -> bool:
 
 
 _NUMBER = _checked("a finite number", lambda value: type(value) in {int, float} and isfinite(value))
-_SCALARS: dict[object, Reader] = {
+_SCALARS: dict[object, FieldReader] = {
     int: _checked(f"an integer from 0 to {MAX_INTEGER}", lambda value: type(value) is int and 0 <= value <= MAX_INTEGER),
     float: lambda value: float(cast("float", _NUMBER(value))),
     bool: _checked("true or false", lambda value: type(value) is bool),
@@ -151,18 +151,18 @@ _SCALARS: dict[object, Reader] = {
 }
 
 
-def _marked(hint: object, marks: Sequence[object]) -> Reader:
+def _marked(hint: object, marks: Sequence[object]) -> FieldReader:
     """Return what reads a text of limited length, and perhaps of a form; marks of other types say nothing about values."""
     if hint is not str:
         return _reader(hint)
     limit = next((mark.bytes for mark in marks if isinstance(mark, Length)), MAX_TEXT_BYTES)
-    form = next((mark for mark in marks if isinstance(mark, Form)), None)
+    form = next((mark for mark in marks if isinstance(mark, TextForm)), None)
     if form is None:
         return _checked(f"a text of at most {limit} bytes", lambda value: _is_text(value, limit))
     return _checked(form.expected, lambda value: _is_text(value, limit) and form.holds(value))
 
 
-def _tuple(arguments: tuple[object, ...]) -> Reader:
+def _tuple(arguments: tuple[object, ...]) -> FieldReader:
     def read(value: object) -> tuple[object, ...]:
         if not isinstance(value, tuple):
             raise SchemaError(f"expected a list, got {type(value).__name__}")
@@ -176,7 +176,7 @@ def _tuple(arguments: tuple[object, ...]) -> Reader:
     return read
 
 
-def _mapping(key: Reader, item: Reader) -> Reader:
+def _mapping(key: FieldReader, item: FieldReader) -> FieldReader:
     def read(value: object) -> dict[object, object]:
         if not isinstance(value, dict):
             raise SchemaError(f"expected a map, got {type(value).__name__}")
@@ -185,12 +185,12 @@ def _mapping(key: Reader, item: Reader) -> Reader:
     return read
 
 
-def _member(members: Mapping[object, object]) -> Reader:
+def _member(members: Mapping[object, object]) -> FieldReader:
     read = _checked(f"one of {', '.join(sorted(map(str, members)))}", lambda value: type(value) in {int, str} and value in members)
     return lambda value: members[read(value)]
 
 
-def _union(arguments: tuple[object, ...]) -> Reader:
+def _union(arguments: tuple[object, ...]) -> FieldReader:
     """Read `T | None`, or a union of dataclasses, whose members are told apart by their names."""
     others = [argument for argument in arguments if argument is not NoneType]
     kinds = {kind.__name__: kind for kind in others if isinstance(kind, type)} if len(others) > 1 else {}

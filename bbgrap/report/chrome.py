@@ -12,7 +12,7 @@ from typing import Any
 
 from bbgrap.costmodel.timeline import LANES, Span, Timeline
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 
 def chrome_trace(timeline: Timeline, title: str = "", facts: Mapping[str, object] | None = None) -> dict[str, Any]:
@@ -42,8 +42,8 @@ def chrome_trace(timeline: Timeline, title: str = "", facts: Mapping[str, object
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": title, **(facts or {})}}
 
 
-def _names(device: int, name: str) -> list[Event]:
-    process: Event = {"ph": "M", "pid": device, "tid": 0, "ts": 0}
+def _names(device: int, name: str) -> list[TraceEvent]:
+    process: TraceEvent = {"ph": "M", "pid": device, "tid": 0, "ts": 0}
     lanes = [
         {**process, "tid": lane, "name": key, "args": args}
         for lane, label in enumerate(LANES)
@@ -53,12 +53,12 @@ def _names(device: int, name: str) -> list[Event]:
     return [*({**process, "name": key, "args": args} for key, args in head), *lanes]
 
 
-def _span(span: Span, device: int, lane: int, start_us: float, took_us: float) -> Event:
+def _span(span: Span, device: int, lane: int, start_us: float, took_us: float) -> TraceEvent:
     told = {"message": span.message, "peer": span.peer, "segment": span.segment, "bytes": span.bytes or None}
     args = {key: value for key, value in told.items() if value is not None}
     head = {"ph": "X", "pid": device, "tid": lane, "ts": start_us, "dur": took_us, "cat": span.lane}
     return {**head, "name": span.label or span.lane, "args": args}
 
 
-def _flow(message: int, phase: str, start_us: float, device: int, lane: int) -> Event:
+def _flow(message: int, phase: str, start_us: float, device: int, lane: int) -> TraceEvent:
     return {"ph": phase, "pid": device, "tid": lane, "ts": start_us, "id": message, "cat": "halo", "name": f"message {message}"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.report.gantt import timeline_svg
-from bbgrap.report.layers import Layer
+from bbgrap.report.layers import LayerReport
 from bbgrap.report.marks import milliseconds, text
 from bbgrap.report.page import PAGE_STYLE, SCRIPT
 from bbgrap.report.strips import layers_svg
@@ -22,7 +22,7 @@ def report_html(
     measured: Timeline | None = None,
     predicted: Timeline | None = None,
     segments: Sequence[SegmentTime] = (),
-    layers: Sequence[Layer] = (),
+    layers: Sequence[LayerReport] = (),
     facts: Mapping[str, object] | None = None,
 ) -> str:
     """Return the page.
@@ -52,7 +52,7 @@ def report_html(
 
 
 def _sections(
-    measured: Timeline | None, predicted: Timeline | None, segments: Sequence[SegmentTime], layers: Sequence[Layer]
+    measured: Timeline | None, predicted: Timeline | None, segments: Sequence[SegmentTime], layers: Sequence[LayerReport]
 ) -> Iterator[str]:
     timelines = {kind: timeline for kind, timeline in (("measured", measured), ("predicted", predicted)) if timeline is not None}
     shown = measured or predicted

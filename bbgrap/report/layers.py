@@ -17,7 +17,7 @@ from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.cases import Need
 from bbgrap.shapemap import ShapeMap
 
-Ranges = tuple[tuple[int, int], ...]
+GlobalRanges = tuple[tuple[int, int], ...]
 """Half-open ranges along one axis, in global coordinates."""
 
 _IMAGE = ("batch", "channels", "rows", "columns")
@@ -30,7 +30,7 @@ class Fetch:
     value: str
     axis: str
     extent: int
-    ranges: Ranges
+    ranges: GlobalRanges
     elements: int
 
 
@@ -39,12 +39,12 @@ class LayerTile:
     """A device's tile of a layer: the ranges it computes along the layer's axis, and what it fetches for them."""
 
     device: int
-    computes: Ranges
+    computes: GlobalRanges
     fetches: tuple[Fetch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerReport:
     """A node of the graph, cut along `axis` (a name for people) of `extent` elements; a whole layer has one range, all of it."""
 
     name: str
@@ -54,7 +54,7 @@ class Layer:
     tiles: tuple[LayerTile, ...]
 
 
-def layers_of(plan: Plan, needs: Iterable[Need]) -> tuple[Layer, ...]:
+def layers_of(plan: Plan, needs: Iterable[Need]) -> tuple[LayerReport, ...]:
     """Return all layers of a plan, in the order of the graph; `needs` are those of its program."""
     fetches: defaultdict[tuple[str, int], list[Fetch]] = defaultdict(list)
     for need in needs:
@@ -65,11 +65,11 @@ def layers_of(plan: Plan, needs: Iterable[Need]) -> tuple[Layer, ...]:
         tiles = plan.tiles[node.name]
         axis, extent, ranges = _cut(whole_output(plan.graph, node), tiles)
         parts = (LayerTile(tile.device, part, tuple(fetches[node.name, tile.device])) for tile, part in zip(tiles, ranges, strict=True))
-        layers.append(Layer(node.name, node.op, axis, extent, tuple(parts)))
+        layers.append(LayerReport(node.name, node.op, axis, extent, tuple(parts)))
     return tuple(layers)
 
 
-def _cut(whole: ShapeMap, tiles: tuple[Tile, ...]) -> tuple[str, int, list[Ranges]]:
+def _cut(whole: ShapeMap, tiles: tuple[Tile, ...]) -> tuple[str, int, list[GlobalRanges]]:
     parts = [tile.part for tile in tiles if tile.part is not None]
     if parts:
         return f"sum over {parts[0].index}", max(p.interval.stop for p in parts), [((p.interval.start, p.interval.stop),) for p in parts]
@@ -94,7 +94,7 @@ def _first_cut(whole: ShapeMap, regions: Iterable[ShapeMap]) -> int | None:
     return min(cut, default=None)
 
 
-def _ranges(region: ShapeMap, axis: int) -> Ranges:
+def _ranges(region: ShapeMap, axis: int) -> GlobalRanges:
     return tuple((part.start, part.stop) for part in region.axes[axis].ranges)
 
 
@@ -102,7 +102,7 @@ def _axis_name(rank: int, axis: int) -> str:
     return _IMAGE[axis] if rank == len(_IMAGE) else f"axis {axis}"
 
 
-def read_layers(plain: object) -> tuple[Layer, ...]:
+def read_layers(plain: object) -> tuple[LayerReport, ...]:
     """Return the layers of a plan's report, where they are plain values.
 
     Raises:
@@ -114,19 +114,19 @@ def read_layers(plain: object) -> tuple[Layer, ...]:
         raise RemoteProtocolError(f"report: its layers are not as expected: {type(error).__name__} {error}") from error
 
 
-def _layer(plain: Mapping[str, Any]) -> Layer:
+def _layer(plain: Mapping[str, Any]) -> LayerReport:
     tiles = (
         LayerTile(int(tile["device"]), _pairs(tile["computes"]), tuple(_fetched(fetch) for fetch in _list(tile["fetches"])))
         for tile in _list(plain["tiles"])
     )
-    return Layer(str(plain["name"]), str(plain["operator"]), str(plain["axis"]), int(plain["extent"]), tuple(tiles))
+    return LayerReport(str(plain["name"]), str(plain["operator"]), str(plain["axis"]), int(plain["extent"]), tuple(tiles))
 
 
 def _fetched(plain: Mapping[str, Any]) -> Fetch:
     return Fetch(str(plain["value"]), str(plain["axis"]), int(plain["extent"]), _pairs(plain["ranges"]), int(plain["elements"]))
 
 
-def _pairs(plain: object) -> Ranges:
+def _pairs(plain: object) -> GlobalRanges:
     return tuple((int(start), int(stop)) for start, stop in _list(plain))
 
 

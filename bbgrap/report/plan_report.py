@@ -10,7 +10,7 @@ from typing import Any
 from bbgrap.compiler.compile import Compiled
 from bbgrap.compiler.segments import region_name
 from bbgrap.program.cases import Case, Need, needs_of
-from bbgrap.program.statistics import LABELS, Statistics, statistics_of
+from bbgrap.program.statistics import LABELS, ProgramStatistics, statistics_of
 from bbgrap.program.steps import Send
 from bbgrap.report.layers import layers_of
 from bbgrap.shapemap import ShapeMap
@@ -83,7 +83,7 @@ def _with_dictionary(compiled: Compiled) -> list[str]:
     return [nodes[device].name for device in sorted(reached) if program.wire(program.host, device) == "dictionary"]
 
 
-def _table(initial: Statistics, optimized: Statistics) -> Iterator[str]:
+def _table(initial: ProgramStatistics, optimized: ProgramStatistics) -> Iterator[str]:
     yield f"  {'per request':<25}{'initial':>14}{'optimised':>14}"
     before, after = asdict(initial), asdict(optimized)
     for key, label in LABELS.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from bbgrap.report.layers import Fetch, Layer, LayerTile, Ranges
+from bbgrap.report.layers import Fetch, GlobalRanges, LayerReport, LayerTile
 from bbgrap.report.marks import COLOURS, picture, rectangle, shortened, words
 
 WIDTH, LEFT, RIGHT = 1160.0, 216.0, 132.0
@@ -24,7 +24,7 @@ _APART = 0.004
 _LEGEND = 10
 
 
-def layers_svg(layers: Sequence[Layer], devices: Sequence[str], title: str, *, styled: bool = True) -> str:
+def layers_svg(layers: Sequence[LayerReport], devices: Sequence[str], title: str, *, styled: bool = True) -> str:
     """Return the picture of all layers; those that are cut like the one before and fetch nothing are counted there."""
     body, y = [words(8, 18, shortened(title, 120), "head", tip=title), *_legend(layers, devices)], _TOP
     for layer, alike in _grouped(layers):
@@ -34,8 +34,8 @@ def layers_svg(layers: Sequence[Layer], devices: Sequence[str], title: str, *, s
     return picture(WIDTH, y + 4, body, title, styled=styled)
 
 
-def _grouped(layers: Sequence[Layer]) -> list[tuple[Layer, list[Layer]]]:
-    groups: list[tuple[Layer, list[Layer]]] = []
+def _grouped(layers: Sequence[LayerReport]) -> list[tuple[LayerReport, list[LayerReport]]]:
+    groups: list[tuple[LayerReport, list[LayerReport]]] = []
     for layer in layers:
         if groups and not any(tile.fetches for tile in layer.tiles) and _cuts(layer) == _cuts(groups[-1][0]):
             groups[-1][1].append(layer)
@@ -44,11 +44,11 @@ def _grouped(layers: Sequence[Layer]) -> list[tuple[Layer, list[Layer]]]:
     return groups
 
 
-def _cuts(layer: Layer) -> object:
+def _cuts(layer: LayerReport) -> object:
     return layer.axis, layer.extent, [(tile.device, tile.computes) for tile in layer.tiles]
 
 
-def _legend(layers: Sequence[Layer], devices: Sequence[str]) -> list[str]:
+def _legend(layers: Sequence[LayerReport], devices: Sequence[str]) -> list[str]:
     used = sorted({tile.device for layer in layers for tile in layer.tiles if tile.device < len(devices)})
     marks: list[str] = []
     for place, device in enumerate(used[:_LEGEND]):
@@ -64,7 +64,7 @@ def _colour(device: int) -> str:
     return f"d{device % COLOURS}"
 
 
-def _layer(layer: Layer, devices: Sequence[str], y: float, alike: Sequence[Layer]) -> tuple[list[str], float]:
+def _layer(layer: LayerReport, devices: Sequence[str], y: float, alike: Sequence[LayerReport]) -> tuple[list[str], float]:
     full = f"{layer.name} ({layer.operator})"
     tip = full if not alike else f"{full}; cut alike after it: {', '.join(other.name for other in alike)}"
     more = f" +{len(alike)}" if alike else ""
@@ -102,7 +102,7 @@ def _overlap(tiles: Sequence[LayerTile]) -> bool:
     return any(later[0] < earlier[1] for earlier, later in pairwise(ranges))
 
 
-def _bars(ranges: Ranges, extent: int, y: float, height: float, device: int, tip: str) -> list[str]:
+def _bars(ranges: GlobalRanges, extent: int, y: float, height: float, device: int, tip: str) -> list[str]:
     scale, right, kind = (WIDTH - LEFT - RIGHT) / max(extent, 1), WIDTH - RIGHT, f"tile {_colour(device)}"
     bars = []
     for start, stop in ranges:
@@ -112,7 +112,7 @@ def _bars(ranges: Ranges, extent: int, y: float, height: float, device: int, tip
     return bars
 
 
-def _said(axis: str, ranges: Ranges) -> str:
+def _said(axis: str, ranges: GlobalRanges) -> str:
     return "all" if axis == "whole" else f"{axis} {', '.join(f'{start}:{stop}' for start, stop in ranges)}"
 
 

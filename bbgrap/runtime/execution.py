@@ -33,7 +33,7 @@ from bbgrap.runtime.schedule import (
 Kernel = Callable[[int, Sequence[Array]], Sequence[Array]]
 """Runs segment number n on its inputs."""
 
-Sender = Callable[[LocalSend, Mapping[int, Array]], None]
+SendParts = Callable[[LocalSend, Mapping[int, Array]], None]
 """Sends the parts of a step out of these arrays, which are those of the buffers by number; nothing changes them any more."""
 
 Take = Callable[[Array], Array]
@@ -180,7 +180,7 @@ class Execution:
         """Hand over a message that arrived; early ones wait here, a repeated one is ignored."""
         self._mail.setdefault(message, parts)
 
-    def advance(self, kernel: Kernel, send: Sender, *, limit: int | None = None) -> bool:
+    def advance(self, kernel: Kernel, send: SendParts, *, limit: int | None = None) -> bool:
         """Do steps until one needs a message that is not there, the end, or `limit` steps; return whether the end is reached."""
         steps = self.schedule.steps
         stop = len(steps) if limit is None else min(len(steps), self.position + limit)

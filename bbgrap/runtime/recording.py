@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from bbgrap.graph.types import Array, TensorType
-from bbgrap.runtime.execution import Empty, Execution, Kernel, Sender, SlicePlan
+from bbgrap.runtime.execution import Empty, Execution, Kernel, SendParts, SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule, part_shape
 
 Clock = Callable[[], int]
@@ -94,7 +94,7 @@ class RecordedExecution(Execution):
         super().deliver(message, parts)
         self._came.setdefault(message, sum(part.nbytes for part in parts))
 
-    def advance(self, kernel: Kernel, send: Sender, *, limit: int | None = None) -> bool:
+    def advance(self, kernel: Kernel, send: SendParts, *, limit: int | None = None) -> bool:
         """Do as an `Execution` does, step by step."""
         stop = len(self.schedule.steps) if limit is None else min(len(self.schedule.steps), self.position + limit)
         while self.position < stop:

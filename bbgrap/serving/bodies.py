@@ -12,7 +12,7 @@ from typing import Any
 
 from bbgrap.graph.types import Array
 from bbgrap.serving.datatypes import BytesLike, check_shape, datatype_of_array, to_bytes, to_list
-from bbgrap.serving.infer import MAX_TENSORS, Given, Infer, Wanted, part_of, refuse_parameters, timeout_of
+from bbgrap.serving.infer import MAX_TENSORS, Infer, InputTensor, Wanted, part_of, refuse_parameters, timeout_of
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed
 
 _WINDOW = {"gzip": 31, "deflate": 15}
@@ -126,7 +126,7 @@ def _objects(said: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return items
 
 
-def _input(said: Mapping[str, Any], rest: memoryview) -> tuple[Given, int]:
+def _input(said: Mapping[str, Any], rest: memoryview) -> tuple[InputTensor, int]:
     name = said["name"]
     datatype, shape = check_shape(name, said.get("datatype"), said.get("shape"))
     size = _parameters(said, f"input '{name}'").get("binary_data_size")
@@ -134,12 +134,12 @@ def _input(said: Mapping[str, Any], rest: memoryview) -> tuple[Given, int]:
     if size is None:
         if not isinstance(data, list):
             raise malformed(f"input '{name}': expected data as a list, or binary_data_size")
-        return Given(name, datatype, shape, data), 0
+        return InputTensor(name, datatype, shape, data), 0
     if type(size) is not int or not 0 <= size <= len(rest):
         raise malformed(f"input '{name}': binary_data_size: expected at most the {len(rest)} bytes that are left, got {size!r:.40}")
     if data is not None:
         raise malformed(f"input '{name}': expected data or binary_data_size, got both")
-    return Given(name, datatype, shape, rest[:size]), size
+    return InputTensor(name, datatype, shape, rest[:size]), size
 
 
 def _output(said: Mapping[str, Any], binary: bool) -> Wanted:

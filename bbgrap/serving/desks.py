@@ -21,7 +21,7 @@ from http import HTTPStatus
 
 from bbgrap.serving.bodies import accepted_encoding, json_length_of, parse_infer
 from bbgrap.serving.datatypes import BytesLike
-from bbgrap.serving.gateway import Gateway, Work
+from bbgrap.serving.gateway import Gateway, Inference
 from bbgrap.serving.heads import END, MOST_BYTES, Head, may_be_inference, plain_head
 from bbgrap.serving.http import BODY_S, JSON_LENGTH, encoded, refusal_body, refusal_headers
 from bbgrap.serving.model import ServedModel
@@ -220,7 +220,7 @@ class Desk:
         headers = head.by_name
         asked = parse_infer(body, json_length_of(headers.get(JSON_LENGTH, "").strip(), len(body)))
         answer = partial(encoded, model, asked, accepted_encoding(headers.get("accept-encoding", "")))
-        work = Work(asked.feed, asked.output_names, answer, headers.get("traceparent", ""), asked.part)
+        work = Inference(asked.feed, asked.output_names, answer, headers.get("traceparent", ""), asked.part)
         return self._gateway.infer_here(model, work, asked.timeout_s, self._has_gone)
 
     def _has_gone(self) -> bool:

@@ -22,7 +22,7 @@ from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.client_messages import ListNodes, Nodes
 from bbgrap.serving.batching import Batcher
-from bbgrap.serving.infer import Part
+from bbgrap.serving.infer import SequenceParameters
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 from bbgrap.serving.repository import Repository
@@ -60,14 +60,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Work(Generic[R]):
+class Inference(Generic[R]):
     """One inference: what makes the inputs, which outputs are wanted, what makes the answer of them, and its trace and sequence."""
 
     feed: Callable[[], Mapping[str, Array]]
     names: tuple[str, ...] | None
     answer: Callable[[list[Array]], R]
     traceparent: str = ""
-    part: Part | None = None
+    part: SequenceParameters | None = None
 
 
 class Gateway:
@@ -160,7 +160,7 @@ class Gateway:
             with self._lock:
                 self.in_flight -= 1
 
-    async def infer(self, model: ServedModel, work: Work[R], timeout_s: float | None) -> R:
+    async def infer(self, model: ServedModel, work: Inference[R], timeout_s: float | None) -> R:
         """Return the answer to a request that was let in.
 
         Raises:
@@ -189,7 +189,7 @@ class Gateway:
         """Return whether a request of a model needs no other: it is neither part of a sequence nor of a batch."""
         return model.turns is None and (self.limits.batch_rows <= 1 or not model.has_rows)
 
-    def infer_here(self, model: ServedModel, work: Work[R], timeout_s: float | None, has_gone: Callable[[], bool]) -> R:
+    def infer_here(self, model: ServedModel, work: Inference[R], timeout_s: float | None, has_gone: Callable[[], bool]) -> R:
         """Return the answer to a request that was let in and runs at once, in this thread; it is given up when `has_gone()`.
 
         Raises:
@@ -220,7 +220,7 @@ class Gateway:
     # --- inside -----------------------------------------------------------------------------------------------------------------------
 
     async def _answer(
-        self, model: ServedModel, work: Work[R], has_ended: Callable[[], bool], span: RequestSpan | None
+        self, model: ServedModel, work: Inference[R], has_ended: Callable[[], bool], span: RequestSpan | None
     ) -> tuple[R, Durations]:
         begin = time.perf_counter_ns()
         if model.turns is not None:
@@ -248,7 +248,7 @@ class Gateway:
     def _at_once(
         self,
         model: ServedModel,
-        work: Work[R],
+        work: Inference[R],
         has_ended: Callable[[], bool],
         span: RequestSpan | None,
         came: int,
@@ -306,7 +306,7 @@ class Gateway:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _refuse_part(model: ServedModel, part: Part | None) -> None:
+def _refuse_part(model: ServedModel, part: SequenceParameters | None) -> None:
     if part is not None:
         raise malformed(f"parameter 'sequence_id': model '{model.name}' is served without state (--state)")
 

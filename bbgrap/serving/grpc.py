@@ -14,10 +14,10 @@ from google.protobuf.message import DecodeError
 from bbgrap.errors import UsageError
 from bbgrap.graph.types import Array
 from bbgrap.serving.datatypes import BytesLike, check_shape, datatype_of_array, to_bytes
-from bbgrap.serving.gateway import Gateway, Work
+from bbgrap.serving.gateway import Gateway, Inference
 from bbgrap.serving.grpc_schema import SERVICE, message
 from bbgrap.serving.http import server_metadata
-from bbgrap.serving.infer import MAX_TENSORS, Given, Infer, Wanted, part_of, refuse_parameters, timeout_of
+from bbgrap.serving.infer import MAX_TENSORS, Infer, InputTensor, Wanted, part_of, refuse_parameters, timeout_of
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 
@@ -165,7 +165,7 @@ class _Calls:
             asked = _infer_of(request, context.time_remaining())
             sent = dict(context.invocation_metadata() or ())
             answer = partial(_response, model, asked)
-            work = Work(asked.feed, asked.output_names, answer, str(sent.get("traceparent", "")), asked.part)
+            work = Inference(asked.feed, asked.output_names, answer, str(sent.get("traceparent", "")), asked.part)
             return await self._gateway.infer(model, work, asked.timeout_s)
 
     def _model(self, request: Any) -> ServedModel:  # noqa: ANN401
@@ -195,20 +195,20 @@ def _infer_of(request: Any, left_s: float | None) -> Infer:  # noqa: ANN401
     return Infer(request.id, part_of(parameters), timeout_s, inputs, tuple(outputs), binary=True)
 
 
-def _given(item: Any, raw: BytesLike | None) -> Given:  # noqa: ANN401
+def _given(item: Any, raw: BytesLike | None) -> InputTensor:  # noqa: ANN401
     refuse_parameters(_parameters(item.parameters))
     datatype, shape = check_shape(item.name, item.datatype, item.shape)
     filled = [field.name for field, _ in item.contents.ListFields()]
     if raw is not None:
         if filled:
             raise malformed(f"input '{item.name}': expected contents or raw_input_contents, got both")
-        return Given(item.name, datatype, shape, raw)
+        return InputTensor(item.name, datatype, shape, raw)
     field = _CONTENTS.get(datatype)
     if field is None:
         raise malformed(f"input '{item.name}': {datatype} is given in raw_input_contents")
     if filled not in ([], [field]):
         raise malformed(f"input '{item.name}': {datatype} is given in {field}, got {', '.join(filled)}")
-    return Given(item.name, datatype, shape, list(getattr(item.contents, field)))
+    return InputTensor(item.name, datatype, shape, list(getattr(item.contents, field)))
 
 
 def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from bbgrap.serving.bodies import (
     parse_json,
 )
 from bbgrap.serving.datatypes import BytesLike
-from bbgrap.serving.gateway import Gateway, Work, ended
+from bbgrap.serving.gateway import Gateway, Inference, ended
 from bbgrap.serving.infer import Infer
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
@@ -194,7 +194,7 @@ class _Api:
                 asked = await self._gateway.beside(partial(parse_infer, body, length))
             accept = accepted_encoding(request.headers.get("accept-encoding", ""))
             answer = partial(_response, model, asked, accept)
-            work = Work(asked.feed, asked.output_names, answer, request.headers.get("traceparent", ""), asked.part)
+            work = Inference(asked.feed, asked.output_names, answer, request.headers.get("traceparent", ""), asked.part)
             return await _unless_gone(request, self._gateway.infer(model, work, asked.timeout_s))
 
     def _model(self, request: Request) -> ServedModel:

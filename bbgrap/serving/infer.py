@@ -23,7 +23,7 @@ _MAX_ID = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class InputTensor:
     """An input: raw bytes, or a list."""
 
     name: str
@@ -51,7 +51,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SequenceParameters:
     """Which sequence of its model a request is part of, and whether it is the first one of it, or the last."""
 
     sequence: int | str
@@ -64,9 +64,9 @@ class Infer:
     """A request; without `outputs` all are wanted."""
 
     id: str
-    part: Part | None
+    part: SequenceParameters | None
     timeout_s: float | None
-    inputs: tuple[Given, ...]
+    inputs: tuple[InputTensor, ...]
     outputs: tuple[Wanted, ...]
     binary: bool
     """Whether outputs are raw bytes if nothing else is said of them."""
@@ -99,7 +99,7 @@ def refuse_parameters(parameters: Mapping[str, Any]) -> None:
             raise malformed(f"parameter '{name}': {why}")
 
 
-def part_of(parameters: Mapping[str, Any]) -> Part | None:
+def part_of(parameters: Mapping[str, Any]) -> SequenceParameters | None:
     """Return what the parameters `sequence_id`, `sequence_start` and `sequence_end` say; None if the request is part of no sequence.
 
     Raises:
@@ -113,7 +113,7 @@ def part_of(parameters: Mapping[str, Any]) -> Part | None:
     if not all(isinstance(flag, bool) for flag in flags):
         raise malformed("parameters 'sequence_start' and 'sequence_end': expected true or false")
     if sequence:
-        return Part(sequence, *flags)
+        return SequenceParameters(sequence, *flags)
     if any(flags):
         raise malformed("parameters 'sequence_start' and 'sequence_end': of which sequence? 'sequence_id' is missing, 0 or empty")
     return None

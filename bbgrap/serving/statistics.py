@@ -20,7 +20,7 @@ class Durations:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ModelStatistics:
     """Sums over all requests of a model since the server was started."""
 
     success: int = 0
@@ -39,11 +39,11 @@ class Statistics:
 
     def __init__(self) -> None:
         """Begin at zero."""
-        self._counts = Counts()
+        self._counts = ModelStatistics()
         self._lock = threading.Lock()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ModelStatistics:
         """The sums so far."""
         return self._counts
 

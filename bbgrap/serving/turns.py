@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from bbgrap.errors import StateLostError
 from bbgrap.graph.types import Array
-from bbgrap.serving.infer import Part
+from bbgrap.serving.infer import SequenceParameters
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed
 from bbgrap.session import InferenceSession
 from bbgrap.session.sequence import StatefulRuns
@@ -53,7 +53,7 @@ class Turns:
         self._open: dict[int | str, _Open] = {}
 
     @asynccontextmanager
-    async def turn(self, part: Part) -> AsyncIterator[Turn]:
+    async def turn(self, part: SequenceParameters) -> AsyncIterator[Turn]:
         """Wait until all requests of its sequence that came before have been answered.
 
         Raises:
@@ -74,7 +74,7 @@ class Turns:
             if not opened.requests and not opened.runs.steps:
                 self._forget(part, opened)
 
-    def _find(self, part: Part) -> _Open:
+    def _find(self, part: SequenceParameters) -> _Open:
         opened = self._open.pop(part.sequence, None)
         if opened is None:
             raise malformed(
@@ -84,7 +84,7 @@ class Turns:
         self._open[part.sequence] = opened
         return opened
 
-    def _begin(self, part: Part) -> tuple[_Open, tuple[StatefulRuns, ...]]:
+    def _begin(self, part: SequenceParameters) -> tuple[_Open, tuple[StatefulRuns, ...]]:
         before = self._open.pop(part.sequence, None)
         if before is None and len(self._open) >= self._most:
             idle = next((name for name, opened in self._open.items() if not opened.requests), None)
@@ -94,6 +94,6 @@ class Turns:
         opened = self._open[part.sequence] = _Open(self._session.sequence(self._initial))
         return opened, () if before is None else (before.runs,)
 
-    def _forget(self, part: Part, opened: _Open) -> None:
+    def _forget(self, part: SequenceParameters, opened: _Open) -> None:
         if self._open.get(part.sequence) is opened:
             del self._open[part.sequence]

@@ -21,6 +21,7 @@ import zmq
 
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import client as machine
+from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.client_messages import (
     Call,
@@ -43,8 +44,8 @@ from bbgrap.protocol.key_messages import CreateToken, KeyStatus, ListTokens, Rev
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
 from bbgrap.protocol.status_messages import NodeStatus, PlanShown, ReadPlan, ReadStatus, Status
 from bbgrap.protocol.version import VERSION
-from bbgrap.transport.access import Access
 from bbgrap.transport.control import ControlClient, check_address, is_listening, unavailable
+from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.discovery import MDNS, discover
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -96,8 +97,8 @@ class Connection:
     Invariants: the socket is used by the leading thread only; `_done` holds answers that their callers have not taken yet.
     """
 
-    def __init__(self, address: str, timeout_s: float = 3.0, access: Access | None = None) -> None:
-        """Connect and greet; without an `access`, as the environment and this machine say.
+    def __init__(self, address: str, timeout_s: float = 3.0, credentials: Credentials | None = None) -> None:
+        """Connect and greet; without `credentials`, as the environment and this machine say.
 
         Raises:
             UsageError: if the address is malformed.
@@ -105,10 +106,10 @@ class Connection:
             ClusterUnavailableError: if no coordinator answers in time.
             RemoteProtocolError: if it speaks another version.
         """
-        self.access = access or Access()
-        self.address = discover(self.access.lock) if address == MDNS else check_address(address)
+        self.credentials = credentials or Credentials()
+        self.address = discover(self.credentials.lock) if address == MDNS else check_address(address)
         try:
-            self._control = ControlClient(zmq.Context.instance(), self.address, lambda: self.access.lock(self.address))
+            self._control = ControlClient(zmq.Context.instance(), self.address, lambda: self.credentials.lock(self.address))
         except AccessError:
             if not is_listening(self.address, timeout_s):  # a token would not help
                 raise unavailable(self.address, timeout_s) from None
@@ -373,10 +374,10 @@ class Connection:
         while self._outbox:
             self._control.send(self._outbox.popleft())
 
-    def _carry_out(self, instructions: list[machine.Instruction]) -> None:
+    def _carry_out(self, instructions: list[machine.ClientInstruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case machine.Say(message):
+                case ToCoordinator(message):
                     self._outbox.append(TO_COORDINATOR.encode(message))
                 case machine.Complete(call, answer):
                     self._done[call] = answer
@@ -385,7 +386,7 @@ class Connection:
                     listener = self._listeners.get(progress.call)
                     if listener is not None:
                         listener(progress)
-                case machine.Reconnect():
+                case Reconnect():
                     self._control.reopen()
 
 
@@ -407,4 +408,4 @@ def connect(
     address = address or os.environ.get(COORDINATOR, "")
     if not address:
         raise UsageError(f"which cluster? give an address, or set {COORDINATOR}=tcp://HOST:PORT")
-    return Connection(address, timeout, Access(token, None if token_file is None else Path(token_file), insecure))
+    return Connection(address, timeout, Credentials(token, None if token_file is None else Path(token_file), insecure))

@@ -24,8 +24,8 @@ from bbgrap.engine.load import confirm_runs
 from bbgrap.engine.sessions import open_session
 from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph.onnx_metadata import ModelMetadata, metadata_of
-from bbgrap.graph.onnx_read import ModelFile, read_model
-from bbgrap.graph.onnx_top import with_top_outputs
+from bbgrap.graph.onnx_read import OnnxModel, read_model
+from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import AUTO
@@ -40,7 +40,7 @@ from bbgrap.session.prepared import PreparedPlan
 from bbgrap.session.remote_model import RemoteModel
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.signature import Signature
-from bbgrap.session.state_pairs import State, pairs_of
+from bbgrap.session.state_pairs import StateOption, pairs_of
 from bbgrap.session.surface import Surface, has_foreign_operators, path_of
 from bbgrap.session.which_cluster import HasConnection, connection_to
 
@@ -59,7 +59,7 @@ class InferenceSession(Surface):
         options: PlanOptions | None = None,
         planner: str | None = None,
         split: str | None = None,
-        state: State | None = None,
+        state: StateOption | None = None,
         top: Mapping[str, int] | None = None,
         wait: bool | None = None,
         deadline_s: float = 300.0,
@@ -120,7 +120,7 @@ class InferenceSession(Surface):
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
-    def _read(self, model: ModelFile) -> None:
+    def _read(self, model: OnnxModel) -> None:
         """Keep what is to be known of a model here; what onnxruntime may refuse is refused now, not by the first run."""
         if model.fault or has_foreign_operators(model):
             confirm_runs(model, self._path)

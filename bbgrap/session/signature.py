@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bbgrap.errors import InputError
-from bbgrap.graph.onnx_read import ModelFile, ModelInput
+from bbgrap.graph.onnx_read import ModelInput, OnnxModel
 from bbgrap.graph.onnx_types import text_of
 from bbgrap.graph.types import Array, DType
 from bbgrap.session.first_inputs import Shapes
@@ -86,7 +86,7 @@ class Signature:
     """Weights instead of which a caller may give others."""
 
     @classmethod
-    def of(cls, model: ModelFile) -> Signature:
+    def of(cls, model: OnnxModel) -> Signature:
         """Return the signature of a model."""
         inputs, outputs, overridable = (tuple(map(NodeArg.of, side)) for side in (model.inputs, model.outputs, model.overridable))
         return cls(inputs, outputs, overridable)

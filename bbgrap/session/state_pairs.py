@@ -15,7 +15,7 @@ from bbgrap.graph.types import Array, DType
 from bbgrap.session.first_inputs import Shapes
 from bbgrap.session.signature import NodeArg, Signature
 
-State = Mapping[str, str] | Literal["auto"]
+StateOption = Mapping[str, str] | Literal["auto"]
 """Inputs and the outputs that they are in the next request; `auto`: by their names, else by their types."""
 
 _NAMES: tuple[Callable[[str], str | None], ...] = (
@@ -36,7 +36,7 @@ _NAMES: tuple[Callable[[str], str | None], ...] = (
 class StateText:
     """What a command line says of a model's state: which it is, and the shapes that its file leaves open, before the first request."""
 
-    state: State
+    state: StateOption
     shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
@@ -59,7 +59,7 @@ class StateText:
         return cls(pairs, shapes)
 
 
-def pairs_of(state: State, signature: Signature, model: str) -> tuple[tuple[str, str], ...]:
+def pairs_of(state: StateOption, signature: Signature, model: str) -> tuple[tuple[str, str], ...]:
     """Return the pairs of inputs and outputs that are a model's state, in the order of its inputs.
 
     Raises:

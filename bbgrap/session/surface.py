@@ -18,7 +18,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from onnxruntime.capi.onnxruntime_inference_collection import check_and_normalize_provider_args
 
 from bbgrap.errors import ExecutionError, InputError, UnsupportedError, UsageError
-from bbgrap.graph.onnx_read import ModelFile
+from bbgrap.graph.onnx_read import OnnxModel
 from bbgrap.session.binding import IOBinding, only_cpu
 from bbgrap.session.connection import Connection, StoppedError
 from bbgrap.session.ort_errors import as_also, speaking_onnxruntime
@@ -261,7 +261,7 @@ def _cpu_memory() -> ort.OrtMemoryInfo:
     return ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
 
 
-def has_foreign_operators(model: ModelFile) -> bool:
+def has_foreign_operators(model: OnnxModel) -> bool:
     """Whether a model uses operators that are neither ONNX's nor onnxruntime's own, as far as their domains say."""
     return not {domain for domain, _ in model.operators} <= _DOMAINS
 

@@ -7,7 +7,18 @@ from typing import assert_never
 import numpy as np
 
 from bbgrap.errors import InputError
-from bbgrap.graph.onnx_types import Kind, MapOf, OptionalOf, SequenceOf, TensorOf, Unknown, array_of_content, content_of, kind_of, text_of
+from bbgrap.graph.onnx_types import (
+    MapOf,
+    OptionalOf,
+    SequenceOf,
+    TensorOf,
+    Unknown,
+    ValueKind,
+    array_of_content,
+    content_of,
+    kind_of,
+    text_of,
+)
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.values import Numbers, Value, pack_value, unpack_value
 
@@ -50,7 +61,7 @@ def _shown(value: Value) -> Value:
             return value
 
 
-def _fitted(kind: Kind, value: object) -> Value:
+def _fitted(kind: ValueKind, value: object) -> Value:
     match kind:
         case OptionalOf(item=item):
             return None if value is None else _fitted(item, value)
@@ -68,7 +79,7 @@ def _fitted(kind: Kind, value: object) -> Value:
             assert_never(kind)
 
 
-def _fitted_map(key: DType, item: Kind, value: object) -> Value:
+def _fitted_map(key: DType, item: ValueKind, value: object) -> Value:
     if not isinstance(value, dict):
         raise _MisfitError(f"{_what(value)}; give a dictionary")
     if not isinstance(item, TensorOf) or item.dtype is DType.OTHER:

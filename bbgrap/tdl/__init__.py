@@ -5,12 +5,12 @@ from bbgrap.tdl.analysis import even_split, flops, granularity, input_regions, i
 from bbgrap.tdl.language import Description
 from bbgrap.tdl.partial import Part, localize_part, part_unit, reducer_of, reducible
 from bbgrap.tdl.reach import computable
-from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOp, Result, can_make, describe, described_operators, localize, site_of
+from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, LocalOp, Result, can_make, describe, described_operators, localize, site_of
 
 __all__ = [
+    "ConstantOperand",
     "Description",
     "Input",
-    "Literal",
     "LocalNode",
     "LocalOp",
     "Part",

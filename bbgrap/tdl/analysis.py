@@ -18,7 +18,6 @@ from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl.language import (
     Access,
     All,
-    Call,
     Constant,
     Description,
     Expression,
@@ -29,6 +28,7 @@ from bbgrap.tdl.language import (
     Reduce,
     ReducerKind,
     Remainder,
+    ScalarCall,
     Scaled,
     Subscript,
     Sum2,
@@ -166,7 +166,7 @@ def flops(description: Description, region: ShapeMap, reduction: Mapping[str, In
 
 def _work(expression: Expression, reduction: Mapping[str, Interval]) -> int:
     match expression:
-        case Call(arguments=arguments):
+        case ScalarCall(arguments=arguments):
             return 1 + sum(_work(argument, reduction) for argument in arguments)
         case Reduce(over=over, body=body):
             steps = prod(len(reduction[i.name]) if i.name in reduction else i.extent for i in over)

@@ -153,13 +153,13 @@ class _Arithmetic:
 
     __slots__ = ()
 
-    def __add__(self, other: Expression) -> Call:
+    def __add__(self, other: Expression) -> ScalarCall:
         """Add."""
-        return Call("add", (cast("Expression", self), other))
+        return ScalarCall("add", (cast("Expression", self), other))
 
-    def __mul__(self, other: Expression) -> Call:
+    def __mul__(self, other: Expression) -> ScalarCall:
         """Multiply."""
-        return Call("mul", (cast("Expression", self), other))
+        return ScalarCall("mul", (cast("Expression", self), other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Access(_Arithmetic):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(_Arithmetic):
+class ScalarCall(_Arithmetic):
     """A scalar function of scalars."""
 
     function: str
@@ -208,7 +208,7 @@ class Opaque(_Arithmetic):
     element: tuple[Index, ...]
 
 
-Expression = Access | Call | Reduce | Opaque
+Expression = Access | ScalarCall | Reduce | Opaque
 """A scalar expression over input elements."""
 
 
@@ -258,7 +258,7 @@ def accesses_in(expression: Expression) -> Iterator[Access]:
     match expression:
         case Access():
             yield expression
-        case Call(arguments=arguments) | Opaque(arguments=arguments):
+        case ScalarCall(arguments=arguments) | Opaque(arguments=arguments):
             for argument in arguments:
                 yield from accesses_in(argument)
         case Reduce(body=body):
@@ -270,7 +270,7 @@ def opaque_indices_in(expression: Expression) -> Iterator[Index]:
     match expression:
         case Opaque(element=element):
             yield from element
-        case Call(arguments=arguments):
+        case ScalarCall(arguments=arguments):
             for argument in arguments:
                 yield from opaque_indices_in(argument)
         case Reduce(body=body):

@@ -23,7 +23,7 @@ from bbgrap.graph.types import DType, Graph, Node
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import input_regions
 from bbgrap.tdl.jumps import before_jumps
-from bbgrap.tdl.language import Call, Description, Expression, Index, Reduce, ReducerKind
+from bbgrap.tdl.language import Description, Expression, Index, Reduce, ReducerKind, ScalarCall
 from bbgrap.tdl.rule import LocalNode, LocalOp, Site, site_of, with_empty_literals
 
 WIDE_FLOATS = frozenset({DType.FLOAT, DType.DOUBLE})
@@ -116,7 +116,7 @@ def _is_harmless(graph: Graph, node: Node, kind: ReducerKind) -> bool:
 
 def _outer_reduction(body: Expression) -> Reduce | None:
     """Return the reduction whose parts add up to the result: the body itself, or its first argument under a final scalar call."""
-    if isinstance(body, Call) and body.arguments:
+    if isinstance(body, ScalarCall) and body.arguments:
         return _outer_reduction(body.arguments[0])
     return body if isinstance(body, Reduce) else None
 

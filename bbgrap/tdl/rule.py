@@ -103,7 +103,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Literal:
+class ConstantOperand:
     """A constant that the local piece needs, e.g. a new target shape."""
 
     array: Array
@@ -116,7 +116,7 @@ class Result:
     node: int
 
 
-LocalOperand = Input | Literal | Result | None
+LocalOperand = Input | ConstantOperand | Result | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,11 @@ def operands_of(site: Site, reads: tuple[ShapeMap | None, ...]) -> tuple[LocalOp
     return tuple(None if kind is None else Input(i) if reads[i] is not None else _parameter(site, i) for i, kind in enumerate(site.inputs))
 
 
-def _parameter(site: Site, operand: int) -> Literal:
+def _parameter(site: Site, operand: int) -> ConstantOperand:
     array = site.constant(operand)
     if array is None:
         raise PlanError(f"node '{site.node.name}' ({site.node.op}): parameter {operand} is no constant")
-    return Literal(array)
+    return ConstantOperand(array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def with_empty_literals(site: Site, reads: tuple[ShapeMap | None, ...], node: Lo
         if isinstance(o, Input) and (read := reads[o.operand]) is not None and read.is_empty:
             kind = site.inputs[o.operand]
             assert kind is not None, "an operand that is read is present"
-            return Literal(np.empty(read.shape, kind.dtype.numpy))
+            return ConstantOperand(np.empty(read.shape, kind.dtype.numpy))
         return o
 
     return replace(node, operands=tuple(operand(o) for o in node.operands))

@@ -1,8 +1,9 @@
 """Who comes in by a control port: ZeroMQ asks about each key here, and nobody is heard while too many wait to show theirs.
 
 ZeroMQ takes every connection, as long as there are descriptors: the coordinator would have none left for its files, and its thread would
-do nothing but try (it asks again and again). So a `Door` is shut while too many are open, or too many show wrong keys: the system then
-drops what would begin a connection, and whoever is known tries again after 1 s, 3 s ... Connections that are made are not touched.
+do nothing but try (it asks again and again). So a `ThrottledListener` is shut while too many are open, or too many show wrong keys: the
+system then drops what would begin a connection, and whoever is known tries again after 1 s, 3 s ... Connections that are made are not
+touched.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def answer(request: list[bytes], admits: Callable[[bytes], bool]) -> list[bytes]
     return [version, number, b"400", b"unknown key", b"", b""]
 
 
-class Door:
-    """A listening socket that can be shut.
+class ThrottledListener:
+    """A listening socket that is shut while too many strangers come.
 
     Invariants: the descriptor is the listener's, as long as it is open.
     """
@@ -101,8 +102,8 @@ class Door:
                 "the system grants %d descriptors: a crowd of strangers can use them up; %d are better (ulimit -Hn)", _granted(), FEW
             )
 
-    def look(self, refused: int = 0) -> None:
-        """Shut the door, or open it again; to be called some times a second, with the number of those that were refused so far."""
+    def throttle(self, refused: int = 0) -> None:
+        """Shut the listener, or open it again; to be called some times a second, with the number of those that were refused so far."""
         now = time.monotonic()
         self._left = min(REFUSED_AT_ONCE, self._left + (now - self._looked) * REFUSED_PER_S) - (refused - self._refused)
         self._looked, self._refused = now, refused

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.identity import TlsIdentity
 
-__all__ = ["MAX_REQUEST_BYTES", "Authority", "Identity", "make_request"]
+__all__ = ["MAX_REQUEST_BYTES", "Authority", "TlsIdentity", "make_request"]
 
 MAX_REQUEST_BYTES = 4 << 10
 """A signing request has some 250 bytes."""
@@ -92,10 +92,10 @@ class Authority:
         )
         return _pem(certificate)
 
-    def identity(self, name: str) -> Identity:
+    def identity(self, name: str) -> TlsIdentity:
         """Return a new key with its certificate: for the coordinator itself, and for clusters of one process."""
         key, request = make_request(name)
-        return Identity(key, self.sign(request, name), self.certificate)
+        return TlsIdentity(key, self.sign(request, name), self.certificate)
 
 
 def make_request(name: str) -> tuple[bytes, bytes]:

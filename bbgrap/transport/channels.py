@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.channel import Channel, accept_channel
-from bbgrap.transport.complaints import Complaints
+from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.shared_memory import TOKEN_BYTES, is_same_user, listen
 
 MAX_INVITED = 1024
@@ -37,7 +37,7 @@ class Channels:
     def __init__(self) -> None:
         """Listen, if this system can."""
         self._selector = selectors.DefaultSelector()
-        self._complaints = Complaints(_log)
+        self._warnings = PeerWarnings(_log)
         self._open: dict[bytes, Channel] = {}
         self._strangers: dict[socket.socket, None] = {}
         self._ready: deque[tuple[bytes, Channel]] = deque()
@@ -90,7 +90,7 @@ class Channels:
                     frames = channel.receive()
                 except (ConnectionError, RemoteProtocolError) as error:
                     if isinstance(error, RemoteProtocolError):
-                        self._complaints.about("a process on this machine", f"{error}; the connection is closed")
+                        self._warnings.warn("a process on this machine", f"{error}; the connection is closed")
                     self._forget(identity, channel)
                     continue
                 if frames is not None:
@@ -154,7 +154,7 @@ class Channels:
         except BlockingIOError:
             return
         except RemoteProtocolError as error:
-            self._complaints.about("a process on this machine", f"{error}; the connection is closed")
+            self._warnings.warn("a process on this machine", f"{error}; the connection is closed")
             self._turn_away(connection)
             return
         identity = self._invited.pop(word)

@@ -51,7 +51,7 @@ _SETTINGS = ("ld.so.cache", "localtime", "hosts", "host.conf", "gai.conf", "reso
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Permissions:
     """What is left to a process."""
 
     files: int
@@ -68,9 +68,9 @@ class Bounds:
     """Folders in which it may do everything with plain files."""
 
 
-def confine(bounds: Bounds) -> tuple[str, ...]:
-    """Take from this process all but what is in the bounds; return what could not be taken, in words."""
-    missing = [] if _limit(bounds) else ["this system has no limits of memory (RLIMIT_DATA)"]
+def confine(permissions: Permissions) -> tuple[str, ...]:
+    """Take from this process all but what is in the permissions; return what could not be taken, in words."""
+    missing = [] if _limit(permissions) else ["this system has no limits of memory (RLIMIT_DATA)"]
     if not sys.platform.startswith("linux"):
         return (*missing, "only Linux can forbid calls and folders")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -79,7 +79,7 @@ def confine(bounds: Bounds) -> tuple[str, ...]:
     # Root without its powers may do with its own files what others may.
     libc.syscall(_CAPSET if platform.machine() == "x86_64" else _CAPSET_AARCH64, struct.pack("=Ii", _CAPABILITIES, 0), bytes(24))
     for take in (_forbid_folders, _forbid_calls):  # in this order: the calls of the first are among those that the second forbids
-        fault = take(libc, bounds)
+        fault = take(libc, permissions)
         missing += [fault] if fault else []
     return tuple(missing)
 
@@ -89,13 +89,13 @@ def memory_bound() -> int:
     return int(MEMORY_PART * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def _limit(bounds: Bounds) -> bool:
+def _limit(permissions: Permissions) -> bool:
     try:
         import resource  # not on every system
     except ImportError:
         return False
     # Not RLIMIT_AS: weights are mapped files, and libraries reserve address space that they never use.
-    chosen = [(resource.RLIMIT_NOFILE, bounds.files), (resource.RLIMIT_FSIZE, bounds.file_bytes), (resource.RLIMIT_CORE, 0)]
+    chosen = [(resource.RLIMIT_NOFILE, permissions.files), (resource.RLIMIT_FSIZE, permissions.file_bytes), (resource.RLIMIT_CORE, 0)]
     chosen.append((resource.RLIMIT_DATA, memory_bound()))
     for kind, most in chosen:
         hard = resource.getrlimit(kind)[1]
@@ -112,11 +112,11 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 
-def _forbid_calls(libc: ctypes.CDLL, bounds: Bounds) -> str:
+def _forbid_calls(libc: ctypes.CDLL, permissions: Permissions) -> str:
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         return f"calls are forbidden on {', '.join(ARCHITECTURES)}, not on {machine}"
-    code = program(machine, os.getpid(), connects=bounds.connects)
+    code = program(machine, os.getpid(), connects=permissions.connects)
     content = ctypes.create_string_buffer(code, len(code))
     filter_ = _Program(len(code) // 8, ctypes.addressof(content))
     number = _SECCOMP if machine == "x86_64" else _SECCOMP_AARCH64
@@ -128,7 +128,7 @@ def _forbid_calls(libc: ctypes.CDLL, bounds: Bounds) -> str:
 # --- folders ----------------------------------------------------------------------------------------------------------------------
 
 
-def _forbid_folders(libc: ctypes.CDLL, bounds: Bounds) -> str:
+def _forbid_folders(libc: ctypes.CDLL, permissions: Permissions) -> str:
     abi = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_ASKED)
     if abi < 1:
         return f"this kernel cannot forbid folders (Landlock): {os.strerror(ctypes.get_errno())}"
@@ -139,13 +139,13 @@ def _forbid_folders(libc: ctypes.CDLL, bounds: Bounds) -> str:
     if ruleset < 0:
         return f"this kernel cannot forbid folders (Landlock): {os.strerror(ctypes.get_errno())}"
     own = _WRITE_FILE | _TRUNCATE | _REMOVE | _MAKE_DIR | _MAKE_REG | _READS
-    rules = [(path, _READS) for path in (*_needed(), *bounds.reads)]
-    rules += [(path, own & ~_TRUNCATE | _REFER) for path in bounds.adds] + [(path, own) for path in bounds.owns]
+    rules = [(path, _READS) for path in (*_needed(), *permissions.reads)]
+    rules += [(path, own & ~_TRUNCATE | _REFER) for path in permissions.adds] + [(path, own) for path in permissions.owns]
     others = len(list(Path("/proc/self/task").iterdir())) - 1
     try:
         for path, rights in (*rules, (Path("/dev/null"), _READ_FILE | _WRITE_FILE | _TRUNCATE)):
             _allow(libc, ruleset, path, rights & every)
-        if abi >= 4 and bounds.connects:
+        if abi >= 4 and permissions.connects:
             port = struct.pack("=QQ", _BIND_TCP, 0)  # at a port that the kernel chooses
             libc.syscall(_ADD_RULE, ruleset, _NET_PORT, port, 0)
         if libc.syscall(_RESTRICT_SELF, ruleset, 0):

@@ -29,7 +29,7 @@ from bbgrap.errors import ClusterUnavailableError, RemoteProtocolError, UsageErr
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import pieces
-from bbgrap.transport.admission import Door, KeyCheck
+from bbgrap.transport.admission import KeyCheck, ThrottledListener
 from bbgrap.transport.channel import Channel, open_channel
 from bbgrap.transport.channels import Channels
 from bbgrap.transport.locks import CLOSED, FAILED, NOBODY, ClientLock, FindLock, ServerLock, no_lock, refusal, was_closed
@@ -102,7 +102,7 @@ class ControlServer:
         with self.socket.get_monitor_socket(zmq.EVENT_LISTENING) as monitor:
             try:
                 self.socket.bind(bind)
-                self._door = Door(int(recv_monitor_message(monitor)["value"]))
+                self._listener = ThrottledListener(int(recv_monitor_message(monitor)["value"]))
             except zmq.ZMQError as error:
                 self._stop()
                 if error.errno == zmq.EADDRINUSE:
@@ -172,9 +172,9 @@ class ControlServer:
                 _end(way.descriptor)
         self._ending = []
 
-    def look_after_the_door(self) -> None:
+    def throttle(self) -> None:
         """Keep strangers from taking all descriptors; to be called some times a second."""
-        self._door.look(self._guard.refused if self._guard is not None else 0)
+        self._listener.throttle(self._guard.refused if self._guard is not None else 0)
 
     def _receive(self) -> tuple[bytes, list[BytesLike]] | None:
         while True:

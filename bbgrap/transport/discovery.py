@@ -82,11 +82,11 @@ def discover(find_lock: Callable[[str], ClientLock | None], within_s: float | No
         own = zeroconf.Zeroconf(ip_version=zeroconf.IPVersion.V4Only)
         stack.callback(own.close)
         zeroconf.ServiceBrowser(own, SERVICE, handlers=[_listener(zeroconf, heard)])
-        knocks = stack.enter_context(_Knocks())
+        handshakes = stack.enter_context(_Handshakes())
         deadline = time.monotonic() + (WITHIN_S if within_s is None else within_s)
         while time.monotonic() < deadline:
             with suppress(queue.Empty):
-                while len(knocks.tried) + len(open_ones) < MOST:
+                while len(handshakes.tried) + len(open_ones) < MOST:
                     address = heard.get_nowait()
                     try:
                         lock = find_lock(address)
@@ -96,10 +96,10 @@ def discover(find_lock: Callable[[str], ClientLock | None], within_s: float | No
                     if lock is None:
                         open_ones.append(address)
                     else:
-                        knocks.begin(address, lock)
-            if proven := knocks.proven():
+                        handshakes.begin(address, lock)
+            if proven := handshakes.proven():
                 return proven
-    return _only(open_ones, knocks.tried, refused)
+    return _only(open_ones, handshakes.tried, refused)
 
 
 def _only(open_ones: list[str], tried: list[str], refused: AccessError | None) -> str:
@@ -127,7 +127,7 @@ def _listener(zeroconf: ModuleType, heard: queue.SimpleQueue[str]) -> Callable[.
     return changed
 
 
-class _Knocks:
+class _Handshakes:
     """Handshakes that have been begun, to see who has which key; nothing is sent after them."""
 
     def __init__(self) -> None:
@@ -142,15 +142,15 @@ class _Knocks:
         if address in self.tried:
             return
         self.tried.append(address)
-        knocking = self._stack.enter_context(self._context.socket(zmq.DEALER))
-        knocking.linger = 0
-        lock.set_on(knocking)
-        monitor = knocking.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        dealer = self._stack.enter_context(self._context.socket(zmq.DEALER))
+        dealer.linger = 0
+        lock.set_on(dealer)
+        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._stack.callback(monitor.close, 0)
-        self._stack.callback(knocking.disable_monitor)
+        self._stack.callback(dealer.disable_monitor)
         self._monitors[monitor] = address
         self._poller.register(monitor, zmq.POLLIN)
-        knocking.connect(address)
+        dealer.connect(address)
 
     def proven(self) -> str:
         """Return an address where somebody has the key; empty if nobody has shown it yet. Waits a moment."""
@@ -162,7 +162,7 @@ class _Knocks:
                 return self._monitors[monitor]
         return ""
 
-    def __enter__(self) -> _Knocks:
+    def __enter__(self) -> _Handshakes:
         return self
 
     def __exit__(self, *_: object) -> None:

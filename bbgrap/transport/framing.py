@@ -3,7 +3,7 @@
     | magic 2 | header length 2 | payload length 4 | header | payload |                    little endian
 
 Both lengths zero are a greeting: it says that the other side speaks this protocol, before its first message. Laws: what `frame_head`
-and the payload make, `Reader` takes apart, however the stream is cut; a stream that is anything else raises `RemoteProtocolError`
+and the payload make, `MessageReader` takes apart, however the stream is cut; a stream that is anything else raises `RemoteProtocolError`
 before more than `MAX_DATA_HEADER` bytes of it are kept; memory for a large payload is taken only if it was admitted.
 """
 
@@ -44,7 +44,7 @@ def frame_head(header: BytesLike, payload_bytes: int) -> bytes:
     return _HEAD.pack(_MAGIC, len(header), payload_bytes) + header
 
 
-class Reader:
+class MessageReader:
     """The messages of one stream.
 
     Invariants: `_begun` is less than a head with its header; at most one payload is incomplete.

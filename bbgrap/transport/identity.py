@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class TlsIdentity:
     """What a node shows on the data plane, and whom it believes: all PEM."""
 
     key: bytes = field(repr=False)
@@ -27,9 +27,9 @@ class Identity:
         return json.dumps([part.decode() for part in (self.key, self.certificate, self.authority)]).encode()
 
     @staticmethod
-    def from_bytes(content: bytes) -> Identity:
+    def from_bytes(content: bytes) -> TlsIdentity:
         """Undo `to_bytes`."""
-        return Identity(*(part.encode() for part in json.loads(content)))
+        return TlsIdentity(*(part.encode() for part in json.loads(content)))
 
 
 def fingerprint_of(certificate: bytes) -> str:

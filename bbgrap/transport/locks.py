@@ -24,20 +24,20 @@ _BY_THE_OTHER = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED})
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class KeyPair:
     """A pair of keys, 32 bytes each."""
 
     public: bytes
     secret: bytes = field(repr=False)
 
     @classmethod
-    def make(cls) -> Pair:
+    def make(cls) -> KeyPair:
         """Return a new pair."""
         public, secret = zmq.curve_keypair()
         return cls(z85.decode(public), z85.decode(secret))
 
     @classmethod
-    def of(cls, secret: bytes) -> Pair:
+    def of(cls, secret: bytes) -> KeyPair:
         """Return the pair that a secret key belongs to."""
         return cls(z85.decode(zmq.curve_public(z85.encode(secret))), secret)
 
@@ -46,7 +46,7 @@ class Pair:
 class ServerLock:
     """The coordinator's keys, and whether a public key may connect; `admits` is called from another thread."""
 
-    own: Pair
+    own: KeyPair
     admits: Callable[[bytes], bool]
 
     def set_on(self, socket: zmq.Socket[bytes]) -> None:
@@ -60,13 +60,13 @@ class ClientLock:
     """The keys of somebody who connects; `source` says where they are from, for messages."""
 
     server: bytes
-    own: Pair
+    own: KeyPair
     source: str
 
     @classmethod
     def of(cls, token: Token, source: str) -> ClientLock:
         """Return the keys in a token."""
-        return cls(token.server, Pair.of(token.secret), source)
+        return cls(token.server, KeyPair.of(token.secret), source)
 
     def set_on(self, socket: zmq.Socket[bytes]) -> None:
         """Lock a socket that will be connected."""

@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import OnBroken, nobody_listens
+from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer
 from bbgrap.transport.framing import frame_head
-from bbgrap.transport.names import Names
+from bbgrap.transport.name_resolver import NameResolver
 from bbgrap.transport.receiver import Receiver
-from bbgrap.transport.silence import LOOK_S, detect_silence
 from bbgrap.transport.tls import records
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -64,7 +64,7 @@ class Outbox:
         self._gone: list[Receiver] = []
         self._lock = threading.Lock()
         self._calls: WakeupQueue[None] = WakeupQueue()
-        self._names = Names(self._named)
+        self._names = NameResolver(self._named)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
         self._closing = False
@@ -219,12 +219,12 @@ class Outbox:
         self._look_at = now + LOOK_S
         waiting = False
         for receiver in self._receivers.values():
-            if not receiver.ready or receiver.socket is None or (receiver.carried == receiver.seen and not receiver.silence.waits):
+            if not receiver.ready or receiver.socket is None or (receiver.carried == receiver.seen and not receiver.dead_peer.waits):
                 continue
             if receiver.carried != receiver.seen:
                 receiver.seen, self._last_sent = receiver.carried, now
-            silent_s = receiver.silence.look(receiver.socket, now)
-            waiting = waiting or receiver.silence.waits
+            silent_s = receiver.dead_peer.check(receiver.socket, now)
+            waiting = waiting or receiver.dead_peer.waits
             if silent_s is not None:
                 receiver.fail(f"for {silent_s:.1f} s it has acknowledged nothing of what was sent")
         self._looking = waiting or now - self._last_sent < _QUIET_S
@@ -257,7 +257,7 @@ class Outbox:
             self.hosts.add(str(place[1][0]))
             connection = socket.socket(place[0], socket.SOCK_STREAM)
             connection.setblocking(False)
-            detect_silence(connection)
+            detect_dead_peer(connection)
             code = connection.connect_ex(place[1])
             if code not in {0, errno.EINPROGRESS}:
                 raise OSError(code, os.strerror(code))

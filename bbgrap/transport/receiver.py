@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport.dead_peers import DeadPeerCheck
 from bbgrap.transport.framing import GREETING
-from bbgrap.transport.silence import Silence
 from bbgrap.transport.tls import HANDSHAKE_S, peer_of, reason_of
 
 _MOST_PIECES = 512
@@ -65,7 +65,7 @@ class Receiver:
     watched: int = 0
     carried: int = 0
     seen: int = 0
-    silence: Silence = field(default_factory=Silence)
+    dead_peer: DeadPeerCheck = field(default_factory=DeadPeerCheck)
     due: float = 0.0
     """When to connect again."""
     due_by: float = 0.0
@@ -200,7 +200,7 @@ class Receiver:
         self.trouble, self.fault, self.lost = self.fault, "", False
         self.carried = self.seen = self.written = 0
         self.is_known, self.leaving, self.wanted = False, False, selectors.EVENT_WRITE
-        self.silence = Silence()
+        self.dead_peer = DeadPeerCheck()
 
     def forget(self) -> None:
         """Forget what waits."""

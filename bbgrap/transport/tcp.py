@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
-from bbgrap.transport.framing import Reader
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.dead_peers import detect_dead_peer
+from bbgrap.transport.framing import MessageReader
+from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.outbox import Outbox
-from bbgrap.transport.silence import detect_silence
+from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.tls import RECORD_ON_WIRE, Contexts
 from bbgrap.transport.tls_accept import Acceptor
 from bbgrap.transport.wakeup_queue import WakeupQueue
@@ -62,7 +62,7 @@ class _Caller:
 
     socket: socket.socket
     host: str
-    reader: Reader
+    reader: MessageReader
     fingerprint: str = ""
     least: int = 1
     """The bytes that must be there for the system to tell."""
@@ -83,7 +83,7 @@ class TcpDataPlane:
         *,
         computes: bool = False,
         listener: socket.socket | None = None,
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
     ) -> None:
         """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all); `advertise` is the host others use.
 
@@ -115,7 +115,7 @@ class TcpDataPlane:
         self._bring_much: dict[_Caller, None] = {}
         self._arrived: deque[Arrival] = deque()
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
-        self._complaints = Complaints(_log)
+        self._warnings = PeerWarnings(_log)
 
     def fileno(self) -> int:
         """A file descriptor that is readable when there is something to receive; for a poller."""
@@ -205,7 +205,7 @@ class TcpDataPlane:
         except OSError:
             self._hang_up(caller)
         except RemoteProtocolError as error:
-            self._complaints.about(caller.host, f"{error}; the connection is closed")
+            self._warnings.warn(caller.host, f"{error}; the connection is closed")
             self._hang_up(caller)
 
     def _take(self, caller: _Caller) -> bool:
@@ -236,7 +236,7 @@ class TcpDataPlane:
             if accepted.fingerprint not in self._acceptor.allowed:
                 accepted.connection.close()
             else:
-                self._add(_Caller(accepted.connection, accepted.host, Reader(accepted.fingerprint), accepted.fingerprint))
+                self._add(_Caller(accepted.connection, accepted.host, MessageReader(accepted.fingerprint), accepted.fingerprint))
 
     def _add(self, caller: _Caller) -> None:
         self._callers[caller] = None
@@ -248,15 +248,15 @@ class TcpDataPlane:
         except OSError:
             return
         if len(self._callers) >= MAX_CONNECTIONS:
-            self._complaints.about(str(address[0]), f"data plane: {MAX_CONNECTIONS} connections are open, the most there may be")
+            self._warnings.warn(str(address[0]), f"data plane: {MAX_CONNECTIONS} connections are open, the most there may be")
             dispensable = self._dispensable(str(address[0]))
             if dispensable is None:
                 connection.close()
                 return
             self._hang_up(dispensable)
         connection.setblocking(False)
-        detect_silence(connection)
-        self._add(_Caller(connection, str(address[0]), Reader()))
+        detect_dead_peer(connection)
+        self._add(_Caller(connection, str(address[0]), MessageReader()))
 
     def _dispensable(self, host: str) -> _Caller | None:
         """Return who makes room for another connection of a host: peers that did nothing yet connect again, and nothing is lost.

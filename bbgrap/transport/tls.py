@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.identity import Identity, fingerprint_of
+from bbgrap.transport.identity import TlsIdentity, fingerprint_of
 
 RECORD_BYTES = 16 << 10
 """What a record holds."""
@@ -33,14 +33,14 @@ class Contexts:
     client: ssl.SSLContext
 
     @staticmethod
-    def of(identity: Identity) -> Contexts:
+    def of(identity: TlsIdentity) -> Contexts:
         """Make both; the key stays in memory."""
         server, client = (_context(identity, side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
         server.num_tickets = 0  # every connection is a whole handshake: nothing else would ask for the certificate
         return Contexts(server, client)
 
 
-def _context(identity: Identity, side: int) -> ssl.SSLContext:
+def _context(identity: TlsIdentity, side: int) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the fingerprint says who it is

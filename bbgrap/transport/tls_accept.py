@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bbgrap.transport.complaints import Complaints
+from bbgrap.transport.dead_peers import detect_dead_peer, received_bytes
 from bbgrap.transport.framing import GREETING
-from bbgrap.transport.silence import detect_silence, received_bytes
+from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.tls import HANDSHAKE_S, peer_of, reason_of
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -91,7 +91,7 @@ class Acceptor:
         self._strangers = _Rate(STRANGERS_PER_S, STRANGERS_PER_S)
         self._known: dict[str, _Rate] = {}
         self._unfinished: dict[_Stranger, None] = {}
-        self._complaints = Complaints(_log)
+        self._warnings = PeerWarnings(_log)
         self._calls: WakeupQueue[None] = WakeupQueue()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -152,11 +152,11 @@ class Acceptor:
         rate = self._known.setdefault(host, _Rate(KNOWN_PER_S, KNOWN_AT_ONCE)) if is_known else self._strangers
         if not rate.take(now) or not self._make_room(is_known=is_known):
             connection.close()
-            self._complaints.about(host, "data plane: it connects too often, and is not heard for a while")
+            self._warnings.warn(host, "data plane: it connects too often, and is not heard for a while")
             return False
         try:
             connection.setblocking(False)
-            detect_silence(connection)
+            detect_dead_peer(connection)
             secure = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         except (OSError, ValueError):
             connection.close()
@@ -205,7 +205,7 @@ class Acceptor:
 
     def _end(self, stranger: _Stranger, reason: str = "") -> None:
         if reason:
-            self._complaints.about(stranger.host, reason)
+            self._warnings.warn(stranger.host, reason)
         self._forget(stranger)
         stranger.connection.close()
 

@@ -36,7 +36,7 @@ _UNLIKELY = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class DecoderSizes:
     """What a decoder is made of.
 
     Invariants: `width` is a multiple of `heads`, and `heads` of `key_heads`; `positions` is the longest sequence.
@@ -57,17 +57,17 @@ class Sizes:
 
 def gpt2() -> Graph:
     """Build GPT-2 (the small one of 124 million parameters): one word after 31."""
-    return decoder("gpt2", Sizes(12, 768, 12, 12, 50_257, 1024))
+    return decoder("gpt2", DecoderSizes(12, 768, 12, 12, 50_257, 1024))
 
 
 def gpt2_gqa() -> Graph:
     """Build GPT-2 with four key heads for its twelve query heads: a third of the cache."""
-    return decoder("gpt2-gqa", Sizes(12, 768, 12, 4, 50_257, 1024))
+    return decoder("gpt2-gqa", DecoderSizes(12, 768, 12, 4, 50_257, 1024))
 
 
 def tiny_decoder() -> Graph:
     """Build a decoder for tests: two layers, 64 wide, 1,000 words."""
-    return decoder("tiny-decoder", Sizes(2, 64, 4, 4, 1000, 128))
+    return decoder("tiny-decoder", DecoderSizes(2, 64, 4, 4, 1000, 128))
 
 
 def free_axes(graph: Graph) -> FreeAxes:
@@ -77,7 +77,7 @@ def free_axes(graph: Graph) -> FreeAxes:
     return found | {name: {0: BATCH, 2: length} for name, length in caches.items()}
 
 
-def decoder(name: str, sizes: Sizes, *, batch: int = 1, sequence: int = 1, past: int = 31) -> Graph:
+def decoder(name: str, sizes: DecoderSizes, *, batch: int = 1, sequence: int = 1, past: int = 31) -> Graph:
     """Build a decoder whose types say these sizes; a file of it may leave them free (`free_axes`)."""
     b = Builder(name)
     for label, length in (("input_ids", sequence), ("attention_mask", past + sequence), ("position_ids", sequence)):
@@ -141,7 +141,7 @@ def _mask(b: Builder, *, grouped: bool) -> str:
     return b.node("Where", "mask", [both, *levels], shape)
 
 
-def _attention(b: Builder, x: str, n: int, sizes: Sizes, mask: str) -> str:
+def _attention(b: Builder, x: str, n: int, sizes: DecoderSizes, mask: str) -> str:
     batch, sequence, width = b.shape(x)
     name, size, groups = f"layer{n}.attention", sizes.head, sizes.key_heads
     total, per = b.shape(mask)[-1], sizes.heads // groups

@@ -20,7 +20,7 @@ import numpy as np
 from bbgrap.graph.onnx_io import FreeAxes
 from bbgrap.graph.types import Attribute, DType, Graph, Node, TensorType
 from bbgrap.zoo.builder import Builder
-from bbgrap.zoo.decoder import BATCH, PAST, SEQUENCE, Sizes
+from bbgrap.zoo.decoder import BATCH, PAST, SEQUENCE, DecoderSizes
 
 TOTAL = "total_sequence_length"
 """The symbol of the axis of all words so far."""
@@ -39,12 +39,12 @@ _VARIANCE_OF_4_BITS = (16**2 - 1) / 12
 
 def tiny_llama() -> Graph:
     """Build a decoder for tests: two layers, 64 wide, two key heads for four query heads, 1,000 words."""
-    return llama("tiny-llama", Sizes(2, 64, 4, 2, 1000, 128))
+    return llama("tiny-llama", DecoderSizes(2, 64, 4, 2, 1000, 128))
 
 
 def tiny_llama_int4() -> Graph:
     """Build the same with weights of 4 bits, its queries, keys and values in one product."""
-    return llama("tiny-llama-int4", Sizes(2, 64, 4, 2, 1000, 128), bits=4)
+    return llama("tiny-llama-int4", DecoderSizes(2, 64, 4, 2, 1000, 128), bits=4)
 
 
 def free_axes(graph: Graph) -> FreeAxes:
@@ -54,13 +54,13 @@ def free_axes(graph: Graph) -> FreeAxes:
     return found | {name: {0: BATCH, 2: length} for name, length in caches.items()}
 
 
-def llama(name: str, sizes: Sizes, *, bits: int = 32, batch: int = 1, sequence: int = 1, past: int = 31) -> Graph:
+def llama(name: str, sizes: DecoderSizes, *, bits: int = 32, batch: int = 1, sequence: int = 1, past: int = 31) -> Graph:
     """Build a decoder whose types say these sizes; a file of it may leave them free (`free_axes`). `bits` are 32, or 4."""
     return _Llama(name, sizes, bits, (batch, sequence, past)).graph()
 
 
 class _Llama:
-    def __init__(self, name: str, sizes: Sizes, bits: int, lengths: tuple[int, int, int]) -> None:
+    def __init__(self, name: str, sizes: DecoderSizes, bits: int, lengths: tuple[int, int, int]) -> None:
         self.b, self.sizes, self.bits = Builder(name), sizes, bits
         self.batch, self.sequence, self.past = lengths
         self.total = self.past + self.sequence

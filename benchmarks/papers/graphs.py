@@ -19,7 +19,7 @@ from bbgrap.planners.registry import make_plan
 from bbgrap.program.steps import Program, Send
 from bbgrap.tdl import Description
 from bbgrap.zoo import training
-from bbgrap.zoo.training.networks import Step, stack, vgg
+from bbgrap.zoo.training.networks import ConvBlock, stack, vgg
 from benchmarks.papers.accelerators import TOPOLOGIES, step_seconds
 
 PLANNERS = ("data-parallel", "one-weird-trick", "model-parallel", "hypar", "soybean")
@@ -39,7 +39,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 BATCHES = (32, 256, 4096)
 LAYERS: Mapping[str, Callable[[int], Graph]] = {
     "VGG-E": lambda batch: vgg("e", batch),
-    "conv5": lambda batch: stack("conv5", batch, 512, 14, (*[Step(512, 3, 1)] * 3, Step(512, 3, 1, pool=14, pool_stride=14)), ()),
+    "conv5": lambda batch: stack("conv5", batch, 512, 14, (*[ConvBlock(512, 3, 1)] * 3, ConvBlock(512, 3, 1, pool=14, pool_stride=14)), ()),
     "fc3": lambda batch: stack("fc3", batch, 4096, 1, (), (4096, 1000)),
 }
 """What figure 13 looks at: VGG-E, its last stage of convolutions, and its last two products."""

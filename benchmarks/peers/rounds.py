@@ -30,7 +30,7 @@ from bbgrap.graph import Array
 from benchmarks.peers.halves import Halves, halve
 from benchmarks.peers.known import OURS
 from benchmarks.peers.peer import Peer, Setting
-from benchmarks.peers.seat import IN_FLIGHT, Judgement, Seat, Single, Stream
+from benchmarks.peers.peer_process import IN_FLIGHT, Judgement, PeerProcess, Single, Stream
 from benchmarks.testbed import CORES, Place, Rate, at, open_testbed, probe
 
 STREAM_S = 1.5
@@ -61,7 +61,7 @@ class _Contender:
     """A peer and what was measured of it, by round; a reason if it failed."""
 
     peer: Peer
-    seat: Seat | None
+    process: PeerProcess | None
     times: list[list[float]] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     idle_percent: float = 0.0
@@ -69,24 +69,24 @@ class _Contender:
     comparison: Comparison | None = None
     failure: str = ""
 
-    def attempt(self, work: Callable[[Seat], None]) -> None:
+    def attempt(self, work: Callable[[PeerProcess], None]) -> None:
         """Do something with its process; if that fails, it has no more turns."""
-        if self.seat is None:
+        if self.process is None:
             return
         try:
-            work(self.seat)
+            work(self.process)
         except ExecutionError as error:
             self.failure = str(error)
             say(self.failure)
-            self.seat.close()
-            self.seat = None
+            self.process.close()
+            self.process = None
 
     def turn(self, requests: int, stream: int) -> None:
         """Measure once."""
 
-        def work(seat: Seat) -> None:
-            times = seat.ask(Single(requests))
-            self.rates.append(stream / seat.ask(Stream(stream)))
+        def work(process: PeerProcess) -> None:
+            times = process.ask(Single(requests))
+            self.rates.append(stream / process.ask(Stream(stream)))
             self.times.append(times)
 
         self.attempt(work)
@@ -94,8 +94,8 @@ class _Contender:
     def judge(self) -> None:
         """Ask what its answers were like."""
 
-        def work(seat: Seat) -> None:
-            self.comparison = seat.ask(Judgement())
+        def work(process: PeerProcess) -> None:
+            self.comparison = process.ask(Judgement())
 
         self.attempt(work)
 
@@ -143,7 +143,7 @@ def measure(model: Prepared, rate: Rate, peers: Sequence[Peer], rounds: int, req
             say(f"{model.name}, {rate.name}: round {number + 1} of {rounds}: {_standing(contenders)}")
         for contender in contenders:
             contender.judge()
-        facts = {contender.peer.name: contender.seat.facts for contender in contenders if contender.seat}
+        facts = {contender.peer.name: contender.process.facts for contender in contenders if contender.process}
     after = MachineWatch().machine()
     machine = {**after, "others_percent": before["others_percent"] + after["others_percent"], "busy": before["busy"] or after["busy"]}
     common = {
@@ -172,20 +172,20 @@ def _opened(peer: Peer, setting: Setting, expected: Sequence[Array]) -> _Contend
     home = setting.home / peer.name
     home.mkdir()
     try:
-        return _Contender(peer, Seat(peer, replace(setting, home=home), expected))
+        return _Contender(peer, PeerProcess(peer, replace(setting, home=home), expected))
     except ExecutionError as error:
         say(str(error))
         return _Contender(peer, None, failure=str(error))
 
 
 def _close(contender: _Contender) -> None:
-    if contender.seat is not None:
-        contender.seat.close()
+    if contender.process is not None:
+        contender.process.close()
 
 
 def _look_at_rest(contenders: Sequence[_Contender], cluster: Sequence[int]) -> None:
     """Note what everybody holds, and computes while nobody asks: the others' turns have that beside them."""
-    owned = [[] if contender.seat is None else contender.seat.processes() for contender in contenders]
+    owned = [[] if contender.process is None else contender.process.processes() for contender in contenders]
     owned[0] += [process for number in cluster for main in [psutil.Process(number)] for process in (main, *main.children(recursive=True))]
     earlier, began = [_used_s(processes) for processes in owned], time.monotonic()
     time.sleep(_IDLE_S)
@@ -216,7 +216,7 @@ def _memory_bytes(processes: Sequence[psutil.Process]) -> int:
 
 def _standing(contenders: Sequence[_Contender]) -> str:
     return ", ".join(
-        f"{each.peer.name} {1e3 * statistics.median(each.times[-1]):.1f} ms {each.rates[-1]:.1f}/s" for each in contenders if each.seat
+        f"{each.peer.name} {1e3 * statistics.median(each.times[-1]):.1f} ms {each.rates[-1]:.1f}/s" for each in contenders if each.process
     )
 
 

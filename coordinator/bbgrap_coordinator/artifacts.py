@@ -81,7 +81,7 @@ class _Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class VariantTiles:
     """How a variant is cut, for which shapes."""
 
     shapes: Mapping[Name, tuple[int, ...]]
@@ -90,11 +90,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    variants: tuple[Cut, ...]
+    variants: tuple[VariantTiles, ...]
 
 
 @dataclass(frozen=True)
-class Found:
+class FolderContent:
     """What a folder holds: the variants, and the digest of all but the content of their weights."""
 
     variants: tuple[PlannedVariant, ...]
@@ -171,12 +171,12 @@ def write_tiles(folder: Path, shapes: Mapping[str, tuple[int, ...]], plans: Sequ
     Raises:
         OSError: if it cannot be written.
     """
-    cuts = _Cuts(tuple(Cut(shapes, plan.tiles) for plan in plans))
+    cuts = _Cuts(tuple(VariantTiles(shapes, plan.tiles) for plan in plans))
     with (folder / _TILES).open("xb") as stream:
         stream.write(msgpack.packb(cuts, default=plain_form))
 
 
-def read_tiles(folder: Path) -> tuple[Cut, ...]:
+def read_tiles(folder: Path) -> tuple[VariantTiles, ...]:
     """Return how the first variants of a folder are cut, in their order; none if that is not there."""
     try:
         cuts = cast("_Cuts", build(_Cuts, msgpack.unpackb(_content(folder / _TILES), raw=False, use_list=False, strict_map_key=True)))
@@ -198,7 +198,7 @@ def sync_artifacts(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] = lambda: None) -> Found:
+def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] = lambda: None) -> FolderContent:
     """Return what a folder holds, its weights mapped; `expected` is the digest that it must have, if it is known.
 
     Raises:
@@ -213,7 +213,7 @@ def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] 
         if not made.variants:
             raise SchemaError("there are no variants")
         arrays = _mapped(folder / _WEIGHTS, made.places) | (_mapped(folder / _INHERITED, made.inherited) if made.inherited else {})
-        return Found(tuple(_variant(form, arrays, on_use) for form in made.variants), digest)
+        return FolderContent(tuple(_variant(form, arrays, on_use) for form in made.variants), digest)
     except (SchemaError, BbgrapError, OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError, MemoryError) as error:
         raise PlanError(f"what planning made in '{folder}' cannot be used: {type(error).__name__}: {str(error)[:500]}") from None
 

@@ -60,7 +60,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PlannerReply:
     """What a planner says when its folder is filled; with a `fault`, why it is not. A `trace` belongs into the log."""
 
     fault: str = ""
@@ -72,7 +72,7 @@ class Reply:
         return json.dumps([self.fault, _short(self.text), _short(self.trace)]).encode()
 
     @classmethod
-    def of(cls, content: bytes) -> Reply:
+    def of(cls, content: bytes) -> PlannerReply:
         """Read what a process says that may say anything.
 
         Raises:
@@ -115,7 +115,7 @@ class Child:
             process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=given, start_new_session=True, env={**known, **told})
         return cls(process, ours, scratch)
 
-    def ask(self, task: Task, limit_s: float) -> Reply:
+    def ask(self, task: Task, limit_s: float) -> PlannerReply:
         """Have a task done; the process ends if it takes longer than it may, and if what it says cannot be understood."""
         late = threading.Event()
 
@@ -128,14 +128,16 @@ class Child:
         timer.start()
         try:
             self.channel.send(task)
-            return Reply.of(self.channel.recv_bytes(MAX_REPLY_BYTES))
+            return PlannerReply.of(self.channel.recv_bytes(MAX_REPLY_BYTES))
         except (EOFError, OSError, PlanError) as error:
             name, why = task.model.name, str(error) if isinstance(error, PlanError) else _why(_ended(self.process))
             self.process.kill()  # where it only said what cannot be understood
             self.process.wait()
             if late.is_set():
-                return Reply(Fault.EXECUTION.value, f"planner: '{name}' was not planned within {limit_s:g} s; give it less to search")
-            return Reply(Fault.EXECUTION.value, f"planner: its process ended while it planned '{name}': {why}")
+                return PlannerReply(
+                    Fault.EXECUTION.value, f"planner: '{name}' was not planned within {limit_s:g} s; give it less to search"
+                )
+            return PlannerReply(Fault.EXECUTION.value, f"planner: its process ended while it planned '{name}': {why}")
         finally:
             timer.cancel()
 

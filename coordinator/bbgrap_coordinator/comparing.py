@@ -1,4 +1,4 @@
-"""Comparing what several nodes answered to the same inputs, by the law for all comparisons (`bbgrap.comparison.law`)."""
+"""Comparing what several nodes answered to the same inputs, by the law for all comparisons (`bbgrap.comparison.rules`)."""
 
 from __future__ import annotations
 

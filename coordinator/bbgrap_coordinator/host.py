@@ -27,8 +27,8 @@ from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.runtime.execution import Empty, Execution, SlicePlan
 from bbgrap.runtime.recording import RecordedExecution, labels_of
 from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalSend, Schedule
-from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
+from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import PingAnswers
 
 Memory = Callable[[bytes, int], memoryview | None]
@@ -83,7 +83,7 @@ class _Running:
     client: bytes
 
 
-class Host:
+class HostExecutor:
     """Runs the host's schedules on the coordinator's thread.
 
     Invariants: a running request's deployment is installed.
@@ -101,7 +101,7 @@ class Host:
         plane.on_broken = on_broken
         self._deployments: dict[int, _Deployment] = {}
         self._running: dict[int, _Running] = {}
-        self._complaints = Complaints(_log)
+        self._warnings = PeerWarnings(_log)
 
     def install(self, deploy: HostDeploy) -> None:
         """Connect to the devices of a deployment."""
@@ -186,7 +186,7 @@ class Host:
                 raise RemoteProtocolError(f"a message that claims to be of device {frame.source} came over the connection of another node")
             running.execution.deliver(frame.message, unpack(layout, arrival.payload))
         except RemoteProtocolError as error:
-            self._complaints.about(arrival.sender, f"messages are dropped: {error}")
+            self._warnings.warn(arrival.sender, f"messages are dropped: {error}")
             return None
         return self._advance(frame.request, running)
 

@@ -15,14 +15,14 @@ from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import UsageError
 from bbgrap.protocol.roles import NODE, Role
 from bbgrap.transport.certificates import Authority
-from bbgrap.transport.identity import Identity
-from bbgrap.transport.locks import Pair
+from bbgrap.transport.identity import TlsIdentity
+from bbgrap.transport.locks import KeyPair
 
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyRecord:
     """A public key that is or was known, in hex. Times are seconds since 1970, 0 for never.
 
     Invariants: `kind` is a role's value, or `NODE` with the token's name in `by`.
@@ -49,24 +49,24 @@ class Secrets:
 
     curve: bytes = field(repr=False)
     authority: Authority
-    identity: Identity
+    identity: TlsIdentity
 
     @classmethod
     def make(cls) -> Secrets:
         """Return those of a new cluster."""
         authority = Authority.make()
-        return cls(Pair.make().secret, authority, authority.identity(COORDINATOR))
+        return cls(KeyPair.make().secret, authority, authority.identity(COORDINATOR))
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedKeys:
     """All that is kept of keys."""
 
     secrets: Secrets
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[KeyRecord, ...] = ()
 
 
-def read_keys(path: Path) -> Kept:
+def read_keys(path: Path) -> SavedKeys:
     """Return the keys in a file; if there is none, new ones, which are not written yet.
 
     Raises:
@@ -75,7 +75,7 @@ def read_keys(path: Path) -> Kept:
     try:
         content = path.read_text()
     except FileNotFoundError:
-        return Kept(Secrets.make())
+        return SavedKeys(Secrets.make())
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"keys '{path}': they cannot be read: {error}") from None
     try:
@@ -84,18 +84,18 @@ def read_keys(path: Path) -> Kept:
             raise ValueError(f"version {found['version']}")
         parts = {name: part.encode() for name, part in found["secrets"].items()}
         authority = Authority(parts["authority"], parts["certificate"])
-        identity = Identity(parts["key"], parts["shown"], parts["certificate"])
+        identity = TlsIdentity(parts["key"], parts["shown"], parts["certificate"])
         secrets = Secrets(bytes.fromhex(parts["curve"].decode()), authority, identity)
-        entries = tuple(Entry(**entry) for entry in found["entries"])
+        entries = tuple(KeyRecord(**entry) for entry in found["entries"])
         if len(secrets.curve) != 32 or not all(map(_is_sound, entries)):
             raise ValueError("a key is none")
     except Exception as error:  # the parsers of keys and certificates have errors of many kinds
         why = f"{type(error).__name__} {str(error)[:100]}"
         raise UsageError(f"keys '{path}': expected the keys of this cluster, got something else ({why}); restore the file") from None
-    return Kept(secrets, entries)
+    return SavedKeys(secrets, entries)
 
 
-def _is_sound(entry: Entry) -> bool:
+def _is_sound(entry: KeyRecord) -> bool:
     texts = (entry.key, entry.kind, entry.name, entry.by, entry.fingerprint)
     times = (entry.made, entry.expires, entry.revoked)
     kinds = {NODE, *(role.value for role in Role)}
@@ -107,7 +107,7 @@ def _is_sound(entry: Entry) -> bool:
     )
 
 
-def write_keys(path: Path, kept: Kept) -> None:
+def write_keys(path: Path, kept: SavedKeys) -> None:
     """Replace the file; when this returns, it is on the disk.
 
     Raises:

@@ -36,8 +36,8 @@ from bbgrap.protocol.roles import MAY, NODE, Role, needed_for
 from bbgrap.protocol.tokens import Token
 from bbgrap.transport.control import key_of
 from bbgrap.transport.identity import fingerprint_of
-from bbgrap.transport.locks import Pair, ServerLock
-from bbgrap_coordinator.key_file import Entry, Kept, read_keys, write_keys, write_secret
+from bbgrap.transport.locks import KeyPair, ServerLock
+from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, read_keys, write_keys, write_secret
 
 LOCAL = "local"
 """The token that the coordinator leaves for commands of its own user on its own machine."""
@@ -48,7 +48,7 @@ MAX_ENTRIES = 4096
 
 SHUT_OUT = "its key was revoked, or has expired; get a new token on the coordinator's machine ('bbgrap token create')"
 
-Answer = ClientAnswer | Enrolled | Refused
+KeyAnswer = ClientAnswer | Enrolled | Refused
 
 
 class KeyRing:
@@ -69,7 +69,7 @@ class KeyRing:
         self._path = path
         self._clock = clock
         self._secrets = kept.secrets
-        self._pair = Pair.of(kept.secrets.curve)
+        self._pair = KeyPair.of(kept.secrets.curve)
         self._entries = {bytes.fromhex(entry.key): entry for entry in kept.entries}
         self._valid: frozenset[bytes] = frozenset()
         self._authority = kept.secrets.authority if locks_data else None
@@ -125,14 +125,14 @@ class KeyRing:
             return f"{entry.kind} '{entry.name}' may not say {type(message).__name__}: that takes a key of {kinds}{enrol}"
         return self._wrong_join(entry, message) if isinstance(message, Join) else ""
 
-    def _wrong_join(self, entry: Entry, join: Join) -> str:
+    def _wrong_join(self, entry: KeyRecord, join: Join) -> str:
         if join.name != entry.name:
             return f"the key of node '{entry.name}' cannot join as '{join.name}'; enrol under that name, with a token"
         if join.fingerprint != entry.fingerprint:
             return f"node '{entry.name}' shows a certificate that was not made for it; start it anew"
         return ""
 
-    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[Answer, list[bytes]]:
+    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[KeyAnswer, list[bytes]]:
         """Do what an allowed message asks for; return the answer, and the keys of which connections shall end."""
         try:
             match message:
@@ -173,7 +173,7 @@ class KeyRing:
 
     def _enrol(self, identity: bytes, message: Enrol, connections: Callable[[bytes], int]) -> tuple[Enrolled | Refused, list[bytes]]:
         by, key = self._entries[key_of(identity)], bytes.fromhex(message.key)
-        replaced: list[Entry] = []
+        replaced: list[KeyRecord] = []
         if by.kind == NODE:
             if key != key_of(identity) or message.name != by.name:
                 return Refused(f"node '{by.name}' may renew its own certificate only; enrol others with a token", retry=False), []
@@ -189,7 +189,7 @@ class KeyRing:
                 self._check_name(message.name)
             if key in self._entries and (before is None or before.key != message.key):
                 return Refused("this key is known already, under another name, or was taken back; make a new one", retry=False), []
-            entry = Entry(message.key, NODE, message.name, self._clock(), by=by.name)
+            entry = KeyRecord(message.key, NODE, message.name, self._clock(), by=by.name)
         certificate, authority, fingerprint = b"", b"", ""
         if self._authority is not None:  # first: a request that is none changes nothing
             before_request, certificate = self._signed.get(message.key, (b"", b""))
@@ -210,16 +210,16 @@ class KeyRing:
             token = Token.parse(path.read_text(), f"token file '{path}'")
         except (OSError, AccessError):
             return self._make_kept(name, role)
-        return token if token.server == self._pair.public and self.admits(Pair.of(token.secret).public) else self._make_kept(name, role)
+        return token if token.server == self._pair.public and self.admits(KeyPair.of(token.secret).public) else self._make_kept(name, role)
 
     def _make_kept(self, name: str, role: Role) -> Token:
         token, _ = self._made(role, name, 0.0)
         write_secret(self.token_file(name), token.text)
         return token
 
-    def _made(self, role: Role, name: str, lasts_s: float, *replaced: Entry) -> tuple[Token, Entry]:
-        pair, now = Pair.make(), self._clock()
-        entry = Entry(pair.public.hex(), role.value, name, now, expires=now + lasts_s if lasts_s else 0.0)
+    def _made(self, role: Role, name: str, lasts_s: float, *replaced: KeyRecord) -> tuple[Token, KeyRecord]:
+        pair, now = KeyPair.make(), self._clock()
+        entry = KeyRecord(pair.public.hex(), role.value, name, now, expires=now + lasts_s if lasts_s else 0.0)
         self._change(*replaced, entry)
         return Token(role, self._pair.public, pair.secret), entry
 
@@ -235,17 +235,17 @@ class KeyRing:
             write_secret(self.token_file(old.name), token.text)
         return TokenMade(message.call, token.text, self._status(entry, 0))
 
-    def _find(self, name: str) -> Entry:
+    def _find(self, name: str) -> KeyRecord:
         found = self._named(name)
         if found is None:
             names = ", ".join(f"'{entry.name}'" for entry in self._valid_entries())
             raise AccessError(f"no valid token or node is called '{name}'; there are {names}")
         return found
 
-    def _named(self, name: str) -> Entry | None:
+    def _named(self, name: str) -> KeyRecord | None:
         return next((entry for entry in self._valid_entries() if entry.name == name), None)
 
-    def _valid_entries(self) -> list[Entry]:
+    def _valid_entries(self) -> list[KeyRecord]:
         now = self._clock()
         return [entry for entry in self._entries.values() if entry.is_valid(now)]
 
@@ -258,17 +258,17 @@ class KeyRing:
     def _statuses(self, connections: Callable[[bytes], int]) -> tuple[KeyStatus, ...]:
         return tuple(self._status(entry, connections(key)) for key, entry in self._entries.items())
 
-    def _status(self, entry: Entry, connections: int) -> KeyStatus:
+    def _status(self, entry: KeyRecord, connections: int) -> KeyStatus:
         return KeyStatus(entry.name, entry.kind, entry.key, entry.made, entry.expires, entry.revoked, entry.by, connections)
 
     # --- keeping ------------------------------------------------------------------------------------------------------------------------
 
-    def _change(self, *changed: Entry) -> None:
+    def _change(self, *changed: KeyRecord) -> None:
         """Keep entries, all of them or none, on the disk first."""
-        entries: dict[bytes, Entry] = {**self._entries, **{bytes.fromhex(entry.key): entry for entry in changed}}
+        entries: dict[bytes, KeyRecord] = {**self._entries, **{bytes.fromhex(entry.key): entry for entry in changed}}
         if len(entries) > MAX_ENTRIES:
             entries = _pruned(entries, self._clock())
-        write_keys(self._path, Kept(self._secrets, tuple(entries.values())))
+        write_keys(self._path, SavedKeys(self._secrets, tuple(entries.values())))
         self._entries = entries
         self._renew()
 
@@ -277,7 +277,7 @@ class KeyRing:
         self._valid = frozenset(key for key, entry in self._entries.items() if entry.is_valid(now))
 
 
-def _pruned(entries: Mapping[bytes, Entry], now: float) -> dict[bytes, Entry]:
+def _pruned(entries: Mapping[bytes, KeyRecord], now: float) -> dict[bytes, KeyRecord]:
     oldest = min((key for key in entries if not entries[key].is_valid(now)), key=lambda key: entries[key].made, default=None)
     if oldest is None:
         raise AccessError(f"keys: there are {MAX_ENTRIES}, the most there may be; revoke some")
@@ -302,7 +302,7 @@ class NoKeys:
         del identity, message
         return ""
 
-    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[Answer, list[bytes]]:
+    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[KeyAnswer, list[bytes]]:
         """See `KeyRing.answer`: there are no tokens, and nodes need none."""
         del identity, connections
         if isinstance(message, Enrol):

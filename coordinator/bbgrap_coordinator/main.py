@@ -16,7 +16,7 @@ from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
 
 
-class DataPlane(Enum):
+class DataPlaneMode(Enum):
     """How tensors travel."""
 
     TLS = "tls"
@@ -41,9 +41,9 @@ def main(
         bool, typer.Option("--insecure", help="Without keys: anybody who reaches the address may use and join the cluster.")
     ] = False,
     data_plane: Annotated[
-        DataPlane,
+        DataPlaneMode,
         typer.Option(help="How tensors travel: tls, or plain where the network is private by other means; keys stay needed in both."),
-    ] = DataPlane.TLS,
+    ] = DataPlaneMode.TLS,
     verify_fraction: Annotated[
         float, typer.Option(min=0, max=1, help="The part of the requests that runs again on other nodes, to find wrong answers.")
     ] = 0.0,
@@ -58,11 +58,11 @@ def main(
     """Coordinate agents."""
     os.umask(0o077)  # what is kept, by this process and its children, is its user's alone
     write_logs(log_format, verbose=verbose)
-    from bbgrap_coordinator.planning import Planners
+    from bbgrap_coordinator.planning import PlanningQueues
     from bbgrap_coordinator.service import serve
 
     try:
-        with Planners() as planners:
+        with PlanningQueues() as planners:
             serve(
                 bind,
                 planners=planners,
@@ -73,7 +73,7 @@ def main(
                 ready_file=ready_file,
                 until_eof=until_eof,
                 insecure=insecure,
-                plain=data_plane is DataPlane.PLAIN,
+                plain=data_plane is DataPlaneMode.PLAIN,
                 verify_fraction=verify_fraction,
             )
     except BbgrapError as error:

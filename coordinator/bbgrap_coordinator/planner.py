@@ -20,22 +20,22 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.engine.growing import is_of_any_length, prepare_growing
-from bbgrap.engine.prepare import Made, prepare_graph, prepare_like, prepare_sequences
+from bbgrap.engine.prepare import PreparedVariant, prepare_graph, prepare_like, prepare_sequences
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.state import with_state
-from bbgrap.graph.top import blocks_for, with_top
+from bbgrap.graph.top_k import blocks_for, with_top
 from bbgrap.graph.types import Graph
 from bbgrap.observing.logs import inherited_format, write_logs
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
-from bbgrap.transport.confinement import Bounds, confine, memory_bound
+from bbgrap.transport.confinement import Permissions, confine, memory_bound
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap_coordinator.artifacts import read_tiles, write_artifacts, write_tiles
-from bbgrap_coordinator.child import PlanTask, Reply, Task
+from bbgrap_coordinator.child import PlannerReply, PlanTask, Task
 
-Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[Made, ...]]
+Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[PreparedVariant, ...]]
 Standby = Callable[[Path, Sequence[tuple[str, str]], Sequence[tuple[str, int]]], PlannedVariant]
 
 FIRST_TO_GO = "500"
@@ -72,7 +72,7 @@ def _confine(task: Task) -> None:
     """Give up what no task needs: all have their models and folders beside those of the first."""
     models, plans = task.model.parent.parent, task.folder.parent
     own = Path(tempfile.gettempdir())
-    missing = confine(Bounds(FILES, MAX_MODEL_BYTES, connects=False, reads=(models,), adds=(plans,), owns=(own,)))
+    missing = confine(Permissions(FILES, MAX_MODEL_BYTES, connects=False, reads=(models,), adds=(plans,), owns=(own,)))
     if missing:
         _log.warning("the process for %s is less confined than it should be: %s", sys.argv[1], "; ".join(missing))
     else:
@@ -114,7 +114,7 @@ class _Maker:
         for model in list(self._models.values())[-1:]:
             model.work_ahead()
 
-    def _stateful(self, model: ReloadedModel, graph: Graph, plan: PlanTask) -> tuple[Made, ...]:
+    def _stateful(self, model: ReloadedModel, graph: Graph, plan: PlanTask) -> tuple[PreparedVariant, ...]:
         graph = with_state(graph, dict(plan.options.state))
         if not is_of_any_length(graph, model.declared):
             return (prepare_sequences(graph, plan.cluster, plan.options),)
@@ -137,18 +137,20 @@ def _topped(graph: Graph, plan: PlanTask) -> Graph:
     return with_top(graph, dict(plan.options.top), blocks_for(len(plan.cluster.nodes))) if plan.options.top else graph
 
 
-def _reply(task: Task, maker: _Maker) -> Reply:
+def _reply(task: Task, maker: _Maker) -> PlannerReply:
     try:
         maker.make(task)
     except BbgrapError as error:
-        return Reply(Fault.of(error).value, str(error))
+        return PlannerReply(Fault.of(error).value, str(error))
     except OSError as error:
-        return Reply(Fault.PLAN.value, f"planner: the coordinator cannot keep what was planned: {error.strerror or error}")
+        return PlannerReply(Fault.PLAN.value, f"planner: the coordinator cannot keep what was planned: {error.strerror or error}")
     except MemoryError:
-        return Reply(Fault.MODEL.value, f"planner: '{task.model.name}' needs more than the {memory_bound()} bytes that planning may take")
+        return PlannerReply(
+            Fault.MODEL.value, f"planner: '{task.model.name}' needs more than the {memory_bound()} bytes that planning may take"
+        )
     except Exception as error:
-        return Reply(Fault.PLAN.value, f"planner: {type(error).__name__}: {error}", traceback.format_exc())
-    return Reply()
+        return PlannerReply(Fault.PLAN.value, f"planner: {type(error).__name__}: {error}", traceback.format_exc())
+    return PlannerReply()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from bbgrap.control.coordinator_events import PlanFailed, Planned, StartPlanning
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.protocol.client_messages import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
-from bbgrap_coordinator.child import Child, PlanTask, Reply, Task
+from bbgrap_coordinator.child import Child, PlannerReply, PlanTask, Task
 from bbgrap_coordinator.models import ModelGoneError, ModelStore
 
 PLANNER = ("-m", "bbgrap_coordinator.planner")
@@ -43,32 +43,32 @@ _SEE_LOG = "; the coordinator's log has the traceback"
 
 _log = logging.getLogger("bbgrap.coordinator")
 
-Job = StartPlanning | StartStandby
-Answer = Callable[[Planned | PlanFailed], None]
+PlanningJob = StartPlanning | StartStandby
+OnPlanned = Callable[[Planned | PlanFailed], None]
 
 
-def limit_s(job: Job) -> float:
+def limit_s(job: PlanningJob) -> float:
     """Return how long a job may take, in seconds."""
     if isinstance(job, StartPlanning):
         return LEAST_LIMIT_S + SEARCHES * job.options.search_seconds
     return LEAST_LIMIT_S + sum(file.size for file in job.files) / STANDBY_BYTES_PER_S
 
 
-class Planner:
+class PlanningQueue:
     """A queue of jobs, the process that does them, and the thread that waits for it.
 
     Invariants: `_running` is the job that the thread works at, None once it is cancelled; `_waiting` are those after it, in order; a child
     that is `_doomed` gets no further job.
     """
 
-    def __init__(self, kind: str, command: Sequence[str] = PLANNER, limit: Callable[[Job], float] = limit_s) -> None:
+    def __init__(self, kind: str, command: Sequence[str] = PLANNER, limit: Callable[[PlanningJob], float] = limit_s) -> None:
         """Do nothing yet; `kind` tells the process from others in a list."""
         self._kind = kind
         self._command = tuple(command)
         self._limit = limit
         self._lock = threading.Condition()
-        self._waiting: deque[Job] = deque()
-        self._running: Job | None = None
+        self._waiting: deque[PlanningJob] = deque()
+        self._running: PlanningJob | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
         self._child: Child | None = None
@@ -84,12 +84,12 @@ class Planner:
         with self._lock:
             self._alive()
 
-    def begin(self, models: ModelStore, folders: ArtifactFolders, answer: Answer) -> None:
+    def begin(self, models: ModelStore, folders: ArtifactFolders, answer: OnPlanned) -> None:
         """Do jobs from now on; `answer` is called from another thread."""
         self._thread = threading.Thread(target=self._work, args=(models, folders, answer), name=f"planner of {self._kind}", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PlanningJob) -> None:
         """Do a job when those before it are done."""
         with self._lock:
             self._waiting.append(job)
@@ -131,7 +131,7 @@ class Planner:
 
     # --- the thread -----------------------------------------------------------------------------------------------------------------
 
-    def _work(self, models: ModelStore, folders: ArtifactFolders, answer: Answer) -> None:
+    def _work(self, models: ModelStore, folders: ArtifactFolders, answer: OnPlanned) -> None:
         while (job := self._next()) is not None:
             try:
                 event = self._done(job, models, folders)
@@ -154,7 +154,7 @@ class Planner:
             if wanted:
                 answer(event)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> PlanningJob | None:
         with self._lock:
             while not self._waiting and not self._closed:
                 self._lock.wait()
@@ -163,7 +163,7 @@ class Planner:
             self._running = self._waiting.popleft()
             return self._running
 
-    def _done(self, job: Job, models: ModelStore, folders: ArtifactFolders) -> Planned | PlanFailed:
+    def _done(self, job: PlanningJob, models: ModelStore, folders: ArtifactFolders) -> Planned | PlanFailed:
         plan = None
         if isinstance(job, StartPlanning):
             bases = tuple((folders.path(base.job), base.place) for base in job.bases)
@@ -182,34 +182,34 @@ class Planner:
             raise PlanError(f"planner: expected at most {most} variants for {devices} devices, got {len(variants)}, or for others")
         return Planned(job.job, variants)
 
-    def _reply(self, job: Job, task: Task) -> Reply:
+    def _reply(self, job: PlanningJob, task: Task) -> PlannerReply:
         with self._lock:
             if self._running is not job:
-                return Reply(Fault.PLAN.value, "planner: cancelled")
+                return PlannerReply(Fault.PLAN.value, "planner: cancelled")
             child = self._alive()
         return child.ask(task, self._limit(job))
 
 
-class Planners:
+class PlanningQueues:
     """One planner for plans and one for standbys.
 
     Invariants: `_wanted` are the jobs that have no answer yet and are not cancelled; used by one thread.
     """
 
-    def __init__(self, command: Sequence[str] = PLANNER, limit: Callable[[Job], float] = limit_s) -> None:
+    def __init__(self, command: Sequence[str] = PLANNER, limit: Callable[[PlanningJob], float] = limit_s) -> None:
         """Start the process for standbys, which are wanted first; the other one starts when the coordinator has."""
-        self.standbys = Planner("standbys", command, limit)
+        self.standbys = PlanningQueue("standbys", command, limit)
         self.standbys.start()
-        self.plans = Planner("plans", command, limit)
+        self.plans = PlanningQueue("plans", command, limit)
         self._wanted: set[int] = set()
 
-    def begin(self, models: ModelStore, folders: ArtifactFolders, answer: Answer) -> None:
+    def begin(self, models: ModelStore, folders: ArtifactFolders, answer: OnPlanned) -> None:
         """Do jobs from now on; `answer` is called from other threads."""
         self.plans.start()
         for planner in (self.standbys, self.plans):
             planner.begin(models, folders, answer)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PlanningJob) -> None:
         """Do a job, after those before it that are of its kind."""
         self._wanted.add(job.job)
         (self.plans if isinstance(job, StartPlanning) else self.standbys).submit(job)

@@ -26,7 +26,6 @@ from bbgrap.control.coordinator_events import (
     DropRequest,
     Event,
     ForgetPlan,
-    ForgetProfile,
     FromPeer,
     HostDeploy,
     HostLinkBroken,
@@ -40,6 +39,7 @@ from bbgrap.control.coordinator_events import (
     PlanFailed,
     Planned,
     ReadMachine,
+    RemoveProfile,
     SaveModel,
     SavePlan,
     SaveProfile,
@@ -57,17 +57,17 @@ from bbgrap.protocol.client_messages import Cancel, Failed, Fault, Greeting, Run
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
 from bbgrap.protocol.messages import Deploy, DeploymentFailed, Leave, Refused, Welcome
-from bbgrap.transport.complaints import Complaints
 from bbgrap.transport.control import ControlServer
+from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.comparing import compared
-from bbgrap_coordinator.host import Host
+from bbgrap_coordinator.host import HostExecutor
 from bbgrap_coordinator.input_files import Incoming, InputFiles, Stored
-from bbgrap_coordinator.keyring import SHUT_OUT, Answer, KeyRing, NoKeys, refused
+from bbgrap_coordinator.keyring import SHUT_OUT, KeyAnswer, KeyRing, NoKeys, refused
 from bbgrap_coordinator.models import ModelStore
-from bbgrap_coordinator.planning import Planners
+from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.storage import Storage
 
 _TICK_S = 0.1
@@ -96,7 +96,7 @@ class Server:
         plane: TcpDataPlane,
         machine: CoordinatorMachine,
         models: ModelStore,
-        planners: Planners,
+        planners: PlanningQueues,
         storage: Storage,
         audit: AuditLog,
         keys: KeyRing | NoKeys | None = None,
@@ -115,12 +115,12 @@ class Server:
         self._keys = keys or NoKeys()
         self._audit = audit
         self._events: WakeupQueue[Event | Stored | None] = WakeupQueue()
-        self._host = Host(plane, control.channels.memory, self._on_broken)
+        self._host = HostExecutor(plane, control.channels.memory, self._on_broken)
         self._incoming = None if inputs is None else Incoming(inputs, self._events.put)
         self._uploads = ThreadPoolExecutor(1, "uploads")
         self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
-        self._complaints = Complaints(_log)
+        self._warnings = PeerWarnings(_log)
         self._stopped = False
 
     def stop(self) -> None:
@@ -152,7 +152,7 @@ class Server:
                 self._handle(Tick(), now)
                 self._control.channels.give_back()
                 self._control.end_connections()
-                self._control.look_after_the_door()
+                self._control.throttle()
                 self._shut_out(self._keys.expired())
                 due = time.monotonic() + _TICK_S
         self._comparisons.shutdown(wait=False, cancel_futures=True)
@@ -213,13 +213,13 @@ class Server:
             try:
                 message = TO_COORDINATOR.decode(frames)
             except RemoteProtocolError as error:
-                self._complaints.about(self._keys.name_of(identity), f"messages are dropped: {error}")
+                self._warnings.warn(self._keys.name_of(identity), f"messages are dropped: {error}")
                 if isinstance(error, OtherVersionError):  # whatever it is told, it sees the version, and says so
                     self._say(identity, Refused(str(error), retry=False))
                 continue
             if why := self._keys.refusal(identity, message):
                 self._tell(Audit("refused", peer_of(identity), {"message": type(message).__name__, "reason": why}))
-                self._complaints.about(self._keys.name_of(identity), f"refused: {why}")
+                self._warnings.warn(self._keys.name_of(identity), f"refused: {why}")
                 # Who was shut out has been told, and may have a new key already: then it says this again with that.
                 self._say(identity, None if why == SHUT_OUT else refused(message, why))
             elif isinstance(message, KeyMessage):
@@ -262,7 +262,7 @@ class Server:
                     self._handle(FromPeer(identity, Leave(SHUT_OUT)))
             self._control.disconnect(key, farewell)
 
-    def _say(self, identity: bytes, answer: Answer | None) -> None:
+    def _say(self, identity: bytes, answer: KeyAnswer | None) -> None:
         if isinstance(answer, Enrolled | Refused):
             self._control.send(identity, TO_AGENT.encode(answer))
         elif answer is not None:
@@ -305,7 +305,7 @@ class Server:
                 self._planners.submit(instruction)
             case CancelPlanning(job):
                 self._planners.cancel(job)
-            case SaveModel() | SaveProfile() | ForgetProfile() | SavePlan() | ForgetPlan():
+            case SaveModel() | SaveProfile() | RemoveProfile() | SavePlan() | ForgetPlan():
                 self._keep(instruction)
             case Compare():
                 # Beside the requests: numpy may take long.
@@ -318,13 +318,13 @@ class Server:
             case Audit():
                 self._tell(instruction)
 
-    def _keep(self, instruction: SaveModel | SaveProfile | ForgetProfile | SavePlan | ForgetPlan) -> None:
+    def _keep(self, instruction: SaveModel | SaveProfile | RemoveProfile | SavePlan | ForgetPlan) -> None:
         match instruction:
             case SaveModel(model, files):
                 self._storage.save_model(model, files)
             case SaveProfile(profile, by_hand):
                 self._storage.save_profile(profile, by_hand=by_hand)
-            case ForgetProfile(node, by_hand):
+            case RemoveProfile(node, by_hand):
                 self._storage.forget_profile(node, by_hand=by_hand)
             case SavePlan(plan):
                 self._storage.save_plan(plan)

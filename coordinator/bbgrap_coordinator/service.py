@@ -16,8 +16,8 @@ import zmq
 
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import Audit, Settings
-from bbgrap.doctor.here import look_up
 from bbgrap.doctor.local_checks import is_loopback
+from bbgrap.doctor.local_facts import look_up
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
@@ -25,7 +25,7 @@ from bbgrap.transport.control import ControlServer, check_address
 from bbgrap.transport.descriptors import allow_many_descriptors
 from bbgrap.transport.discovery import announce
 from bbgrap.transport.exit_with_parent import exit_with_parent
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.local_tokens import note_token
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.artifacts import ArtifactFolders
@@ -33,9 +33,9 @@ from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.input_files import InputFiles, keep
 from bbgrap_coordinator.keyring import JOIN, LOCAL, KeyRing, NoKeys
 from bbgrap_coordinator.models import ModelStore
-from bbgrap_coordinator.planning import Planners
+from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.server import Server
-from bbgrap_coordinator.state import State
+from bbgrap_coordinator.state import StateDatabase
 from bbgrap_coordinator.storage import Storage
 
 _COUNTER_BITS = 32
@@ -47,7 +47,7 @@ _log = logging.getLogger("bbgrap.coordinator")
 def serve(
     bind: str,
     *,
-    planners: Planners,
+    planners: PlanningQueues,
     data_port: int = 0,
     advertise: str = "",
     announces: bool = False,
@@ -71,7 +71,7 @@ def serve(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with ExitStack() as stack:
         stack.callback(context.term)
-        state = State(_private(directory))
+        state = StateDatabase(_private(directory))
         keys = NoKeys() if insecure else KeyRing(_private(directory / "keys") / "keys.json", locks_data=not plain)
         control = ControlServer(context, check_address(bind), keys.lock)
         stack.callback(control.close)
@@ -125,7 +125,7 @@ def serve(
         audit.write(Audit("stopped", {}))
 
 
-def _data_plane(host: str, port: int, last_port: int, advertise: str, identity: Identity | None = None) -> TcpDataPlane:
+def _data_plane(host: str, port: int, last_port: int, advertise: str, identity: TlsIdentity | None = None) -> TcpDataPlane:
     """Listen for data, on the port of the last time unless another is wanted: agents that kept their deployments send to it."""
     # Listening everywhere, no single address is right for all: agents put in the one they joined by.
     everywhere = host in {"*", "0.0.0.0", "[::]"}  # noqa: S104 - compared, not bound

@@ -5,8 +5,8 @@
     profiles   of nodes by name, measured and by hand
     plans      what planning came to, with the digest of its artifacts; `place` grows with every save
 
-Laws: the incarnation is larger at every start, and on the disk before `State` can be used; whatever was saved is read again or dropped
-with a line in the log, never a reason not to start; one coordinator at a time uses a state directory.
+Laws: the incarnation is larger at every start, and on the disk before `StateDatabase` can be used; whatever was saved is read again or
+dropped with a line in the log, never a reason not to start; one coordinator at a time uses a state directory.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SavedPlan:
     artifacts: str
 
 
-class State:
+class StateDatabase:
     """The database of a coordinator, and the lock on its state directory.
 
     Invariants: used by one thread at a time; `incarnation` is committed.

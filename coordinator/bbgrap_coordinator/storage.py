@@ -21,7 +21,7 @@ from bbgrap.control.stored import Stored, StoredPlan
 from bbgrap.errors import PlanError
 from bbgrap.protocol.client_messages import ModelFile
 from bbgrap_coordinator.artifacts import ArtifactFolders, MappedWeights, digest_on_disk, read_artifacts, sync_artifacts
-from bbgrap_coordinator.state import SavedPlan, State
+from bbgrap_coordinator.state import SavedPlan, StateDatabase
 
 MAX_PLANS = 64
 MAX_BYTES = 32 << 30
@@ -43,7 +43,7 @@ class Storage:
     Invariants: after `read`, they are used by the thread of `_pool` only; `_kept` are the jobs with folders, least recently saved first.
     """
 
-    def __init__(self, state: State, folders: ArtifactFolders, *, max_plans: int = MAX_PLANS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, state: StateDatabase, folders: ArtifactFolders, *, max_plans: int = MAX_PLANS, max_bytes: int = MAX_BYTES) -> None:
         """Use a state that nothing else uses."""
         self._state = state
         self._folders = folders

@@ -17,7 +17,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.comparison import Rule
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.graph import Array
 from tests.judged_models import MODELS, JudgedModel
 from tests.planted import FAULTS
@@ -32,7 +32,7 @@ HIDDEN = 0.1
 
 @dataclass(frozen=True)
 class Bench:
-    witnesses: tuple[Witnesses, ...]
+    witnesses: tuple[ReferenceAnswers, ...]
     victims: tuple[Victim, ...]
 
     @property
@@ -63,7 +63,9 @@ def bench_of(model: JudgedModel) -> Bench:
     graph = load_graph(path, {name: array.shape for name, array in inputs[0].items()})
     programs = [compile_graph(graph, Cluster.even(count), options)[0].optimized for options, count in model.plans]
     feeds = [list(given.values()) for given in inputs]
-    return Bench(tuple(Witnesses(path, given) for given in inputs), tuple(Victim(program, feeds[0], feeds[1]) for program in programs))
+    return Bench(
+        tuple(ReferenceAnswers(path, given) for given in inputs), tuple(Victim(program, feeds[0], feeds[1]) for program in programs)
+    )
 
 
 def planted(bench: Bench, number: int, seed: int, request: int = 0) -> tuple[str, Victim, list[Array] | None]:

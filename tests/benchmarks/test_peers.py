@@ -13,14 +13,14 @@ from bbgrap import zoo
 from bbgrap.comparison import SAME, Rule, compare
 from bbgrap.engine.reference import Reference
 from bbgrap.errors import ExecutionError, ModelError, UsageError
-from bbgrap.transport.access import Access
+from bbgrap.transport.credentials import Credentials
 from benchmarks.peers import replicas
 from benchmarks.peers.__main__ import chosen
 from benchmarks.peers.halves import Stage, cuts, halve
 from benchmarks.peers.known import OTHERS, OURS
 from benchmarks.peers.peer import Peer, Setting
+from benchmarks.peers.peer_process import Judgement, PeerProcess, Single, Stream
 from benchmarks.peers.rounds import _Contender, row_of
-from benchmarks.peers.seat import Judgement, Seat, Single, Stream
 from benchmarks.peers.table import keep, markdown
 from benchmarks.testbed import CORES, Place, Reached
 
@@ -31,7 +31,7 @@ def setting(tmp_path_factory):
     (declared,) = Reference(path).inputs
     feeds = {"input": np.random.default_rng(0).random([1, *declared.shape[1:]], np.float32)}
     here = Place("", CORES[0])
-    return Setting("tiny", path, feeds, halve(path, feeds, home), (here, here), ("127.0.0.1",) * 2, Reached("", Access()), home)
+    return Setting("tiny", path, feeds, halve(path, feeds, home), (here, here), ("127.0.0.1",) * 2, Reached("", Credentials()), home)
 
 
 def test_two_stages_answer_like_the_whole_and_both_have_work(setting):
@@ -71,20 +71,20 @@ def test_replicas_share_requests_and_everybody_gets_the_own_answer(setting, tmp_
 @pytest.mark.cluster
 def test_a_peer_has_its_turns_in_a_process_of_its_own(setting):
     expected = Reference(setting.path).run(setting.feeds)
-    seat = Seat(OTHERS["onnxruntime"], setting, expected)
+    process = PeerProcess(OTHERS["onnxruntime"], setting, expected)
     try:
-        assert len(seat.ask(Single(3))) == 3
-        assert seat.ask(Stream(9)) > 0
-        assert seat.ask(Judgement()).bit_identical
-        assert len(seat.processes()) == 1
+        assert len(process.ask(Single(3))) == 3
+        assert process.ask(Stream(9)) > 0
+        assert process.ask(Judgement()).bit_identical
+        assert len(process.processes()) == 1
     finally:
-        seat.close()
+        process.close()
 
 
 @pytest.mark.cluster
 def test_a_peer_that_fails_says_why(setting, tmp_path):
     with pytest.raises(ExecutionError, match=r"onnxruntime: ModelError: .*missing\.onnx"):
-        Seat(OTHERS["onnxruntime"], replace(setting, path=tmp_path / "missing.onnx"), [])
+        PeerProcess(OTHERS["onnxruntime"], replace(setting, path=tmp_path / "missing.onnx"), [])
 
 
 def contender(peer, seconds, rate, comparison=SAME):

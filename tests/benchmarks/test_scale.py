@@ -10,7 +10,7 @@ import pytest
 
 from bbgrap import zoo
 from bbgrap.cluster.types import LOCAL, NodeProfile
-from bbgrap.costmodel.clock import Await, Post, Work
+from bbgrap.costmodel.clock import Await, Busy, Post
 from bbgrap.engine.prepare import prepare
 from bbgrap.protocol.message_layout import layouts_sent
 from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalRun, LocalSend
@@ -55,7 +55,7 @@ def test_a_walk_becomes_acts(tmp_path):
     acts = Counter(type(act) for act in walk.acts(sizes))
     assert acts[Post] == kinds(walk)[LocalSend]
     assert acts[Await] == kinds(walk)[LocalReceive]
-    assert acts[Work] == len(walk.seconds)
+    assert acts[Busy] == len(walk.seconds)
 
 
 def kinds(walk: Walk) -> Counter:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from bbgrap_coordinator.planning import Planners
+from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.service import serve
 
 PLANNER = ("-m", "tests.cluster.planner_process")
@@ -19,7 +19,7 @@ def main(planner: Sequence[str] = PLANNER) -> None:
     parser.add_argument("--until-eof", action="store_true")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
-    with Planners(planner) as planners:
+    with PlanningQueues(planner) as planners:
         serve(given.bind, planners=planners, state_dir=given.state_dir, ready_file=given.ready_file, until_eof=given.until_eof)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bbgrap_coordinator import planner
 
 from bbgrap.cluster import Cluster, NodeProfile
-from bbgrap.engine.prepare import Made, prepare_graph, prepare_like
+from bbgrap.engine.prepare import PreparedVariant, prepare_graph, prepare_like
 from tests.cluster import coordinator_process
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PLANNER = ("-m", "tests.cluster.dividing")
 
 
-def prepare(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Made, ...]:
+def prepare(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[PreparedVariant, ...]:
     """Divide by rows, whatever one node alone would take."""
     return prepare_graph(graph, _plain(cluster), replace(options, planner="bbgrap"))
 

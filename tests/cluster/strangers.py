@@ -25,7 +25,7 @@ from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.control import ControlClient
 from bbgrap.transport.framing import GREETING, frame_head
-from bbgrap.transport.identity import Identity
+from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import ClientLock
 from bbgrap.transport.tls import Contexts
 from tests.messages import AGENT, CLIENT, KEYS
@@ -166,7 +166,7 @@ def frames(epochs: Iterable[int], answer_to: str) -> bytes:
     return said
 
 
-def say_secretly(address: Address, identity: Identity | None, said: bytes) -> bytes:
+def say_secretly(address: Address, identity: TlsIdentity | None, said: bytes) -> bytes:
     """Say something over TLS, with a certificate or without; return what is answered."""
     if identity is None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

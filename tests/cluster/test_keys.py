@@ -16,8 +16,8 @@ from bbgrap.errors import AccessError
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import ListTokens
 from bbgrap.protocol.messages import PROTOCOL_VERSION
-from bbgrap.transport.access import Access
 from bbgrap.transport.control import ControlClient
+from bbgrap.transport.credentials import Credentials
 from tests.cluster import tiny
 from tests.known_agents import known_cluster
 
@@ -157,7 +157,7 @@ def test_a_node_needs_its_token_once(cluster, tmp_path):
 
 
 def test_another_version_is_told_so(cluster):
-    control = ControlClient(zmq.Context.instance(), cluster.address, lambda: Access().lock(cluster.address))
+    control = ControlClient(zmq.Context.instance(), cluster.address, lambda: Credentials().lock(cluster.address))
     header = msgpack.packb([PROTOCOL_VERSION + 1, "Hello", [1]])
     control.send([header])
     frames = until(control.receive, "no answer")

@@ -11,7 +11,7 @@ import bbgrap
 from bbgrap import zoo
 from bbgrap.cluster import NodeProfile
 from bbgrap.graph.onnx_io import save_graph
-from bbgrap.zoo.decoder import Sizes, free_axes
+from bbgrap.zoo.decoder import DecoderSizes, free_axes
 from bbgrap.zoo.decoder import decoder as decoder_of
 from tests.known_agents import SPEED, known_cluster
 from tests.sequence_models import Alone, decoder
@@ -140,7 +140,7 @@ def anonymous(pid):
 @pytest.mark.timeout(600)
 def test_a_decoder_of_one_and_a_half_times_a_nodes_memory_writes_on_two(tmp_path):
     """Either agent says that it may take two thirds of the weights, and the memory that it cannot give back is looked at."""
-    graph = decoder_of("large", Sizes(12, 768, 12, 12, 16_000, 64))
+    graph = decoder_of("large", DecoderSizes(12, 768, 12, 12, 16_000, 64))
     save_graph(graph, tmp_path / "large.onnx", free=free_axes(graph))
     model, weights = (tmp_path / "large.onnx").read_bytes(), sum(weight.type.nbytes for weight in graph.weights.values())
     memory = weights * 2 // 3

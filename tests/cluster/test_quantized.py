@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bbgrap
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 from tests.quantized_models import DYNAMIC, INTEGER, converted, networks
@@ -34,7 +34,7 @@ def test_agents_answer_as_onnxruntime_does(
     network: str, form: str, sources: dict[str, tuple[Path, tuple[int, ...]]], pair: LocalCluster
 ) -> None:
     path, x = converted(form, *sources[network])
-    witnesses = Witnesses(path, {"input": x})
+    witnesses = ReferenceAnswers(path, {"input": x})
     for options in OPTIONS:
         found = witnesses.judge(bbgrap.InferenceSession(path, cluster=pair, options=options).run(None, {"input": x}))
         label = f"{options.planner} {options.split}: {found.text}"

@@ -19,9 +19,9 @@ from bbgrap.protocol.messages import Join, Leave, Refused, Rejoin
 from bbgrap.protocol.roles import MAY, NODE
 from bbgrap.protocol.tokens import Token
 from bbgrap.session.connection import Connection
-from bbgrap.transport.access import Access
 from bbgrap.transport.certificates import Authority
-from bbgrap.transport.locks import ClientLock, Pair
+from bbgrap.transport.credentials import Credentials
+from bbgrap.transport.locks import ClientLock, KeyPair
 from bbgrap.zoo import materialize
 from tests.cluster.capture import Capture, Relay, found_in, tensors_of
 from tests.cluster.strangers import (
@@ -78,15 +78,15 @@ class Keys:
         self.spies, self.nodes = [], []
         for name in ("spy", "old spy"):
             key = KeyFile(folder, cluster.address, name)
-            self.spies.append(enrol(cluster.address, Access(token_file=file), name, key).identity)
+            self.spies.append(enrol(cluster.address, Credentials(token_file=file), name, key).identity)
             self.nodes.append(key.read())
         self.roles[NODE] = self.nodes[0]
         connection.revoke_token("old spy")
         server = self.revoked.server
         self.strangers = {
             "without a lock": None,
-            "with keys of its own": ClientLock(Pair.make().public, Pair.make(), "a stranger"),
-            "with the coordinator's public key": ClientLock(server, Pair.make(), "a stranger"),
+            "with keys of its own": ClientLock(KeyPair.make().public, KeyPair.make(), "a stranger"),
+            "with the coordinator's public key": ClientLock(server, KeyPair.make(), "a stranger"),
             "with a revoked token": self.revoked,
             "with the key of a revoked node": self.nodes[1],
             "with an expired token": self.expired,
@@ -219,7 +219,7 @@ def test_a_valid_key_does_not_become_another_by_its_session(cluster, keys, known
 
 
 def test_a_key_that_is_taken_back_loses_its_connection(cluster):
-    connection = Connection(cluster.address, access=Access(token=cluster.connection.create_token("guest", "client")))
+    connection = Connection(cluster.address, credentials=Credentials(token=cluster.connection.create_token("guest", "client")))
     with connection:
         assert connection.nodes()
         began = time.monotonic()
@@ -268,7 +268,7 @@ def test_a_recorded_session_is_of_no_use(cluster, keys, tmp_path, monkeypatch):
     token = tmp_path / "token"
     token.write_text((cluster.logs / "state" / "keys" / "local.token").read_text())
     with Relay(split(cluster.address)) as relay:
-        with Connection(relay.address, access=Access(token_file=token)) as connection:
+        with Connection(relay.address, credentials=Credentials(token_file=token)) as connection:
             client = Known(cluster, connection)
             client.asks(2)
         recorded = relay.recorded

@@ -12,7 +12,7 @@ import bbgrap
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_io import write_graph
-from bbgrap.transport.access import Access
+from bbgrap.transport.credentials import Credentials
 from bbgrap.zoo import training
 from tests.cluster.capture import Relay
 from tests.cluster.moved import arrived, exchanged
@@ -73,10 +73,7 @@ def mark_of(count, case):
 
 
 CASES = [
-    pytest.param(count, name, planner, marks=mark_of(count, (name, planner)))
-    for count in USUAL
-    for name in SMALL
-    for planner in PLANNERS
+    pytest.param(count, name, planner, marks=mark_of(count, (name, planner))) for count in USUAL for name in SMALL for planner in PLANNERS
 ]
 
 
@@ -146,7 +143,7 @@ def test_weights_leave_their_client_once_and_not_again_when_an_agent_is_lost(tmp
     with (
         known_cluster(2, tmp_path, pin=False) as cluster,
         Relay(split(cluster.address)) as relay,
-        bbgrap.Connection(relay.address, access=Access(token_file=cluster.logs / "state" / "keys" / "local.token")) as connection,
+        bbgrap.Connection(relay.address, credentials=Credentials(token_file=cluster.logs / "state" / "keys" / "local.token")) as connection,
     ):
         session = session_of(connection, "mlp", "data-parallel")
         with session.sequence(step.initial) as sequence:

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.control.planned import PlannedVariant
-from bbgrap.engine.prepare import Made
+from bbgrap.engine.prepare import PreparedVariant
 from bbgrap.engine.variants import serves_streams
 from bbgrap.errors import PlanError
 from bbgrap.graph.types import Array, DType, Graph, TensorType
@@ -214,7 +214,7 @@ def _zeros_segment() -> SegmentModel:
     return SegmentModel("zeros", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("out",), {})
 
 
-def prepare(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Made, ...]:
+def prepare(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[PreparedVariant, ...]:
     """Stand in for `bbgrap.engine.prepare.prepare_graph`: knows one model."""
     plan = Plan(options.planner, graph, cluster, {})
     return tuple((planned, plan) for planned in planned_variants(graph.types["x"].known_shape[0], cluster, options))

@@ -15,7 +15,7 @@ from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
 from bbgrap.engine.reference import Reference
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.graph import Array
 from bbgrap.graph.types import DType
 from bbgrap.planners.options import PlanOptions
@@ -40,7 +40,7 @@ def answers(path: Path, x: Array, options: PlanOptions, cluster: Cluster) -> lis
 
 
 def assert_same(path: Path, x: Array, ways: Sequence[PlanOptions], *, to_the_bit: bool) -> None:
-    witnesses = Witnesses(path, {"input": x})
+    witnesses = ReferenceAnswers(path, {"input": x})
     for cluster in CLUSTERS[1:] if ways is BRIEF else CLUSTERS:
         for options in ways:
             found = witnesses.judge(answers(path, x, options, cluster))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bbgrap_coordinator.artifacts import ArtifactFolders, write_artifacts
-from bbgrap_coordinator.state import State
+from bbgrap_coordinator.state import StateDatabase
 from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster.types import NodeProfile
@@ -64,7 +64,7 @@ def run(folder: Path, limit: int) -> None:
 
 def session(folder: Path, jobs: tuple[int, int], say: Callable[[str], object]) -> None:
     """One life of a coordinator: two plans are saved, the first one is changed and forgotten."""
-    state, folders = State(folder / "state"), ArtifactFolders(folder / "state" / "plans")
+    state, folders = StateDatabase(folder / "state"), ArtifactFolders(folder / "state" / "plans")
     say(f"incarnation {state.incarnation}")
     storage = Storage(state, folders)
     storage.read({DIGEST: 5})

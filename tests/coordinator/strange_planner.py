@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgpack
 from bbgrap_coordinator.artifacts import write_artifacts
-from bbgrap_coordinator.child import Reply, Task
+from bbgrap_coordinator.child import PlannerReply, Task
 
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from tests.coordinator.made import ARRAYS, variant
@@ -28,8 +28,8 @@ SAYINGS = {
     "says a fault that does not exist": b'["doom", "", ""]',
     "says a fault that is not its own": b'["unknown-plan", "try again", ""]',
     "says too much": bytes(2 << 20),
-    "says control characters": Reply("plan", "a\x1b[2Jb" + "c" * 100_000).to_bytes(),
-    "leaves nothing": Reply().to_bytes(),
+    "says control characters": PlannerReply("plan", "a\x1b[2Jb" + "c" * 100_000).to_bytes(),
+    "leaves nothing": PlannerReply().to_bytes(),
 }
 
 
@@ -42,24 +42,24 @@ def act(what: str, folder: Path, channel: Connection) -> None:
             sys.exit(7)
         case "leaves a plan for other devices":
             write_artifacts(folder, [variant(ARRAYS)])
-            channel.send_bytes(Reply().to_bytes())
+            channel.send_bytes(PlannerReply().to_bytes())
         case "leaves no variants":
             (folder / "weights").write_bytes(b"")
             (folder / "variants").write_bytes(msgpack.packb([[], {}, {}]))
-            channel.send_bytes(Reply().to_bytes())
+            channel.send_bytes(PlannerReply().to_bytes())
         case "leaves a pipe":
             os.mkfifo(folder / "variants")
-            channel.send_bytes(Reply().to_bytes())
+            channel.send_bytes(PlannerReply().to_bytes())
         case "leaves a link":
             write_artifacts(folder, [variant(ARRAYS)])
             (folder / "weights").rename(folder.parent.parent / "secret")
             (folder / "weights").symlink_to(folder.parent.parent / "secret")
-            channel.send_bytes(Reply().to_bytes())
+            channel.send_bytes(PlannerReply().to_bytes())
         case "leaves a folder":
             (folder / "variants").mkdir()
-            channel.send_bytes(Reply().to_bytes())
+            channel.send_bytes(PlannerReply().to_bytes())
         case _:
-            channel.send_bytes(SAYINGS.get(what) or Reply("model", f"no such trick: {what}").to_bytes())
+            channel.send_bytes(SAYINGS.get(what) or PlannerReply("model", f"no such trick: {what}").to_bytes())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import BbgrapError
 from bbgrap.session import InferenceSession, connect
 from bbgrap.zoo import materialize
@@ -48,7 +48,7 @@ def run(folder: Path, address: str) -> dict[str, object]:
                 (folder / "answers").write_text(str(count))
     assert first is not None, "the client was stopped before its first answer"
     assert last is not None
-    witnesses = Witnesses(path, feeds)
+    witnesses = ReferenceAnswers(path, feeds)
     return {
         "answers": count,
         "failures": failures,

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 import bbgrap
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.launching.engine_cluster import EngineCluster
 from bbgrap.zoo import materialize
 
@@ -63,7 +63,7 @@ class Requests:
         session = bbgrap.InferenceSession(self.path, cluster=self.cluster, planner="bbgrap")
         feed = self._feed(images)
         answer = session.run(None, feed)
-        assert Witnesses(self.path, feed).judge(answer).verified
+        assert ReferenceAnswers(self.path, feed).judge(answer).verified
         return tuple(sorted(session.plan.agents))
 
     def ask(self) -> None:
@@ -89,7 +89,7 @@ class Requests:
         self.thread.join()
         if kind is None:
             assert self.failures == []
-            witnesses = Witnesses(self.path, self.feed)
+            witnesses = ReferenceAnswers(self.path, self.feed)
             for answer in {
                 id(answer): answer for answer in (self.answers[0], self.answers[len(self.answers) // 2], self.answers[-1])
             }.values():

@@ -17,7 +17,7 @@ from bbgrap.engine.calling import unpacked_results
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import BbgrapError, InputError, ModelError
 from bbgrap.graph import Graph
 from tests.fuzzing.bounds import Answers, PlainFailureError, excess, is_shaky, onnxruntime_answers
@@ -128,7 +128,7 @@ def _is_verified(sample: Sample, got: list[Any]) -> bool:
     with tempfile.TemporaryDirectory(prefix="fuzzing-") as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(sample.model)
-        return Witnesses(path, sample.feeds).judge(got).verified
+        return ReferenceAnswers(path, sample.feeds).judge(got).verified
 
 
 _NAMES = r"Name:'[^']*'|Node, \(\"[^\"]*\"|Node \([^)]*\)|input: \S+|input \([^)]*\)|index: \d+|Got: \d+|Expected: \d+|/\S*/"

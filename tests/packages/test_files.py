@@ -13,7 +13,7 @@ import pytest
 
 import bbgrap
 from bbgrap.engine.reference import Reference
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
 
@@ -72,7 +72,7 @@ def cluster(tmp_path_factory):
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
 def test_shipped_model_is_planned_and_answers_as_on_onnxruntime(cluster, path: Path) -> None:
     feeds = inputs_for(path, [declared.name for declared in Reference(path).inputs])
-    witnesses = Witnesses(path, feeds)
+    witnesses = ReferenceAnswers(path, feeds)
     for options in PLANS:
         session = bbgrap.InferenceSession(path, cluster=cluster, options=options)
         found = witnesses.judge(session.run(None, feeds))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 
 from bbgrap.compiler.memory import weight_bytes
-from bbgrap.compiler.passes.chunks import Derived, Head, Narrow, derive, heads_of, made_in_parts
+from bbgrap.compiler.passes.chunks import Derived, Narrow, Prefix, derive, made_in_parts, prefixes_of
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.messages import MESSAGE_S
 from bbgrap.program.steps import Assemble, Compute, DeviceProgram, Program, Receive
@@ -70,9 +70,9 @@ class ChunkInputs:
         found = min(self._choices(program, device, way), key=lambda choice: choice.seconds, default=None)
         if found is None:
             return program
-        whole = device.buffers[found.head.target].region
+        whole = device.buffers[found.prefix.target].region
         parts = [_part(whole, found.axis, *bounds) for bounds in pairwise(accumulate(found.sizes, initial=0))]
-        changed = made_in_parts(program, device, found.head, parts, self.narrow)
+        changed = made_in_parts(program, device, found.prefix, parts, self.narrow)
         if changed is None:
             return program
         before, after = (self.predictor.timeline(p).total_s for p in (program, changed))
@@ -93,40 +93,40 @@ class ChunkInputs:
         return None
 
     def _choices(self, program: Program, device: DeviceProgram, way: _Way) -> Iterator[_Choice]:
-        for head in self._heads(program, device, way):
-            whole = device.buffers[head.target].region
-            all_at_once = Derived(head.ops, {b: device.buffers[b].region for b in head.receive.buffers})
-            join_s = self.predictor.op_seconds(program, device, Assemble(head.target, ()))
-            weights = weight_bytes(program.graph, head.ops)
+        for prefix in self._prefixes(program, device, way):
+            whole = device.buffers[prefix.target].region
+            all_at_once = Derived(prefix.ops, {b: device.buffers[b].region for b in prefix.receive.buffers})
+            join_s = self.predictor.op_seconds(program, device, Assemble(prefix.target, ()))
+            weights = weight_bytes(program.graph, prefix.ops)
             most = min(MOST, 1 + REPEATED_BYTES // weights if weights else MOST)
             for axis, extent in _axes(whole):
                 least = -(-extent // MOST)
-                first = derive(device, head, _part(whole, axis, 0, least), self.narrow)
+                first = derive(device, prefix, _part(whole, axis, 0, least), self.narrow)
                 if first is None:
                     continue
-                (some_bytes, some_s), (all_bytes, all_s) = (self._costs(program, device, head, of) for of in (first, all_at_once))
+                (some_bytes, some_s), (all_bytes, all_s) = (self._costs(program, device, prefix, of) for of in (first, all_at_once))
                 stretch = _Stretch(
                     way, extent, _Line.through((least, some_bytes), (extent, all_bytes)), _Line.through((least, some_s), (extent, all_s))
                 )
                 for sizes in stretch.divisions(least, most):
                     seconds = stretch.seconds(sizes) + join_s
                     if seconds < WORTH * stretch.seconds((extent,)):
-                        yield _Choice(head, axis, sizes, seconds - all_s)
+                        yield _Choice(prefix, axis, sizes, seconds - all_s)
 
-    def _heads(self, program: Program, device: DeviceProgram, way: _Way) -> Iterator[Head]:
+    def _prefixes(self, program: Program, device: DeviceProgram, way: _Way) -> Iterator[Prefix]:
         """Yield the stretches that a device's first segment begins with, as long as they are long enough and not too long."""
         counted, took = 0, 0.0
-        for head in heads_of(program, device):
-            took += sum(self.predictor.op_seconds(program, device, op) for op in head.ops[counted:])
-            counted = len(head.ops)
+        for prefix in prefixes_of(program, device):
+            took += sum(self.predictor.op_seconds(program, device, op) for op in prefix.ops[counted:])
+            counted = len(prefix.ops)
             if took > LONG_ENOUGH * way.seconds:
                 return
             if took * LONG_ENOUGH > way.seconds:
-                yield head
+                yield prefix
 
-    def _costs(self, program: Program, device: DeviceProgram, head: Head, of: Derived) -> tuple[float, float]:
+    def _costs(self, program: Program, device: DeviceProgram, prefix: Prefix, of: Derived) -> tuple[float, float]:
         """Return the bytes that a part of the target needs of the input, and the seconds that its operations take."""
-        values = ((device.buffers[b].value, of.regions[b]) for b in head.receive.buffers if b in of.regions)
+        values = ((device.buffers[b].value, of.regions[b]) for b in prefix.receive.buffers if b in of.regions)
         size = sum(program.region_bytes(value, region, program.wire(program.host, device.device)) for value, region in values)
         return size, sum(self.predictor.op_seconds(program, device, op) for op in of.ops)
 
@@ -144,7 +144,7 @@ class _Way:
 class _Choice:
     """A stretch and its chunks, positions along an axis each; `seconds` until it is done, less those of its operations at once."""
 
-    head: Head
+    prefix: Prefix
     axis: int
     sizes: tuple[int, ...]
     seconds: float

@@ -36,7 +36,7 @@ Narrow = Callable[[Apply, ShapeMap], tuple[LocalOp, Work] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class Prefix:
     """What a device does first: it receives `receive` from the host, who sends it by `send`, and `ops` make `target` of it.
 
     `rest` are the operations that follow in the same step; of what `ops` make and read, they and all later steps read `target` only.
@@ -49,7 +49,7 @@ class Head:
     target: BufferId
 
 
-def heads_of(program: Program, device: DeviceProgram) -> Iterator[Head]:
+def prefixes_of(program: Program, device: DeviceProgram) -> Iterator[Prefix]:
     """Yield every way to take the beginning off a device's first segment, short ones first; none unless it begins with one message."""
     match device.steps[:2]:
         case (Receive(source=source) as receive, Compute(ops=ops)) if source == program.host:
@@ -60,25 +60,25 @@ def heads_of(program: Program, device: DeviceProgram) -> Iterator[Head]:
                 alive.update(writes_of(op))
                 alive = {buffer for buffer in alive if buffer in later or last.get(buffer, -1) > number}
                 if isinstance(op, Apply) and alive == set(op.writes) and len(alive) == 1:
-                    yield Head(program.senders[receive.message][1], receive, ops[: number + 1], ops[number + 1 :], op.writes[0])
+                    yield Prefix(program.senders[receive.message][1], receive, ops[: number + 1], ops[number + 1 :], op.writes[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What a region of a head's target takes: the operations with what they make, and the region that is needed of every buffer."""
+    """What a region of a prefix's target takes: the operations with what they make, and the region that is needed of every buffer."""
 
     ops: tuple[Op, ...]
     regions: Mapping[BufferId, ShapeMap]
 
 
-def derive(device: DeviceProgram, head: Head, region: ShapeMap, narrow: Narrow) -> Derived | None:
-    """Return what a region of a head's target takes; None if that cannot be told, or if a partial result is on the way.
+def derive(device: DeviceProgram, prefix: Prefix, region: ShapeMap, narrow: Narrow) -> Derived | None:
+    """Return what a region of a prefix's target takes; None if that cannot be told, or if a partial result is on the way.
 
     A partial result is of a range of what its operation sums over, and narrowing knows regions only.
     """
-    wanted = {head.target: region}
+    wanted = {prefix.target: region}
     done: list[Op] = []
-    for op in reversed(head.ops):
+    for op in reversed(prefix.ops):
         match op:
             case Assemble(output=output, pieces=pieces) if output in wanted:
                 made = wanted[output]
@@ -128,32 +128,32 @@ def narrower(graph: Graph, descriptions: Mapping[str, Description | None]) -> Na
     return narrow
 
 
-def made_in_parts(program: Program, device: DeviceProgram, head: Head, parts: Sequence[ShapeMap], narrow: Narrow) -> Program | None:
-    """Return the program in which a device makes these parts of a head's target, one after the other; None if that cannot be derived.
+def made_in_parts(program: Program, device: DeviceProgram, prefix: Prefix, parts: Sequence[ShapeMap], narrow: Narrow) -> Program | None:
+    """Return the program in which a device makes these parts of a prefix's target, one after the other; None if that cannot be derived.
 
     The parts are disjoint and cover the target.
     """
-    rewriter = _Rewriter(device, head, max(program.senders) + 1)
+    rewriter = _Rewriter(device, prefix, max(program.senders) + 1)
     for part in parts:
-        derived = derive(device, head, part, narrow)
+        derived = derive(device, prefix, part, narrow)
         if derived is None:
             return None
         rewriter.add(derived, part)
     host = program.devices[program.host]
-    sends = tuple(s for step in host.steps for s in (rewriter.sends if step == head.send else (step,)))
+    sends = tuple(s for step in host.steps for s in (rewriter.sends if step == prefix.send else (step,)))
     changed = {device.device: rewriter.finish(), program.host: replace(host, steps=sends)}
     return replace(program, devices=tuple(changed.get(d.device, d) for d in program.devices))
 
 
 @dataclass
 class _Rewriter:
-    """The steps of a device whose head is computed in parts, and the messages that the host sends it instead of one.
+    """The steps of a device whose prefix is computed in parts, and the messages that the host sends it instead of one.
 
-    Invariants: `come` has what was received so far of every buffer of the head's message; its pieces are disjoint.
+    Invariants: `come` has what was received so far of every buffer of the prefix's message; its pieces are disjoint.
     """
 
     device: DeviceProgram
-    head: Head
+    prefix: Prefix
     message: int
     """From here on numbers of messages are free."""
     sends: list[Send] = field(default_factory=list)
@@ -164,7 +164,7 @@ class _Rewriter:
     def __post_init__(self) -> None:
         """Start with nothing received."""
         self.buffers: dict[BufferId, Buffer] = dict(self.device.buffers)
-        self.come: dict[BufferId, list[Piece]] = {buffer: [] for buffer in self.head.receive.buffers}
+        self.come: dict[BufferId, list[Piece]] = {buffer: [] for buffer in self.prefix.receive.buffers}
 
     def add(self, derived: Derived, region: ShapeMap) -> None:
         """Receive what a part of the target needs and is not there yet, and make it."""
@@ -190,19 +190,19 @@ class _Rewriter:
                 case _:
                     raise AssertionError(f"derived: {type(op).__name__}")
         self.steps.append(Compute(tuple(ops)))
-        self.made.append(Piece(numbers[self.head.target], region))
+        self.made.append(Piece(numbers[self.prefix.target], region))
 
     def finish(self) -> DeviceProgram:
         """Put the target together, and return the device's program."""
-        rest = Compute((Assemble(self.head.target, tuple(self.made)), *self.head.rest))
+        rest = Compute((Assemble(self.prefix.target, tuple(self.made)), *self.prefix.rest))
         steps = (*self.steps, rest, *self.device.steps[2:])
-        gone = {*self.head.receive.buffers, *(buffer for op in self.head.ops for buffer in writes_of(op))} - {self.head.target}
+        gone = {*self.prefix.receive.buffers, *(buffer for op in self.prefix.ops for buffer in writes_of(op))} - {self.prefix.target}
         return replace(self.device, buffers={n: held for n, held in self.buffers.items() if n not in gone}, steps=steps)
 
     def _receive(self, derived: Derived) -> None:
         parts: list[Piece] = []
         buffers: list[BufferId] = []
-        for old, part in zip(self.head.receive.buffers, self.head.send.parts, strict=True):
+        for old, part in zip(self.prefix.receive.buffers, self.prefix.send.parts, strict=True):
             if old not in derived.regions:
                 continue
             for region in subtract_all(derived.regions[old], (piece.region for piece in self.come[old])):
@@ -210,10 +210,10 @@ class _Rewriter:
                 buffers.append(self._buffer(old, region))
                 self.come[old].append(Piece(buffers[-1], region))
         if parts:
-            number = self.message if self.sends else self.head.send.message
+            number = self.message if self.sends else self.prefix.send.message
             self.message += bool(self.sends)
-            self.sends.append(Send(number, self.head.send.destination, tuple(parts)))
-            self.steps.append(Receive(number, self.head.receive.source, tuple(buffers)))
+            self.sends.append(Send(number, self.prefix.send.destination, tuple(parts)))
+            self.steps.append(Receive(number, self.prefix.receive.source, tuple(buffers)))
 
     def _gathered(self, old: BufferId, come: Sequence[Piece], region: ShapeMap, ops: list[Op]) -> BufferId:
         pieces = tuple(Piece(p.buffer, common) for p in come if not (common := p.region.intersect(region)).is_empty)

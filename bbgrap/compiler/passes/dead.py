@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from bbgrap.program.steps import BufferId, Compute, DeviceProgram, Program, Receive, Send, Step, reads_of, writes_of
 
-Live = set[tuple[int, BufferId]]
+LiveBuffers = set[tuple[int, BufferId]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class DropUnused:
         return replace(program, devices=tuple(_drop_unused(device, live, kept_parts) for device in program.devices))
 
 
-def _live(program: Program) -> Live:
+def _live(program: Program) -> LiveBuffers:
     """Return the (device, buffer) pairs that the results depend on: the host's are answers, the agents' are state."""
     sources: dict[tuple[int, BufferId], list[tuple[int, BufferId]]] = {}
     for device in program.devices:
@@ -42,7 +42,7 @@ def _live(program: Program) -> Live:
                 for op in step.ops:
                     reads = [(device.device, b) for b in reads_of(op)]
                     sources |= {(device.device, b): reads for b in writes_of(op)}
-    live: Live = set()
+    live: LiveBuffers = set()
     waiting = [(device.device, b) for device in program.devices for b in device.results]
     while waiting:
         found = waiting.pop()
@@ -52,7 +52,7 @@ def _live(program: Program) -> Live:
     return live
 
 
-def _drop_unused(device: DeviceProgram, live: Live, kept_parts: dict[int, tuple[int, ...]]) -> DeviceProgram:
+def _drop_unused(device: DeviceProgram, live: LiveBuffers, kept_parts: dict[int, tuple[int, ...]]) -> DeviceProgram:
     steps: list[Step] = []
     for step in device.steps:
         match step:

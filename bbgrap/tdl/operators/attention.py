@@ -63,7 +63,7 @@ def heads_of(site: Site) -> Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AttentionReads:
     """Where in its operands one output element of an attention reads; built from the output's indices."""
 
     site: Site
@@ -93,15 +93,15 @@ class Place:
         return operand(number)[tuple(0 if extent == 1 else place for place, extent in zip(tail, shape, strict=True))]
 
 
-def place_of(site: Site, out: tuple[Index, ...], *, queries: bool, heads: bool) -> tuple[Place, set[int]]:
-    """Return the place and the output axes that stay whole; `queries` and `heads` tell whether they split."""
+def attention_reads(site: Site, out: tuple[Index, ...], *, queries: bool, heads: bool) -> tuple[AttentionReads, set[int]]:
+    """Return where it reads, and the output axes that stay whole; `queries` and `heads` tell whether they split."""
     form = heads_of(site)
     query_axis = 1 if form.packed else 2
     index = out[form.axis]
     group = (index if form.unit == 1 else index // form.unit) if heads else None
     fixed = set() if form.packed else {3}
     fixed |= (set() if queries else {query_axis}) | (set() if heads else {form.axis})
-    return Place(site, form, out[0], out[query_axis] if queries else ALL, group), fixed
+    return AttentionReads(site, form, out[0], out[query_axis] if queries else ALL, group), fixed
 
 
 def describe_attention(site: Site) -> Description | None:
@@ -110,7 +110,7 @@ def describe_attention(site: Site) -> Description | None:
         return None
     knows_place = site.integer("is_causal", 0) or any(site.integer(f"{side}_window_size", -1) != -1 for side in ("left", "right"))
     out = output_indices(site)
-    place, fixed = place_of(site, out, queries=not knows_place, heads=True)
+    place, fixed = attention_reads(site, out, queries=not knows_place, heads=True)
     reads = [place.rows(0, of_query=True), place.rows(1, of_query=False), place.rows(2, of_query=False)]
     if site.has(3):
         reads.append(place.bias(3))
@@ -149,7 +149,7 @@ def describe_multi_head_attention(site: Site) -> Description | None:
     out = output_indices(site)
     if any(len(site.shape(k)) != 3 for k in range(3)):
         return None
-    place, fixed = place_of(site, out, queries=not site.integer("unidirectional", 0) and not caches, heads=not site.has(3))
+    place, fixed = attention_reads(site, out, queries=not site.integer("unidirectional", 0) and not caches, heads=not site.has(3))
     reads = [place.rows(0, of_query=True), place.rows(1, of_query=False), place.rows(2, of_query=False), *wholes(site, (3,))]
     if site.has(4):
         padding = site.shape(4)

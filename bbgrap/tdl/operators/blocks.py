@@ -8,7 +8,7 @@ import numpy as np
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Call, Description, Index, IndexExpression, Opaque, operand
+from bbgrap.tdl.language import ALL, Description, Index, IndexExpression, Opaque, ScalarCall, operand
 from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
@@ -18,7 +18,7 @@ from bbgrap.tdl.operators.common import (
     spatial_interval,
     with_whole_axes,
 )
-from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register
+from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Result, Site, register
 
 
 def describe_depth_to_space(site: Site) -> Description | None:
@@ -27,7 +27,7 @@ def describe_depth_to_space(site: Site) -> Description | None:
     size = site.integer("blocksize", 1)
     if site.text("mode", "DCR") == "CRD":
         block = c * size**2 + Index("r", size**2)
-        return Description((n, c, y, x), Call("copy", (operand(0)[n, block, y // size, x // size],)))
+        return Description((n, c, y, x), ScalarCall("copy", (operand(0)[n, block, y // size, x // size],)))
     return Description((n, c, y, x), Opaque("depth_to_space", (operand(0)[n, ALL, y // size, x // size],), (c,)))
 
 
@@ -59,7 +59,7 @@ def describe_tile(site: Site) -> Description | None:
     shape = site.shape(0)
     repeated = {axis for axis, count in enumerate(repeats.ravel().tolist()) if count != 1 and shape[axis] != 1}
     place = tuple(ALL if axis in repeated else index for axis, index in enumerate(broadcast(out, shape)))
-    return Description(out, Call("tile", (operand(0)[place],)))
+    return Description(out, ScalarCall("tile", (operand(0)[place],)))
 
 
 def localize_tile(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -91,19 +91,19 @@ def describe_trilu(site: Site) -> Description | None:
     if site.has(1) and site.constant(1) is None:
         return None
     out = output_indices(site)
-    return Description(out, Call("triangle", (operand(0)[out],)))
+    return Description(out, ScalarCall("triangle", (operand(0)[out],)))
 
 
 def localize_trilu(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """The same triangle with the diagonal where the tile sees it."""
     given = site.constant(1)
     k = (0 if given is None else int(given.reshape(()))) + _diagonal(site, region)
-    return (LocalNode("Trilu", (Input(0), Literal(np.array(k, np.int64))), site.node.attributes),)
+    return (LocalNode("Trilu", (Input(0), ConstantOperand(np.array(k, np.int64))), site.node.attributes),)
 
 
 def describe_eye_like(site: Site) -> Description | None:
     """out[i, j] = 1 on a diagonal, else 0; reads nothing."""
-    return Description(output_indices(site), Call("eye", ()))
+    return Description(output_indices(site), ScalarCall("eye", ()))
 
 
 def localize_eye_like(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from bbgrap.errors import PlanError
 from bbgrap.shapemap import Interval, ShapeMap
-from bbgrap.tdl.language import ALL, Access, Call, Constant, Description, Index, IndexExpression, Opaque, Subscript, operand
-from bbgrap.tdl.rule import Literal, LocalNode, LocalOperand, Result, Site
+from bbgrap.tdl.language import ALL, Access, Constant, Description, Index, IndexExpression, Opaque, ScalarCall, Subscript, operand
+from bbgrap.tdl.rule import ConstantOperand, LocalNode, LocalOperand, Result, Site
 
 Reads = tuple[ShapeMap | None, ...]
 
@@ -45,7 +45,7 @@ def with_whole_axes(function: str, out: tuple[Index, ...], reads: Sequence[Acces
     if len(set(axes)) == len(out):
         return None
     fixed = tuple(index for axis, index in enumerate(out) if axis in axes)
-    return Description(out, Opaque(function, tuple(reads), fixed) if fixed else Call(function, tuple(reads)))
+    return Description(out, Opaque(function, tuple(reads), fixed) if fixed else ScalarCall(function, tuple(reads)))
 
 
 def yields_only(site: Site, position: int = 0) -> bool:
@@ -58,9 +58,9 @@ def is_scalar(site: Site, number: int) -> bool:
     return not site.has(number) or int(np.prod(site.shape(number), dtype=np.int64)) == 1
 
 
-def integers(*values: int) -> Literal:
+def integers(*values: int) -> ConstantOperand:
     """Return a 1-D int64 parameter."""
-    return Literal(np.array(values, np.int64))
+    return ConstantOperand(np.array(values, np.int64))
 
 
 def sliced(source: LocalOperand, start: int, stop: int, axis: int) -> LocalNode:

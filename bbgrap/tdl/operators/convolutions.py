@@ -1,7 +1,7 @@
 """Convolutions: Conv and its integer, quantized and fused forms, ConvTranspose. The geometry of a window is in `windows`.
 
-The forms of Conv differ only in where their operands are (`Form`): padding is the operator's own in all of them, so a quantized piece is
-padded by its zero point as the whole is.
+The forms of Conv differ only in where their operands are (`ConvOperands`): padding is the operator's own in all of them, so a quantized
+piece is padded by its zero point as the whole is.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import Interval, ShapeMap
-from bbgrap.tdl.language import ALL, Access, Call, Description, Expression, Index, Opaque, Quotient, Sum, operand
+from bbgrap.tdl.language import ALL, Access, Description, Expression, Index, Opaque, Quotient, ScalarCall, Sum, operand
 from bbgrap.tdl.operators.common import Reads, is_scalar, sliced, spatial_interval, whole, wholes
-from bbgrap.tdl.operators.windows import Window, is_odd, layout_of, local_attributes, output_axes, spatial, windows_of
-from bbgrap.tdl.rule import Input, Literal, LocalNode, LocalOperand, OperatorRule, Result, Site, operands_of, register
+from bbgrap.tdl.operators.windows import Window, is_odd, local_attributes, map_axes, output_axes, spatial, windows_of
+from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, LocalOperand, OperatorRule, Result, Site, operands_of, register
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ConvOperands:
     """The operand positions of one form of Conv."""
 
     weights: int = 1
@@ -32,20 +32,20 @@ class Form:
     """Added to the output, and of its shape."""
 
 
-CONV = Form()
-INTEGER = Form(per_channel=(3,), scalars=(2,))
-QUANTIZED = Form(weights=3, per_channel=(4, 5, 8), scalars=(1, 2, 6, 7))
-FUSED = Form(residual=3)
+CONV = ConvOperands()
+INTEGER = ConvOperands(per_channel=(3,), scalars=(2,))
+QUANTIZED = ConvOperands(weights=3, per_channel=(4, 5, 8), scalars=(1, 2, 6, 7))
+FUSED = ConvOperands(residual=3)
 
 
-def conv_windows(site: Site, form: Form) -> tuple[Window, ...]:
+def conv_windows(site: Site, form: ConvOperands) -> tuple[Window, ...]:
     """Return the spatial windows of a Conv."""
-    return windows_of(site, layout_of(site).extents(site.shape(0)), site.integers("kernel_shape", site.shape(form.weights)[2:]))
+    return windows_of(site, map_axes(site).extents(site.shape(0)), site.integers("kernel_shape", site.shape(form.weights)[2:]))
 
 
-def describe_conv(site: Site, form: Form = CONV) -> Description | None:
+def describe_conv(site: Site, form: ConvOperands = CONV) -> Description | None:
     """out[n, c, s...] = Sum over ci, k... of x[n, group(c) * Ci + ci, s * S + k * D - P...] * w[c, ci, k...] + b[c]."""
-    layout, windows = layout_of(site), conv_windows(site, form)
+    layout, windows = map_axes(site), conv_windows(site, form)
     if is_odd(windows) or not all(is_scalar(site, k) for k in form.scalars):
         return None
     n, c, s = output_axes(site, layout)
@@ -63,10 +63,10 @@ def describe_conv(site: Site, form: Form = CONV) -> Description | None:
     further += [whole(site, o) if is_scalar(site, o) else operand(o)[(c,)] for o in form.per_channel if site.has(o)]
     if form.residual is not None and site.has(form.residual):
         further.append(operand(form.residual)[layout.placed(n, c, s)])
-    return Description(layout.placed(n, c, s), Call("add", (body, *further)) if further or form is not CONV else body)
+    return Description(layout.placed(n, c, s), ScalarCall("add", (body, *further)) if further or form is not CONV else body)
 
 
-def _with_whole_channels(site: Site, form: Form, out: tuple[Index, ...], read: Access, channel: Index) -> Description:
+def _with_whole_channels(site: Site, form: ConvOperands, out: tuple[Index, ...], read: Access, channel: Index) -> Description:
     """Describe a quantized convolution with one input channel and several outputs per group, whose channels must stay together.
 
     Cut to one output per group it would be depthwise: that kernel adds exactly, the other one in saturating pairs on CPUs without VNNI.
@@ -75,11 +75,11 @@ def _with_whole_channels(site: Site, form: Form, out: tuple[Index, ...], read: A
     return Description(out, Opaque("Conv", (read, *further), (channel,)))
 
 
-def localize_conv(site: Site, region: ShapeMap, reads: Reads, form: Form = CONV) -> tuple[LocalNode, ...]:
+def localize_conv(site: Site, region: ShapeMap, reads: Reads, form: ConvOperands = CONV) -> tuple[LocalNode, ...]:
     """One Conv with its own pads; where the tile's channels cut through groups, one Conv per run of whole or single groups."""
     attributes = local_attributes(site, region, conv_windows(site, form))
     groups = site.integer("group", 1)
-    channel = layout_of(site).channel
+    channel = map_axes(site).channel
     per_group = site.output_shape[channel] // groups
     runs = [run for r in region.axes[channel].ranges for run in _group_runs(r, per_group)]
     if groups == 1 or len(runs) == 1:
@@ -104,11 +104,11 @@ def _groups_in(run: Interval, per_group: int) -> int:
 
 
 def _conv_by_runs(
-    site: Site, region: ShapeMap, reads: Reads, attributes: dict[str, Attribute], runs: list[Interval], form: Form
+    site: Site, region: ShapeMap, reads: Reads, attributes: dict[str, Attribute], runs: list[Interval], form: ConvOperands
 ) -> tuple[LocalNode, ...]:
     read = reads[0]
     assert read is not None, "a Conv reads its input"
-    channel = layout_of(site).channel
+    channel = map_axes(site).channel
     per_out, per_in = site.output_shape[channel] // site.integer("group", 1), site.shape(form.weights)[1]
     nodes: list[LocalNode] = []
     done: list[LocalOperand] = []
@@ -161,7 +161,7 @@ def describe_conv_transpose(site: Site) -> Description | None:
     body: Expression = Sum((ci, *k), operand(0)[n, source, *positions] * operand(1)[source, filters, *k])
     if site.has(2):
         bias = c if groups == 1 else group * per_out + within
-        body = Call("add", (body, operand(2)[(bias,)]))
+        body = ScalarCall("add", (body, operand(2)[(bias,)]))
     return Description((n, c, *s), body)
 
 
@@ -212,12 +212,12 @@ def _transposed(
 def _only_bias(site: Site, shape: tuple[int, ...]) -> tuple[LocalNode, ...]:
     """A tile of a ConvTranspose that no input reaches."""
     if not site.has(2):
-        return (LocalNode("Identity", (Literal(np.zeros(shape, site.outputs[0].dtype.numpy)),)),)
-    column = Literal(np.array([1, -1, *(1 for _ in shape[2:])], np.int64))
-    return LocalNode("Reshape", (Input(2), column)), LocalNode("Expand", (Result(0), Literal(np.array(shape, np.int64))))
+        return (LocalNode("Identity", (ConstantOperand(np.zeros(shape, site.outputs[0].dtype.numpy)),)),)
+    column = ConstantOperand(np.array([1, -1, *(1 for _ in shape[2:])], np.int64))
+    return LocalNode("Reshape", (Input(2), column)), LocalNode("Expand", (Result(0), ConstantOperand(np.array(shape, np.int64))))
 
 
-def _register(form: Form, op: str, domain: str = "") -> None:
+def _register(form: ConvOperands, op: str, domain: str = "") -> None:
     register(OperatorRule(partial(describe_conv, form=form), partial(localize_conv, form=form)), op, domain=domain)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import Call, Description, Index, operand
+from bbgrap.tdl.language import Description, Index, ScalarCall, operand
 from bbgrap.tdl.operators.common import Reads, broadcast, output_indices
 from bbgrap.tdl.rule import Input, LocalNode, OperatorRule, Site, register
 
@@ -26,13 +26,13 @@ def describe_elementwise(site: Site) -> Description | None:
     """out[i...] = f(a[i...], b[i...], ...); a broadcast axis of an operand is read at 0."""
     out = output_indices(site)
     reads = [operand(number)[broadcast(out, kind.known_shape)] for number, kind in enumerate(site.inputs) if kind is not None]
-    return Description(out, Call(site.node.op, tuple(reads)))
+    return Description(out, ScalarCall(site.node.op, tuple(reads)))
 
 
 def describe_cast_like(site: Site) -> Description | None:
     """out[i...] = x[i...] in the element type of the second operand, of which nothing else counts."""
     out = output_indices(site)
-    return Description(out, Call("cast", (operand(0)[out],)))
+    return Description(out, ScalarCall("cast", (operand(0)[out],)))
 
 
 def localize_cast_like(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -47,7 +47,7 @@ def describe_batch_normalization(site: Site) -> Description | None:
         return None
     out = output_indices(site)
     channel = out[1] if len(out) > 1 else Index("c", 1)
-    return Description(out, Call("normalize", (operand(0)[out], *(operand(k)[(channel,)] for k in range(1, 5)))))
+    return Description(out, ScalarCall("normalize", (operand(0)[out], *(operand(k)[(channel,)] for k in range(1, 5)))))
 
 
 register(OperatorRule(describe_elementwise), *UNARY, *BROADCASTING)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bbgrap.tdl.language import ALL, Description, Subscript, operand
-from bbgrap.tdl.operators.attention import MICROSOFT, localize_attention, place_of
+from bbgrap.tdl.operators.attention import MICROSOFT, attention_reads, localize_attention
 from bbgrap.tdl.operators.common import output_indices, wholes, with_whole_axes
 from bbgrap.tdl.rule import OperatorRule, Site, register
 
@@ -36,7 +36,7 @@ def describe_group_query(site: Site) -> Description | None:
     batch = out[0]
     if any(len(site.shape(number)) != 3 for number in range(3)) or _is_odd(site.shape(LENGTHS), batch.extent):
         return None
-    place, fixed = place_of(site, out, queries=False, heads=True)
+    place, fixed = attention_reads(site, out, queries=False, heads=True)
     reads = [place.rows(number, of_query=number == 0) for number in range(3)]
     reads += [place.rows(number, of_query=False) for number in (PAST_KEY, PAST_VALUE) if site.has(number)]
     reads += [operand(LENGTHS)[(batch, *(0 for _ in site.shape(LENGTHS)[1:]))], *wholes(site, (TOTAL, COSINES, SINES))]

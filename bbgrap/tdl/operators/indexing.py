@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Call, Description, Index, Sum, operand
+from bbgrap.tdl.language import ALL, Description, Index, ScalarCall, Sum, operand
 from bbgrap.tdl.operators.common import Reads, but, output_indices, whole, wholes, with_whole_axes, yields_only
-from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Site, register, same_node
+from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Site, register, same_node
 
 
 def _single_index(site: Site) -> int | None:
@@ -35,11 +35,11 @@ def describe_gather(site: Site) -> Description | None:
     before, chosen, after = out[:axis], out[axis : axis + count], out[axis + count :]
     single = _single_index(site)
     if single is not None:
-        return Description(out, Call("gather", (operand(0)[*before, single, *after],)))
+        return Description(out, ScalarCall("gather", (operand(0)[*before, single, *after],)))
     if site.constant(0) is None:
-        return Description(out, Call("gather", (operand(0)[*before, ALL, *after], operand(1)[chosen])))
+        return Description(out, ScalarCall("gather", (operand(0)[*before, ALL, *after], operand(1)[chosen])))
     k = Index("k", site.shape(0)[axis])
-    return Description(out, Sum((k,), Call("where", (operand(0)[*before, k, *after], operand(1)[chosen]))))
+    return Description(out, Sum((k,), ScalarCall("where", (operand(0)[*before, k, *after], operand(1)[chosen]))))
 
 
 def localize_gather(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -47,7 +47,7 @@ def localize_gather(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
     given = site.constant(1)
     if _single_index(site) is None or given is None:
         return same_node(site, region, reads)
-    return (LocalNode("Gather", (Input(0), Literal(np.zeros_like(given))), site.node.attributes),)
+    return (LocalNode("Gather", (Input(0), ConstantOperand(np.zeros_like(given))), site.node.attributes),)
 
 
 def describe_gather_elements(site: Site) -> Description | None:
@@ -56,7 +56,7 @@ def describe_gather_elements(site: Site) -> Description | None:
     if not out:
         return None
     axis = site.integer("axis", 0) % len(out)
-    return Description(out, Call("gather", (operand(0)[but(out, {axis})], operand(1)[out])))
+    return Description(out, ScalarCall("gather", (operand(0)[but(out, {axis})], operand(1)[out])))
 
 
 def describe_gather_nd(site: Site) -> Description | None:
@@ -64,7 +64,7 @@ def describe_gather_nd(site: Site) -> Description | None:
     out = output_indices(site)
     batch, count, looked_up = site.integer("batch_dims", 0), len(site.shape(1)) - 1, site.shape(1)[-1]
     data = operand(0)[*out[:batch], *(ALL,) * looked_up, *out[count:]]
-    return Description(out, Call("gather", (data, operand(1)[*out[:count], ALL])))
+    return Description(out, ScalarCall("gather", (data, operand(1)[*out[:count], ALL])))
 
 
 def describe_scatter_elements(site: Site) -> Description | None:
@@ -111,7 +111,7 @@ def describe_arg(site: Site) -> Description | None:
         return None
     axis, out = site.integer("axis", 0) % rank, output_indices(site)
     after = out[axis + 1 :] if site.integer("keepdims", 1) else out[axis:]
-    return Description(out, Call(site.node.op, (operand(0)[*out[:axis], ALL, *after],)))
+    return Description(out, ScalarCall(site.node.op, (operand(0)[*out[:axis], ALL, *after],)))
 
 
 def describe_top(site: Site) -> Description | None:
@@ -148,7 +148,7 @@ def describe_loss(site: Site) -> Description | None:
         return None
     scores: tuple[Index, ...] = out[1:]
     reads = [operand(0)[out[0], ALL, *scores], operand(1)[out], *wholes(site, (2,))]
-    return Description(out, Call("loss", tuple(reads)))
+    return Description(out, ScalarCall("loss", tuple(reads)))
 
 
 register(OperatorRule(describe_gather, localize_gather), "Gather")

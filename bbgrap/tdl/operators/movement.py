@@ -6,9 +6,9 @@ import numpy as np
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Access, Call, Constant, Description, Index, Opaque, Subscript, Sum, operand
+from bbgrap.tdl.language import ALL, Access, Constant, Description, Index, Opaque, ScalarCall, Subscript, Sum, operand
 from bbgrap.tdl.operators.common import Reads, integers, output_indices, spatial_interval
-from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register, same_node
+from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Result, Site, register, same_node
 
 
 def describe_concat(site: Site) -> Description | None:
@@ -21,7 +21,7 @@ def describe_concat(site: Site) -> Description | None:
         subscripts: list[Subscript] = [*out[:axis], out[axis] - offset, *out[axis + 1 :]]
         reads.append(operand(number)[tuple(subscripts)])
         offset += site.shape(number)[axis]
-    return Description(out, Call("select", tuple(reads)))
+    return Description(out, ScalarCall("select", tuple(reads)))
 
 
 def localize_concat(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -60,7 +60,9 @@ def describe_slice(site: Site) -> Description | None:
         return None  # bounds of both kinds of axes
     places = (ALL if a in moving else index * step + start for a, (index, (start, step)) in enumerate(zip(out, found, strict=True)))
     read = operand(0)[tuple(places)]
-    return Description(out, Opaque("slice", (read,), tuple(out[axis] for axis in sorted(moving))) if moving else Call("copy", (read,)))
+    return Description(
+        out, Opaque("slice", (read,), tuple(out[axis] for axis in sorted(moving))) if moving else ScalarCall("copy", (read,))
+    )
 
 
 def _sliced(site: Site) -> frozenset[int]:
@@ -111,7 +113,7 @@ def describe_pad(site: Site) -> Description | None:
         return None
     out = output_indices(site)
     if site.text("mode", "constant") == "constant":
-        return Description(out, Call("copy", (operand(0)[tuple(i - before for i, (before, _) in zip(out, widths, strict=True))],)))
+        return Description(out, ScalarCall("copy", (operand(0)[tuple(i - before for i, (before, _) in zip(out, widths, strict=True))],)))
     fixed = tuple(i for i, width in zip(out, widths, strict=True) if width != (0, 0))
     return Description(out, Opaque("pad", (operand(0)[tuple(ALL if i in fixed else i for i in out)],), fixed))
 
@@ -126,7 +128,7 @@ def localize_pad(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode,
     given = site.constant(2)
     value = np.zeros((), kind.dtype.numpy) if given is None else given.reshape(())
     if read.is_empty:
-        return (LocalNode("Identity", (Literal(np.full(region.shape, value, kind.dtype.numpy)),)),)
+        return (LocalNode("Identity", (ConstantOperand(np.full(region.shape, value, kind.dtype.numpy)),)),)
     constant = site.text("mode", "constant") == "constant"
     befores, afters = [], []
     for axis, (before, after) in enumerate(widths):
@@ -135,7 +137,7 @@ def localize_pad(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode,
             before, after = max(0, before - piece.start), max(0, piece.stop - before - extent)
         befores.append(before)
         afters.append(after)
-    operands = (Input(0), integers(*befores, *afters), *((Literal(value),) if constant else ()))
+    operands = (Input(0), integers(*befores, *afters), *((ConstantOperand(value),) if constant else ()))
     return (LocalNode("Pad", operands, {k: v for k, v in site.node.attributes.items() if k == "mode"}),)
 
 
@@ -149,7 +151,7 @@ def describe_transpose(site: Site) -> Description | None:
     """out[i...] = x[i permuted]."""
     out = output_indices(site)
     order = permutation(site)
-    return Description(out, Call("copy", (operand(0)[tuple(out[order.index(axis)] for axis in range(len(order)))],)))
+    return Description(out, ScalarCall("copy", (operand(0)[tuple(out[order.index(axis)] for axis in range(len(order)))],)))
 
 
 def resize_scales(site: Site) -> tuple[float, ...] | None:
@@ -195,7 +197,7 @@ def describe_resize(site: Site) -> Description | None:
     read = operand(0)[tuple(subscripts)]
     if fixed:
         return Description(out, Opaque("resize", (read,), tuple(fixed)))
-    return Description(out, Call("interpolate", (Sum(tuple(taps), read) if taps else read,)))
+    return Description(out, ScalarCall("interpolate", (Sum(tuple(taps), read) if taps else read,)))
 
 
 def _scales_by_blocks(site: Site) -> bool:
@@ -224,7 +226,7 @@ def localize_resize(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
     for axis in split:
         extents[axis] = int(scales[axis]) * read.shape[axis]
     if site.has(2) and site.shape(2) != (0,):
-        resized = LocalNode("Resize", (Input(0), None, Literal(np.array(scales, np.float32))), attributes)
+        resized = LocalNode("Resize", (Input(0), None, ConstantOperand(np.array(scales, np.float32))), attributes)
     else:
         resized = LocalNode("Resize", (Input(0), None, None, integers(*extents)), attributes)
     starts = [spatial_interval(site, region, axis).start - int(scales[axis]) * read.axes[axis].hull.start for axis in split]

@@ -14,7 +14,7 @@ from bbgrap.tdl.operators.convolutions import localize_conv
 from bbgrap.tdl.operators.quantized import localize_matmul_nbits
 from bbgrap.tdl.operators.reductions import reduced_axes
 from bbgrap.tdl.partial import WIDE_FLOATS, Part, PartialRule, register_partial
-from bbgrap.tdl.rule import Input, Literal, LocalNode, Result, Site, same_node
+from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, Result, Site, same_node
 
 BIAS = 2
 """Operand of Conv and Gemm that counts once: it belongs to the first part."""
@@ -65,7 +65,7 @@ def _scaled_sum(site: Site, axes: tuple[int, ...], keepdims: int) -> tuple[Local
     kind = site.inputs[0]
     assert kind is not None, "a reduction has an input"
     total = prod(site.shape(0)[axis] for axis in axes)
-    factor = Literal(np.array(1 / total, kind.dtype.numpy))
+    factor = ConstantOperand(np.array(1 / total, kind.dtype.numpy))
     return LocalNode("ReduceSum", (Input(0), integers(*axes)), {"keepdims": keepdims}), LocalNode("Mul", (Result(0), factor))
 
 
@@ -116,7 +116,7 @@ def gather_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple
     axis = site.integer("axis", 0) % len(site.shape(0))
     extent, start, size = site.shape(0)[axis], part.interval.start, len(part.interval)
     kinds = [kind.dtype.numpy for kind in site.inputs if kind is not None]
-    zero, end, beyond = (Literal(np.array(value, kinds[1])) for value in (0, extent, size))
+    zero, end, beyond = (ConstantOperand(np.array(value, kinds[1])) for value in (0, extent, size))
     trailing = len(site.shape(0)) - axis - 1
     wrapped = (
         LocalNode("Less", (Input(1), zero)),
@@ -124,7 +124,7 @@ def gather_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple
         LocalNode("Where", (Result(0), Result(1), Input(1))),
     )
     in_part = (
-        LocalNode("Sub", (Result(2), Literal(np.array(start, kinds[1])))),
+        LocalNode("Sub", (Result(2), ConstantOperand(np.array(start, kinds[1])))),
         LocalNode("GreaterOrEqual", (Result(3), zero)),
         LocalNode("Less", (Result(3), beyond)),
         LocalNode("And", (Result(4), Result(5))),
@@ -139,7 +139,7 @@ def gather_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple
         LocalNode("Where", (Result(6), Result(3), Result(10))),
         LocalNode("Gather", (Input(0), Result(11)), {"axis": axis}),
         LocalNode("Unsqueeze", (Result(6), integers(*range(-trailing, 0)))),
-        LocalNode("Where", (Result(13), Result(12), Literal(np.zeros((), kinds[0])))),
+        LocalNode("Where", (Result(13), Result(12), ConstantOperand(np.zeros((), kinds[0])))),
     )
     return (*wrapped, *in_part, *in_table, *looked_up)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.tdl.language import Call, Constant, Description, Expression, Index, IndexExpression, Reduce, Sum, operand
+from bbgrap.tdl.language import Constant, Description, Expression, Index, IndexExpression, Reduce, ScalarCall, Sum, operand
 from bbgrap.tdl.operators.common import broadcast
 from bbgrap.tdl.rule import OperatorRule, Site, register
 
@@ -48,7 +48,7 @@ def describe_fused_matmul(site: Site) -> Description | None:
     if min(len(site.shape(0)), len(site.shape(1))) < 2:
         return None
     product = product_of(site, swap_a=swap_a, swap_b=swap_b)
-    return Description(product.outputs, Call("scale", (product.body,)))
+    return Description(product.outputs, ScalarCall("scale", (product.body,)))
 
 
 def describe_gemm(site: Site) -> Description | None:
@@ -56,14 +56,14 @@ def describe_gemm(site: Site) -> Description | None:
     product = product_of(site, swap_a=bool(site.integer("transA", 0)), swap_b=bool(site.integer("transB", 0)))
     body: Expression = product.body
     if site.has(2):
-        body = Call("add", (body, operand(2)[broadcast(product.outputs, site.shape(2))]))
+        body = ScalarCall("add", (body, operand(2)[broadcast(product.outputs, site.shape(2))]))
     return Description(product.outputs, body)
 
 
 def describe_fused_gemm(site: Site) -> Description | None:
     """An activation of a Gemm."""
     inner = describe_gemm(site)
-    return None if inner is None else Description(inner.outputs, Call("activation", (inner.body,)))
+    return None if inner is None else Description(inner.outputs, ScalarCall("activation", (inner.body,)))
 
 
 Symbols = tuple[str, ...]
@@ -110,9 +110,9 @@ def describe_einsum(site: Site) -> Description | None:
         shape = site.shape(number)
         place = tuple(Constant(0) if extent == 1 else named[symbol] for symbol, extent in zip(symbols, shape, strict=True))
         reads.append(operand(number)[place])
-    body: Expression = reads[0] if len(reads) == 1 else Call("mul", tuple(reads))
+    body: Expression = reads[0] if len(reads) == 1 else ScalarCall("mul", tuple(reads))
     outputs = tuple(named[symbol] for symbol in output)
-    return Description(outputs, Sum(over, body) if over else Call("copy", (body,)))
+    return Description(outputs, Sum(over, body) if over else ScalarCall("copy", (body,)))
 
 
 register(OperatorRule(describe_matmul), "MatMul")

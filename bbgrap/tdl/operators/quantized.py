@@ -9,7 +9,7 @@ from math import prod
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Access, Call, Description, Expression, Index, IndexExpression, Subscript, Sum, operand
+from bbgrap.tdl.language import ALL, Access, Description, Expression, Index, IndexExpression, ScalarCall, Subscript, Sum, operand
 from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
@@ -21,7 +21,7 @@ from bbgrap.tdl.operators.common import (
     with_whole_axes,
 )
 from bbgrap.tdl.operators.products import product_of
-from bbgrap.tdl.operators.windows import describe_global_pool, describe_pool, layout_of, localize_pool, pool_windows
+from bbgrap.tdl.operators.windows import describe_global_pool, describe_pool, localize_pool, map_axes, pool_windows
 from bbgrap.tdl.rule import Input, LocalNode, OperatorRule, Site, operands_of, register
 
 MICROSOFT = "com.microsoft"
@@ -31,14 +31,14 @@ def describe_quantization(site: Site) -> Description | None:
     """out[i...] = x[i...] by scale and zero point: of the tensor, of i's channel, or of i's block (the axis of blocks stays whole)."""
     out = output_indices(site)
     if is_scalar(site, 1) and is_scalar(site, 2):
-        return Description(out, Call("quantize", (operand(0)[out], *wholes(site, (1, 2)))))
+        return Description(out, ScalarCall("quantize", (operand(0)[out], *wholes(site, (1, 2)))))
     axis = site.integer("axis", 1) % len(out)
     if site.integer("block_size", 0):
         place = but(out, {axis})
         return with_whole_axes("quantize", out, [operand(k)[place] for k in range(3) if site.has(k)], {axis})
     if any(site.has(k) and site.shape(k) != (out[axis].extent,) for k in (1, 2)):
         return None
-    return Description(out, Call("quantize", (operand(0)[out], *(operand(k)[(out[axis],)] for k in (1, 2) if site.has(k)))))
+    return Description(out, ScalarCall("quantize", (operand(0)[out], *(operand(k)[(out[axis],)] for k in (1, 2) if site.has(k)))))
 
 
 def _per_channel(site: Site, number: int, channel: Index | None) -> Access | None:
@@ -63,7 +63,7 @@ def _describe_product(
     if len(reads) != len(further):
         return None
     reads += wholes(site, scalars)
-    return Description(product.outputs, Call("scale", (product.body, *reads)) if reads else product.body)
+    return Description(product.outputs, ScalarCall("scale", (product.body, *reads)) if reads else product.body)
 
 
 def describe_matmul_integer(site: Site) -> Description | None:
@@ -100,7 +100,7 @@ def describe_qgemm(site: Site) -> Description | None:
         return None
     bias = [operand(6)[broadcast(product.outputs, site.shape(6))]] if site.has(6) else []
     reads = [read for read in columns if read is not None]
-    return Description(product.outputs, Call("scale", (product.body, *reads, *bias, *wholes(site, (1, 2, 7, 8)))))
+    return Description(product.outputs, ScalarCall("scale", (product.body, *reads, *bias, *wholes(site, (1, 2, 7, 8)))))
 
 
 def _block_rows(site: Site, number: int, column: Index, block: IndexExpression, per_column: int) -> Access | None:
@@ -126,9 +126,9 @@ def describe_matmul_nbits(site: Site) -> Description | None:
     reads = [read for read in found if read is not None]
     if len(reads) != len(found) or site.integer("weight_prepacked", 0):
         return None
-    product = Sum((k,), Call("mul", (operand(0)[*out[:-1], k], *reads)))
+    product = Sum((k,), ScalarCall("mul", (operand(0)[*out[:-1], k], *reads)))
     bias = [operand(5)[(column,)]] if site.has(5) else []
-    return Description(out, Call("product", (product, *bias, *wholes(site, (4,)))))
+    return Description(out, ScalarCall("product", (product, *bias, *wholes(site, (4,)))))
 
 
 def localize_matmul_nbits(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -145,7 +145,7 @@ def describe_qlinear_elementwise(site: Site) -> Description | None:
         return None
     out = output_indices(site)
     reads = [operand(k)[broadcast(out, site.shape(k))] for k in data]
-    return Description(out, Call(site.node.op, (*reads, *wholes(site, parameters))))
+    return Description(out, ScalarCall(site.node.op, (*reads, *wholes(site, parameters))))
 
 
 def describe_qlinear_concat(site: Site) -> Description | None:
@@ -159,7 +159,7 @@ def describe_qlinear_concat(site: Site) -> Description | None:
         subscripts: list[Subscript] = [*out[:axis], out[axis] - offset, *out[axis + 1 :]]
         reads.append(operand(k)[tuple(subscripts)])
         offset += site.shape(k)[axis]
-    return Description(out, Call("select", (*reads, *wholes(site, [k for k in range(len(site.inputs)) if k not in data]))))
+    return Description(out, ScalarCall("select", (*reads, *wholes(site, [k for k in range(len(site.inputs)) if k not in data]))))
 
 
 def localize_qlinear_concat(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -172,7 +172,7 @@ def localize_qlinear_concat(site: Site, region: ShapeMap, reads: Reads) -> tuple
 def describe_qlinear_pool(site: Site) -> Description | None:
     """An average pool between dequantizing and quantizing."""
     inner = describe_global_pool(site) if "Global" in site.node.op else describe_pool(site)
-    return None if inner is None else Description(inner.outputs, Call("quantize", (inner.body, *wholes(site, range(1, 5)))))
+    return None if inner is None else Description(inner.outputs, ScalarCall("quantize", (inner.body, *wholes(site, range(1, 5)))))
 
 
 def localize_qlinear_pool(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -186,7 +186,7 @@ def localize_qlinear_pool(site: Site, region: ShapeMap, reads: Reads) -> tuple[L
     assert read is not None, "a pool reads its input"
     rank = len(kernel)
     itself_global = all((w.extent, w.pad_begin, w.pad_end) == (w.kernel, 0, 0) for w in pool_windows(site))
-    layout = layout_of(site)
+    layout = map_axes(site)
     if layout.extents(read.shape) != kernel or max(layout.extents(region.shape)) > 1 or itself_global or max(kernel) == 1:
         return (node,)
     axis = kernel.index(max(kernel))

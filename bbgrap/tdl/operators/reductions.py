@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bbgrap.tdl.language import ALL, Call, Description, Expression, Index, Opaque, Reduce, ReducerKind, operand
+from bbgrap.tdl.language import ALL, Description, Expression, Index, Opaque, Reduce, ReducerKind, ScalarCall, operand
 from bbgrap.tdl.rule import OperatorRule, Site, register
 
 KINDS: dict[str, ReducerKind] = {
@@ -52,7 +52,7 @@ def describe_reduction(site: Site) -> Description | None:
             out.append(index)
     read: Expression = operand(0)[tuple(reads)]
     reduced = Reduce(KINDS[site.node.op], tuple(over.values()), read)
-    return Description(tuple(out), reduced if site.node.op in PLAIN else Call(site.node.op, (reduced,)))
+    return Description(tuple(out), reduced if site.node.op in PLAIN else ScalarCall(site.node.op, (reduced,)))
 
 
 def describe_along_axis(site: Site) -> Description | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bbgrap.tdl.language import ALL, Access, Call, Description, Index, Opaque, operand
+from bbgrap.tdl.language import ALL, Access, Description, Index, Opaque, ScalarCall, operand
 from bbgrap.tdl.operators.common import but, output_indices, whole, wholes, with_whole_axes
 from bbgrap.tdl.rule import OperatorRule, Site, register
 
@@ -11,7 +11,7 @@ def describe_grid_sample(site: Site) -> Description | None:
     """out[n, c, s...] = x[n, c, :...] sampled at grid[n, s..., :]."""
     n, c, *space = out = output_indices(site)
     image = operand(0)[n, c, *(ALL for _ in space)]
-    return Description(out, Call("sample", (image, operand(1)[n, *space, ALL])))
+    return Description(out, ScalarCall("sample", (image, operand(1)[n, *space, ALL])))
 
 
 def describe_roi_pool(site: Site) -> Description | None:
@@ -40,7 +40,7 @@ def describe_deform_conv(site: Site) -> Description | None:
 def describe_det(site: Site) -> Description | None:
     """out[b...] = determinant of x[b..., :, :]."""
     out = output_indices(site)
-    return Description(out, Call("det", (operand(0)[*out, ALL, ALL],))) if out else None
+    return Description(out, ScalarCall("det", (operand(0)[*out, ALL, ALL],))) if out else None
 
 
 def _transformed_axis(site: Site) -> int | None:

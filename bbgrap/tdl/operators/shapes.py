@@ -15,9 +15,9 @@ from math import prod
 import numpy as np
 
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Call, Constant, Description, Expression, Index, Opaque, Subscript, operand
+from bbgrap.tdl.language import ALL, Constant, Description, Expression, Index, Opaque, ScalarCall, Subscript, operand
 from bbgrap.tdl.operators.common import Reads, broadcast, integers, output_indices, whole, wholes
-from bbgrap.tdl.rule import Input, Literal, LocalNode, OperatorRule, Result, Site, register, same_node
+from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Result, Site, register, same_node
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """Input axes and output axes whose extents have equal products; axes of extent 1 belong to none."""
@@ -57,7 +57,7 @@ def describe_reshape(site: Site) -> Description | None:
             subscripts[axis] = (first // inner if inner > 1 else first) % before[axis] if unit_out == 1 else ALL
         fixed += [out[a] for a in outs[1:]]
     read = operand(0)[tuple(subscripts)]
-    body: Expression = Opaque("reshape", (read,), tuple(fixed)) if fixed else Call("copy", (read,))
+    body: Expression = Opaque("reshape", (read,), tuple(fixed)) if fixed else ScalarCall("copy", (read,))
     return Description(out, body)
 
 
@@ -99,14 +99,14 @@ def _reshape_by_elements(site: Site, region: ShapeMap, read: ShapeMap) -> tuple[
     if last - first + 1 == local.size:  # numbers ascend, so these are all in between
         part = LocalNode("Slice", (Result(0), integers(first), integers(last + 1), integers(0)))
         return flat, part, LocalNode("Reshape", (Result(1), integers(*region.shape)))
-    return flat, LocalNode("Gather", (Result(0), Literal(local)), {"axis": 0})
+    return flat, LocalNode("Gather", (Result(0), ConstantOperand(local)), {"axis": 0})
 
 
 def describe_expand(site: Site) -> Description | None:
     """out[i...] = x[i...], a broadcast axis read at 0."""
     out = output_indices(site)
     reads = [operand(0)[broadcast(out, site.shape(0))]]
-    return Description(out, Call("copy", (*reads, whole(site, 1)) if _is_told(site) else tuple(reads)))
+    return Description(out, ScalarCall("copy", (*reads, whole(site, 1)) if _is_told(site) else tuple(reads)))
 
 
 def localize_expand(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -114,7 +114,7 @@ def localize_expand(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
     if not _is_told(site):
         return (LocalNode("Expand", (Input(0), integers(*region.shape))),)
     told = np.array([axis in site.moving_made for axis in range(region.rank)])
-    return LocalNode("Where", (Literal(told), Input(1), integers(*region.shape))), LocalNode("Expand", (Input(0), Result(0)))
+    return LocalNode("Where", (ConstantOperand(told), Input(1), integers(*region.shape))), LocalNode("Expand", (Input(0), Result(0)))
 
 
 def _is_told(site: Site) -> bool:
@@ -144,7 +144,7 @@ def localize_shape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNod
     if not told.any():
         return (LocalNode("Identity", (sizes,)),)
     shape = LocalNode("Shape", (Input(0),), site.node.attributes)
-    return (shape,) if told.all() else (shape, LocalNode("Where", (Literal(told), Result(0), sizes)))
+    return (shape,) if told.all() else (shape, LocalNode("Where", (ConstantOperand(told), Result(0), sizes)))
 
 
 def describe_made(site: Site) -> Description | None:

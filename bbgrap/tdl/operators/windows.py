@@ -14,7 +14,7 @@ from typing import TypeVar
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import Shape
-from bbgrap.tdl.language import Access, Call, Description, Expression, Index, IndexExpression, Max, Sum, operand
+from bbgrap.tdl.language import Access, Description, Expression, Index, IndexExpression, Max, ScalarCall, Sum, operand
 from bbgrap.tdl.operators.common import Reads, sliced, spatial_interval, yields_only
 from bbgrap.tdl.rule import Input, LocalNode, OperatorRule, Result, Site, operands_of, register
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MapAxes:
     """Where a map has its channels and its spatial axes: `[N, C, H, W]`, or `[N, H, W, C]` as onnxruntime's integer kernels want it."""
 
     channel: int
@@ -42,12 +42,12 @@ class Layout:
         return (batch, *space, channel) if self.is_channels_last else (batch, channel, *space)
 
 
-def layout_of(site: Site) -> Layout:
+def map_axes(site: Site) -> MapAxes:
     """Return the layout of the maps that a convolution or pool reads and makes."""
     rank = len(site.shape(0))
     if site.integer("channels_last", 0) or site.node.op.startswith("Nhwc"):
-        return Layout(rank - 1, tuple(range(1, rank - 1)))
-    return Layout(1, tuple(range(2, rank)))
+        return MapAxes(rank - 1, tuple(range(1, rank - 1)))
+    return MapAxes(1, tuple(range(2, rank)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def is_odd(windows: Sequence[Window]) -> bool:
 
 def local_attributes(site: Site, region: ShapeMap, windows: tuple[Window, ...], *, ceil_mode: bool = False) -> dict[str, Attribute]:
     """Return the node's attributes with the pads of a local piece."""
-    axes = layout_of(site).spatial
+    axes = map_axes(site).spatial
     pads = [w.local_pads(spatial_interval(site, region, a), ceil_mode=ceil_mode) for a, w in zip(axes, windows, strict=True)]
     changed = {name: value for name, value in site.node.attributes.items() if name not in ("pads", "auto_pad")}
     return {**changed, "pads": (*(begin for begin, _ in pads), *(end for _, end in pads))}
@@ -125,7 +125,7 @@ def spatial(prefix: str, extents: Shape) -> tuple[Index, ...]:
     return tuple(Index(f"{prefix}{axis}", extent) for axis, extent in enumerate(extents))
 
 
-def output_axes(site: Site, layout: Layout) -> tuple[Index, Index, tuple[Index, ...]]:
+def output_axes(site: Site, layout: MapAxes) -> tuple[Index, Index, tuple[Index, ...]]:
     """Return the indices of the output: of batch, channel and spatial axes."""
     shape = site.output_shape
     return Index("n", shape[0]), Index("c", shape[layout.channel]), spatial("s", layout.extents(shape))
@@ -133,12 +133,12 @@ def output_axes(site: Site, layout: Layout) -> tuple[Index, Index, tuple[Index, 
 
 def pool_windows(site: Site) -> tuple[Window, ...]:
     """Return the spatial windows of a pool."""
-    return windows_of(site, layout_of(site).extents(site.shape(0)), site.integers("kernel_shape", ()))
+    return windows_of(site, map_axes(site).extents(site.shape(0)), site.integers("kernel_shape", ()))
 
 
 def describe_pool(site: Site) -> Description | None:
     """out[n, c, s...] = reduction over k... of x[n, c, s * S + k * D - P...]."""
-    layout, windows = layout_of(site), pool_windows(site)
+    layout, windows = map_axes(site), pool_windows(site)
     same = site.text("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
     open_cases = bool(site.integer("ceil_mode", 0)) or any(w.dilation != 1 for w in windows)
     if not yields_only(site) or site.integer("storage_order", 0) or is_odd(windows) or (same and open_cases):
@@ -153,7 +153,7 @@ def describe_pool(site: Site) -> Description | None:
 def _pooled(op: str, over: tuple[Index, ...], read: Access) -> Expression:
     if op.endswith("MaxPool"):
         return Max(over, read)
-    return Call("div" if op.endswith("AveragePool") else "root", (Sum(over, read),))
+    return ScalarCall("div" if op.endswith("AveragePool") else "root", (Sum(over, read),))
 
 
 def localize_pool(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -165,7 +165,7 @@ def localize_pool(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode
 
 def describe_global_pool(site: Site) -> Description | None:
     """out[n, c, 0...] = reduction over the whole map of x[n, c, k...]."""
-    layout = layout_of(site)
+    layout = map_axes(site)
     n, c, s = output_axes(site, layout)
     k = spatial("k", layout.extents(site.shape(0)))
     return Description(layout.placed(n, c, s), _pooled(site.node.op, k, operand(0)[layout.placed(n, c, k)]))
@@ -177,7 +177,7 @@ def describe_lrn(site: Site) -> Description | None:
     out = tuple(Index(f"i{axis}", extent) for axis, extent in enumerate(site.output_shape))
     near = Index("near", size)
     window = operand(0)[out[0], out[1] + near - (size - 1) // 2, *out[2:]]
-    return Description(out, Call("div", (operand(0)[out], Sum((near,), window * window))))
+    return Description(out, ScalarCall("div", (operand(0)[out], Sum((near,), window * window))))
 
 
 def localize_lrn(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:

@@ -23,19 +23,19 @@ from bbgrap.graph.types import Attribute, DType, Node
 from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.training.norm import gradient_of_norm
 
-Rule = Callable[[Builder, Node, str, Mapping[int, str]], Mapping[int, str]]
+GradientRule = Callable[[Builder, Node, str, Mapping[int, str]], Mapping[int, str]]
 """Builder, node, gradient of its output, names by input number for the gradients to be made; returns the gradients' values."""
 
-Pair = tuple[int, int]
+RowsColumns = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
     """The windows of a convolution or a pooling over maps: kernel, stride and padding in front, by rows and columns."""
 
-    kernel: Pair
-    strides: Pair
-    pads: Pair
+    kernel: RowsColumns
+    strides: RowsColumns
+    pads: RowsColumns
 
     @classmethod
     def of(cls, b: Builder, node: Node) -> _Window:
@@ -45,14 +45,14 @@ class _Window:
             raise ModelError(f"training: node '{node.name}' ({node.op}): expected no groups, dilations, ceil_mode or auto_pad")
         return cls(kernel, strides, pads)
 
-    def ends(self, made: tuple[int, ...], read: tuple[int, ...]) -> Pair:
+    def ends(self, made: tuple[int, ...], read: tuple[int, ...]) -> RowsColumns:
         """Return how far the last window reaches behind maps that were read; negative where it does not reach their end."""
         parts = zip(made[2:], read[2:], self.kernel, self.strides, self.pads, strict=True)
         rows, columns = ((out - 1) * stride + kernel - pad - size for out, size, kernel, stride, pad in parts)
         return rows, columns
 
 
-def _pair(node: Node, name: str, usual: int) -> Pair:
+def _pair(node: Node, name: str, usual: int) -> RowsColumns:
     value = node.attributes.get(name, (usual, usual))
     numbers = np.asarray(value).tolist()
     if len(numbers) == 4 and numbers[:2] == numbers[2:]:
@@ -185,7 +185,7 @@ def _mean(b: Builder, node: Node, dy: str, names: Mapping[int, str]) -> dict[int
     return {0: b.node("Mul", names[0], [dy, parts], shape)}
 
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, GradientRule] = {
     "Add": _add,
     "AveragePool": _average_pool,
     "BatchNormalization": gradient_of_norm,

@@ -17,7 +17,7 @@ from bbgrap.zoo.resnet import resnet
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ConvBlock:
     """A convolution, an activation, and a pooling by maxima if `pool` is not 0."""
 
     channels: int
@@ -29,7 +29,7 @@ class Step:
 
 
 def stack(
-    name: str, batch: int, channels: int, size: int, steps: Sequence[Step], features: Sequence[int], layers: Sequence[str] = ()
+    name: str, batch: int, channels: int, size: int, steps: Sequence[ConvBlock], features: Sequence[int], layers: Sequence[str] = ()
 ) -> Graph:
     """Build convolutions over maps of `size` pixels square, then fully connected layers, all without biases; logits, no softmax."""
     b = Builder(name, (batch, channels, size, size) if steps else (batch, channels))
@@ -65,18 +65,24 @@ def vgg(variant: str, batch: int, *, size: int = 224, scale: int = 1) -> Graph:
     for stage, widths in enumerate(_VGG[variant], 1):
         for number, width in enumerate(widths, 1):
             kernel = 1 if variant == "c" and number == 3 else 3
-            steps.append(Step(width // scale, kernel, kernel // 2, pool=2 if number == len(widths) else 0))
+            steps.append(ConvBlock(width // scale, kernel, kernel // 2, pool=2 if number == len(widths) else 0))
             layers.append(f"conv{stage}_{number}")
     return stack(f"vgg-{variant}", batch, 3, size, steps, (4096 // scale, 4096 // scale, 1000 // scale), layers)
 
 
-_ALEXNET_HALF = (Step(48, 11, stride=4, pool=3), Step(128, 5, 2, pool=3), Step(192, 3, 1), Step(192, 3, 1), Step(128, 3, 1, pool=3))
-_STACKS: dict[str, tuple[int, int, tuple[Step, ...], tuple[int, ...]]] = {
+_ALEXNET_HALF = (
+    ConvBlock(48, 11, stride=4, pool=3),
+    ConvBlock(128, 5, 2, pool=3),
+    ConvBlock(192, 3, 1),
+    ConvBlock(192, 3, 1),
+    ConvBlock(128, 3, 1, pool=3),
+)
+_STACKS: dict[str, tuple[int, int, tuple[ConvBlock, ...], tuple[int, ...]]] = {
     "mlp": (784, 1, (), (2048, 2048, 10)),
     "sfc": (784, 1, (), (8192, 8192, 8192, 10)),
-    "sconv": (1, 28, (Step(20, 5), Step(50, 5, pool=2), Step(50, 5), Step(10, 5, pool=2)), ()),
-    "lenet-c": (1, 28, (Step(20, 5, pool=2), Step(50, 5, pool=2)), (500, 10)),
-    "cifar-c": (3, 32, tuple(Step(width, 5, 2, pool=2) for width in (32, 32, 64)), (64, 10)),
+    "sconv": (1, 28, (ConvBlock(20, 5), ConvBlock(50, 5, pool=2), ConvBlock(50, 5), ConvBlock(10, 5, pool=2)), ()),
+    "lenet-c": (1, 28, (ConvBlock(20, 5, pool=2), ConvBlock(50, 5, pool=2)), (500, 10)),
+    "cifar-c": (3, 32, tuple(ConvBlock(width, 5, 2, pool=2) for width in (32, 32, 64)), (64, 10)),
     "alexnet-half": (3, 227, _ALEXNET_HALF, (2048, 2048, 1000)),
 }
 """Channels (or features) and pixels of the input, convolutions, fully connected layers."""

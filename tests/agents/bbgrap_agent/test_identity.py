@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bbgrap_agent.nanny import Ended, Nanny
-from bbgrap_agent.worker_settings import Settings
+from bbgrap_agent.worker_settings import WorkerSettings
 
 from bbgrap.control.agent_events import WorkerReady
 from bbgrap.protocol.data import Frame, Kind
@@ -32,7 +32,7 @@ def said():
 def nanny(cluster, said, tmp_path):
     identity = cluster.authority.identity("agent0")
     with listen_at("tcp://127.0.0.1:0") as listener:
-        settings = Settings("agent0", 1, "127.0.0.1", "127.0.0.1", str(tmp_path), 1, 0)
+        settings = WorkerSettings("agent0", 1, "127.0.0.1", "127.0.0.1", str(tmp_path), 1, 0)
         nanny = Nanny(listener, settings, said.put, identity)
         nanny.identity = identity
         nanny.start_if_due(time.monotonic())

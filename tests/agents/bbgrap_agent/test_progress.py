@@ -6,13 +6,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-from bbgrap_agent.progress import Doing, Progress, shared_memory
+from bbgrap_agent.progress import Doing, WorkerProgress, shared_memory
 
 
 @pytest.fixture
 def both():
     descriptor = shared_memory()
-    writer, reader = Progress(descriptor), Progress(descriptor)
+    writer, reader = WorkerProgress(descriptor), WorkerProgress(descriptor)
     os.close(descriptor)
     yield writer, reader
     writer.close()
@@ -53,12 +53,11 @@ def test_a_kernel_that_fails_has_ended(both):
 
 def test_what_a_dead_process_did_is_still_there(both):
     descriptor = shared_memory()
-    script = (
-        f"import os; from bbgrap_agent.progress import Progress; p = Progress({descriptor}); p.begin(5, 6); p.begin_load(7); os.abort()"
-    )
+    begun = f"p = WorkerProgress({descriptor}); p.begin(5, 6); p.begin_load(7)"
+    script = f"import os; from bbgrap_agent.progress import WorkerProgress; {begun}; os.abort()"
     done = subprocess.run([sys.executable, "-c", script], pass_fds=[descriptor], capture_output=True, check=False)
     assert done.returncode < 0
-    reader = Progress(descriptor)
+    reader = WorkerProgress(descriptor)
     os.close(descriptor)
     doing = reader.read()
     assert (doing.epoch, doing.request, doing.loading) == (5, 6, 7)

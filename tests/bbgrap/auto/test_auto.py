@@ -16,7 +16,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, LinkProfile, Network, NodeProfile
 from bbgrap.cluster.wires import NO_WIRES, Wire, Wiring, tree
 from bbgrap.compiler.compile import compile_plan
-from bbgrap.costmodel.clock import Work
+from bbgrap.costmodel.clock import Busy
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.engine.prepare import fit, plan_graph
 from bbgrap.errors import PlanError
@@ -221,7 +221,7 @@ def test_the_busiest_node_or_way_is_busy_for_a_part_of_a_request_at_most(graph: 
     evaluator.predictor.network = HandlingOnly(cluster)
     tiles = make_plan(graph, cluster, options, descriptions).tiles
     score = evaluator.score(tiles)
-    works = [sum(act.seconds for act in acts if isinstance(act, Work)) for acts in evaluator.predictor.acts(evaluator.program(tiles))]
+    works = [sum(act.seconds for act in acts if isinstance(act, Busy)) for acts in evaluator.predictor.acts(evaluator.program(tiles))]
     assert max(works) <= score.value <= score.seconds * (1 + 1e-9)
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bbgrap.cli.given import GivenInputs, Stored
+from bbgrap.cli.input_options import ArrayFile, GivenInputs
 from bbgrap.cli.inputs import inputs_from, random_inputs, read_tensor
 from bbgrap.errors import InputError
 from bbgrap.graph import DType
@@ -63,7 +63,7 @@ def test_arrays_of_an_archive(tmp_path):
 def test_tensors_that_do_not_fit(tmp_path, array, said):
     np.save(tmp_path / "t.npy", array)
     with pytest.raises(InputError) as caught:
-        read_tensor(TOKENS, Stored(tmp_path / "t.npy"))
+        read_tensor(TOKENS, ArrayFile(tmp_path / "t.npy"))
     assert str(caught.value) == f"input 'tokens': {said}"
 
 
@@ -85,12 +85,12 @@ def test_files_that_hold_no_tensor(tmp_path):
     for end in (20, 100, len(whole) - 1):
         (tmp_path / "cut.npz").write_bytes(whole[:end])
         with pytest.raises(InputError, match=r"is not a \.npy or \.npz file"):
-            read_tensor(TOKENS, Stored(tmp_path / "cut.npz"))
+            read_tensor(TOKENS, ArrayFile(tmp_path / "cut.npz"))
     for name in ("text", "empty", "objects"):
         with pytest.raises(InputError, match=r"is not a \.npy or \.npz file"):
-            read_tensor(TOKENS, Stored(tmp_path / f"{name}.npy"))
+            read_tensor(TOKENS, ArrayFile(tmp_path / f"{name}.npy"))
     with pytest.raises(InputError, match="cannot be read: No such file"):
-        read_tensor(TOKENS, Stored(tmp_path / "nothing.npy"))
+        read_tensor(TOKENS, ArrayFile(tmp_path / "nothing.npy"))
 
 
 @pytest.mark.parametrize("dtype", [d for d in DType if d not in (DType.STRING, DType.OTHER, DType.BFLOAT16)])

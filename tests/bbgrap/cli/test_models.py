@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bbgrap.cli.given import FreeDimensionsError, GivenInputs
+from bbgrap.cli.input_options import FreeDimensionsError, GivenInputs
 from bbgrap.cli.inputs import inputs_from
 from bbgrap.cli.models import concrete_shapes, find_model
 from bbgrap.errors import InputError, ModelError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bbgrap.cli.given import GivenInputs, PictureOptions
+from bbgrap.cli.input_options import GivenInputs, PictureOptions
 from bbgrap.cli.inputs import inputs_from
 from bbgrap.errors import InputError, UsageError
 from bbgrap.graph import DType

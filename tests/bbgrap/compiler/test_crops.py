@@ -3,7 +3,7 @@
 import pytest
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.crops import Cut, without_idle_crops
+from bbgrap.compiler.crops import TrailingCrop, without_idle_crops
 from bbgrap.compiler.export import segment_graphs
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.options import PlanOptions
@@ -15,7 +15,7 @@ CROP = Node("crop c", "Slice", ("x", "starts", "ends", "axes"), ("c",))
 
 
 def left(*readers, outputs=("y",), kept=KEPT):
-    return without_idle_crops([CROP, *readers], {"c": Cut("x", WHOLE, kept)}, {}, set(outputs))
+    return without_idle_crops([CROP, *readers], {"c": TrailingCrop("x", WHOLE, kept)}, {}, set(outputs))
 
 
 def window(name="pool", **attributes):

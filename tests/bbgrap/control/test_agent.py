@@ -33,14 +33,14 @@ class Driven:
 
     def tick(self, seconds=0.1, heartbeat=BEAT):
         self.now += seconds
-        return self.handle(ae.Tick(heartbeat))
+        return self.handle(ae.AgentTick(heartbeat))
 
     def deploy(self, *epochs, ready=True):
         for epoch in epochs:
             self.tell(deploy_of(epoch))
             self.handle(ae.WeightsChecked(epoch, ()))
             if ready:
-                self.handle(ae.Loaded(epoch, 0.5))
+                self.handle(ae.DeploymentLoaded(epoch, 0.5))
 
     def die(self, epoch=0, request=0, loading=0, *, guilty=False):
         return self.handle(ae.WorkerDied(DIED, epoch, request, loading, guilty))
@@ -54,12 +54,12 @@ class Driven:
 
     @property
     def said(self):
-        return [instruction.message for instruction in self.done if isinstance(instruction, ae.Say)]
+        return [instruction.message for instruction in self.done if isinstance(instruction, ae.ToCoordinator)]
 
     @property
     def asked(self):
         """What a worker would be told."""
-        return [i for i in self.done if not isinstance(i, ae.Say | ae.Log | ae.Reconnect)]
+        return [i for i in self.done if not isinstance(i, ae.ToCoordinator | ae.LogLine | ae.Reconnect)]
 
 
 def deploy_of(epoch):
@@ -79,7 +79,7 @@ def test_what_a_dead_worker_had_is_loaded_by_the_next_one():
     for epoch in (1, 2):
         agent.handle(ae.WeightsChecked(epoch, ()))
         assert agent.asked == [ae.Load(deploy_of(epoch))]
-        agent.handle(ae.Loaded(epoch, 0.25))
+        agent.handle(ae.DeploymentLoaded(epoch, 0.25))
         assert agent.said == [m.Deployed(epoch, 0.25)]
 
 
@@ -87,11 +87,11 @@ def test_weights_that_were_damaged_before_they_were_loaded_are_asked_for_again()
     agent = Driven()
     agent.deploy(1, ready=False)
     digest = deploy_of(1).digests[0]
-    agent.handle(ae.Loaded(1, 0.0, missing=(digest,)))
+    agent.handle(ae.DeploymentLoaded(1, 0.0, missing=(digest,)))
     assert agent.said == [m.WeightsMissing(1, (digest,))]
     agent.handle(ae.WeightArrived(digest, 16, complete=True))
     assert agent.asked == [ae.Load(deploy_of(1))]
-    agent.handle(ae.Loaded(1, 0.25))
+    agent.handle(ae.DeploymentLoaded(1, 0.25))
     assert agent.said == [m.Deployed(1, 0.25)]
 
 
@@ -163,7 +163,7 @@ def test_the_same_membership_again_changes_nothing():
     agent.tell(m.Rejoin())
     assert agent.said[0].holds == (1,)
     agent.tell(m.Welcome(1, 0.1, 0.6))
-    assert agent.done == [ae.Say(m.Heartbeat())]
+    assert agent.done == [ae.ToCoordinator(m.Heartbeat())]
 
 
 def test_what_happens_while_nobody_listens_is_said_of_what_is_kept():
@@ -200,7 +200,7 @@ def test_a_coordinator_that_returns_learns_of_the_worker_that_died_meanwhile():
     ]
     agent.ready()
     agent.handle(ae.WeightsChecked(1, ()))
-    agent.handle(ae.Loaded(1, 0.1))
+    agent.handle(ae.DeploymentLoaded(1, 0.1))
     assert agent.said == [m.Deployed(1, 0.1)]
 
 
@@ -248,7 +248,7 @@ def test_a_message_out_of_turn_changes_nothing():
     agent.handle(ae.Stop("bye"))
     with pytest.raises(RemoteProtocolError):
         agent.tell(m.HeartbeatSeen())
-    assert agent.die() == [ae.Log(DIED)]
+    assert agent.die() == [ae.LogLine(DIED)]
 
 
 def test_an_epoch_that_is_offered_again_waits_for_its_own_load():
@@ -257,9 +257,9 @@ def test_an_epoch_that_is_offered_again_waits_for_its_own_load():
     agent.deploy(1, ready=False)
     agent.tell(m.Release(1))
     agent.deploy(1, ready=False)
-    agent.handle(ae.Loaded(1, 0.1))
+    agent.handle(ae.DeploymentLoaded(1, 0.1))
     assert not any(isinstance(message, m.Deployed) for message in agent.said)
-    agent.handle(ae.Loaded(1, 0.1))
+    agent.handle(ae.DeploymentLoaded(1, 0.1))
     assert m.Deployed(1, 0.1) in agent.said
 
 

@@ -46,7 +46,7 @@ def test_agent(moves, data):
     machine, now, ready = AgentMachine(introduction("a"), 0.0), 0.0, True
     for message, worker, step in moves:
         now += step
-        events = [ae.Received(message), ae.Tick(None if worker == "is stopped" else Heartbeat())]
+        events = [ae.Received(message), ae.AgentTick(None if worker == "is stopped" else Heartbeat())]
         if worker == "is ready" and not ready:
             ready = True
             events.append(ae.WorkerReady(machine.join))
@@ -69,7 +69,7 @@ def test_agent(moves, data):
                     events.append(ae.WeightArrived(instruction.chunk.digest, 16, complete=True, fault=fault))
                 if isinstance(instruction, ae.Load):
                     outcomes = st.sampled_from([("",), ("no",), ("", instruction.deploy.digests)])
-                    events.append(ae.Loaded(instruction.deploy.epoch, 0.1, *data.draw(outcomes)))
+                    events.append(ae.DeploymentLoaded(instruction.deploy.epoch, 0.1, *data.draw(outcomes)))
         assert len(machine.deployments) <= MAX_DEPLOYMENTS
 
 
@@ -87,12 +87,12 @@ def test_client(moves):
 
 def test_a_client_asks_says_again_and_gives_up():
     machine = cm.ClientMachine("tcp://h:1", ask_s=1.0, silence_s=10.0)
-    assert machine.call(c.ListNodes(1), 0.0) == [cm.Say(c.ListNodes(1))]
+    assert machine.call(c.ListNodes(1), 0.0) == [cm.ToCoordinator(c.ListNodes(1))]
     assert machine.tick(0.5) == []
-    assert machine.tick(1.0) == [cm.Say(c.Ask((1,)))]
-    assert machine.received(c.StillWorking((1,), ()), 1.5) == [cm.Say(c.ListNodes(1))]
+    assert machine.tick(1.0) == [cm.ToCoordinator(c.Ask((1,)))]
+    assert machine.received(c.StillWorking((1,), ()), 1.5) == [cm.ToCoordinator(c.ListNodes(1))]
     assert machine.received(c.StillWorking((1,), ()), 1.6) == []
-    assert machine.tick(8.0) == [cm.Reconnect(), cm.Say(c.Ask((1,)))]
+    assert machine.tick(8.0) == [cm.Reconnect(), cm.ToCoordinator(c.Ask((1,)))]
     gave_up, *_ = machine.tick(12.0)
     assert gave_up.answer.reason == "the coordinator at tcp://h:1 has not answered for 10 s; is it running, and is the address right?"
     assert machine.received(c.Nodes(1, ()), 13.0) == []

@@ -369,7 +369,7 @@ def test_deployments_are_bounded_and_the_least_recently_used_one_goes():
     (agent,) = wire.agents.values()
     for width in range(3, 30):
         wire.now += 1
-        wire.to_agent(agent, ae.Tick())
+        wire.to_agent(agent, ae.AgentTick())
         wire.call(lambda n, width=width: c.PrepareModel(n, wire_model(wire), {"x": (width,)}, plan_options()))
         wire.settle()
     assert len(agent.loaded) == MAX_LOADED

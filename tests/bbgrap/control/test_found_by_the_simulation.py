@@ -51,7 +51,7 @@ def test_whoever_is_tried_is_told_again_whose_pings_to_answer():  # 300961: said
 
 def test_who_joins_again_hears_what_ends_something():  # 301032: a coordinator that had been stopped gave up a request first
     agent, deploy = held_agent(7)
-    agent.handle(ae.Tick(m.Heartbeat()), 10.0)
+    agent.handle(ae.AgentTick(m.Heartbeat()), 10.0)
     assert agent.state == "joining"
     assert ae.Drop(7, 8, 60.0) in agent.handle(ae.Received(m.Abandon(7, 8, 60.0)), 10.0)
     assert ae.Unload(7) in agent.handle(ae.Received(m.Release(7)), 10.0)
@@ -71,11 +71,14 @@ def test_answers_of_two_loads_of_an_epoch_are_not_confused():  # 310666: the fir
     assert agent.handle(ae.WeightsChecked(7, ()), 0.0) == [ae.Load(deploy)]
     agent.handle(ae.Received(m.Release(7)), 0.0)
     assert agent.handle(ae.Received(deploy), 0.0) == []
-    unload, check = agent.handle(ae.Loaded(7, 0.1), 0.0)
+    unload, check = agent.handle(ae.DeploymentLoaded(7, 0.1), 0.0)
     assert unload == ae.Unload(7)
     assert isinstance(check, ae.CheckWeights)
     agent.handle(ae.WeightsChecked(7, ()), 0.0)
-    assert agent.handle(ae.Loaded(7, 0.1, "no memory"), 0.0) == [ae.Unload(7), ae.Say(m.DeploymentFailed(7, "no memory"))]
+    assert agent.handle(ae.DeploymentLoaded(7, 0.1, "no memory"), 0.0) == [
+        ae.Unload(7),
+        ae.ToCoordinator(m.DeploymentFailed(7, "no memory")),
+    ]
 
 
 def test_a_kernel_that_nobody_wants_is_told_of_until_it_ends():  # 311367: the only message was lost with a connection
@@ -167,7 +170,7 @@ def test_weights_that_were_lost_are_asked_for_when_their_deployment_is_said_agai
     digest = deploy.segments[0].weights["w"].digest
     agent.handle(ae.WeightsChecked(7, (digest,)), 0.0)
     assert agent.handle(ae.Received(deploy), 4.0) == []
-    assert agent.handle(ae.Received(deploy), RESEND_S + 0.1) == [ae.Say(m.WeightsMissing(7, (digest,)))]
+    assert agent.handle(ae.Received(deploy), RESEND_S + 0.1) == [ae.ToCoordinator(m.WeightsMissing(7, (digest,)))]
 
 
 def test_what_an_agent_was_never_told_to_load_is_said_again_although_its_worker_ends():  # 30492: each time it was put off

@@ -2,11 +2,11 @@
 
 import pytest
 
-from bbgrap.control.states import TABLES, Role, Tracker
+from bbgrap.control.states import TABLES, Lifecycle, Tracker
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 
 
-@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("role", Lifecycle)
 def test_every_target_is_a_state_and_every_state_is_reached(role):
     table = TABLES[role]
     targets = {target for moves in table.values() for target in moves.values()}
@@ -14,7 +14,7 @@ def test_every_target_is_a_state_and_every_state_is_reached(role):
     assert set(table) <= targets | {next(iter(table))}
 
 
-@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("role", Lifecycle)
 def test_every_role_can_come_to_an_end(role):
     table = TABLES[role]
     ended = {state for state, moves in table.items() if not moves}
@@ -25,7 +25,7 @@ def test_every_role_can_come_to_an_end(role):
 
 
 def test_an_illegal_move_says_who_where_and_how_it_came_to_that():
-    request = Tracker(Role.REQUEST, "request 7")
+    request = Tracker(Lifecycle.REQUEST, "request 7")
     request.move("variant free")
     request.move("finished")
     with pytest.raises(RemoteProtocolError) as remote:
@@ -35,4 +35,4 @@ def test_an_illegal_move_says_who_where_and_how_it_came_to_that():
         "before: variant free -> running, finished -> answered"
     )
     with pytest.raises(LocalProtocolError, match="expected Cancel, deadline, failed, variant free"):
-        Tracker(Role.REQUEST, "request 8").move("finished")
+        Tracker(Lifecycle.REQUEST, "request 8").move("finished")

@@ -9,7 +9,7 @@ from bbgrap.control import coordinator_events as ce
 from bbgrap.control import verifying
 from bbgrap.control.audit import EVERY_S
 from bbgrap.control.plans import Request
-from bbgrap.control.states import Role, Tracker
+from bbgrap.control.states import Lifecycle, Tracker
 from bbgrap.control.verifying import GIVE_WAY_S, RUN_WITHIN_S, suspects
 from bbgrap.control.watch import UNAWAITED_STALLED_S
 from bbgrap.planners.options import PlanOptions
@@ -268,7 +268,7 @@ def test_what_cannot_be_compared_is_counted_and_names_nobody():
 
 def request_of(number, payload=()):
     message = c.RunModel(1, "ab" * 32, 1.0, (), payload)
-    return Request(number, (b"x", 1), message, None, 0.0, Tracker(Role.REQUEST, "r"))
+    return Request(number, (b"x", 1), message, None, 0.0, Tracker(Lifecycle.REQUEST, "r"))
 
 
 def test_a_client_cannot_change_its_inputs_between_two_runs(monkeypatch):

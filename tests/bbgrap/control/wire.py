@@ -208,7 +208,7 @@ class Wire:
         self.now += seconds
         for agent in list(self.agents.values()):
             if not agent.stopped:
-                self.to_agent(agent, ae.Tick())
+                self.to_agent(agent, ae.AgentTick())
         self.to_coordinator(ce.Tick())
         self.carry_client(self.client.tick(self.now))
 
@@ -243,7 +243,7 @@ class Wire:
         agent = self.agents[identity] = FakeAgent(
             name, identity, AgentMachine(replace(introduction(name), fingerprint=fingerprint), self.now)
         )
-        self.to_agent(agent, ae.Tick())
+        self.to_agent(agent, ae.AgentTick())
         return agent
 
     def crash(self, agent: FakeAgent) -> None:
@@ -285,7 +285,7 @@ class Wire:
                 self.models[model] = files
             case ce.SaveProfile(profile, by_hand):
                 self.profiles[by_hand][profile.name] = profile
-            case ce.ForgetProfile(node, by_hand):
+            case ce.RemoveProfile(node, by_hand):
                 self.profiles[by_hand].pop(node)
             case ce.ReadMachine():
                 self.to_coordinator(ce.MachineRead(replace(FACTS, clock_s=self.now)))
@@ -352,7 +352,7 @@ class Wire:
         """Whether a request over these agents never ends."""
         return any(pair <= {*names, COORDINATOR} for pair in self.cut) or any(a.stopped for a in self.agents.values() if a.name in names)
 
-    def to_agent(self, agent: FakeAgent, event: ae.Event) -> None:
+    def to_agent(self, agent: FakeAgent, event: ae.AgentEvent) -> None:
         try:
             instructions = agent.machine.handle(event, self.now)
         except RemoteProtocolError:
@@ -360,10 +360,10 @@ class Wire:
         for instruction in instructions:
             self.carry_agent(agent, instruction)
 
-    def carry_agent(self, agent: FakeAgent, instruction: ae.Instruction) -> None:  # noqa: C901 - one branch per instruction
+    def carry_agent(self, agent: FakeAgent, instruction: ae.AgentInstruction) -> None:  # noqa: C901 - one branch per instruction
         store = self.weights.setdefault(agent.name, set())
         match instruction:
-            case ae.Say(message):
+            case ae.ToCoordinator(message):
                 self.send(agent.identity, b"", TO_COORDINATOR.encode(message))
             case ae.CheckWeights(epoch, digests):
                 self.to_agent(agent, ae.WeightsChecked(epoch, tuple(d for d in digests if d not in store)))
@@ -372,7 +372,7 @@ class Wire:
                 self.to_agent(agent, ae.WeightArrived(chunk.digest, chunk.size, complete=True))
             case ae.Load(deploy):
                 agent.loaded.add(deploy.epoch)
-                self.to_agent(agent, ae.Loaded(deploy.epoch, 0.0))
+                self.to_agent(agent, ae.DeploymentLoaded(deploy.epoch, 0.0))
             case ae.Unload(epoch):
                 agent.loaded.discard(epoch)
             case ae.Drop(epoch, request, _):
@@ -385,18 +385,18 @@ class Wire:
             case ae.Perform(m.TryLinks(trial, peers)):
                 lost = tuple(peer.device for peer in peers if self.is_cut((agent.name, peer.name)) or not self.is_there(peer.name))
                 self.to_agent(agent, ae.Outcome(m.LinksTried(trial, lost)))
-            case ae.ReadMachine(number) if agent.ahead_s is not None:
+            case ae.InspectMachine(number) if agent.ahead_s is not None:
                 self.to_agent(agent, ae.Outcome(i.Inspected(number, replace(FACTS, clock_s=self.now + agent.ahead_s))))
-            case ae.Perform() | ae.ReadMachine() | ae.Reconnect() | ae.Log():
+            case ae.Perform() | ae.InspectMachine() | ae.Reconnect() | ae.LogLine():
                 pass
 
     def is_there(self, name: str) -> bool:
         return name == COORDINATOR or any(agent.name == name for agent in self.agents.values())
 
-    def carry_client(self, instructions: list[cm.Instruction]) -> None:
+    def carry_client(self, instructions: list[cm.ClientInstruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case cm.Say(message):
+                case cm.ToCoordinator(message):
                     self.send(CLIENT, b"", TO_COORDINATOR.encode(message))
                 case cm.Complete(call, answer):
                     self.answers[call].append(answer)

@@ -8,7 +8,7 @@ from hypothesis import given
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, Network, NodeProfile
 from bbgrap.compiler.predict import Predictor
-from bbgrap.costmodel.clock import Act, Await, Post, Work, run_clock
+from bbgrap.costmodel.clock import Act, Await, Busy, Post, run_clock
 from bbgrap.costmodel.messages import AT_ONCE_BYTES, COLD_MESSAGE_S, NetworkModel
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Graph
@@ -64,12 +64,12 @@ def test_of_messages_in_a_row_only_the_first_one_is_cold() -> None:
     both: list[Act] = [Post(0, 1, 100), Post(1, 2, 100)]
     others: list[list[Act]] = [[Await(0, 0, 100)], [Await(1, 0, 100)]]
     assert ends([both, *others], network)[0] == pytest.approx(first + next_one)
-    apart: list[Act] = [both[0], Work(1.0, ""), both[1]]
+    apart: list[Act] = [both[0], Busy(1.0, ""), both[1]]
     assert ends([apart, *others], network)[0] == pytest.approx(2 * first + 1.0)
 
 
 def test_a_message_takes_its_bytes_and_the_latency() -> None:
-    assert ends([[Work(2.0, "a"), Post(0, 1, 1000)], [Await(0, 0, 1000), Work(1.0, "b")]]) == [2.0, 4.5]
+    assert ends([[Busy(2.0, "a"), Post(0, 1, 1000)], [Await(0, 0, 1000), Busy(1.0, "b")]]) == [2.0, 4.5]
 
 
 def test_messages_queue_on_the_way_out_and_on_the_way_in() -> None:
@@ -85,7 +85,7 @@ def test_devices_of_one_machine_do_not_use_its_ways() -> None:
 
 
 def test_work_goes_on_while_messages_fly() -> None:
-    assert ends([[Post(0, 1, 1000), Work(5.0, "a")], [Await(0, 0, 1000)]]) == [5.0, 1.5]
+    assert ends([[Post(0, 1, 1000), Busy(5.0, "a")], [Await(0, 0, 1000)]]) == [5.0, 1.5]
 
 
 def test_handling_costs_both_ends() -> None:
@@ -93,11 +93,11 @@ def test_handling_costs_both_ends() -> None:
 
 
 def test_what_another_device_sends_through_the_network_makes_work_longer_unless_there_is_time_for_it() -> None:
-    busy: list[list[Act]] = [[Work(0.0, "begins"), Work(3.0, "a"), Work(1.0, "b")], [Await(0, 2, 1000)], [Post(0, 1, 1000)]]
+    busy: list[list[Act]] = [[Busy(0.0, "begins"), Busy(3.0, "a"), Busy(1.0, "b")], [Await(0, 2, 1000)], [Post(0, 1, 1000)]]
     assert ends(busy, Taking())[0] == pytest.approx(4.1)
-    idle: list[list[Act]] = [[Await(1, 1, 1000), Work(3.0, "a")], [Await(0, 2, 1000), Post(1, 0, 1000)], [Post(0, 1, 1000)]]
+    idle: list[list[Act]] = [[Await(1, 1, 1000), Busy(3.0, "a")], [Await(0, 2, 1000), Post(1, 0, 1000)], [Post(0, 1, 1000)]]
     assert ends(idle, Taking())[0] == pytest.approx(6.0)
-    near: list[list[Act]] = [[Await(0, 2, 1000), Work(3.0, "a")], [], [Post(0, 0, 1000)]]
+    near: list[list[Act]] = [[Await(0, 2, 1000), Busy(3.0, "a")], [], [Post(0, 0, 1000)]]
     assert ends(near, Taking())[0] == pytest.approx(4.5), "what stays on the machine is no packet"
 
 

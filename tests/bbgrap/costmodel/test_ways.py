@@ -12,9 +12,9 @@ from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.cluster.types import Link, Network
 from bbgrap.cluster.wires import Wiring, tree
 from bbgrap.compiler.predict import Predictor
-from bbgrap.costmodel.clock import Act, Await, Post, Work, run_clock
+from bbgrap.costmodel.clock import Act, Await, Busy, Post, run_clock
 from bbgrap.costmodel.messages import NetworkModel
-from bbgrap.costmodel.ways import Free, carry, loads
+from bbgrap.costmodel.ways import FreeBandwidth, carry, loads
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from tests.partition import compiled
@@ -48,7 +48,7 @@ def arrivals(sends: Sequence[tuple[float, int, int, int]], cluster: Cluster) -> 
     """Return when messages arrive that are given by (seconds, source, destination, bytes)."""
     acts: list[list[Act]] = [[] for _ in range(cluster.host + 1)]
     for message, (seconds, source, destination, size) in enumerate(sends):
-        acts[source] += [Work(seconds, "before"), Post(message, destination, size)]
+        acts[source] += [Busy(seconds, "before"), Post(message, destination, size)]
     for message, (_, source, destination, size) in enumerate(sends):
         acts[destination].append(Await(message, source, size))
     timeline = run_clock([str(device) for device in range(len(acts))], acts, OnlyWires(cluster))
@@ -63,7 +63,7 @@ def messages(draw: st.DrawFn) -> list[tuple[float, int, int, int]]:
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 2), min_size=1), amounts, amounts), max_size=8), st.lists(rates, min_size=3, max_size=3))
 def test_ways_never_carry_more_than_they_can(asked: list[tuple[set[int], float, float]], bandwidths: list[float]) -> None:
-    ways, sent = [(Free(), bandwidth) for bandwidth in bandwidths], [0.0] * 3
+    ways, sent = [(FreeBandwidth(), bandwidth) for bandwidth in bandwidths], [0.0] * 3
     for numbers, start, size in asked:
         stop = carry([ways[number] for number in numbers], start, size)
         assert stop >= start + size / min(bandwidths[number] for number in numbers) * (1 - 1e-9)
@@ -77,9 +77,9 @@ def test_ways_never_carry_more_than_they_can(asked: list[tuple[set[int], float, 
 
 
 def test_whoever_is_later_takes_what_is_left_before_between_and_after() -> None:
-    way = Free()
+    way = FreeBandwidth()
     assert carry([(way, 100.0)], 1.0, 100) == 2.0
-    assert carry([(way, 100.0), (Free(), 50.0)], 3.0, 50) == 4.0
+    assert carry([(way, 100.0), (FreeBandwidth(), 50.0)], 3.0, 50) == 4.0
     assert carry([(way, 100.0)], 0.0, 225) == 3.5, "a second before, one between, and half of one at half of the speed"
 
 

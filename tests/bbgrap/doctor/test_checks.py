@@ -7,9 +7,9 @@ import pytest
 from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
 from bbgrap.doctor.findings import exit_code, in_order
-from bbgrap.doctor.here import Folder, Host, LocalFacts, Package
 from bbgrap.doctor.local_checks import check_here
-from bbgrap.protocol.inspection import Inspection, MachineFacts, NodeFacts, ServedModel
+from bbgrap.doctor.local_facts import Folder, LocalFacts, Package, ResolvedHost
+from bbgrap.protocol.inspection import Inspection, MachineFacts, NodeFacts, RequestedPlan
 from bbgrap.protocol.status_messages import NodeStatus
 
 GIB = 1 << 30
@@ -21,13 +21,13 @@ WELL = LocalFacts(
     (Package("numpy", ">=1.26", "2.4", True),),
     MACHINE,
     (Folder("state of a coordinator", "/state", "--state-dir", ""),),
-    Host("box", ("10.0.0.1",)),
+    ResolvedHost("box", ("10.0.0.1",)),
     None,
     "tcp://127.0.0.1:7070",
     False,
     "utf-8",
 )
-HEAD = replace(WELL, coordinator=Host("head", ("10.0.0.9",)), address="tcp://head:7070", is_listening=True)
+HEAD = replace(WELL, coordinator=ResolvedHost("head", ("10.0.0.9",)), address="tcp://head:7070", is_listening=True)
 
 
 def here(facts):
@@ -50,13 +50,13 @@ def test_a_machine_that_is_well_has_no_findings():
         (replace(WELL, packages=(Package("numpy", ">=1.26", "", False),)), "error", "package"),
         (replace(WELL, installed="0.9"), "warning", "installation"),
         (replace(WELL, folders=(Folder("state", "/state", "--state-dir", "Read-only file system"),)), "error", "folder, state"),
-        (replace(WELL, own_name=Host("box", ("127.0.1.1",))), "warning", "own name"),
-        (replace(WELL, own_name=Host("box", (), "no such name")), "note", "own name"),
+        (replace(WELL, own_name=ResolvedHost("box", ("127.0.1.1",))), "warning", "own name"),
+        (replace(WELL, own_name=ResolvedHost("box", (), "no such name")), "note", "own name"),
         (replace(WELL, is_listening=True), "warning", "port"),
         (replace(WELL, encoding="ascii"), "warning", "locale"),
         (replace(HEAD, is_listening=False), "error", "port"),
-        (replace(HEAD, coordinator=Host("head", (), "no such name")), "error", "name"),
-        (replace(HEAD, coordinator=Host("head", ("127.0.1.1",))), "warning", "name"),
+        (replace(HEAD, coordinator=ResolvedHost("head", (), "no such name")), "error", "name"),
+        (replace(HEAD, coordinator=ResolvedHost("head", ("127.0.1.1",))), "warning", "name"),
         (machine(free_disk_bytes=GIB // 2), "error", "disk"),
         (machine(free_disk_bytes=2 * GIB), "warning", "disk"),
         (machine(free_memory_bytes=GIB // 8), "error", "memory"),
@@ -74,7 +74,7 @@ def test_a_fault_of_this_machine_is_named(facts, severity, about):
 
 def test_the_coordinator_on_this_machine_is_no_fault():
     for name in ("localhost", "127.0.0.1", "::1"):
-        assert here(replace(HEAD, coordinator=Host(name, ("127.0.0.1",)))) == []
+        assert here(replace(HEAD, coordinator=ResolvedHost(name, ("127.0.0.1",)))) == []
 
 
 # --- clusters ---------------------------------------------------------------------------------------------------------------------
@@ -134,10 +134,10 @@ def test_a_cluster_that_is_well_has_no_findings():
         (with_links(300e6), ("warning", "a and b", "link")),
         (replace(CLUSTER, nodes=(A, replace(B, verified=9, differed=1))), ("warning", "b", "answers")),
         (
-            with_inspection(models=(ServedModel("f" * 64, "x 1", ("a",), "a plan is slower", 0),)),
+            with_inspection(models=(RequestedPlan("f" * 64, "x 1", ("a",), "a plan is slower", 0),)),
             ("note", "model ffffffff (x 1)", "served"),
         ),
-        (with_inspection(models=(ServedModel("f" * 64, "x 1", (), "no room", 3),)), ("error", "model ffffffff (x 1)", "served")),
+        (with_inspection(models=(RequestedPlan("f" * 64, "x 1", (), "no room", 3),)), ("error", "model ffffffff (x 1)", "served")),
     ],
 )
 def test_a_fault_of_a_cluster_is_named(facts, finding):

@@ -16,11 +16,11 @@ from bbgrap.graph.weights import make_weight
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import make_plan
-from bbgrap.zoo.decoder import Sizes
+from bbgrap.zoo.decoder import DecoderSizes
 from bbgrap.zoo.llama import free_axes, llama
 from tests.partition import assert_close, compiled, plain_outputs
 
-SIZES = Sizes(1, 64, 4, 2, 100, 64)
+SIZES = DecoderSizes(1, 64, 4, 2, 100, 64)
 
 
 def shapes_of(graph, words, past):

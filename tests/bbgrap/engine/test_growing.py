@@ -15,10 +15,10 @@ from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import PlanError
 from bbgrap.graph.onnx_io import save_graph
 from bbgrap.graph.state import with_state
-from bbgrap.graph.top import blocks_for, with_top
+from bbgrap.graph.top_k import blocks_for, with_top
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import cuts_moving
-from bbgrap.zoo.decoder import Sizes, free_axes
+from bbgrap.zoo.decoder import DecoderSizes, free_axes
 from bbgrap.zoo.decoder import decoder as decoder_of
 from tests.sequence_models import HEADS, SIZE, Alone, decoder
 
@@ -195,7 +195,7 @@ def test_the_likeliest_words_are_those_of_all_logits(planner, count):
 @pytest.mark.broad
 def test_a_decoder_that_fits_no_node_runs_on_two(tmp_path):
     path = tmp_path / "m.onnx"
-    graph = decoder_of("large", Sizes(3, 384, 6, 6, 4_000, 64))
+    graph = decoder_of("large", DecoderSizes(3, 384, 6, 6, 4_000, 64))
     save_graph(graph, path, free=free_axes(graph))
     loader = ReloadedModel(path)
     state = {name: name.replace("past_key_values", "present") for name in loader.declared if name.startswith("past")}

@@ -16,12 +16,12 @@ from bbgrap.graph.state import with_state
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import make_weight
 from bbgrap.planners.options import PlanOptions
-from bbgrap.zoo.decoder import Sizes
+from bbgrap.zoo.decoder import DecoderSizes
 from bbgrap.zoo.llama import free_axes, llama
 from tests.bbgrap.engine.test_growing import halves
 from tests.sequence_models import Alone
 
-SIZES = Sizes(2, 256, 8, 4, 2000, 128)
+SIZES = DecoderSizes(2, 256, 8, 4, 2000, 128)
 PROMPT, WORDS = 16, 64
 
 

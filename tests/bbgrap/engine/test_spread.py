@@ -5,7 +5,7 @@ from onnx import TensorProto, helper
 
 from bbgrap.comparison import Rule
 from bbgrap.engine.reference import Reference
-from bbgrap.engine.spread import VARIANTS, Witnesses
+from bbgrap.engine.spread import VARIANTS, ReferenceAnswers
 from tests.judged_models import MODELS
 
 
@@ -19,13 +19,13 @@ def detector(tmp_path):
 
 def test_what_answers_are_compared_with_is_plain_onnxruntime(detector):
     path, feeds = detector
-    for mine, theirs in zip(Witnesses(path, feeds).expected, Reference(path).run(feeds), strict=True):
+    for mine, theirs in zip(ReferenceAnswers(path, feeds).expected, Reference(path).run(feeds), strict=True):
         assert mine.tobytes() == theirs.tobytes()
 
 
 def test_every_level_and_number_of_threads_is_asked_once(detector):
     path, feeds = detector
-    witnesses = Witnesses(path, feeds)
+    witnesses = ReferenceAnswers(path, feeds)
     assert len(witnesses.variants()) == len(VARIANTS) == 7
     assert witnesses.variants() is witnesses.variants()
     assert witnesses.exact() is witnesses.exact()
@@ -33,7 +33,7 @@ def test_every_level_and_number_of_threads_is_asked_once(detector):
 
 def test_an_answer_at_another_level_is_verified_and_a_changed_one_is_not(detector):
     path, feeds = detector
-    witnesses = Witnesses(path, feeds)
+    witnesses = ReferenceAnswers(path, feeds)
     other = list(witnesses.variants()[0])
     assert witnesses.judge(other).rule in (Rule.ROUNDING, Rule.SPREAD)
     near = other[0].copy()
@@ -49,7 +49,7 @@ def test_a_model_that_draws_random_numbers_verifies_nothing(tmp_path):
     graph = helper.make_graph(nodes, "random", ends[:1], ends[1:])
     path = tmp_path / "random.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    witnesses = Witnesses(path, {"x": np.zeros(64, np.float32)})
+    witnesses = ReferenceAnswers(path, {"x": np.zeros(64, np.float32)})
     assert witnesses.variants() == ()
     assert witnesses.exact() is None
     assert not witnesses.judge([witnesses.expected[0] + np.float32(0.1)]).verified

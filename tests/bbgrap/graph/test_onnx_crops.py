@@ -6,7 +6,7 @@ import pytest
 
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_crops import Crop, crops_to_pools, pools_to_crops
+from bbgrap.graph.onnx_crops import PooledCrop, crops_to_pools, pools_to_crops
 
 
 def model(starts, ends, axes, steps=None, shape=(1, 8, 6, 5)):
@@ -53,4 +53,4 @@ def test_a_pooling_that_was_changed_or_lost_is_no_crop():
 
 
 def test_the_window_leaves_as_much_as_the_crop():
-    assert Crop("r", (1, 8, 30, 20), (1, 29), (0, 20)).kernel == (3, 1)
+    assert PooledCrop("r", (1, 8, 30, 20), (1, 29), (0, 20)).kernel == (3, 1)

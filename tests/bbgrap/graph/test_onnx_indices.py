@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bbgrap.cli.given import GivenInputs
+from bbgrap.cli.input_options import GivenInputs
 from bbgrap.cli.inputs import read_inputs
 from bbgrap.engine.reference import Reference
 from bbgrap.graph.onnx_indices import index_limits

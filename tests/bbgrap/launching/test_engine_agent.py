@@ -10,7 +10,7 @@ import pytest
 import bbgrap
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.launching import engine_agent
-from bbgrap.launching.engine_agent import AgentOrder, OwnedAgent
+from bbgrap.launching.engine_agent import AgentSpec, OwnedAgent
 from bbgrap.launching.engine_cluster import join_token, start_coordinator
 from tests.known_agents import SPEED
 
@@ -40,7 +40,7 @@ def test_an_owned_agent_is_started_again_until_its_coordinator_is_gone(monkeypat
     monkeypatch.setenv("BBGRAP_INSECURE", "1")
     try:
         token = join_token(head)
-        order = AgentOrder(head.address, token, 1, str(tmp_path / "cache"))
+        order = AgentSpec(head.address, token, 1, str(tmp_path / "cache"))
         agent = OwnedAgent(order, "rack 1/node 7", "place", "127.0.0.1", str(tmp_path))
         try:
 

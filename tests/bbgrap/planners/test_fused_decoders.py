@@ -7,11 +7,11 @@ from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.graph.lower import lower
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import PLANNERS
-from bbgrap.zoo.decoder import Sizes
+from bbgrap.zoo.decoder import DecoderSizes
 from bbgrap.zoo.llama import llama
 from tests.partition import all_values, assert_close, compiled, run_checked
 
-SIZES = Sizes(1, 96, 6, 3, 100, 64)
+SIZES = DecoderSizes(1, 96, 6, 3, 100, 64)
 OPTIONS = [*(PlanOptions(name) for name in PLANNERS), PlanOptions("bbgrap", "channels"), PlanOptions("bbgrap", "inputs")]
 
 

@@ -9,16 +9,16 @@ from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.engine.load import load_graph
 from bbgrap.graph.state import with_state
-from bbgrap.graph.top import blocks_for, with_top
+from bbgrap.graph.top_k import blocks_for, with_top
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import statistics_of
-from bbgrap.zoo.decoder import Sizes, decoder
+from bbgrap.zoo.decoder import DecoderSizes, decoder
 from tests.partition import assert_partition_agrees
 
 OPTIONS = PlanOptions("tensor-parallel")
-TINY = Sizes(2, 64, 4, 4, 300, 64)
+TINY = DecoderSizes(2, 64, 4, 4, 300, 64)
 
 
 def stateful(sizes, **lengths):
@@ -40,7 +40,7 @@ def test_a_word_takes_two_sums_a_layer_and_one_for_the_table(nodes):
 
 
 def test_a_cache_and_the_weights_are_divided():
-    graph = stateful(Sizes(2, 64, 4, 4, 100_000, 64))
+    graph = stateful(DecoderSizes(2, 64, 4, 4, 100_000, 64))
     program = programmed(graph, 2)
     whole = sum(weight.type.nbytes for weight in graph.weights.values())
     assert all(device.weight_bytes < 0.51 * whole for device in export(program).devices)
@@ -48,7 +48,7 @@ def test_a_cache_and_the_weights_are_divided():
     assert held == sum(graph.types[name].nbytes // 4 for name in graph.state)
 
 
-@pytest.mark.parametrize("sizes", [TINY, Sizes(1, 48, 12, 4, 300, 64)], ids=["heads", "grouped"])
+@pytest.mark.parametrize("sizes", [TINY, DecoderSizes(1, 48, 12, 4, 300, 64)], ids=["heads", "grouped"])
 @pytest.mark.parametrize("shares", [(1, 1), (3, 1), (1, 1, 1)], ids=str)
 def test_answers_are_those_of_the_whole_model(sizes, shares):
     graph = decoder("decoder", sizes, batch=2, sequence=3, past=5)

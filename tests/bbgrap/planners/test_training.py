@@ -12,7 +12,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.export import export
-from bbgrap.compiler.passes.chunks import heads_of, made_in_parts, narrower
+from bbgrap.compiler.passes.chunks import made_in_parts, narrower, prefixes_of
 from bbgrap.compiler.passes.state import layout_of
 from bbgrap.compiler.simulate import simulate_step
 from bbgrap.engine.kernels import local_kernels
@@ -25,7 +25,7 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.placements import Levels
 from bbgrap.planners.registry import make_plan
 from bbgrap.planners.shares import split_by_shares
-from bbgrap.planners.training import training_step
+from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_chain import forms_of
 from bbgrap.planners.training_search import bytes_moved, place_by_bytes
 from bbgrap.program.steps import Send
@@ -100,12 +100,12 @@ def test_what_reads_weights_of_the_step_before_can_be_made_in_parts():
         return loss
 
     device = program.devices[0]
-    heads = [head for head in heads_of(program, device) if any(feed in op.reads for op in head.ops for feed in device.feeds)]
-    assert heads
-    for head in heads:
-        whole = device.buffers[head.target].region
+    prefixes = [prefix for prefix in prefixes_of(program, device) if any(feed in op.reads for op in prefix.ops for feed in device.feeds)]
+    assert prefixes
+    for prefix in prefixes:
+        whole = device.buffers[prefix.target].region
         halves = [whole.replace(0, IntervalSet.of(part)) for part in split_by_shares(len(whole.axes[0]), (1.0, 1.0))]
-        parted = made_in_parts(program, device, head, halves, narrower(graph, descriptions))
+        parted = made_in_parts(program, device, prefix, halves, narrower(graph, descriptions))
         assert_close(loss_of(parted), loss_of(program), "loss", rtol=1e-6)
 
 
@@ -121,7 +121,7 @@ def test_steps_go_on_from_each_others_weights(name, nodes, planner):
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_data_parallelism_moves_every_gradient_and_every_weight_once_for_each_other_device(nodes):  # HyPar, table 1
     _, graph, descriptions = known("vgg")
-    weights = sum(graph.types[name].nbytes for name in training_step(graph, descriptions).parameters if not name.endswith(MOMENTS))
+    weights = sum(graph.types[name].nbytes for name in training_structure(graph, descriptions).parameters if not name.endswith(MOMENTS))
     losses = graph.types["loss"].nbytes * (nodes - 1)
     assert moved(graph, descriptions, nodes, "data-parallel") == 2 * (nodes - 1) * weights + losses
 
@@ -160,7 +160,7 @@ def test_tofu_moves_no_more_than_soybean_and_soybean_no_more_than_hypar(name, no
 
 def test_the_choice_for_a_level_is_the_best_of_all():
     _, graph, descriptions = known("perceptron")
-    step, levels, pieces = training_step(graph, descriptions), Levels((2,), (1.0, 1.0)), Pieces(graph, descriptions)
+    step, levels, pieces = training_structure(graph, descriptions), Levels((2,), (1.0, 1.0)), Pieces(graph, descriptions)
     names = [layer.node.name for layer in step.layers]
     every = product(*(forms_of(step, layer, (), 2, levels).values() for layer in step.layers))
     plans = (step.tiles(levels, {name: (placement,) for name, placement in zip(names, chosen, strict=True)}) for chosen in every)
@@ -174,7 +174,7 @@ def test_statistics_of_a_batch_are_sums_over_the_machines_of_sums():
     maps = [node for node in graph.nodes if len(graph.types[node.outputs[0]].shape) == 4 and graph.types[node.outputs[0]].shape[0] == 4]
     assert maps
     assert all({len(tile.region.axes[0]) for tile in plan.tiles[node.name]} == {2} for node in maps if ".weight" not in node.name)
-    weights = sum(graph.types[name].nbytes for name in training_step(graph, descriptions).parameters if not name.endswith(MOMENTS))
+    weights = sum(graph.types[name].nbytes for name in training_structure(graph, descriptions).parameters if not name.endswith(MOMENTS))
     assert moved(graph, descriptions, 2, "data-parallel") < 3 * weights
 
 
@@ -194,5 +194,5 @@ def test_auto_expects_to_be_as_fast_as_each(name, nodes):
 
 def test_what_is_no_training_step_is_planned_as_before():
     graph = NETWORKS["vgg"](4)
-    assert training_step(graph, all_descriptions(graph)) is None
+    assert training_structure(graph, all_descriptions(graph)) is None
     assert np.prod(graph.types[graph.outputs[0]].shape) > 1

@@ -14,7 +14,7 @@ from bbgrap.engine.prepare import compile_graph
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.cases import needs_of
-from bbgrap.report.layers import Fetch, Layer, LayerTile, layers_of, read_layers
+from bbgrap.report.layers import Fetch, LayerReport, LayerTile, layers_of, read_layers
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_anything_else_is_refused(plain):
 
 
 def test_a_damaged_field_is_refused():
-    layer = asdict(Layer("n", "Conv", "rows", 4, (LayerTile(0, ((0, 4),), (Fetch("x", "rows", 4, ((0, 1),), 5),)),)))
+    layer = asdict(LayerReport("n", "Conv", "rows", 4, (LayerTile(0, ((0, 4),), (Fetch("x", "rows", 4, ((0, 1),), 5),)),)))
     for damage in ({"extent": None}, {"tiles": 3}, {"tiles": [{"device": "x", "computes": [], "fetches": []}]}):
         with pytest.raises(RemoteProtocolError, match="report: its layers are not as expected"):
             read_layers([layer | damage])

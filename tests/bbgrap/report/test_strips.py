@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.report.layers import Fetch, Layer, LayerTile
+from bbgrap.report.layers import Fetch, LayerReport, LayerTile
 from bbgrap.report.strips import LEFT, RIGHT, WIDTH, layers_svg
 from tests.bbgrap.report.timelines import HOSTILE, NAMES, SVG, check_svg, layers, words_of
 
@@ -18,7 +18,7 @@ def any_layers(draw):
     fetch = st.builds(Fetch, NAMES, st.sampled_from(["rows", "whole"]), st.just(extent), ranges, st.integers(0, 1 << 40))
     tile = st.builds(LayerTile, st.integers(0, 12), ranges, st.lists(fetch, max_size=2).map(tuple))
     tiles = st.lists(tile, min_size=1, max_size=5).map(tuple)
-    return draw(st.lists(st.builds(Layer, NAMES, NAMES, st.sampled_from(["rows", "channels"]), st.just(extent), tiles), max_size=4))
+    return draw(st.lists(st.builds(LayerReport, NAMES, NAMES, st.sampled_from(["rows", "channels"]), st.just(extent), tiles), max_size=4))
 
 
 @given(any_layers())
@@ -50,6 +50,6 @@ def test_fetches_lie_beside_each_other_where_they_do_not_overlap():
         return (Fetch("x", "rows", 100, ((start, stop),), 1),)
 
     tiles = tuple(LayerTile(n, ((25 * n, 25 * n + 25),), fetch(*part)) for n, part in enumerate([(25, 30), (20, 25), (45, 55), (70, 75)]))
-    root = check_svg(layers_svg([Layer("conv", "Conv", "rows", 100, tiles)], ("a", "b", "c", "d"), ""))
+    root = check_svg(layers_svg([LayerReport("conv", "Conv", "rows", 100, tiles)], ("a", "b", "c", "d"), ""))
     heights = {tile.find(f"{SVG}title").text.split()[0]: tile.get("y") for tile in root.iter(f"{SVG}rect") if len(tile)}
     assert heights["a"] == heights["c"] == heights["d"] != heights["b"]

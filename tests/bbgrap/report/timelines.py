@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 from hypothesis import strategies as st
 
 from bbgrap.costmodel.timeline import Span, Timeline
-from bbgrap.report.layers import Fetch, Layer, LayerTile
+from bbgrap.report.layers import Fetch, LayerReport, LayerTile
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title><script>alert('x')</script>\x00\x1b\ud800 & \" ' <b>"
@@ -52,14 +52,14 @@ def two_devices() -> Timeline:
     return Timeline(("a", "b", "coordinator"), spans)
 
 
-def layers() -> tuple[Layer, ...]:
+def layers() -> tuple[LayerReport, ...]:
     """A convolution with halos, one alike, one by channels whose tiles overlap, and a whole one."""
     halo = Fetch("x", "rows", 8, ((4, 5),), 20)
     return (
-        Layer("conv", "Conv", "rows", 8, (LayerTile(0, ((0, 4),), (halo,)), LayerTile(1, ((4, 8),), ()))),
-        Layer("relu", "Relu", "rows", 8, (LayerTile(0, ((0, 4),)), LayerTile(1, ((4, 8),)))),
-        Layer("mix", "Conv", "channels", 6, (LayerTile(0, ((0, 2), (4, 6))), LayerTile(1, ((1, 5),)))),
-        Layer(HOSTILE, "Fl<at>", "whole", 1, (LayerTile(0, ((0, 1),), (Fetch(HOSTILE, "whole", 1, ((0, 1),), 3),)),)),
+        LayerReport("conv", "Conv", "rows", 8, (LayerTile(0, ((0, 4),), (halo,)), LayerTile(1, ((4, 8),), ()))),
+        LayerReport("relu", "Relu", "rows", 8, (LayerTile(0, ((0, 4),)), LayerTile(1, ((4, 8),)))),
+        LayerReport("mix", "Conv", "channels", 6, (LayerTile(0, ((0, 2), (4, 6))), LayerTile(1, ((1, 5),)))),
+        LayerReport(HOSTILE, "Fl<at>", "whole", 1, (LayerTile(0, ((0, 1),), (Fetch(HOSTILE, "whole", 1, ((0, 1),), 3),)),)),
     )
 
 

@@ -13,8 +13,8 @@ from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.client_messages import Ask, Cancel, Greeting, Hello, ListNodes, Nodes, RunModel, RunResult, StillWorking
 from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
 from bbgrap.session.connection import Connection, StoppedError
-from bbgrap.transport.access import Access
 from bbgrap.transport.control import ControlServer
+from bbgrap.transport.credentials import Credentials
 
 
 class Coordinator(threading.Thread):
@@ -66,7 +66,7 @@ def coordinator():
 
 def test_a_call_ends_when_its_thread_is_told_to_stop_and_the_coordinator_hears_it(coordinator):
     told = threading.Event()
-    with Connection(coordinator.address, access=Access(insecure=True)) as connection:
+    with Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection:
         threading.Timer(0.05, told.set).start()
         with pytest.raises(StoppedError), connection.stopping_when(told.is_set):
             connection.nodes()
@@ -83,7 +83,7 @@ def test_a_call_ends_when_its_thread_is_told_to_stop_and_the_coordinator_hears_i
 def test_only_the_thread_that_is_told_stops(coordinator):
     """The other one leads: it looks after the socket for both, and goes on until it is answered."""
     told, answers = threading.Event(), []
-    with Connection(coordinator.address, access=Access(insecure=True)) as connection:
+    with Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection:
         leader = threading.Thread(target=lambda: answers.append(connection.nodes()))
         leader.start()
         assert coordinator.asked.acquire(timeout=5)
@@ -132,7 +132,7 @@ def test_a_large_request_arrives_over_a_slow_link_and_once(coordinator, monkeypa
     """It is on its way for longer than a connection may be silent; all that is said meanwhile waits behind it."""
     monkeypatch.setattr(machine, "REOPEN_S", 1.0)
     link = SlowLink(coordinator.address, 8 << 20)
-    with Connection(link.address, access=Access(insecure=True)) as connection:
+    with Connection(link.address, credentials=Credentials(insecure=True)) as connection:
         request = RunModel(connection.number(), "ab" * 32, 60.0, (), (bytes(24 << 20),))
         assert connection.try_call(request, RunResult, timeout_s=30.0).epoch == 1
     assert (len(coordinator.ran), link.connections) == (1, 1)

@@ -5,7 +5,7 @@ import pytest
 
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl import Description, flops, granularity, input_regions, splittable_axes, strategies
-from bbgrap.tdl.language import ALL, Call, Index, Max, Opaque, Quotient, Sum, indices, operand
+from bbgrap.tdl.language import ALL, Index, Max, Opaque, Quotient, ScalarCall, Sum, indices, operand
 from tests.bbgrap.tdl.verifier import Case, Whole
 
 DATA, FILTERS = operand(0), operand(1)
@@ -73,7 +73,7 @@ def test_an_empty_tile_reads_nothing():
 def test_operands_that_are_not_read_have_no_region():
     (i,) = indices(i=4)
     assert input_regions(Description((i,), DATA[(i,)]), ShapeMap.full((4,)), [(4,), (9,)])[1] is None
-    assert input_regions(Description((i,), Call("f", (DATA[(i,)], FILTERS[(i,)]))), ShapeMap.full((4,)), [(4,), None])[1] is None
+    assert input_regions(Description((i,), ScalarCall("f", (DATA[(i,)], FILTERS[(i,)]))), ShapeMap.full((4,)), [(4,), None])[1] is None
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,5 @@ def test_flops_count_calls_and_steps_of_reductions():
     assert flops(matmul, ShapeMap.of((0, 1), (0, 6)), {"k": Interval(0, 4)}) == 2 * 6 * 4
     assert flops(Description((i,), Max((k,), DATA[i, k])), ShapeMap.full((4,))) == 32
     assert flops(Description((i, j), DATA[j, i]), ShapeMap.full((4, 6))) == 0
-    assert flops(Description((i, j), Call("add", (DATA[i, j], Sum((k,), FILTERS[(k,)])))), ShapeMap.full((4, 6))) == 24 * 9
+    assert flops(Description((i, j), ScalarCall("add", (DATA[i, j], Sum((k,), FILTERS[(k,)])))), ShapeMap.full((4, 6))) == 24 * 9
     assert flops(Description((i, j), Opaque("softmax", (DATA[i, ALL],), (j,))), ShapeMap.full((4, 6))) == 24 * 8

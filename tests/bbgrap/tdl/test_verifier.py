@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import Input, Literal, LocalNode, Result
-from bbgrap.tdl.language import Call, Description, Index, operand
+from bbgrap.tdl import ConstantOperand, Input, LocalNode, Result
+from bbgrap.tdl.language import Description, Index, ScalarCall, operand
 from bbgrap.tdl.operators.windows import Window
 from bbgrap.tdl.rule import _RULES, OperatorRule
 from tests.bbgrap.tdl.verifier import Case, Whole, check
@@ -18,7 +18,7 @@ CONV = Case("Conv", (np.arange(1, 10, dtype=np.float32).reshape(1, 1, 9), np.one
 
 def relu_that_reads(*offsets):
     (i,) = (Index("i", 8),)
-    return OperatorRule(lambda _site: Description((i,), Call("Relu", tuple(operand(0)[(i + offset,)] for offset in offsets))))
+    return OperatorRule(lambda _site: Description((i,), ScalarCall("Relu", tuple(operand(0)[(i + offset,)] for offset in offsets))))
 
 
 def test_a_right_rule_passes():
@@ -51,7 +51,7 @@ def test_a_region_that_is_too_large_is_not_minimal(monkeypatch):
     def drop_last(site, _region, _reads):
         cut = [np.array([value], np.int64) for value in (0, -1, 0)]
         relu = LocalNode("Relu", (Input(0),))
-        return relu, LocalNode("Slice", (Result(0), *map(Literal, cut)))
+        return relu, LocalNode("Slice", (Result(0), *map(ConstantOperand, cut)))
 
     monkeypatch.setitem(_RULES, ("", "Relu"), dataclasses.replace(relu_that_reads(0, 1), localize=drop_last))
     with pytest.raises(AssertionError, match=r"operand 0: index 5 of axis 0 in \[2:6\] does not matter to \[2:5\]"):

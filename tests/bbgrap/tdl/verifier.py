@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 
 from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, TensorType, Weight
 from bbgrap.shapemap import IntervalSet, ShapeMap
-from bbgrap.tdl import Description, Input, Literal, LocalNode, LocalOp, Result, describe, localize, output_regions
+from bbgrap.tdl import ConstantOperand, Description, Input, LocalNode, LocalOp, Result, describe, localize, output_regions
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ def run_local(case: Case, local: LocalOp) -> list[Array]:
                     assert array is not None
                     inputs.append(f"x{k}")
                     feeds[f"x{k}"] = take(array, read)
-                case Literal(array):
+                case ConstantOperand(array):
                     inputs.append(f"c{number}.{position}")
                     constants[inputs[-1]] = array
                 case Result(k):

@@ -1,4 +1,4 @@
-"""Who comes in by a control port: the check of keys, and the door that is shut while too many wait."""
+"""Who comes in by a control port: the check of keys, and the listener that is shut while too many wait."""
 
 import socket
 import subprocess
@@ -12,11 +12,11 @@ from zmq.utils import z85
 
 from bbgrap.errors import UsageError
 from bbgrap.transport import admission
-from bbgrap.transport.admission import REFUSED_AT_ONCE, REFUSED_PER_S, Door, KeyCheck, answer
+from bbgrap.transport.admission import REFUSED_AT_ONCE, REFUSED_PER_S, KeyCheck, ThrottledListener, answer
 from bbgrap.transport.control import ControlClient, ControlServer
-from bbgrap.transport.locks import ClientLock, Pair, ServerLock
+from bbgrap.transport.locks import ClientLock, KeyPair, ServerLock
 
-OWN, KNOWN = Pair.of(bytes(range(32))), Pair.of(bytes(range(1, 33)))
+OWN, KNOWN = KeyPair.of(bytes(range(32))), KeyPair.of(bytes(range(1, 33)))
 LOCK = ClientLock(OWN.public, KNOWN, "test")
 
 
@@ -50,38 +50,38 @@ def test_what_was_started_ends_with_the_server(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_door_that_is_shut_lets_nobody_new_in(monkeypatch):
+def test_a_listener_that_is_shut_lets_nobody_new_in(monkeypatch):
     count = 0
     monkeypatch.setattr(admission, "_open_now", lambda: count)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        door = Door(listener.fileno())
+        throttled = ThrottledListener(listener.fileno())
         place = listener.getsockname()
         with socket.create_connection(place, 1) as before:
             there, _ = listener.accept()
             count = 1 << 30
-            door.look()
+            throttled.throttle()
             before.send(b"still")
             assert there.recv(10) == b"still"
             with pytest.raises(TimeoutError):
                 socket.create_connection(place, 0.3)
             count = 0
-            door.look()
+            throttled.throttle()
             socket.create_connection(place, 3).close()
             there.close()
 
 
-def test_a_door_is_shut_while_too_many_keys_are_wrong():
+def test_a_listener_is_shut_while_too_many_keys_are_wrong():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        door = Door(listener.fileno())
+        throttled = ThrottledListener(listener.fileno())
         place = listener.getsockname()
-        door.look(REFUSED_AT_ONCE - 1)
+        throttled.throttle(REFUSED_AT_ONCE - 1)
         socket.create_connection(place, 1).close()
-        door.look(REFUSED_AT_ONCE + 0.4 * REFUSED_PER_S)
+        throttled.throttle(REFUSED_AT_ONCE + 0.4 * REFUSED_PER_S)
         with pytest.raises(TimeoutError):
             socket.create_connection(place, 0.2)
         until = time.monotonic() + 5
         while True:
-            door.look(REFUSED_AT_ONCE + 0.4 * REFUSED_PER_S)
+            throttled.throttle(REFUSED_AT_ONCE + 0.4 * REFUSED_PER_S)
             try:
                 socket.create_connection(place, 0.1).close()
                 break
@@ -94,21 +94,21 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 import zmq
 from bbgrap.transport.control import ControlServer
-from bbgrap.transport.locks import Pair, ServerLock
-known = Pair.of(bytes(range(1, 33))).public
+from bbgrap.transport.locks import KeyPair, ServerLock
+known = KeyPair.of(bytes(range(1, 33))).public
 with zmq.Context() as context:
-    server = ControlServer(context, "tcp://127.0.0.1:0", ServerLock(Pair.of(bytes(range(32))), lambda key: key == known))
+    server = ControlServer(context, "tcp://127.0.0.1:0", ServerLock(KeyPair.of(bytes(range(32))), lambda key: key == known))
     print(server.address, flush=True)
     while True:
         server.socket.poll(20)
-        server.look_after_the_door()
+        server.throttle()
         while (received := server.receive()) is not None:
             open("/dev/null").close()
             server.send(*received)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the door needs Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="shutting a listener needs Linux")
 def test_with_few_descriptors_strangers_leave_some():
     """A server that may have 256 of them goes on with its files and its known client, while 400 strangers hold on to theirs."""
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

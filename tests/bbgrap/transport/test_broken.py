@@ -210,14 +210,14 @@ def test_names_are_found_and_what_has_none_is_told_of():
 
 
 def test_a_name_that_is_found_while_it_is_asked_for_is_used_at_once(monkeypatch):
-    real = names.Names.look_up
+    real = names.NameResolver.look_up
 
     def interrupted(self, host, port):
         place = real(self, host, port)
         time.sleep(0.3)  # the answer comes meanwhile
         return place
 
-    monkeypatch.setattr(names.Names, "look_up", interrupted)
+    monkeypatch.setattr(names.NameResolver, "look_up", interrupted)
     target = TcpDataPlane("tcp://127.0.0.1:0", "localhost")
     with sending(target.address) as (plane, told):
         plane.send(target.address, b"hello")

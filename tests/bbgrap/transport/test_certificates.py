@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.transport.certificates import MAX_REQUEST_BYTES, Authority, Identity, make_request
+from bbgrap.transport.certificates import MAX_REQUEST_BYTES, Authority, TlsIdentity, make_request
 
 
 def request_with(key, *, extensions=()):
@@ -24,7 +24,7 @@ def test_an_identity_is_valid_for_ten_years_and_travels_through_a_pipe():
     shown = x509.load_pem_x509_certificate(identity.certificate)
     assert shown.not_valid_before_utc < now - datetime.timedelta(days=1)
     assert now + datetime.timedelta(days=3600) < shown.not_valid_after_utc
-    assert Identity.from_bytes(identity.to_bytes()) == identity
+    assert TlsIdentity.from_bytes(identity.to_bytes()) == identity
     certificate = x509.load_pem_x509_certificate(identity.certificate)
     assert identity.fingerprint == certificate.fingerprint(hashes.SHA256()).hex()
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(identity.authority))

@@ -18,12 +18,12 @@ import ctypes, json, os, resource, signal, socket, subprocess, sys, threading
 from pathlib import Path
 import numpy as np
 import onnxruntime
-from bbgrap.transport.confinement import Bounds, confine
+from bbgrap.transport.confinement import Permissions, confine
 
 home, connects, outside = Path(sys.argv[1]), sys.argv[2] == "connects", int(sys.argv[3])
 listener = socket.create_server(("127.0.0.1", 0))
 inherited = open(home / "secret")
-missing = confine(Bounds(64, 1 << 20, connects, (home / "reads",), (home / "adds",), (home / "owns",)))
+missing = confine(Permissions(64, 1 << 20, connects, (home / "reads",), (home / "adds",), (home / "owns",)))
 said = {"missing": missing}
 
 def attempt(name):
@@ -118,7 +118,7 @@ def test_what_is_missing_is_said(monkeypatch):
         def syscall(self, *_):
             return -1
 
-    bounds = confinement.Bounds(64, 1 << 20, connects=False)
+    bounds = confinement.Permissions(64, 1 << 20, connects=False)
     monkeypatch.setattr(confinement.platform, "machine", lambda: "riscv64")
     assert confinement._forbid_calls(Kernel(), bounds) == "calls are forbidden on x86_64, aarch64, not on riscv64"
     assert "cannot forbid folders (Landlock)" in confinement._forbid_folders(Kernel(), bounds)

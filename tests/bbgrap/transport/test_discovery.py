@@ -13,7 +13,7 @@ from bbgrap.protocol.tokens import Token
 from bbgrap.transport import discovery
 from bbgrap.transport.control import ControlServer
 from bbgrap.transport.discovery import announce, discover
-from bbgrap.transport.locks import ClientLock, Pair, ServerLock, no_lock
+from bbgrap.transport.locks import ClientLock, KeyPair, ServerLock, no_lock
 
 SHORT_S = 1.0
 
@@ -41,11 +41,11 @@ def listening():
 
 
 def lock_for(pair):
-    return ClientLock.of(Token(Role.AGENT, pair.public, Pair.make().secret), "the token")
+    return ClientLock.of(Token(Role.AGENT, pair.public, KeyPair.make().secret), "the token")
 
 
 def test_of_all_who_announce_themselves_the_one_with_the_key_is_taken(listening):
-    true, stranger = Pair.make(), Pair.make()
+    true, stranger = KeyPair.make(), KeyPair.make()
     _, asked = listening(stranger)
     server, _ = listening(true)
     assert discover(lambda _: lock_for(true)) == server.address
@@ -53,9 +53,9 @@ def test_of_all_who_announce_themselves_the_one_with_the_key_is_taken(listening)
 
 
 def test_a_stranger_is_never_taken(listening):
-    server, asked = listening(Pair.make())
+    server, asked = listening(KeyPair.make())
     with pytest.raises(AccessError, match=f"what announces itself at {server.address} is not the coordinator that the token"):
-        discover(lambda _: lock_for(Pair.make()), SHORT_S)
+        discover(lambda _: lock_for(KeyPair.make()), SHORT_S)
     assert asked == []
     assert server.receive() is None
 
@@ -63,7 +63,7 @@ def test_a_stranger_is_never_taken(listening):
 def test_a_coordinator_without_a_lock_is_not_taken_by_who_has_keys(listening):
     listening()
     with pytest.raises(AccessError, match="is not the coordinator"):
-        discover(lambda _: lock_for(Pair.make()), SHORT_S)
+        discover(lambda _: lock_for(KeyPair.make()), SHORT_S)
 
 
 def test_without_locks_there_must_be_one_only(listening):
@@ -80,7 +80,7 @@ def test_nobody_announces_itself():
 
 
 def test_without_a_token_the_want_of_one_is_said(listening):
-    listening(Pair.make())
+    listening(KeyPair.make())
 
     def nothing(address):
         raise AccessError(f"{address} wants a token")

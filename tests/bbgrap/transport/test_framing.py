@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
-from bbgrap.transport.framing import GREETING, MAX_DATA_HEADER, SMALL_BYTES, Reader, frame_head
+from bbgrap.transport.framing import GREETING, MAX_DATA_HEADER, SMALL_BYTES, MessageReader, frame_head
 
 SIZES = st.one_of(st.integers(0, 300), st.sampled_from([SMALL_BYTES, SMALL_BYTES + 1]))
 MESSAGES = st.lists(st.tuples(st.binary(min_size=1, max_size=40), SIZES, st.booleans()), max_size=6)
@@ -22,7 +22,7 @@ def test_round_trip_however_the_stream_is_cut(messages, cuts, into_room):
             answers.append(admitted)
         if size <= SMALL_BYTES or admitted:
             expected.append((header, payload))
-    reader, came, position, turn = Reader(), [], 0, 0
+    reader, came, position, turn = MessageReader(), [], 0, 0
     left = iter(answers)
     while position < len(stream):
         chunk = memoryview(stream)[position : position + cuts[turn % len(cuts)]]
@@ -42,7 +42,7 @@ def test_round_trip_however_the_stream_is_cut(messages, cuts, into_room):
 
 @given(st.binary(max_size=2000), st.integers(1, 100))
 def test_arbitrary_bytes_are_messages_or_an_error(stream, step):
-    reader = Reader()
+    reader = MessageReader()
     try:
         for position in range(0, len(stream), step):
             reader.feed(memoryview(stream[position : position + step]), lambda header, size, peer: False)
@@ -58,4 +58,4 @@ def test_messages_beyond_the_limits_are_not_made():
         with pytest.raises(LocalProtocolError, match="expected a header"):
             frame_head(header, 1)
     with pytest.raises(LocalProtocolError, match="no payload"):
-        Reader().filled(1)
+        MessageReader().filled(1)

@@ -8,7 +8,7 @@ import zmq
 
 from bbgrap.protocol.tokens import Token
 from bbgrap.transport.control import HANDSHAKE_S, SESSION_BYTES, ControlClient, ControlServer, key_of
-from bbgrap.transport.locks import NOBODY, ClientLock, Pair, ServerLock
+from bbgrap.transport.locks import NOBODY, ClientLock, KeyPair, ServerLock
 
 WAIT_S = 10
 
@@ -25,12 +25,12 @@ class House:
     """A locked server, and the keys it knows."""
 
     def __init__(self):
-        self.context, self.own, self.known = zmq.Context(), Pair.make(), set()
+        self.context, self.own, self.known = zmq.Context(), KeyPair.make(), set()
         self.server = ControlServer(self.context, "tcp://127.0.0.1:0", ServerLock(self.own, self.known.__contains__))
         self.clients = []
 
     def client(self, pair=None, server_key=None, *, known=True):
-        pair = pair or Pair.make()
+        pair = pair or KeyPair.make()
         if known:
             self.known.add(pair.public)
         return self.connect(lambda: ClientLock(server_key or self.own.public, pair, "a test")), pair
@@ -94,7 +94,7 @@ def test_a_key_that_is_not_known_is_told_so(house):
 
 
 def test_the_key_of_another_coordinator_is_told_so_and_nothing_is_sent(house):
-    client, _ = house.client(server_key=Pair.make().public)
+    client, _ = house.client(server_key=KeyPair.make().public)
     client.send([b"secret"])
     assert "is not the one that a test is for" in until(lambda: client.refused)
     assert house.server.receive() is None
@@ -109,7 +109,7 @@ def test_without_a_key_one_is_told_to_get_one(house):
 
 def test_with_a_key_an_open_coordinator_gets_nothing(house):
     server = ControlServer(house.context, "tcp://127.0.0.1:0")
-    client = ControlClient(house.context, server.address, lambda: ClientLock(house.own.public, Pair.make(), "a test"))
+    client = ControlClient(house.context, server.address, lambda: ClientLock(house.own.public, KeyPair.make(), "a test"))
     client.send([b"secret"])
     assert "has no lock: it runs with --insecure" in until(lambda: client.refused)
     assert server.receive() is None
@@ -136,7 +136,7 @@ def test_a_key_that_is_taken_back_loses_its_connections_and_finds_out_why(house)
 
 
 def test_a_token_that_was_replaced_is_taken_at_the_next_connection(house):
-    first, second = Pair.make(), Pair.make()
+    first, second = KeyPair.make(), KeyPair.make()
     house.known.add(second.public)
     keys = [first]
     client = house.connect(lambda: ClientLock(house.own.public, keys[0], "a test"))
@@ -167,7 +167,7 @@ def test_strangers_who_say_nothing_or_much_do_not_stay(house):
 
 
 def test_a_token_s_keys_are_those_of_its_text(house):
-    token = Token.parse(Token(role=_role(), server=house.own.public, secret=(pair := Pair.make()).secret).text, "a test")
+    token = Token.parse(Token(role=_role(), server=house.own.public, secret=(pair := KeyPair.make()).secret).text, "a test")
     house.known.add(pair.public)
     client = house.connect(lambda: ClientLock.of(token, "a test"))
     client.send([b"hello"])

@@ -14,10 +14,10 @@ from bbgrap.graph.onnx_io import read_model, save_graph, to_graph, with_input_sh
 from bbgrap.graph.weights import make_weight
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.zoo.decoder import Sizes, decoder, free_axes
+from bbgrap.zoo.decoder import DecoderSizes, decoder, free_axes
 from tests.partition import all_values, assert_close, compiled, plain_outputs, run_checked
 
-GROUPED = Sizes(2, 48, 6, 2, 100, 64)
+GROUPED = DecoderSizes(2, 48, 6, 2, 100, 64)
 
 
 class Model:
@@ -51,7 +51,7 @@ class Model:
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("decoder")
     if request.param == "tiny-decoder":
-        return Model(zoo.materialize("tiny-decoder", folder), Sizes(2, 64, 4, 4, 1000, 128))
+        return Model(zoo.materialize("tiny-decoder", folder), DecoderSizes(2, 64, 4, 4, 1000, 128))
     graph = decoder("grouped", GROUPED)
     save_graph(graph, folder / "grouped.onnx", free=free_axes(graph))
     return Model(folder / "grouped.onnx", GROUPED)

@@ -8,11 +8,11 @@ from bbgrap import zoo
 from bbgrap.engine.load import load_graph
 from bbgrap.graph import check_graph
 from bbgrap.tdl import describe
-from bbgrap.zoo.decoder import Sizes
+from bbgrap.zoo.decoder import DecoderSizes
 from tests.partition import assert_close
 from tests.plain_llama import plain
 
-SIZES = Sizes(2, 64, 4, 2, 1000, 128)
+SIZES = DecoderSizes(2, 64, 4, 2, 1000, 128)
 CACHES = [f"{n}.{part}" for n in range(SIZES.depth) for part in ("key", "value")]
 
 

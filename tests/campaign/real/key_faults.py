@@ -26,7 +26,7 @@ from bbgrap.protocol.roles import Role
 from bbgrap.protocol.tokens import Token
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlClient
-from bbgrap.transport.locks import ClientLock, Pair
+from bbgrap.transport.locks import ClientLock, KeyPair
 from benchmarks.machines import COORDINATOR
 from tests.campaign.real.world import CLIENTS, GUESTS, World, wait
 
@@ -132,7 +132,7 @@ def wrong_tokens(world: World, targets: tuple[str, ...], seconds: float) -> None
     """Let an agent come again and again with a token that nobody made, or one that has expired."""
     number = targets[0].removeprefix("#")
     lock = _token(world.machines.token("local"))
-    text = Token(Role.AGENT, lock.server, Pair.make().secret).text
+    text = Token(Role.AGENT, lock.server, KeyPair.make().secret).text
     if int(number) % 2:
         with suppress(BbgrapError):
             text = world.connection.create_token(f"short {number}", "agent", 0.1)

@@ -149,11 +149,11 @@ class Worker(Process):
 
     # --- what the nanny tells -------------------------------------------------------------------------------------------------------
 
-    def tell(self, instruction: ae.Instruction) -> None:
+    def tell(self, instruction: ae.AgentInstruction) -> None:
         """Take an instruction of the nanny."""
         self.do(self._carry_out, instruction)
 
-    def _carry_out(self, instruction: ae.Instruction) -> None:  # noqa: C901 - one branch per instruction
+    def _carry_out(self, instruction: ae.AgentInstruction) -> None:  # noqa: C901 - one branch per instruction
         disk, say = self.agent.disk, self.agent.hear
         match instruction:
             case ae.CheckWeights(epoch, digests):
@@ -252,7 +252,7 @@ class Worker(Process):
         def end(names: tuple[str, ...]) -> None:
             self.loading = 0
             if self.world.loads_fail > self.clock.now:
-                said(ae.Loaded(epoch, 0.1, "no memory"))
+                said(ae.DeploymentLoaded(epoch, 0.1, "no memory"))
                 return
             deployment = Deployment(deploy.schedule, names, {peer.device: peer.address for peer in deploy.peers})
             self.executor.post(lambda: install(deployment))
@@ -268,9 +268,9 @@ class Worker(Process):
             fault = f"peer at {missing[0]} does not answer" if missing else ""
             for address in missing:
                 self.agent.hear(ae.Outcome(m.LinkBroken(address, "it does not answer")))
-            self.agent.hear(ae.Loaded(epoch, 0.1, fault))
+            self.agent.hear(ae.DeploymentLoaded(epoch, 0.1, fault))
 
-        def said(event: ae.Loaded) -> None:
+        def said(event: ae.DeploymentLoaded) -> None:
             self._busy = False
             self.agent.hear(event)
             self._next_job()
@@ -337,7 +337,7 @@ class Agent(Process):
         self._handle(event)
         self._start_worker()
 
-    def hear(self, event: ae.Event) -> None:
+    def hear(self, event: ae.AgentEvent) -> None:
         """Take what the worker says."""
         self.do(self._handle, event)
 
@@ -374,11 +374,11 @@ class Agent(Process):
                 beat = m.Heartbeat(*key, max(1e-6, self.clock.now - worker.computing_since), worker.steps, 0)
             elif worker.steps:
                 beat = m.Heartbeat(0, 0, 0.0, worker.steps, 0)
-        self._handle(ae.Tick(beat))
+        self._handle(ae.AgentTick(beat))
         if self.alive:
             self.tick_later(machine.next_tick_s, self._on_tick)
 
-    def _handle(self, event: ae.Event) -> None:
+    def _handle(self, event: ae.AgentEvent) -> None:
         if self.machine is None or not self.alive:
             return
         try:
@@ -389,15 +389,15 @@ class Agent(Process):
         for instruction in done:
             self._carry_out(instruction)
 
-    def _carry_out(self, instruction: ae.Instruction) -> None:
+    def _carry_out(self, instruction: ae.AgentInstruction) -> None:
         match instruction:
-            case ae.Say(message):
+            case ae.ToCoordinator(message):
                 self.to_head.send(self.world.through_codec(message, "head"))
             case ae.Quit(fault):
                 self.quit = fault
                 self.world.log(f"agent {self.name} quits: {fault}")
                 self.world.end_agent(self, silent=False)
-            case ae.Log(text):
+            case ae.LogLine(text):
                 self.world.log(f"agent {self.name}: {text}")
             case ae.Reconnect():
                 self.to_head.reset()

@@ -146,10 +146,10 @@ class Client(Process):
         if self._ticking:
             self.tick_later(TICK_S, self._on_tick)
 
-    def _carry(self, instructions: list[cm.Instruction]) -> None:
+    def _carry(self, instructions: list[cm.ClientInstruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case cm.Say(message):
+                case cm.ToCoordinator(message):
                     self.to_head.send(self.world.through_codec(message, "head"))
                 case cm.Complete(call, answer):
                     waiting = self._waiting.pop(call, None)

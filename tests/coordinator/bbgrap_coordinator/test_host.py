@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bbgrap_coordinator.host import Host
+from bbgrap_coordinator.host import HostExecutor
 
 from bbgrap.control.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
 from bbgrap.graph.types import DType
@@ -43,7 +43,7 @@ def agents(network):
 @pytest.fixture
 def host(network, agents):
     plane = network.plane()
-    host = Host(plane)
+    host = HostExecutor(plane)
     host.install(HostDeploy(7, SCHEDULE, tuple(Peer(d, f"agent{d}", agent.address) for d, agent in enumerate(agents))))
     for agent in agents:
         agent.connect(plane.address)
@@ -123,7 +123,7 @@ def test_an_answer_is_put_where_it_is_on_its_way_to_the_client(network):
         return room if client == b"near" else None
 
     plane = network.plane()
-    host = Host(plane, memory)
+    host = HostExecutor(plane, memory)
     host.install(HostDeploy(7, SCHEDULE, PEERS))
     header = Frame(Kind.DATA, 1, 7, 5, 1).to_bytes()
     for client, place in ((b"near", room), (b"far", True)):
@@ -136,7 +136,7 @@ def test_an_answer_is_put_where_it_is_on_its_way_to_the_client(network):
 def test_parts_that_are_joined_with_others_need_no_such_place(network):
     halves = ((LocalPart(1, (((0, 2),),)), (((0, 2),),)), (LocalPart(1, (((2, 4),),)), (((2, 4),),)))
     plane = network.plane()
-    host = Host(plane, lambda client, nbytes: pytest.fail("it is not where the answer will be"))
+    host = HostExecutor(plane, lambda client, nbytes: pytest.fail("it is not where the answer will be"))
     host.install(HostDeploy(7, replace(SCHEDULE, steps=(*SCHEDULE.steps[:2], LocalJoin(2, halves))), PEERS))
     host.start(StartRequest(7, 5, (HEADER,), (X.data.cast("B"),), client=b"near"))
     assert plane.admit(Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), 16, "") is True
@@ -151,7 +151,7 @@ def test_large_outputs_are_joined_where_they_are_on_their_way_to_the_client(netw
     halves = tuple(replace(spec, shape=(count // 2,)) for _ in pieces)
     steps = (LocalReceive(1, 0, (0,)), LocalReceive(2, 1, (1,)), LocalJoin(2, pieces))
     plane = network.plane()
-    host = Host(plane, lambda asked, nbytes: room if asked == b"near" and nbytes == len(room) else None)
+    host = HostExecutor(plane, lambda asked, nbytes: room if asked == b"near" and nbytes == len(room) else None)
     host.install(HostDeploy(7, Schedule(2, 2, (*halves, spec), steps, (), (2,)), PEERS))
     host.start(StartRequest(7, 5, (), (), client=client))
     half = np.arange(count // 2, dtype=np.float32)
@@ -223,13 +223,13 @@ def test_pings_are_answered_while_measuring_is_allowed(host, agents):
 
 def test_a_broken_link_is_told_of(network):
     plane, told = network.plane(), []
-    Host(plane, on_broken=lambda *broken: told.append(broken))
+    HostExecutor(plane, on_broken=lambda *broken: told.append(broken))
     plane.on_broken("tcp://there:1", "why")
     assert told == [("tcp://there:1", "why")]
 
 
 def test_an_answer_counts_only_over_the_connection_of_the_device_that_it_claims_to_be_of(network, agents):
-    host = Host(plane := network.plane())
+    host = HostExecutor(plane := network.plane())
     prints = ("first's", "second's")
     host.install(HostDeploy(7, SCHEDULE, tuple(Peer(d, f"agent{d}", agent.address, prints[d]) for d, agent in enumerate(agents))))
     start(host)

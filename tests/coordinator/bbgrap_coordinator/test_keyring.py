@@ -21,7 +21,7 @@ from bbgrap.protocol.tokens import Token
 from bbgrap.transport.certificates import make_request
 from bbgrap.transport.control import SESSION_BYTES
 from bbgrap.transport.identity import fingerprint_of
-from bbgrap.transport.locks import Pair
+from bbgrap.transport.locks import KeyPair
 from tests.messages import AGENT, CLIENT, KEYS
 
 _, REQUEST = make_request("x")
@@ -38,7 +38,7 @@ class House:
         self.ring = KeyRing(self.path, clock=lambda: self.now)
 
     def peer(self, token):
-        return Pair.of(token.secret).public + bytes(SESSION_BYTES)
+        return KeyPair.of(token.secret).public + bytes(SESSION_BYTES)
 
     @property
     def admin(self):
@@ -57,7 +57,7 @@ class House:
         return Token.parse(answer.token, "a test")
 
     def enrol(self, name, token=None):
-        pair = Pair.make()
+        pair = KeyPair.make()
         answer, ended = self.do(Enrol(name, pair.public.hex(), REQUEST), self.peer(token or self.token("agent", f"for {name}")))
         return pair.public + bytes(SESSION_BYTES), answer, ended
 
@@ -88,7 +88,7 @@ def test_every_message_of_the_protocol_may_be_said_by_the_roles_of_the_table_and
                 told = refused(message, why)
                 assert told is None or (isinstance(told, Refused) and not told.retry) or told.fault is Fault.ACCESS
     assert allowed == {kind: set(MAY[kind]) for kind in kinds}
-    stranger = Pair.make().public + bytes(SESSION_BYTES)
+    stranger = KeyPair.make().public + bytes(SESSION_BYTES)
     assert all("was revoked" in house.ring.refusal(stranger, message) for message in examples)
 
 
@@ -113,7 +113,7 @@ def test_keys_outlive_the_coordinator_and_only_its_user_can_read_them(house):
     assert house.ring.lock.own == server
     assert house.ring.local == local
     assert not house.ring.is_new
-    assert house.ring.admits(Pair.of(token.secret).public)
+    assert house.ring.admits(KeyPair.of(token.secret).public)
     assert house.ring.name_of(peer) == "node 'left'"
     assert house.ring.data_identity == shown
     assert shown.authority == answer.authority
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_an_error_and_stays(house):
 def test_what_is_taken_back_is_worth_nothing_at_once_and_after_a_restart(house):
     token = house.token("client", "laptop")
     answer, ended = house.do(RevokeToken(1, "laptop"))
-    key = Pair.of(token.secret).public
+    key = KeyPair.of(token.secret).public
     assert ended == [key]
     assert [status.revoked for status in answer.keys if status.name == "laptop"] == [1000.0]
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_what_is_taken_back_is_worth_nothing_at_once_and_after_a_restart(house):
 
 def test_a_token_that_expires_says_so_once(house):
     token = house.token("client", "guest", 60.0)
-    key = Pair.of(token.secret).public
+    key = KeyPair.of(token.secret).public
     house.now += 59
     assert house.ring.expired() == []
     house.now += 2
@@ -166,7 +166,7 @@ def test_a_replaced_token_goes_on_for_a_while(house):
     new = Token.parse(answer.token, "a test")
     assert not ended
     assert new != old
-    both = [Pair.of(token.secret).public for token in (old, new)]
+    both = [KeyPair.of(token.secret).public for token in (old, new)]
     assert all(map(house.ring.admits, both))
     house.now += 31
     assert house.ring.expired() == both[:1]
@@ -195,7 +195,7 @@ def test_a_node_renews_its_own_certificate_and_enrols_nobody(house):
     assert answer.certificate
     answer, _ = house.do(Enrol("left", peer[:32].hex(), b"no request"), peer)
     assert "expected a request of `make_request`" in answer.reason
-    for message in (Enrol("left", Pair.make().public.hex(), b""), Enrol("right", peer[:32].hex(), b"")):
+    for message in (Enrol("left", KeyPair.make().public.hex(), b""), Enrol("right", peer[:32].hex(), b"")):
         answer, _ = house.do(message, peer)
         assert "may renew its own certificate only" in answer.reason
 
@@ -208,7 +208,7 @@ def test_a_name_belongs_to_the_machine_that_lives(house):
     assert answer == Refused("the name 'left' is taken by a live agent; choose another with --name", retry=True)
     assert house.ring.admits(first[:32])
     house.connected.clear()
-    answer, ended = house.do(Enrol("left", Pair.make().public.hex(), b"no request"), house.peer(token))
+    answer, ended = house.do(Enrol("left", KeyPair.make().public.hex(), b"no request"), house.peer(token))
     assert (type(answer), ended) == (Refused, [])
     assert house.ring.admits(first[:32])
     second, answer, ended = house.enrol("left", token)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.models import ModelStore
-from bbgrap_coordinator.planning import LEAST_LIMIT_S, Planners, limit_s
+from bbgrap_coordinator.planning import LEAST_LIMIT_S, PlanningQueues, limit_s
 
 from bbgrap.cluster import Cluster
 from bbgrap.control.coordinator_events import PlanFailed, Planned, StartPlanning, StartStandby
@@ -65,7 +65,7 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def real_desk(tmp_path_factory):
-    with Planners() as planners:
+    with PlanningQueues() as planners:
         yield Desk(planners, tmp_path_factory.mktemp("desk"))
 
 
@@ -77,7 +77,7 @@ def desk(real_desk):
 
 @pytest.fixture(scope="module")
 def strange_desk(tmp_path_factory):
-    with Planners(STRANGE, limit=lambda job: 0.5 if job.options.planner == "sleeps" and job.job > 1000 else WAIT_S) as planners:
+    with PlanningQueues(STRANGE, limit=lambda job: 0.5 if job.options.planner == "sleeps" and job.job > 1000 else WAIT_S) as planners:
         yield Desk(planners, tmp_path_factory.mktemp("strange"))
 
 
@@ -268,7 +268,7 @@ def test_its_words_are_short_and_printable(strange):
 
 
 def test_they_end_when_they_are_closed_whatever_they_do(tmp_path):
-    with Planners(STRANGE) as planners:
+    with PlanningQueues(STRANGE) as planners:
         desk = Desk(planners, tmp_path)
         desk.plan(1, "sleeps")
         while not (desk.folders.path(1) / "weights").exists():

@@ -10,9 +10,9 @@ from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.input_files import LARGE_BYTES, InputFiles
 from bbgrap_coordinator.models import ModelStore
-from bbgrap_coordinator.planning import Planners
+from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.server import Server
-from bbgrap_coordinator.state import State
+from bbgrap_coordinator.state import StateDatabase
 from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster import Cluster
@@ -67,7 +67,7 @@ class House:
         self.context, self.script, self.home = zmq.Context(), Script(), home
         self.control, self.plane = ControlServer(self.context, "tcp://127.0.0.1:0"), TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
         self.models, self.folders, self.planners = ModelStore(home / "models"), ArtifactFolders(home / "plans"), planners
-        self.storage = Storage(State(home), self.folders)
+        self.storage = Storage(StateDatabase(home), self.folders)
         self.stored = self.storage.read(self.models.stored())
         self.audit = AuditLog(home / "audit.jsonl")
         self.server = Server(self.control, self.plane, self.script, self.models, planners, self.storage, self.audit, inputs=inputs)
@@ -107,7 +107,7 @@ class House:
 
 
 def in_house(tmp_path, act, command=None, inputs=None):
-    with Planners(command) if command else Planners() as planners:
+    with PlanningQueues(command) if command else PlanningQueues() as planners:
         house = House(tmp_path, planners, inputs)
         try:
             return act(house)

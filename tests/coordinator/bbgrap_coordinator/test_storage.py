@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from bbgrap_coordinator.artifacts import ArtifactFolders, write_artifacts
-from bbgrap_coordinator.state import State
+from bbgrap_coordinator.state import StateDatabase
 from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster.types import NodeProfile
@@ -20,7 +20,7 @@ from tests.coordinator.made import ARRAYS, plan, variant
 def opened(home, **bounds):
     """A coordinator's state in a folder, with what an earlier one has left."""
     folders = ArtifactFolders(home / "plans")
-    storage = Storage(State(home), folders, **bounds)
+    storage = Storage(StateDatabase(home), folders, **bounds)
     try:
         yield storage, storage.read({DIGEST: 5}), folders
     finally:
@@ -52,7 +52,7 @@ def jobs_on_disk(home):
 
 
 def incarnation_of(home):
-    state = State(home)
+    state = StateDatabase(home)
     state.close()
     return state.incarnation
 
@@ -85,9 +85,9 @@ def test_the_incarnation_grows_at_every_start(tmp_path):
 
 
 def test_a_second_coordinator_is_refused(tmp_path):
-    state = State(tmp_path)
+    state = StateDatabase(tmp_path)
     with pytest.raises(UsageError, match="another coordinator uses it"):
-        State(tmp_path)
+        StateDatabase(tmp_path)
     state.close()
     assert incarnation_of(tmp_path) == state.incarnation + 1
 
@@ -95,7 +95,7 @@ def test_a_second_coordinator_is_refused(tmp_path):
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
-        State(tmp_path / "file" / "state")
+        StateDatabase(tmp_path / "file" / "state")
 
 
 def foreign(path):

@@ -27,10 +27,10 @@ import zmq
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.transport.control import ControlClient, ControlServer
-from bbgrap.transport.locks import ClientLock, Pair, ServerLock
+from bbgrap.transport.locks import ClientLock, KeyPair, ServerLock
 from tests.fuzzing.readers.reader import Reader
 
-OWN, KNOWN = Pair.of(bytes(range(32))), Pair.of(bytes(range(1, 33)))
+OWN, KNOWN = KeyPair.of(bytes(range(32))), KeyPair.of(bytes(range(1, 33)))
 LOCK = ClientLock(OWN.public, KNOWN, "test")
 LOOKED_EVERY = 100
 """Inputs between two looks at the server: is it alive, does it answer a known client, has it grown?"""
@@ -183,7 +183,7 @@ def main() -> None:
     poller.register(server.socket, zmq.POLLIN)
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
     while sys.stdin.fileno() not in dict(poller.poll(100)):
-        server.look_after_the_door()
+        server.throttle()
         while (received := server.receive()) is not None:
             server.send(*received)
     server.close()

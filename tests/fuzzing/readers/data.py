@@ -41,7 +41,7 @@ def _stream(data: bytes) -> None:
     pieces = [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
     answers = []
     for feed in (pieces, [data]):
-        reader, found = framing.Reader(), []
+        reader, found = framing.MessageReader(), []
         try:
             for piece in feed:
                 found += [(header, bytes(body)) for header, body in reader.feed(memoryview(piece), lambda _, size, peer: size < 1 << 19)]

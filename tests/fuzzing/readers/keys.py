@@ -10,23 +10,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from bbgrap_agent.enrolment import KeyFile
-from bbgrap_coordinator.key_file import Entry, Kept, Secrets, read_keys, write_keys
+from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, Secrets, read_keys, write_keys
 from zmq.utils import z85
 
 from bbgrap.errors import AccessError, RemoteProtocolError, UsageError
 from bbgrap.protocol.roles import NODE, Role
 from bbgrap.protocol.tokens import Token
 from bbgrap.transport import local_tokens, pieces
-from bbgrap.transport.access import Access
 from bbgrap.transport.admission import answer
 from bbgrap.transport.certificates import Authority, make_request
-from bbgrap.transport.locks import Pair
+from bbgrap.transport.credentials import Credentials
+from bbgrap.transport.locks import KeyPair
 from tests.fuzzing.readers.control import CUT
 from tests.fuzzing.readers.files import FOLDER
 from tests.fuzzing.readers.reader import Reader
 
 ADDRESS = "tcp://127.0.0.1:7070"
-_PAIR = Pair.of(bytes(range(32)))
+_PAIR = KeyPair.of(bytes(range(32)))
 _TOKEN = Token(Role.ADMIN, _PAIR.public, _PAIR.secret)
 _AUTHORITY = Authority.make()
 _KNOWN = _PAIR.public
@@ -44,7 +44,7 @@ def _token(data: bytes) -> None:
 def _token_file(data: bytes) -> None:
     path = FOLDER / "token"
     path.write_bytes(data)
-    assert Access(token_file=path).lock(ADDRESS) is not None
+    assert Credentials(token_file=path).lock(ADDRESS) is not None
 
 
 def _keys(data: bytes) -> None:
@@ -62,9 +62,9 @@ def _keys(data: bytes) -> None:
 
 def _kept() -> bytes:
     path = FOLDER / "seed.json"
-    entries = [Entry(_PAIR.public.hex(), role.value, f"a {role.value}", 1.5) for role in Role]
-    entries.append(Entry(bytes(32).hex(), NODE, "n", 1.5, 2.5, 3.5, "join", "ab" * 32))
-    write_keys(path, Kept(Secrets(_PAIR.secret, _AUTHORITY, _AUTHORITY.identity("c")), tuple(entries)))
+    entries = [KeyRecord(_PAIR.public.hex(), role.value, f"a {role.value}", 1.5) for role in Role]
+    entries.append(KeyRecord(bytes(32).hex(), NODE, "n", 1.5, 2.5, 3.5, "join", "ab" * 32))
+    write_keys(path, SavedKeys(Secrets(_PAIR.secret, _AUTHORITY, _AUTHORITY.identity("c")), tuple(entries)))
     return path.read_bytes()
 
 
@@ -99,7 +99,7 @@ def _note(data: bytes) -> None:
         raise AccessError("no note")
     assert isinstance(found, Path)
     with suppress(AccessError):
-        Access().lock(ADDRESS)
+        Credentials().lock(ADDRESS)
 
 
 def _request(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Inputs in chunks: the same answers from any head in any parts, no byte more, and only where it is predicted to pay."""
+"""Inputs in chunks: the same answers from any prefix in any parts, no byte more, and only where it is predicted to pay."""
 
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +12,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, Network
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.passes import DEFAULT_PASSES, ChunkInputs, optimize
-from bbgrap.compiler.passes.chunks import Head, derive, heads_of, made_in_parts, narrower
+from bbgrap.compiler.passes.chunks import Prefix, derive, made_in_parts, narrower, prefixes_of
 from bbgrap.compiler.predict import Predictor
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
@@ -42,12 +42,12 @@ def cut(draw: st.DrawFn, region: ShapeMap) -> list[ShapeMap]:
 
 
 def check_any_head(data: st.DataObject, before: Program, graph: Graph) -> None:
-    """Make a head of any device in any parts: every law holds, every value is as onnxruntime's, and no byte more travels."""
-    heads = [(device, head) for device in before.devices[: before.host] for head in heads_of(before, device)]
-    assume(heads)
-    device, head = data.draw(st.sampled_from(heads))
-    parts = data.draw(st.composite(cut)(device.buffers[head.target].region))
-    after = made_in_parts(before, device, head, parts, narrower(graph, all_descriptions(graph)))
+    """Make a prefix of any device in any parts: every law holds, every value is as onnxruntime's, and no byte more travels."""
+    prefixes = [(device, prefix) for device in before.devices[: before.host] for prefix in prefixes_of(before, device)]
+    assume(prefixes)
+    device, prefix = data.draw(st.sampled_from(prefixes))
+    parts = data.draw(st.composite(cut)(device.buffers[prefix.target].region))
+    after = made_in_parts(before, device, prefix, parts, narrower(graph, all_descriptions(graph)))
     assume(after is not None)
     assert not check_program(after)
     assert traffic_bytes(after) <= traffic_bytes(before)
@@ -83,8 +83,8 @@ def test_partial_results_are_made_at_once():
             target = device.buffers[op.writes[0]]
             if target.part is not None:
                 tried += 1
-                head = Head(send, receive, (op,), (), op.writes[0])
-                assert derive(device, head, target.region, lambda op, region: (op.local, op.work)) is None
+                prefix = Prefix(send, receive, (op,), (), op.writes[0])
+                assert derive(device, prefix, target.region, lambda op, region: (op.local, op.work)) is None
     assert tried
 
 

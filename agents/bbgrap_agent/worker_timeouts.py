@@ -22,7 +22,7 @@ LONGEST_LOOK_S = 0.3
 MAX_DROPPED = 1024
 
 
-class Patience:
+class WorkerTimeouts:
     """What one worker is allowed.
 
     Invariants: `_awake` is the time in seconds that the worker could use; `_kernel` and `_load` are what it did at the last look, and

@@ -16,7 +16,7 @@ _YES = ("1", "true", "yes")
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class Credentials:
     """How to prove to a coordinator who one is. With nothing given, the environment and then this machine's own coordinators are asked.
 
     Invariants: `insecure` comes without a token.
@@ -40,7 +40,7 @@ class Access:
         return self.insecure or (not self.token and not self.token_file and os.environ.get(INSECURE, "").lower() in _YES)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that give a program this access."""
+        """Return the variables that give a program these credentials."""
         if self.is_insecure():
             return {INSECURE: "1"}
         file = {TOKEN_FILE: str(self.token_file.absolute())} if self.token_file else {}

@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 
-Place = tuple[socket.AddressFamily, tuple[str | int, ...] | tuple[int, bytes]]
+SocketAddress = tuple[socket.AddressFamily, tuple[str | int, ...] | tuple[int, bytes]]
 """What a socket needs to connect."""
 
 _KNOWN_S = 10.0
 _UNKNOWN_S = 1.0
 
 
-class Names:
+class NameResolver:
     """Names that were looked up lately.
 
     Invariants: `look_up` is called by one thread; `_answers` has nothing that is older than `_KNOWN_S` when something is added.
@@ -27,12 +27,12 @@ class Names:
     def __init__(self, answered: Callable[[], None]) -> None:
         """Call `answered` from another thread when it may help to look up again."""
         self._answered = answered
-        self._answers: dict[tuple[str, int], tuple[float, Place | OSError]] = {}
+        self._answers: dict[tuple[str, int], tuple[float, SocketAddress | OSError]] = {}
         self._questions: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
         self._asked: set[tuple[str, int]] = set()
         self._thread: threading.Thread | None = None
 
-    def look_up(self, host: str, port: int) -> Place | None:
+    def look_up(self, host: str, port: int) -> SocketAddress | None:
         """Return where a host is; None if that is not known yet: `answered` is called when it is.
 
         Raises:
@@ -62,7 +62,7 @@ class Names:
 
     def _run(self) -> None:
         while (name := self._questions.get()) is not None:
-            answer: Place | OSError
+            answer: SocketAddress | OSError
             try:
                 answer, kept_s = _find(*name, 0), _KNOWN_S
             except OSError as error:
@@ -73,7 +73,7 @@ class Names:
             self._answered()
 
 
-def _find(host: str, port: int, flags: int) -> Place:
+def _find(host: str, port: int, flags: int) -> SocketAddress:
     try:
         family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
     except (ValueError, OverflowError) as error:  # no text or number that may be asked for

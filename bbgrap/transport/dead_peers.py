@@ -27,7 +27,7 @@ _PROBES_AT, _UNACKED_AT, _LAST_ACK_AT, _ROUND_TRIP_AT, _RECEIVED_AT, _UNSENT_AT 
 
 
 @dataclass(slots=True)
-class Silence:
+class DeadPeerCheck:
     """What is known of the acknowledgements of one connection."""
 
     since: float | None = None
@@ -36,7 +36,7 @@ class Silence:
     waits: bool = False
     """Whether anything was not acknowledged or not even sent when it was last looked at."""
 
-    def look(self, connection: socket.socket, now: float) -> float | None:
+    def check(self, connection: socket.socket, now: float) -> float | None:
         """Look, about every `LOOK_S`; return for how many seconds the other side has been silent if that is too long, else None."""
         state = _state(connection)
         late, self.looked = now - self.looked > 5 * LOOK_S, now
@@ -83,7 +83,7 @@ def _state(connection: socket.socket) -> _State | None:
     return _State(unacknowledged + unsent > 0, unanswered, fields[_LAST_ACK_AT] / 1e3, fields[_ROUND_TRIP_AT] / 1e6)
 
 
-def detect_silence(connection: socket.socket) -> None:
+def detect_dead_peer(connection: socket.socket) -> None:
     """Have messages sent at once, and an idle connection broken when the other side is gone without a word."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

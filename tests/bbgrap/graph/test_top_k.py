@@ -13,8 +13,8 @@ from bbgrap.errors import ModelError
 from bbgrap.graph import DType, Graph, Node, TensorType, check_graph
 from bbgrap.graph.onnx_io import read_model, write_graph
 from bbgrap.graph.onnx_read import parse_model
-from bbgrap.graph.onnx_top import with_top_outputs
-from bbgrap.graph.top import blocks_for, with_top
+from bbgrap.graph.onnx_top_k import with_top_outputs
+from bbgrap.graph.top_k import blocks_for, with_top
 from tests.partition import plain_outputs
 
 

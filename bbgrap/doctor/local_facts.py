@@ -44,7 +44,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class ResolvedHost:
     """A name and its addresses; `fault` says why there are none."""
 
     name: str
@@ -62,8 +62,8 @@ class LocalFacts:
     packages: tuple[Package, ...]
     machine: MachineFacts
     folders: tuple[Folder, ...]
-    own_name: Host
-    coordinator: Host | None
+    own_name: ResolvedHost
+    coordinator: ResolvedHost | None
     address: str
     is_listening: bool
     encoding: str
@@ -97,13 +97,13 @@ def read_here(address: str, cache: Path, state: Path, keys: Path) -> LocalFacts:
     )
 
 
-def look_up(name: str) -> Host:
+def look_up(name: str) -> ResolvedHost:
     """Return the addresses of a name."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        return Host(name, (), getattr(error, "strerror", None) or "no such name")
-    return Host(name, tuple(dict.fromkeys(str(place[0]) for *_, place in found)))
+        return ResolvedHost(name, (), getattr(error, "strerror", None) or "no such name")
+    return ResolvedHost(name, tuple(dict.fromkeys(str(place[0]) for *_, place in found)))
 
 
 def write_fault(folder: Path) -> str:

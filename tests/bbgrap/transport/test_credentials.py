@@ -8,15 +8,15 @@ import pytest
 from bbgrap.errors import AccessError, UsageError
 from bbgrap.protocol.roles import Role
 from bbgrap.protocol.tokens import Token
-from bbgrap.transport.access import Access
+from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.local_tokens import find_token, note_token
-from bbgrap.transport.locks import Pair
+from bbgrap.transport.locks import KeyPair
 
 HERE, THERE = "tcp://127.0.0.1:59999", "tcp://192.0.2.1:59999"
 
 
 def text(folder, name):
-    token = Token(Role.CLIENT, Pair.make().public, Pair.make().secret)
+    token = Token(Role.CLIENT, KeyPair.make().public, KeyPair.make().secret)
     path = folder / name
     path.write_text(token.text + "\n")
     return token, path
@@ -37,25 +37,25 @@ def test_what_is_nearer_is_taken_first(monkeypatch, tmp_path):
         return next(name for name, (token, _) in tokens.items() if token.secret == secret)
 
     note_token(HERE, tokens["local"][1])
-    assert used(Access()) == "local"
+    assert used(Credentials()) == "local"
     monkeypatch.setenv("BBGRAP_TOKEN", tokens["env"][0].text)
-    assert used(Access()) == "env"
+    assert used(Credentials()) == "env"
     monkeypatch.setenv("BBGRAP_TOKEN_FILE", str(tokens["env file"][1]))
-    assert used(Access()) == "env file"
-    assert used(Access("", tokens["file"][1])) == "file"
-    assert used(Access(tokens["given"][0].text, tokens["file"][1])) == "given"
-    assert used(Access(tokens["given"][0].text), THERE) == "given"
-    assert Access(insecure=True).lock(HERE) is None
+    assert used(Credentials()) == "env file"
+    assert used(Credentials("", tokens["file"][1])) == "file"
+    assert used(Credentials(tokens["given"][0].text, tokens["file"][1])) == "given"
+    assert used(Credentials(tokens["given"][0].text), THERE) == "given"
+    assert Credentials(insecure=True).lock(HERE) is None
     monkeypatch.setenv("BBGRAP_INSECURE", "1")
-    assert Access().lock(HERE) is None
-    assert used(Access("", tokens["file"][1])) == "file"
+    assert Credentials().lock(HERE) is None
+    assert used(Credentials("", tokens["file"][1])) == "file"
     with pytest.raises(UsageError, match="got both"):
-        Access(tokens["given"][0].text, insecure=True)
+        Credentials(tokens["given"][0].text, insecure=True)
 
 
 def test_a_file_is_read_at_every_connection(tmp_path):
     (first, path), (second, other) = text(tmp_path, "a"), text(tmp_path, "b")
-    access = Access("", path)
+    access = Credentials("", path)
     assert access.lock(THERE).own.secret == first.secret
     other.replace(path)
     assert access.lock(THERE).own.secret == second.secret
@@ -70,17 +70,17 @@ def test_a_file_is_read_at_every_connection(tmp_path):
 def test_without_any_one_is_told_how_to_get_one():
     for address in (HERE, THERE):
         with pytest.raises(AccessError, match="give --token-file FILE, or set BBGRAP_TOKEN"):
-            Access().lock(address)
+            Credentials().lock(address)
 
 
 def test_a_program_gets_the_same(tmp_path, monkeypatch):
     token, path = text(tmp_path, "a")
-    for access in (Access(token.text), Access("", path), Access(insecure=True)):
+    for access in (Credentials(token.text), Credentials("", path), Credentials(insecure=True)):
         expected = access.lock(THERE)
         with monkeypatch.context() as patch:
             for name, value in access.environment().items():
                 patch.setenv(name, value)
-            found = Access().lock(THERE)
+            found = Credentials().lock(THERE)
             assert found == expected or found.own == expected.own
 
 

@@ -1,6 +1,6 @@
 """Strangers that knock at ports, from one process: what `benchmarks.strangers` lets loose on a cluster.
 
-    python -m benchmarks.knocking --manner hostile --connections 512 --at 127.0.0.1:7070 --per-s 2000
+    python -m benchmarks.connection_flood --manner hostile --connections 512 --at 127.0.0.1:7070 --per-s 2000
 
     idle      connects and says nothing; connects again when it is turned away
     slow      says a byte of a right beginning now and then
@@ -203,7 +203,7 @@ def _be_humble() -> None:
 
 def main() -> None:
     """Knock until standard input ends."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.knocking", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.connection_flood", description=__doc__)
     parser.add_argument("--manner", choices=MANNERS, required=True)
     parser.add_argument("--connections", type=int, default=512)
     parser.add_argument("--per-s", type=float, default=2000.0)

@@ -1,8 +1,8 @@
-"""When a nanny loses its patience."""
+"""When a nanny ends its worker."""
 
 import pytest
-from bbgrap_agent.patience import LOAD_S, Patience
 from bbgrap_agent.progress import Doing
+from bbgrap_agent.worker_timeouts import LOAD_S, WorkerTimeouts
 
 from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.graph.types import DType, TensorType
@@ -18,14 +18,14 @@ DROPPED_S = 0.5
 class Looks:
     def __init__(self):
         self.now = 0.0
-        self.patience = Patience(self.now)
+        self.timeouts = WorkerTimeouts(self.now)
 
     def until_lost(self, doing, *, at_most_s, stopped=False):
         """Look again and again; return after how long, and why, it is lost."""
         began = self.now
         while self.now - began < at_most_s:
             self.now += 0.1
-            if reason := self.patience.look(doing, self.now, stopped=stopped):
+            if reason := self.timeouts.look(doing, self.now, stopped=stopped):
                 return self.now - began, reason
         return None
 
@@ -37,7 +37,7 @@ def test_a_kernel_may_take_for_ever_while_somebody_waits():
 def test_a_kernel_of_a_dropped_request_has_half_a_second():
     looks = Looks()
     looks.until_lost(KERNEL, at_most_s=10)
-    looks.patience.drop(1, 7, DROPPED_S)
+    looks.timeouts.drop(1, 7, DROPPED_S)
     seconds, reason = looks.until_lost(KERNEL, at_most_s=10)
     assert DROPPED_S <= seconds < DROPPED_S + 0.2
     assert reason == "a kernel of request 7 did not end within its deadline"
@@ -45,7 +45,7 @@ def test_a_kernel_of_a_dropped_request_has_half_a_second():
 
 def test_a_dropped_request_whose_kernels_end_is_let_be():
     looks = Looks()
-    looks.patience.drop(1, 7, DROPPED_S)
+    looks.timeouts.drop(1, 7, DROPPED_S)
     for step in range(20):
         assert looks.until_lost(Doing(1, 7, since_ns=step, steps=step), at_most_s=0.4) is None
     assert looks.until_lost(Doing(1, 8, since_ns=100), at_most_s=10) is None
@@ -53,11 +53,11 @@ def test_a_dropped_request_whose_kernels_end_is_let_be():
 
 def test_time_in_which_the_worker_or_this_process_was_stopped_does_not_count():
     looks = Looks()
-    looks.patience.drop(1, 7, DROPPED_S)
+    looks.timeouts.drop(1, 7, DROPPED_S)
     assert looks.until_lost(KERNEL, at_most_s=30, stopped=True) is None
     assert looks.until_lost(KERNEL, at_most_s=0.05) is None
     looks.now += 30
-    assert looks.patience.look(KERNEL, looks.now, stopped=False) == ""
+    assert looks.timeouts.look(KERNEL, looks.now, stopped=False) == ""
     assert looks.until_lost(KERNEL, at_most_s=1) is not None
 
 
@@ -65,7 +65,7 @@ def test_time_in_which_the_worker_or_this_process_was_stopped_does_not_count():
 def test_a_load_has_time_by_its_weights(weights, allowed):
     looks = Looks()
     segment = SegmentModel("s", "cd" * 32, b"", ("x",), ("y",), weights)
-    looks.patience.allow(Deploy(3, (), Schedule(0, 1, (), ()), (segment,)))
+    looks.timeouts.allow(Deploy(3, (), Schedule(0, 1, (), ()), (segment,)))
     seconds, reason = looks.until_lost(Doing(loading=3, loading_since_ns=9), at_most_s=200)
     assert allowed <= seconds < allowed + 0.3
     assert reason == f"the load of epoch 3 did not end within {allowed:.0f} s"

@@ -1,8 +1,8 @@
 """What a command line says of a model's inputs, before the model is looked at.
 
 --input x=1x3x224x224     a shape                    (1, 3, 224, 224)
---input x=x.npy           an array                   Stored(x.npy)
---input x=all.npz:KEY     one of several arrays      Stored(all.npz, KEY)
+--input x=x.npy           an array                   ArrayFile(x.npy)
+--input x=all.npz:KEY     one of several arrays      ArrayFile(all.npz, KEY)
 --input x=cat.jpg         a picture                  Picture(cat.jpg); several are a batch
 """
 
@@ -18,7 +18,7 @@ from typing import Literal
 
 from bbgrap.errors import InputError, UsageError
 
-Shape = tuple[int, ...]
+InputShape = tuple[int, ...]
 Normalize = Literal["imagenet", "0..1", "0..255"]
 Layout = Literal["nchw", "nhwc"]
 
@@ -30,7 +30,7 @@ _ARCHIVE = re.compile(r"(?P<path>.+?\.npz)(:(?P<key>.+))?", re.IGNORECASE | re.D
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class ArrayFile:
     """An array in a .npy file, or in an .npz archive; an empty key is the only array, or the one that is called like the input."""
 
     path: Path
@@ -44,7 +44,7 @@ class Picture:
     path: Path
 
 
-Value = Shape | Stored | Picture
+GivenValue = InputShape | ArrayFile | Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,14 @@ class FreeDimensionsError(InputError):
         self.options = tuple(options)
 
 
-def values_by_name(texts: Sequence[str], names: Sequence[str]) -> dict[str, list[Value]]:
+def values_by_name(texts: Sequence[str], names: Sequence[str]) -> dict[str, list[GivenValue]]:
     """Return what `NAME=VALUE` says by name; the name may be left out if there is only one. Several values are pictures.
 
     Raises:
         UsageError: if a name is missing, a value is no such thing, or an input has several that are no pictures.
         InputError: if the model has no input of that name.
     """
-    found: dict[str, list[Value]] = {}
+    found: dict[str, list[GivenValue]] = {}
     for text in texts:
         name = next((name for name in names if text.startswith(f"{name}=")), None)
         if name is None and "=" in text:
@@ -117,7 +117,7 @@ def values_by_name(texts: Sequence[str], names: Sequence[str]) -> dict[str, list
     return found
 
 
-def parse_value(name: str, text: str) -> Value:
+def parse_value(name: str, text: str) -> GivenValue:
     """Return what a text gives as an input.
 
     Raises:
@@ -128,11 +128,11 @@ def parse_value(name: str, text: str) -> Value:
     if text == "scalar":
         return ()
     if archive := _ARCHIVE.fullmatch(text):
-        return Stored(Path(archive["path"]), archive["key"] or "")
+        return ArrayFile(Path(archive["path"]), archive["key"] or "")
     if text.lower().endswith(PICTURES):
         return Picture(Path(text))
     if "." in text or "/" in text:
-        return Stored(Path(text))
+        return ArrayFile(Path(text))
     raise UsageError(
         f"input '{name}': expected a shape like 1x3x224x224, a .npy or .npz file, or a picture (.png, .jpg, ...), got '{text}'"
     )

@@ -71,7 +71,7 @@ class Rule(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class OutputVerdict:
     """By which rule one output is the same, and if by none, what is wrong with it.
 
     `own_err` is how far onnxruntime's answers are from each other (`SPREAD`), or from that in 64-bit floats (`FLOAT64`).
@@ -89,7 +89,7 @@ def judge_output(
     variants: Sequence[Array] = (),
     exact: Array | None = None,
     transfers: TransferType = "exact",
-) -> Finding:
+) -> OutputVerdict:
     """Judge one output; without variants and without `exact`, by rounding only.
 
     Args:
@@ -101,13 +101,13 @@ def judge_output(
         transfers: What floats were on their way.
     """
     if identical(got, expected):
-        return Finding(Rule.IDENTICAL)
+        return OutputVerdict(Rule.IDENTICAL)
     if _within_rounding(got, expected):
-        return Finding(Rule.ROUNDING)
+        return OutputVerdict(Rule.ROUNDING)
     if any(identical(got, other) or _within_rounding(got, other) for other in variants):
-        return Finding(Rule.SPREAD, own_err=_largest_difference(got, expected))
+        return OutputVerdict(Rule.SPREAD, own_err=_largest_difference(got, expected))
     if (got.dtype, got.shape) != (expected.dtype, expected.shape):
-        return Finding(Rule.NONE, f"{who}: expected {expected.dtype}{list(expected.shape)}, got {got.dtype}{list(got.shape)}")
+        return OutputVerdict(Rule.NONE, f"{who}: expected {expected.dtype}{list(expected.shape)}, got {got.dtype}{list(got.shape)}")
     alike = [other for other in variants if (other.dtype, other.shape) == (got.dtype, got.shape)]
     if got.dtype.kind not in "fciub" or _beyond_doubles(got, expected):
         return _judge_words(who, got, expected, alike)
@@ -154,17 +154,19 @@ def _beyond_doubles(*arrays: Array) -> bool:
     return any(array.dtype.kind in "iu" and array.dtype.itemsize == 8 and bool((np.abs(array) >> 53).any()) for array in arrays)
 
 
-def _judge_words(who: str, got: Array, expected: Array, variants: Sequence[Array]) -> Finding:
+def _judge_words(who: str, got: Array, expected: Array, variants: Sequence[Array]) -> OutputVerdict:
     known = np.asarray(got == expected)
     for other in variants:
         known |= np.asarray(got == other)
     if known.all():
-        return Finding(Rule.SPREAD)
+        return OutputVerdict(Rule.SPREAD)
     place = tuple(int(index) for index in np.argwhere(~known)[0])
-    return Finding(Rule.NONE, f"{who}: {expected.dtype} values differ, at {list(place)}: got {got[place]!r}, expected {expected[place]!r}")
+    return OutputVerdict(
+        Rule.NONE, f"{who}: {expected.dtype} values differ, at {list(place)}: got {got[place]!r}, expected {expected[place]!r}"
+    )
 
 
-def _judge_numbers(who: str, got: Array, own: Sequence[Array], exact: Array | None, transfers: TransferType) -> Finding:
+def _judge_numbers(who: str, got: Array, own: Sequence[Array], exact: Array | None, transfers: TransferType) -> OutputVerdict:
     """Judge numbers by spread, float64 and lossy transfers; `own` are all answers of onnxruntime, the expected one first."""
     mine, theirs = numeric(got), [numeric(answer) for answer in own]
     floor, rounds = rounding(own[0]), got.dtype.kind in "fc"
@@ -173,15 +175,15 @@ def _judge_numbers(who: str, got: Array, own: Sequence[Array], exact: Array | No
         return strange
     found, own_err = _against(mine, _as_finite(mine, theirs), theirs, floor, SPREAD if rounds else 1.0)
     if found is None:
-        return Finding(Rule.SPREAD, own_err=own_err)
+        return OutputVerdict(Rule.SPREAD, own_err=own_err)
     if len(witnesses) > len(theirs):
         centre = _as_finite(mine, witnesses[::-1])
         further, own_err = _against(mine, centre, theirs, floor, FURTHER if rounds else 1.0)
         if further is None:
-            return Finding(Rule.FLOAT64, own_err=own_err)
+            return OutputVerdict(Rule.FLOAT64, own_err=own_err)
     if rounds and _within_loss(mine, theirs[0], LOSSY_TOLERANCE[transfers]):
-        return Finding(Rule.LOSSY)
-    return Finding(Rule.NONE, _told(who, got, own[0], found, len(own) > 1))
+        return OutputVerdict(Rule.LOSSY)
+    return OutputVerdict(Rule.NONE, _told(who, got, own[0], found, len(own) > 1))
 
 
 def _within_loss(mine: Array, theirs: Array, allowed: float) -> bool:
@@ -196,13 +198,13 @@ def _against(mine: Array, centre: Array, theirs: Sequence[Array], floor: Array, 
     return excess(distance(mine, centre), floor, noise, factor, CROWD), largest
 
 
-def _strange(who: str, mine: Array, witnesses: Sequence[Array]) -> Finding | None:
+def _strange(who: str, mine: Array, witnesses: Sequence[Array]) -> OutputVerdict | None:
     """Return a fault if somewhere a number is finite, infinite or NaN and in no other answer it is."""
     known = np.any([kinds(mine) == kinds(answer) for answer in witnesses], axis=0)
     if known.all():
         return None
     place = tuple(int(index) for index in np.argwhere(~known)[0])
-    return Finding(
+    return OutputVerdict(
         Rule.NONE, f"{who}: infinities or NaN differ, at {list(place)}: got {mine[place]:.6g}, expected {witnesses[0][place]:.6g}"
     )
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.cli.given import PICTURES, Picture, PictureOptions, Stored, parse_numbers, parse_size, parse_value, values_by_name
+from bbgrap.cli.input_options import PICTURES, ArrayFile, Picture, PictureOptions, parse_numbers, parse_size, parse_value, values_by_name
 from bbgrap.errors import InputError, UsageError
 
 SHAPES = st.lists(st.integers(0, 10**18 - 1), min_size=1, max_size=6).map(tuple)
@@ -23,8 +23,8 @@ def test_pictures_are_known_by_their_ends(stem, end):
 
 @given(WORDS, WORDS)
 def test_a_key_of_an_archive_is_what_follows_its_name(stem, key):
-    assert parse_value("x", f"{stem}.npz:{key}") == Stored(Path(f"{stem}.npz"), key)
-    assert parse_value("x", f"{stem}.npz") == Stored(Path(f"{stem}.npz"))
+    assert parse_value("x", f"{stem}.npz:{key}") == ArrayFile(Path(f"{stem}.npz"), key)
+    assert parse_value("x", f"{stem}.npz") == ArrayFile(Path(f"{stem}.npz"))
 
 
 @given(st.text(max_size=20))
@@ -35,7 +35,7 @@ def test_any_text_is_a_value_or_wrong_usage(text):
         assert "." not in text
         assert "/" not in text
     else:
-        assert isinstance(value, tuple | Stored | Picture)
+        assert isinstance(value, tuple | ArrayFile | Picture)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "a=b", "n:0"]), SHAPES), unique_by=lambda pair: pair[0]))
@@ -50,8 +50,8 @@ def test_names_and_values_are_told_apart(pairs):
     [
         (["1x2"], ["x"], {"x": [(1, 2)]}),
         (["scalar"], ["x"], {"x": [()]}),
-        (["x.npy"], ["x"], {"x": [Stored(Path("x.npy"))]}),
-        (["folder/x"], ["x"], {"x": [Stored(Path("folder/x"))]}),
+        (["x.npy"], ["x"], {"x": [ArrayFile(Path("x.npy"))]}),
+        (["folder/x"], ["x"], {"x": [ArrayFile(Path("folder/x"))]}),
         (["b=1.png", "a=3", "b=2.JPG"], ["a", "b"], {"b": [Picture(Path("1.png")), Picture(Path("2.JPG"))], "a": [(3,)]}),
         (["1.png", "x=2.png"], ["x"], {"x": [Picture(Path("1.png")), Picture(Path("2.png"))]}),
     ],

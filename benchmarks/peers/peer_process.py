@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from bbgrap.comparison import Comparison, Judge
-from bbgrap.engine.spread import Witnesses
+from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import ExecutionError
 from bbgrap.graph import Array
 from benchmarks.peers.known import ALL
@@ -62,7 +62,7 @@ class Judgement:
 Turn = Single | Stream | Judgement
 
 
-class Seat:
+class PeerProcess:
     """The handle of a peer's process."""
 
     def __init__(self, peer: Peer, setting: Setting, expected: Sequence[Array]) -> None:
@@ -74,7 +74,7 @@ class Seat:
         self.peer = peer
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_sit, args=(theirs, peer.name, setting, expected))
+        self._process = context.Process(target=_serve, args=(theirs, peer.name, setting, expected))
         self._process.start()
         theirs.close()
         try:
@@ -124,7 +124,7 @@ class Seat:
         return answer
 
 
-def _sit(pipe: Pipe, name: str, setting: Setting, expected: Sequence[Array]) -> None:
+def _serve(pipe: Pipe, name: str, setting: Setting, expected: Sequence[Array]) -> None:
     """Open a peer and let it have turns, until the other end of the pipe is closed."""
     # Daemons that a peer leaves behind become this process's children, and end with it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -146,7 +146,7 @@ def _sit(pipe: Pipe, name: str, setting: Setting, expected: Sequence[Array]) -> 
 
 def _take_turns(pipe: Pipe, running: Running, setting: Setting, judge: Judge) -> None:
     for _ in range(WARM_UP):
-        judge.keep(judge.look(running.run(setting.feeds)))
+        judge.count(judge.check(running.run(setting.feeds)))
     _stream(running, setting, 2 * IN_FLIGHT, judge)
     pipe.send(dict(running.facts))
     while True:
@@ -170,7 +170,7 @@ def _single(running: Running, setting: Setting, requests: int, judge: Judge) -> 
         began = time.perf_counter()
         answers = running.run(setting.feeds)
         times.append(time.perf_counter() - began)
-        judge.keep(judge.look(answers))
+        judge.count(judge.check(answers))
     return times
 
 
@@ -185,12 +185,12 @@ def _stream(running: Running, setting: Setting, requests: int, judge: Judge) -> 
     found += [wait() for wait in waiting]
     took = time.perf_counter() - began
     for answers in found:
-        judge.keep(judge.look(answers))
+        judge.count(judge.check(answers))
     return took
 
 
 def _judgement(setting: Setting, judge: Judge) -> Comparison:
-    return judge.verdict(Witnesses(setting.path, setting.feeds))
+    return judge.verdict(ReferenceAnswers(setting.path, setting.feeds))
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:

@@ -1,6 +1,6 @@
 """The largest elements of outputs of a file as it is, with its free dimensions. One of the files that import onnx (see `onnx_io`).
 
-logits ── TopK ──► logits.values, logits.indices            the same as `bbgrap.graph.top`, in one piece: for one node
+logits ── TopK ──► logits.values, logits.indices            the same as `bbgrap.graph.top_k`, in one piece: for one node
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_read import ModelFile, ModelInput
-from bbgrap.graph.top import ORDERED, check_top, top_names
+from bbgrap.graph.onnx_read import ModelInput, OnnxModel
+from bbgrap.graph.top_k import ORDERED, check_top, top_names
 from bbgrap.graph.types import DType
 
 
-def with_top_outputs(model: ModelFile, top: Mapping[str, int]) -> ModelFile:
+def with_top_outputs(model: OnnxModel, top: Mapping[str, int]) -> OnnxModel:
     """Return a model whose outputs named in `top` are replaced by their so many largest elements along the last axis, and their places.
 
     Raises:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 
 MOST_PEERS = 1000
-"""That are told apart; further ones are not complained of. Chosen: far more than a cluster has."""
+"""That are told apart; of further ones nothing is said. Chosen: far more than a cluster has."""
 
 
-class Complaints:
-    """The complaints of one part of this process, used by its thread."""
+class PeerWarnings:
+    """The warnings of one part of this process, used by its thread."""
 
     def __init__(self, log: logging.Logger) -> None:
-        """Complain in this log."""
+        """Warn in this log."""
         self._log = log
         self._peers: set[str] = set()
 
-    def about(self, peer: str, text: str) -> None:
+    def warn(self, peer: str, text: str) -> None:
         """Warn about a peer, unless that was done before."""
         if peer not in self._peers and len(self._peers) < MOST_PEERS:
             self._peers.add(peer)

@@ -1,0 +1,38 @@
+"""A name stands for one thing: no public class or type alias of the product is defined in two modules."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = ("bbgrap", "agents", "coordinator")
+
+ALLOWED = {
+    "BytesLike": "the memory of a tensor; a request's body over HTTP may be a bytearray, too",
+    "Plan": "tiles for every node, and what the coordinator keeps of a model with shapes and options",
+}
+"""Names with two definitions, and what they are."""
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Yield the public classes and type aliases of a module."""
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                if name[0].isupper() and not name.isupper():  # constants and type variables are in capitals
+                    yield name
+
+
+def test_every_name_stands_for_one_thing():
+    where = defaultdict(list)
+    for path in sorted(path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")):
+        for name in defined(ast.parse(path.read_text())):
+            where[name].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in where.items() if len(paths) > 1 and name not in ALLOWED} == {}
+    assert [name for name in ALLOWED if len(where[name]) < 2] == []
+
+
+def test_finder_sees_classes_and_aliases():
+    text = "class Axis: ...\nPair = tuple[int, int]\nState: type = dict\nLIMIT = 3\nT = TypeVar('M')\nclass _Own: ...\nif x: Local = int"
+    assert list(defined(ast.parse(text))) == ["Axis", "Pair", "State"]
