@@ -24,7 +24,7 @@ from bbgrap.protocol.messages import BytesLike
 LARGE_BYTES = 4 << 20
 """Requests with less stay in memory: a file takes a descriptor. Chosen: so there are never more than a thousand."""
 MAX_WRITING_BYTES = 1 << 30
-"""Of inputs that wait for the disk at once; more are refused as busy, but a single request. Chosen: as many as may wait for agents."""
+"""Of inputs that wait for the disk at once; beyond it, further requests are refused as busy. Chosen: as many as may wait for agents."""
 
 _log = logging.getLogger("bbgrap.coordinator")
 
