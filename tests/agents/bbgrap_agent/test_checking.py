@@ -49,9 +49,9 @@ def strange():
 
 
 def deployed(graph, spoil=lambda answers, inputs: answers):
-    """Load a network with free sizes on two agents; returns whether portable forms pool and how wide their maps were, and what stays compiled.
+    """Load a network with free sizes on two agents; `spoil` makes other answers of those of the compiled forms.
 
-    `spoil` makes other answers of those of the compiled forms.
+    Returns, for each run of a portable form, whether it pools and how wide its maps were, and the compiled forms that are kept.
     """
     with tempfile.TemporaryDirectory() as folder:
         free = load_graph(save_free(graph, Path(folder) / "m.onnx"), {"input": (1, 3, SIDE, SIDE)})
