@@ -1,7 +1,7 @@
 """Whether a compiled segment answers like the one that was shipped: both run on the same synthetic inputs.
 
-    sizes of moving axes made small ──► the same key? ──► both forms run ──► every output agrees
-              no small sizes, or another key ──► the same at the sizes of the deployment
+    sizes of moving axes made small ──► they fit, and the key is the same ──► both forms run ──► every output agrees
+                                        otherwise ──► the same at the sizes of the deployment
 
 A segment whose axes move is one model for all their sizes (`SegmentCompiler.key`): for the next shapes it is used without another look. So
 it is compared where that is cheap. Laws: sizes are made small only where the key says that the compiled form is the same; the others are
@@ -19,6 +19,7 @@ import numpy as np
 
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.engine.layout import SegmentCompiler
+from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_layout import Extents, Patch
 from bbgrap.graph.types import Array, DType
 from bbgrap.runtime.blocked import BlockedSlicePlan, blocked
@@ -90,12 +91,14 @@ class Check:
     def _compared(self, shapes: Mapping[str, Extents], compiled: Form, portable: Form) -> str | None:
         """Compare at other sizes; None if these do not fit together, or the compiled form is not the one for them."""
         try:
-            wanted = portable(self._feeds(shapes))
-            made = {name: tuple(array.shape) for name, array in zip(self.model.outputs, wanted, strict=True)}
-            compiler = self.compiler.resized({**shapes, **made})
-        except Exception:  # noqa: BLE001,RUF100 - onnxruntime's exceptions have no common base
+            compiler = self.compiler.resized(shapes)
+        except ModelError:
             return None
         if (compiler.key, compiler.front.inputs) != (self.compiler.key, self.compiler.front.inputs):
+            return None
+        try:
+            wanted = portable(self._feeds(shapes))
+        except Exception:  # noqa: BLE001,RUF100 - onnxruntime's exceptions have no common base, and the shipped form is never at fault
             return None
         return self._at(shapes, compiler, compiled, wanted)
 

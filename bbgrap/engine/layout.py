@@ -21,7 +21,7 @@ from bbgrap.engine.load import optimized
 from bbgrap.engine.sessions import SEGMENTS_WITHOUT, make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import crops_to_pools
-from bbgrap.graph.onnx_forms import common_form
+from bbgrap.graph.onnx_forms import common_form, shapes_at
 from bbgrap.graph.onnx_io import OnnxModel, write_graph
 from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, split_front, with_stand_ins
 from bbgrap.graph.types import Array, DType, Graph, Node, TensorType
@@ -87,13 +87,13 @@ class SegmentCompiler:
         self._shipped = skeleton, weights
 
     def resized(self, shapes: Mapping[str, tuple[int, ...]]) -> SegmentCompiler:
-        """Return the compiler of the same segment with inputs and outputs of other shapes.
+        """Return the compiler of the same segment with inputs of other shapes, by name.
 
         Raises:
-            ModelError: if the segment is not one that can be compiled.
+            ModelError: if it is not one that can be compiled and run with them.
         """
         skeleton, weights = self._shipped
-        return SegmentCompiler(self.name, skeleton, weights, self.block, shapes)
+        return SegmentCompiler(self.name, skeleton, weights, self.block, shapes_at(skeleton, shapes))
 
     def boundary(self, wanted: frozenset[str]) -> Boundary:
         """Return which of the wanted inputs gain from being blocked, and which outputs can be blocked then.

@@ -1,5 +1,6 @@
 """What a model is for all sizes of the axes that move. One of the files that import onnx (see `onnx_io`).
 
+shapes_at     the shapes of its values for some sizes, as far as it can be run with these
 free_form     the model with symbols for these sizes
 common_form   besides, what an optimiser may conclude from the sizes: models of equal forms are optimised alike
 """
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 import onnx.shape_inference
 
+from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import BROKEN
 
 _ELEMENTWISE = (
@@ -21,9 +23,52 @@ _OF_FLOATS = (
     *("AveragePool", "BatchNormalization", "Concat", "Conv", "ConvTranspose", "Flatten", "Gemm", "GlobalAveragePool", "GlobalMaxPool"),
     *("InstanceNormalization", "LayerNormalization", "MatMul", "MaxPool", "Pad", "ReduceMean", "ReduceSum", "Softmax"),
 )
+_WINDOWS = frozenset({"AveragePool", "Conv", "MaxPool"})
 _SIZELESS = frozenset((*_ELEMENTWISE, *_OF_FLOATS))
 """Operators of which onnxruntime looks at no sizes but whether operands have equal ones, and which are 1. Of others it may: it computes the
 scales of a `Resize` from them, and folds a `Shape`."""
+
+
+def shapes_at(data: bytes, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's values for these shapes of its inputs.
+
+    Raises:
+        ModelError: if one of them is not known, or no model should be run with them: of a map that is smaller than a window onnxruntime
+            makes one without rows, and a pooling of that ends the process (1.31, SIGFPE).
+    """
+    proto = onnx.ModelProto.FromString(data)
+    for value in proto.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dim.dim_value = size
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    try:
+        graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
+    except BROKEN as error:
+        raise ModelError(f"model '{proto.graph.name}': it takes no inputs of these sizes: {error}") from None
+    values = (*graph.input, *graph.value_info, *graph.output)
+    found = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in values}
+    found |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for node in graph.node:
+        if not all(name in found and all(found[name]) for name in node.output if name) or not _windows_fit(node, found):
+            raise ModelError(f"model '{proto.graph.name}': node '{node.name}' makes nothing of inputs of these sizes")
+    return found
+
+
+def _windows_fit(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the windows of a node are no larger than what they go over, padding included."""
+    if node.op_type not in _WINDOWS:
+        return True
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    if attributes.get("auto_pad", b"NOTSET") not in {b"NOTSET", b"VALID"}:
+        return True
+    sizes = shapes[node.input[0]][2:]
+    windows = attributes.get("kernel_shape") or shapes[node.input[1]][2:]
+    pads, dilations = attributes.get("pads") or [0] * 2 * len(sizes), attributes.get("dilations") or [1] * len(sizes)
+    return all(
+        size + pads[axis] + pads[axis + len(sizes)] > dilation * (window - 1)
+        for axis, (size, window, dilation) in enumerate(zip(sizes, windows, dilations, strict=True))
+    )
 
 
 def free_form(data: bytes, moving: Mapping[str, frozenset[int]]) -> bytes:

@@ -1,6 +1,8 @@
 """The executor on the in-process data plane: what runs when, and what is dropped."""
 
 import itertools
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -172,6 +174,39 @@ def test_early_messages_of_one_sender_push_out_its_own_only(monkeypatch):
     bench.send(bench.host, HOST, 500, 1, 10)
     bench.step()
     assert bench.answers() == {500: [11, 11]}
+
+
+def test_a_deployment_is_ready_while_a_kernel_runs():
+    """It is said to be loaded at once: what comes of that is neither refused nor dropped, and waits for the kernel only."""
+    running, go_on = threading.Event(), threading.Event()
+
+    def kernel(inputs):
+        running.set()
+        assert go_on.wait(10)
+        return [inputs[0] + inputs[1]]
+
+    bench = Bench(kernel)
+    thread = threading.Thread(target=bench.executor.run)
+    thread.start()
+    try:
+        bench.send(bench.host, HOST, 1, 1, 10)
+        bench.send(bench.peer, PEER, 1, 2, 1)
+        assert running.wait(10)
+        bench.executor.install_soon(replace(bench.executor._deployments[7], epoch=8))
+        assert bench.executor._admits(Frame(Kind.DATA, HOST, 8, 2, 1).to_bytes(), ROW.dtype.numpy.itemsize * 2, "")
+        bench.send(bench.host, HOST, 2, 1, 20, epoch=8)
+        bench.send(bench.peer, PEER, 2, 2, 2, epoch=8)
+        go_on.set()
+        came, until = {}, time.monotonic() + 10
+        while len(came) < 2 and time.monotonic() < until:
+            came |= bench.answers()
+            time.sleep(0.01)
+    finally:
+        go_on.set()
+        bench.executor.stop()
+        thread.join()
+    assert came == {1: [11, 11], 2: [22, 22]}
+    assert not bench.executor._coming
 
 
 def test_data_for_an_epoch_that_is_not_deployed_is_not_kept():

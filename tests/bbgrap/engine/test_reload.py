@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from bbgrap.engine.load import load_graph
+from bbgrap.engine import reload
+from bbgrap.engine.load import fold, load_graph
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import BbgrapError
 from bbgrap.zoo import build
@@ -69,6 +70,23 @@ def test_weights_are_read_once(tmp_path):
     large = [name for name, weight in first.weights.items() if weight.type.nbytes > 1024]
     assert large
     assert all(second.weights[name] is third.weights[name] for name in large)
+
+
+def test_what_was_done_ahead_is_not_done_again(tmp_path, monkeypatch):
+    model = ReloadedModel(save_free(build("tiny"), tmp_path / "m.onnx"))
+    calls = []
+    monkeypatch.setattr(reload, "fold", lambda given: calls.append(1) or fold(given))
+    model.work_ahead()
+    assert not calls, "nothing is known of the model before it was wanted for a first shape"
+    model.graph(tmp_path / "m.onnx", {"input": (1, 3, 32, 32)})
+    model.work_ahead()
+    model.graph(tmp_path / "m.onnx", {"input": (1, 3, 64, 64)})
+    assert len(calls) == 1
+    monkeypatch.setattr(reload, "AHEAD_BYTES", 0)
+    large = ReloadedModel(tmp_path / "m.onnx")
+    large.graph(tmp_path / "m.onnx", {"input": (1, 3, 32, 32)})
+    large.work_ahead()
+    assert len(calls) == 1
 
 
 def save(path, nodes, inputs, outputs, weights=()):
