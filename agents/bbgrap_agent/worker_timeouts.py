@@ -52,7 +52,9 @@ class WorkerTimeouts:
     def _dropped_since(self, epoch: int, request: int) -> tuple[float, float]:
         """Return since when nobody wants a request, and for how long a kernel may go on with it: for ever if it is wanted."""
         bound, since = self._before
-        return (since, EARLIER_S) if request < bound else self._dropped.get((epoch, request), (0.0, float("inf")))
+        told = self._dropped.get((epoch, request), (0.0, float("inf")))
+        # Of a request of an earlier membership the coordinator may still know the deadline.
+        return min(told, (since, EARLIER_S), key=sum) if request < bound else told
 
     def allow(self, deploy: Deploy) -> None:
         """A deployment is to be loaded."""

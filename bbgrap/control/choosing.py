@@ -41,7 +41,7 @@ class Choosing:
         flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
         running = Counter(self._open[number].caller[0] for number in flying if number in self._open)
         kinds: dict[tuple[str, bool, int], Request] = {}
-        for request in sorted(waiting, key=lambda r: (not r.lost, running[r.caller[0]], r.number)):
+        for request in sorted(waiting, key=lambda r: (not r.lost, running[r.caller[0]], r.came)):
             epoch = 0 if request.sequence is None else request.sequence.epoch
             kinds.setdefault((request.blamed, len(request.lost) < MAX_DEATHS, epoch), request)
         return kinds.values()

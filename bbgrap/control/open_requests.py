@@ -57,7 +57,7 @@ class OpenRequests:
         """Take a request into the queue of its plan."""
         number = next(self._loading.epochs)
         request = Request(number, caller, message, plan, self.now + message.deadline_s, Tracker(Lifecycle.REQUEST, f"request {number}"))
-        request.sequence = sequence
+        request.sequence, request.came = sequence, number
         self.by_number[number] = request
         self.by_caller[caller] = number
         self.bytes += request.bytes

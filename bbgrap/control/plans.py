@@ -365,6 +365,8 @@ class Request:
     held: tuple[str, float] | None = None
     overtook: dict[str, int] = field(default_factory=dict)
     sequence: Sequence | None = None
+    came: int = 0
+    """Its first number: one that runs again keeps its place among those that wait."""
     is_drawn: bool = False
     """Whether it is verified when it has been answered."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 from bbgrap_agent.progress import Doing
-from bbgrap_agent.worker_timeouts import LOAD_S, WorkerTimeouts
+from bbgrap_agent.worker_timeouts import EARLIER_S, LOAD_S, WorkerTimeouts
 
 from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.graph.types import DType, TensorType
@@ -69,3 +69,12 @@ def test_a_load_has_time_by_its_weights(weights, allowed):
     seconds, reason = looks.until_lost(Doing(loading=3, loading_since_ns=9), at_most_s=200)
     assert allowed <= seconds < allowed + 0.3
     assert reason == f"the load of epoch 3 did not end within {allowed:.0f} s"
+
+
+@pytest.mark.parametrize(("patience_s", "expected_s"), [(2.0, 2.0), (60.0, EARLIER_S)])
+def test_a_request_of_an_earlier_membership_has_until_its_deadline_if_the_coordinator_knows_it(patience_s, expected_s):
+    looks = Looks()
+    looks.patience.drop_before(8)
+    looks.patience.drop(1, 7, patience_s)
+    seconds, _ = looks.until_lost(KERNEL, at_most_s=100)
+    assert expected_s <= seconds < expected_s + 0.3

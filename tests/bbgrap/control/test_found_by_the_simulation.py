@@ -280,3 +280,17 @@ def test_a_plan_is_loaded_when_its_standby_turns_out_to_fit_no_node_after_it(): 
     wire.carry_plan(ce.Planned(job.job, (giant,)))
     wire.settle()
     assert isinstance(wire.answers[call][0], c.ModelPrepared)
+
+
+def test_a_request_that_is_taken_back_keeps_its_place():  # 1004185: behind 90 others it waited until its deadline
+    wire = ready_wire("a", "b")
+    for _ in range(12):
+        wire.run()
+    wire.deliver_all()
+    requests = wire.coordinator.requests
+    oldest = min(requests.open.values(), key=lambda request: request.number)
+    assert oldest.tracker.state == "running"
+    assert oldest.plan.waiting
+    requests.take_back(wire.coordinator.loading.find(oldest.epoch), [oldest.number])
+    requests.go_on(wire.now)
+    assert oldest.tracker.state == "running"

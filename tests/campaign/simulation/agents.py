@@ -346,8 +346,9 @@ class Agent(Process):
         worker = self.worker
         if worker is not None and worker.alive and not worker.paused:
             key = worker.executor.computing
-            earlier = key is not None and key[1] < self._before[0]
-            dropped = None if key is None else (self._before[1], EARLIER_S) if earlier else self._dropped.get(key)
+            dropped = None if key is None else self._dropped.get(key)
+            if key is not None and key[1] < self._before[0]:
+                dropped = min(dropped or (self._before[1], EARLIER_S), (self._before[1], EARLIER_S), key=sum)
             if key is not None and dropped is not None and self.clock.now - max(dropped[0], worker.computing_since) > dropped[1]:
                 self.worker_dies(worker, f"a kernel of request {key[1]} did not end", guilty=True, only="kernel")
             elif worker.loading and self.clock.now - worker.load_began > LOAD_LIMIT_S:

@@ -11,8 +11,9 @@ from tests.campaign.simulation.story import KINDS, draw
 from tests.campaign.simulation.world import World
 
 FIRST, COUNT = 0, 30
-FAILED_ONCE = (701983,)
-"""A run that verifies a request lost its message, and kept a plan from serving for half a minute."""
+FAILED_ONCE = (701983, 1004185, 1011628)
+"""A run that verifies a request lost its message, and kept a plan from serving for half a minute; a request that was taken back lost its
+place, and waited until its deadline; a kernel of a request that had ended went on for ten seconds, since its agent had been away."""
 
 pytestmark = pytest.mark.simulation
 
