@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
-from bbgrap.cli.output import print_json, print_result, step
+from bbgrap.cli.output import print_json, print_result, print_sentences, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,8 @@ def _about(model: str, nodes: tuple[NodeStatus, ...]) -> list[Finding]:
 
 def _show(found: list[Finding], where: str) -> None:
     for finding in found:
-        print_result(f"{finding.severity}: {finding.who}: {finding.about}: {finding.found}")
-        print_result(f"    expected: {finding.expected}\n    do: {finding.advice}")
-    counts = [f"{sum(f.severity == severity for f in found)} {severity}s" for severity in ("error", "warning", "note")]
-    print_result(f"{where}: {', '.join(counts)}" if found else f"{where}: nothing is wrong")
+        print_sentences(f"{finding.severity}: {finding.who}: {finding.about}: {finding.found}")
+        print_sentences(f"    expected: {finding.expected}\n    do: {finding.advice}")
+    counts = [(sum(f.severity == severity for f in found), severity) for severity in ("error", "warning", "note")]
+    told = ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for count, severity in counts)
+    print_result(f"{where}: {told}" if found else f"{where}: nothing is wrong")

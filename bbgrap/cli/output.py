@@ -10,10 +10,11 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 _REWRITE = "\r\x1b[2K"
 """Back to the first column, and clear the line."""
@@ -35,11 +36,29 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def print_sentences(text: str) -> None:
+    """Print lines of the result that are sentences."""
+    sys.stdout.write(f"{_wrapped(text, sys.stdout)}\n")
+
+
 def say(text: str) -> None:
     """Print a remark."""
     _Line.end()
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{_wrapped(text, sys.stderr)}\n")
     sys.stderr.flush()
+
+
+def _wrapped(text: str, stream: TextIO) -> str:
+    """Return lines that break between words where a terminal would break them anywhere; elsewhere, as they are."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    lines = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        filler = textwrap.TextWrapper(width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False)
+        lines += filler.wrap(line) or [""]
+    return "\n".join(lines)
 
 
 def report_error(text: str) -> None:

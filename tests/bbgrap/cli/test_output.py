@@ -1,8 +1,10 @@
+import io
 import json
 import os
 import pty
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -22,6 +24,29 @@ def test_a_step_that_fails_ends_its_line(capsys):
         raise KeyError
     report_error("it failed\nthe end\nof its log")
     assert capsys.readouterr().err.splitlines() == ["reading ...", "bbgrap: it failed", "    the end", "    of its log"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_sentences_break_between_words_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stderr", Terminal())
+    report_error(
+        "no coordinator answers at tcp://a-rather-long-name-of-a-host.example:7070 within 3 s\nthe end of its log, " + "word " * 10
+    )
+    lines = sys.stderr.getvalue().splitlines()
+    assert all(len(line) <= 40 or " " not in line.strip() for line in lines), lines
+    assert (
+        " ".join(" ".join(lines).split())
+        == (
+            "bbgrap: no coordinator answers at tcp://a-rather-long-name-of-a-host.example:7070 within 3 s the end of its log, "
+            + "word " * 10
+        ).strip()
+    )
+    assert lines[-1].startswith("      word")
 
 
 def test_one_line_a_step_on_a_terminal(cache):
