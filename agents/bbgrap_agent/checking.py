@@ -34,7 +34,7 @@ _STRIDES = 4
 _CHANNELS = 1
 """The axis of a map that blocks divide."""
 
-Form = Callable[[Sequence[Array]], Sequence[Array]]
+SegmentForm = Callable[[Sequence[Array]], Sequence[Array]]
 """A segment that can be run, compiled or as it was shipped."""
 
 
@@ -76,7 +76,7 @@ class Check:
     specs: Mapping[str, BufferSpec]
     maps: frozenset[str]
 
-    def difference(self, compiled: Form, portable: Form) -> str:
+    def difference(self, compiled: SegmentForm, portable: SegmentForm) -> str:
         """Return what differs between two forms, or an empty text."""
         shapes: dict[str, Extents] = {}
         for name in self.model.inputs:
@@ -88,7 +88,7 @@ class Check:
         found = None if small == shapes else self._compared(small, compiled, portable)
         return self._at(shapes, self.compiler, compiled, portable(self._feeds(shapes))) if found is None else found
 
-    def _compared(self, shapes: Mapping[str, Extents], compiled: Form, portable: Form) -> str | None:
+    def _compared(self, shapes: Mapping[str, Extents], compiled: SegmentForm, portable: SegmentForm) -> str | None:
         """Compare at other sizes; None if these do not fit together, or the compiled form is not the one for them."""
         try:
             compiler = self.compiler.resized(shapes)
@@ -109,7 +109,7 @@ class Check:
         each = zip(self.model.inputs, kinds, strict=True)
         return [random.standard_normal(shapes[n]).astype(kind) if kind.kind == "f" else np.ones(shapes[n], kind) for n, kind in each]
 
-    def _at(self, shapes: Mapping[str, Extents], compiler: SegmentCompiler, compiled: Form, wanted: Sequence[Array]) -> str:
+    def _at(self, shapes: Mapping[str, Extents], compiler: SegmentCompiler, compiled: SegmentForm, wanted: Sequence[Array]) -> str:
         """Run the compiled form on inputs of these shapes, joined and blocked as deployed; return which output is not the wanted one."""
         inputs, outputs = self.model.inputs, self.model.outputs
         buffers = [BufferSpec(name, self.specs[name].dtype, shapes[name]) for name in inputs]

@@ -74,7 +74,7 @@ def test_a_load_has_time_by_its_weights(weights, allowed):
 @pytest.mark.parametrize(("patience_s", "expected_s"), [(2.0, 2.0), (60.0, EARLIER_S)])
 def test_a_request_of_an_earlier_membership_has_until_its_deadline_if_the_coordinator_knows_it(patience_s, expected_s):
     looks = Looks()
-    looks.patience.drop_before(8)
-    looks.patience.drop(1, 7, patience_s)
+    looks.timeouts.drop_before(8)
+    looks.timeouts.drop(1, 7, patience_s)
     seconds, _ = looks.until_lost(KERNEL, at_most_s=100)
     assert expected_s <= seconds < expected_s + 0.3
