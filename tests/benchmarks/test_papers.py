@@ -30,7 +30,9 @@ def test_b10_b11_b12_from_real_programs() -> None:
     assert all([of["initial"], of["optimized"]] == of["derived"] for of in found["rows"].values())
 
 
-@pytest.mark.parametrize("network", ["SCONV", pytest.param("Lenet-c", marks=pytest.mark.broad), pytest.param("Cifar-c", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "network", ["SCONV", pytest.param("Lenet-c", marks=pytest.mark.broad), pytest.param("Cifar-c", marks=pytest.mark.slow)]
+)
 def test_data_parallelism_counted_in_graphs_is_the_papers_closed_form(network: str) -> None:
     for name, of in counted((network,), topologies=()).items():
         closed = HyPar(hypar_networks()[name]).uniform(DATA).total

@@ -73,10 +73,7 @@ def mark_of(count, case):
 
 
 CASES = [
-    pytest.param(count, name, planner, marks=mark_of(count, (name, planner)))
-    for count in USUAL
-    for name in SMALL
-    for planner in PLANNERS
+    pytest.param(count, name, planner, marks=mark_of(count, (name, planner))) for count in USUAL for name in SMALL for planner in PLANNERS
 ]
 
 

@@ -122,6 +122,7 @@ def test_of_equal_nodes_the_one_with_the_better_link_or_the_memory_works_alone()
     assert not found.score.excess
 
 
+@pytest.mark.broad
 def test_nodes_of_one_rack_are_kept_together() -> None:
     graph = build("resnet50")
     nodes = tuple(NodeProfile(f"node{n}", group="ab"[n % 2]) for n in range(4))

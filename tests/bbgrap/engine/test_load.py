@@ -68,7 +68,13 @@ def test_the_batch_of_a_model_that_fixes_it_can_be_changed(cache):
 
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [("tiny", "inline"), ("mobilenet_v2", "detached"), ("unet", "inline"), ("yolo", "detached"), pytest.param("resnet50", "detached", marks=pytest.mark.broad)],
+    [
+        ("tiny", "inline"),
+        ("mobilenet_v2", "detached"),
+        ("unet", "inline"),
+        ("yolo", "detached"),
+        pytest.param("resnet50", "detached", marks=pytest.mark.broad),
+    ],
 )
 def test_zoo_models_come_through_unchanged(name, weights, cache):
     path = zoo.materialize(name, cache)

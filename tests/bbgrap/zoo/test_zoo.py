@@ -55,7 +55,9 @@ def test_parameter_counts(name):
     assert sum(w.array.size for w in trained) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", by_size(sorted({*zoo.names()} - WITH_STATE), {"mobilenet_v2_int8", "resnet50", "resnet50_int8", "unet", "yolo"}))
+@pytest.mark.parametrize(
+    "name", by_size(sorted({*zoo.names()} - WITH_STATE), {"mobilenet_v2_int8", "resnet50", "resnet50_int8", "unet", "yolo"})
+)
 def test_files_have_a_free_batch_and_outputs_that_depend_on_the_input(name, cache):
     model = Reference(zoo.materialize(name, cache), threads=None)
     (item,) = model.inputs
