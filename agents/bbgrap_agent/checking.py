@@ -11,7 +11,7 @@ found is what only large maps show: rounding that grows with them, and faults of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -24,6 +24,7 @@ from bbgrap.graph.onnx_layout import Extents, Patch
 from bbgrap.graph.types import Array, DType
 from bbgrap.runtime.blocked import BlockedSlicePlan, blocked
 from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, LocalRun, Schedule
+from bbgrap_agent.executor import Segment
 
 TOLERANCE = 1e-5
 """Of the largest magnitude in a tensor: a sum that is fused with a convolution is added in another order."""
@@ -33,9 +34,6 @@ _STRIDES = 4
 """A size that is more times smaller than the largest stays as it is: it is no map's that a stride has made, but a halo's. Chosen."""
 _CHANNELS = 1
 """The axis of a map that blocks divide."""
-
-SegmentForm = Callable[[Sequence[Array]], Sequence[Array]]
-"""A segment that can be run, compiled or as it was shipped."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Check:
     specs: Mapping[str, BufferSpec]
     maps: frozenset[str]
 
-    def difference(self, compiled: SegmentForm, portable: SegmentForm) -> str:
+    def difference(self, compiled: Segment, portable: Segment) -> str:
         """Return what differs between two forms, or an empty text."""
         shapes: dict[str, Extents] = {}
         for name in self.model.inputs:
@@ -88,7 +86,7 @@ class Check:
         found = None if small == shapes else self._compared(small, compiled, portable)
         return self._at(shapes, self.compiler, compiled, portable(self._feeds(shapes))) if found is None else found
 
-    def _compared(self, shapes: Mapping[str, Extents], compiled: SegmentForm, portable: SegmentForm) -> str | None:
+    def _compared(self, shapes: Mapping[str, Extents], compiled: Segment, portable: Segment) -> str | None:
         """Compare at other sizes; None if these do not fit together, or the compiled form is not the one for them."""
         try:
             compiler = self.compiler.resized(shapes)
@@ -109,7 +107,7 @@ class Check:
         each = zip(self.model.inputs, kinds, strict=True)
         return [random.standard_normal(shapes[n]).astype(kind) if kind.kind == "f" else np.ones(shapes[n], kind) for n, kind in each]
 
-    def _at(self, shapes: Mapping[str, Extents], compiler: SegmentCompiler, compiled: SegmentForm, wanted: Sequence[Array]) -> str:
+    def _at(self, shapes: Mapping[str, Extents], compiler: SegmentCompiler, compiled: Segment, wanted: Sequence[Array]) -> str:
         """Run the compiled form on inputs of these shapes, joined and blocked as deployed; return which output is not the wanted one."""
         inputs, outputs = self.model.inputs, self.model.outputs
         buffers = [BufferSpec(name, self.specs[name].dtype, shapes[name]) for name in inputs]

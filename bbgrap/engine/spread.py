@@ -1,4 +1,4 @@
-"""What onnxruntime says of one model and one set of inputs in all its ways, and the judgement of answers by it (`comparison.law`).
+"""What onnxruntime says of one model and one set of inputs in all its ways, and the judgement of answers by it (`comparison.rules`).
 
 The variants are what a user of onnxruntime may choose without another answer in mind: every level of optimisation, one thread or two.
 They round in other places, add up in another order, fuse other operators. Each is one more session on the whole model, so they are

@@ -1,6 +1,6 @@
 """Inputs of sequences on disk: those of a training step's first request are all of its weights.
 
-    RunModel, large, of a sequence -> written in a thread of its own -> StoredInputs -> the machine          a gigabyte takes seconds
+    RunModel, large, of a sequence -> written in a thread of its own -> InputsStored -> the machine    a gigabyte takes seconds
 
 Laws: what is kept has the bytes that were given, whatever becomes of those; files have no name, so nothing is left of them when the
 coordinator has ended, however it ends; nobody waits for the disk but the request whose inputs these are.
@@ -56,7 +56,7 @@ def keep(inputs: Sequence[BytesLike]) -> tuple[BytesLike, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredInputs:
+class InputsStored:
     """The inputs of a request have been written."""
 
     identity: Identity
@@ -69,7 +69,7 @@ class Incoming:
     Invariants: used by one thread; `_writing` holds the bytes of each by caller, those that were cancelled meanwhile among them.
     """
 
-    def __init__(self, files: InputFiles, put: Callable[[StoredInputs], None]) -> None:
+    def __init__(self, files: InputFiles, put: Callable[[InputsStored], None]) -> None:
         """Start without any; `put` is called from another thread."""
         self._files = files
         self._put = put
@@ -90,7 +90,7 @@ class Incoming:
         if taken and taken + size > MAX_WRITING_BYTES:
             return f"the inputs of {len(self._writing)} requests, {taken:,} bytes, wait for the disk already"
         self._writing[caller] = size
-        self._pool.submit(lambda: self._put(StoredInputs(identity, replace(message, payload=self._files.store(message.payload)))))
+        self._pool.submit(lambda: self._put(InputsStored(identity, replace(message, payload=self._files.store(message.payload)))))
         return ""
 
     def cancel(self, identity: Identity, call: int) -> None:
@@ -98,7 +98,7 @@ class Incoming:
         if (identity, call) in self._writing:
             self._cancelled.add((identity, call))
 
-    def stored(self, event: StoredInputs) -> RunModel | None:
+    def stored(self, event: InputsStored) -> RunModel | None:
         """Return a request whose inputs have been written, if anybody waits for it."""
         caller = event.identity, event.message.call
         del self._writing[caller]

@@ -64,7 +64,7 @@ from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.comparing import compared
 from bbgrap_coordinator.host import HostExecutor
-from bbgrap_coordinator.input_files import Incoming, InputFiles, StoredInputs
+from bbgrap_coordinator.input_files import Incoming, InputFiles, InputsStored
 from bbgrap_coordinator.keyring import SHUT_OUT, KeyAnswer, KeyRing, NoKeys, refused
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import PlanningQueues
@@ -114,7 +114,7 @@ class Server:
         self._storage = storage
         self._keys = keys or NoKeys()
         self._audit = audit
-        self._events: WakeupQueue[Event | StoredInputs | None] = WakeupQueue()
+        self._events: WakeupQueue[Event | InputsStored | None] = WakeupQueue()
         self._host = HostExecutor(plane, control.channels.memory, self._on_broken)
         self._incoming = None if inputs is None else Incoming(inputs, self._events.put)
         self._uploads = ThreadPoolExecutor(1, "uploads")
@@ -176,7 +176,7 @@ class Server:
         for event in self._events.take():
             if isinstance(event, Planned | PlanFailed):
                 self._take_plan(event)
-            elif isinstance(event, StoredInputs):
+            elif isinstance(event, InputsStored):
                 if self._incoming is not None and (message := self._incoming.stored(event)) is not None:
                     self._handle(FromPeer(event.identity, message))
             elif event is not None:
