@@ -14,8 +14,8 @@ MAX_LINES := 500
 CLIENT := bbgrap/__init__.py bbgrap/cli bbgrap/session bbgrap/onnxruntime bbgrap/backend.py bbgrap/stream.py
 # More than cores: tests of clusters wait for much.
 TEST_PROCESSES ?= 3
-# Tests that share a cluster or another costly fixture run in one of them (tests/conftest.py).
-IN_PROCESSES = -n $(TEST_PROCESSES) --dist loadgroup
+# Files that share clusters run in one of them (tests/conftest.py).
+IN_PROCESSES = -n $(TEST_PROCESSES) --dist loadfile
 BENCH_ARGS ?= zoo:resnet50 --agents 2
 CAMPAIGN_ARGS ?= --minutes 10
 FUZZ_READERS_ARGS ?= --inputs 1000000 --seconds 600

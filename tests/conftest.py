@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,25 +26,21 @@ settings.register_profile("ample", max_examples=AMPLE, deadline=None, derandomiz
 settings.register_profile("thorough", max_examples=2_000, deadline=None, derandomize=False)
 settings.load_profile("default")
 
-MADE_ONCE = ("shared", "breakable", "pair", "three", "served", "address", "backend_tests")
-"""Fixtures that take long to make and serve several files."""
+TOGETHER = ("tests/cluster/", "tests/docs/", "tests/serving/", "tests/surface/")
+"""Folders of which the files share clusters."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Keep the users of such a fixture, or of one for a file, together: then one process of several makes it.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one process, and all files of such a folder to one: then no cluster or other costly fixture is made twice."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    pytest-xdist sends the largest groups first, then the tests that are alone, each to who is free.
-    """
-    for item in items:
-        if (group := next((name for name in MADE_ONCE if name in item.fixturenames), None)) is None and _shares_in_its_file(item):
-            group = item.path.relative_to(item.config.rootpath).as_posix()
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
-
-def _shares_in_its_file(item: pytest.Function) -> bool:
-    return any(fixture.scope == "module" for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found)
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

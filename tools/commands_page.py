@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def _row(item: Any) -> str:  # noqa: ANN401 - typer's own types are private
         if item.default is None or item.default is False or item.default == "" or callable(item.default)
         else str(item.default).lower()
         if is_flag
-        else f"{item.default}"
+        else str(item.default.value if isinstance(item.default, Enum) else item.default)
     )
     if item.required:
         default = "required"

@@ -206,7 +206,8 @@ class CoordinatorMachine:
             kept = self._kept_by(known)
             # It asks again because what was said to it was lost: releases and deployments, perhaps.
             gone = [ToAgent(identity, Release(epoch)) for epoch in join.holds if epoch not in kept]
-            return [self.members.welcome(known, kept), *gone, *self.loading.say_again(known, now)]
+            lost = [i for v in self.loading.not_held(known, join.holds, now) for i in self.requests.take_back(v)[1]]
+            return [self.members.welcome(known, kept), *gone, *lost, *self.loading.say_again(known, now)]
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
             refused = Audit("refused", peer_of(identity, join.name), {"reason": member.reason})

@@ -259,6 +259,16 @@ class Loading:
             self.touch(variant.plan)
         return concerned
 
+    def not_held(self, member: Member, holds: Collection[int], now: float) -> list[Variant]:
+        """Note what an agent does not have that has said so before: that it lost it may have been lost; returns these variants."""
+        mine = [v for v in self.of_member(member.name) if v.tracker.state != "waiting" and v.epoch not in holds]
+        concerned = [v for v in mine if member.name not in v.away and member.name not in v.pending]
+        for variant in concerned:
+            variant.tracker.move("load again")
+            variant.used = variant.pending[member.name] = now
+            self.touch(variant.plan)
+        return concerned
+
     def back(self, member: Member, holds: Sequence[int], now: float) -> tuple[tuple[int, ...], list[Instruction]]:
         """Take an agent back; returns the epochs that it shall keep, and what is to be said after it has been welcomed."""
         kept, done = [], list[Instruction]()

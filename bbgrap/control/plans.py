@@ -281,9 +281,9 @@ class Plan:
         self.wait(now)
 
     def wait(self, now: float) -> None:
-        """Do not try again what has failed for a while, longer each time."""
-        self.again_at = now + min(LAST_AGAIN_S, FIRST_AGAIN_S * 2.0 ** min(self.failures, 30))
-        self.failures += 1
+        """Do not try again what has failed for a while, longer each time; what fails meanwhile, over other agents, counts with it."""
+        self.failures = max(1, self.failures + (self.again_at == float("inf")))
+        self.again_at = now + min(LAST_AGAIN_S, FIRST_AGAIN_S * 2.0 ** min(self.failures - 1, 30))
 
     def try_again(self, now: float) -> None:
         """Forget what has failed if it is time to."""

@@ -22,6 +22,7 @@ def has_ipv6():
         return False
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 def test_a_cluster_speaks_ipv6(tmp_path, monkeypatch):
     (tmp_path / "speeds.yaml").write_text("name: speeds\nwork: {conv3x3: 50 GFLOP/s}\n")  # so that nobody measures

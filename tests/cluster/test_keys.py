@@ -85,6 +85,7 @@ def test_a_node_that_is_taken_back_ends_and_its_requests_run_elsewhere(cluster):
     cluster.processes.pop("agent2").stdin.close()
 
 
+@pytest.mark.faults
 def test_a_token_that_is_replaced_in_its_file_loses_no_request(cluster, tmp_path):
     file = tmp_path / "laptop.token"
     file.write_text(token(cluster, "laptop"))
@@ -128,6 +129,7 @@ def test_a_role_may_do_what_it_is_for_and_is_told_what_it_may_not(cluster, role)
             requests(bbgrap.InferenceSession(tiny.model_bytes(), cluster=connection))
 
 
+@pytest.mark.faults
 def test_a_node_needs_its_token_once(cluster, tmp_path):
     (tmp_path / "token").write_text(token(cluster, "hall", "agent"))
     command = ["bbgrap-agent", "--join", cluster.address, "--name", "fourth", "--threads", "1", "--until-eof"]
@@ -156,6 +158,7 @@ def test_a_node_needs_its_token_once(cluster, tmp_path):
     assert "does not know the key" in refused.stderr.splitlines()[-1]
 
 
+@pytest.mark.faults
 def test_another_version_is_told_so(cluster):
     control = ControlClient(zmq.Context.instance(), cluster.address, lambda: Credentials().lock(cluster.address))
     header = msgpack.packb([PROTOCOL_VERSION + 1, "Hello", [1]])

@@ -71,6 +71,7 @@ def test_files_of_weights_that_are_damaged_end_no_request_and_no_model(tmp_path)
         assert all(file.stat().st_size != 200 for file in tmp_path.rglob("*.npy"))
 
 
+@pytest.mark.faults
 def test_a_planner_that_stops_its_whole_process_costs_no_agent(fresh):
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, planner="bbgrap")
     x, before = rows(777), fresh.log("coordinator", 10_000)
@@ -114,6 +115,7 @@ def test_agents_and_sessions_survive_a_new_coordinator(fresh):
     np.testing.assert_array_equal(y, tiny.expected(x))
 
 
+@pytest.mark.faults
 def test_a_polite_agent_leaves_at_once(fresh):
     fresh.processes["agent1"].terminate()
     assert fresh.processes["agent1"].wait(5) == 0
@@ -139,6 +141,7 @@ def test_weights_are_not_sent_again(tmp_path):
         assert sent(cluster) == []
 
 
+@pytest.mark.faults
 def test_children_do_not_outlive_a_killed_parent(tmp_path):
     script = (
         "import sys, time; from pathlib import Path; from bbgrap.local import LocalCluster\n"

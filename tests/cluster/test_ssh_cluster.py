@@ -76,6 +76,7 @@ def test_a_program_starts_uses_grows_and_ends_a_cluster(hosts):
         cluster.connection.nodes()
 
 
+@pytest.mark.broad
 def test_what_ran_before_goes_on_until_down(hosts):
     def bbgrap_said(*arguments, status=0):
         done = subprocess.run([BIN / "bbgrap", *arguments, "--json"], capture_output=True, text=True, timeout=120, check=False)
@@ -91,6 +92,7 @@ def test_what_ran_before_goes_on_until_down(hosts):
     assert set(bbgrap_said("down", hosts).values()) == {"ended", "stopped"}
 
 
+@pytest.mark.broad
 def test_a_host_that_does_not_start_is_told_and_the_others_are_stopped(hosts):
     document = yaml.safe_load(hosts.read_text())
     document["hosts"][1]["options"] = ["--cores", "none"]

@@ -189,6 +189,7 @@ def vars_of(message):
     return (getattr(message, name) for name in message.__slots__)
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 @unchanged
 def test_strangers_may_go_on_for_long(cluster, keys, known):
@@ -207,6 +208,7 @@ def test_strangers_may_go_on_for_long(cluster, keys, known):
         known.asks(1)
 
 
+@pytest.mark.faults
 @unchanged
 def test_a_valid_key_does_not_become_another_by_its_session(cluster, keys, known):
     victim = cluster.connection._control._session
@@ -218,6 +220,7 @@ def test_a_valid_key_does_not_become_another_by_its_session(cluster, keys, known
     known.asks()
 
 
+@pytest.mark.faults
 def test_a_key_that_is_taken_back_loses_its_connection(cluster):
     connection = Connection(cluster.address, credentials=Credentials(token=cluster.connection.create_token("guest", "client")))
     with connection:
@@ -243,6 +246,7 @@ def test_strangers_on_the_data_plane_get_nothing(cluster, keys):
             knocked.accept()
 
 
+@pytest.mark.faults
 @unchanged
 @pytest.mark.skipif(not UNIX.exists(), reason="this system has no such sockets")
 def test_strangers_at_the_local_sockets_get_nothing(cluster):
@@ -262,6 +266,7 @@ def test_strangers_at_the_local_sockets_get_nothing(cluster):
                     assert said == b""
 
 
+@pytest.mark.faults
 @unchanged
 def test_a_recorded_session_is_of_no_use(cluster, keys, tmp_path, monkeypatch):
     monkeypatch.setattr("bbgrap.transport.control.open_channel", lambda _: None)  # tensors go over the network

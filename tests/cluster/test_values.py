@@ -38,6 +38,7 @@ def test_values_that_are_no_arrays_on_real_agents(make: Callable[[], Case], thre
                 assert same(got, want), f"{options.planner}: '{arg.name}' differs"
 
 
+@pytest.mark.broad
 def test_sequences_of_any_length_use_one_plan(three: LocalCluster, tmp_path: Path) -> None:
     proto, feed = sequences_inside_and_outside()
     path = tmp_path / "model.onnx"
@@ -74,6 +75,7 @@ def test_values_of_another_type_are_refused(
         session.run(None, {**feed, name: wrong})
 
 
+@pytest.mark.broad
 def test_numbers_that_onnxruntime_cannot_give_come_as_arrays_of_ml_dtypes(three: LocalCluster, tmp_path: Path) -> None:
     x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4])
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.BFLOAT16, [4])
@@ -101,6 +103,7 @@ def test_a_model_that_listens_keeps_its_state_from_piece_to_piece(three: LocalCl
             assert same(state, kept)
 
 
+@pytest.mark.broad
 def test_a_weight_that_is_an_input_too_may_be_overridden(three: LocalCluster, tmp_path: Path) -> None:
     kinds = {"x": [6, 4], "w": [4, 4], "y": None}
     x, w, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in kinds.items())

@@ -46,8 +46,8 @@ def documents() -> list[Document]:
     return [Document(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
 
 
-def commands(*, tutorials: bool) -> list[str]:
-    """Return every shell command of the tutorials, or of all other documents, once, without its comment."""
-    chosen = [document for document in documents() if document.is_tutorial == tutorials]
+def commands(*, tutorials: bool, only: str = "") -> list[str]:
+    """Return every shell command of the tutorials, or of all other documents, or of one by its name, once, without its comment."""
+    chosen = [document for document in documents() if document.is_tutorial == tutorials and only in {"", document.name}]
     lines = [line for document in chosen for block in document.blocks("sh") for line in block.splitlines()]
     return list(dict.fromkeys(command for line in lines if (command := re.sub(r"(^|\s)#.*", "", line).strip())))

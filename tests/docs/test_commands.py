@@ -98,7 +98,11 @@ def test_what_cannot_run_here_is_exactly_what_is_listed():
     assert set(COMMANDS) >= STARTED | SERVERS
 
 
-@pytest.mark.parametrize("command", RUN_HERE)
+IN_README = [lighter(command) for command in commands(tutorials=False, only="README.md")]
+PARAMETERS = [pytest.param(command, marks=() if command in IN_README else pytest.mark.broad) for command in RUN_HERE]
+
+
+@pytest.mark.parametrize("command", PARAMETERS)
 def test_a_command_runs(command, address, folder, monkeypatch, tmp_path):
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
@@ -110,6 +114,7 @@ def test_a_command_runs(command, address, folder, monkeypatch, tmp_path):
     assert result.output
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("command", sorted(SERVERS))
 def test_a_server_runs_until_it_is_interrupted(command, address, folder, environment):
     words, surroundings = shlex.split(lighter(command)), {**environment, "BBGRAP_COORDINATOR": address}

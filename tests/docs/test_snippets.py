@@ -14,7 +14,13 @@ SNIPPETS = [(document.name, block) for document in documents() for block in docu
 NAMES = [f"{name} {number}" for number, (name, _) in enumerate(SNIPPETS)]
 
 
-@pytest.mark.parametrize(("document", "snippet"), SNIPPETS, ids=NAMES)
+PARAMETERS = [
+    pytest.param(*case, id=name, marks=() if case[0] == "README.md" else pytest.mark.broad)
+    for case, name in zip(SNIPPETS, NAMES, strict=True)
+]
+
+
+@pytest.mark.parametrize(("document", "snippet"), PARAMETERS)
 def test_a_snippet_runs(document, snippet, address, folder, monkeypatch, request):
     @contextlib.contextmanager
     def there(*_, agents, **__):

@@ -102,6 +102,7 @@ def test_a_node_twice_as_fast_gets_about_twice_the_rows() -> None:
     assert 0.9 <= rows[0] / rows[1] <= 1.1
 
 
+@pytest.mark.broad
 def test_on_a_network_too_slow_one_node_does_it_all() -> None:
     graph = build("mobilenet_v2")
     cluster = Cluster(Cluster.even(3).nodes, Network(Link(1e6, 1e-3), coordinator_on="node1"))
@@ -122,6 +123,7 @@ def test_of_equal_nodes_the_one_with_the_better_link_or_the_memory_works_alone()
     assert not found.score.excess
 
 
+@pytest.mark.broad
 def test_nodes_of_one_rack_are_kept_together() -> None:
     graph = build("resnet50")
     nodes = tuple(NodeProfile(f"node{n}", group="ab"[n % 2]) for n in range(4))
@@ -169,6 +171,7 @@ def test_a_node_with_a_slow_link_to_the_coordinator_gets_less() -> None:
     assert not any("by speed and link" in c.name for c in plan_auto(graph, apart, AUTO, descriptions).candidates)
 
 
+@pytest.mark.broad
 def test_of_output_heads_a_node_with_a_slow_link_makes_little() -> None:
     b = Builder("grows", (1, 16, 64, 64))
     x = "input"
@@ -189,6 +192,7 @@ def _part_of(device: int, tiles: Sequence[Tile]) -> float:
     return sum(tile.region.size for tile in tiles if tile.device == device) / sum(tile.region.size for tile in tiles)
 
 
+@pytest.mark.broad
 def test_memory_is_a_hard_limit() -> None:
     graph = build("alexnet")
     roomy = Cluster(Cluster.even(4).nodes, Network(Link(1.25e8, 1e-4)))

@@ -109,18 +109,18 @@ def asked(done):
 
 def test_a_client_waits_for_a_large_request_to_arrive_and_for_what_it_said_after_it():
     machine, first, second = cm.ClientMachine("tcp://h:1"), large(1, 10.0), large(2, 0.0)
-    assert [*machine.call(first, 0.0), *machine.call(second, 1.0)] == [cm.Say(first), cm.Say(second)]
+    assert [*machine.call(first, 0.0), *machine.call(second, 1.0)] == [cm.ToCoordinator(first), cm.ToCoordinator(second)]
     for now in range(1, 10):  # nothing is heard meanwhile, or over another way that it is not there
-        assert asked(machine.tick(now)) == [cm.Say]
+        assert asked(machine.tick(now)) == [cm.ToCoordinator]
         assert machine.received(c.StillWorking((1, 2), ()), now + 0.1) == []
-    assert machine.received(c.StillWorking((1, 2), ()), 10.6) == [cm.Say(first), cm.Say(second)]
+    assert machine.received(c.StillWorking((1, 2), ()), 10.6) == [cm.ToCoordinator(first), cm.ToCoordinator(second)]
 
 
 def test_a_client_opens_a_connection_anew_that_is_silent_after_a_large_request():
     machine = cm.ClientMachine("tcp://h:1")
     machine.call(large(1, 10.0), 0.0, 100.0)
-    assert asked(machine.tick(12.9)) == [cm.Say]
-    assert asked(machine.tick(13.5)) == [cm.Reconnect, cm.Say]
+    assert asked(machine.tick(12.9)) == [cm.ToCoordinator]
+    assert asked(machine.tick(13.5)) == [cm.Reconnect, cm.ToCoordinator]
     assert machine.received(c.StillWorking((1,), ()), 13.6) != []
 
 
@@ -132,7 +132,7 @@ def test_a_request_that_has_arrived_holds_up_nothing_any_more():
     assert machine.received(c.StillWorking((1, 2), (1,)), 2.0) == []
     assert machine.received(c.StillWorking((1, 2), (1,)), 2.6) == small
     assert machine.received(c.Nodes(2, ()), 3.0)
-    assert asked(machine.tick(6.1)) == [cm.Reconnect, cm.Say]
+    assert asked(machine.tick(6.1)) == [cm.Reconnect, cm.ToCoordinator]
 
 
 def test_what_was_on_its_way_over_a_connection_that_broke_is_said_again_at_once():

@@ -1,12 +1,14 @@
 """Stories that `make simulate` has told, with the machines alone; each names its seed."""
 
+from dataclasses import replace
+
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.loading import MAX_LOADED, RESEND_S
 from bbgrap.control.planned import PlannedVariant
 from bbgrap.control.planning import EARNED
-from bbgrap.control.plans import IN_USE_S
+from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -294,3 +296,25 @@ def test_a_request_that_is_taken_back_keeps_its_place():  # 1004185: behind 90 o
     requests.take_back(wire.coordinator.loading.find(oldest.epoch), [oldest.number])
     requests.go_on(wire.now)
     assert oldest.tracker.state == "running"
+
+
+def test_what_an_agent_has_lost_is_loaded_again_although_nobody_heard_of_it():  # 2011183: its control connection broke just then
+    wire = ready_wire("a", "b")
+    variant = next(v for v in wire.coordinator.loading.by_epoch.values() if "a" in v.parts and not v.plan.is_standby)
+    seen = told(wire, "a")
+    held = [v.epoch for v in wire.coordinator.loading.of_member("a") if v is not variant]
+    say(wire, "a", replace(introduction("a"), holds=tuple(held)))
+    assert not variant.is_ready
+    assert [message.epoch for message in seen if isinstance(message, m.Deploy)] == [variant.epoch]
+    wire.settle()
+    assert variant.is_ready
+
+
+def test_failures_in_a_row_over_other_agents_each_time_are_one():  # 2005494: three agents came and went in a second, and it waited 32
+    (plan,) = ready_wire("a", "b").coordinator.planning.plans.values()
+    for moment in (1.0, 1.3, 1.6, 1.9):
+        plan.fails(f"world {moment}", c.Fault.EXECUTION, "planner: it ended by SIGKILL", moment)
+    assert plan.again_at == 1.9 + FIRST_AGAIN_S
+    plan.try_again(plan.again_at)
+    plan.fails("world", c.Fault.EXECUTION, "planner: it ended by SIGKILL", 10.0)
+    assert plan.again_at == 10.0 + 2 * FIRST_AGAIN_S

@@ -26,7 +26,7 @@ class Computing(Wire):
         for agent in list(self.agents.values()):
             mine = [start for start in self.started.values() if agent.name in self.nodes_of(start)]
             beats = [m.Heartbeat(start.epoch, number, 1.0) for number, start in self.started.items() if start in mine and not self.idle]
-            self.to_agent(agent, ae.Tick(next(iter(beats), m.Heartbeat())))
+            self.to_agent(agent, ae.AgentTick(next(iter(beats), m.Heartbeat())))
         self.to_coordinator(ce.Tick())
         self.carry_client(self.client.tick(self.now))
 

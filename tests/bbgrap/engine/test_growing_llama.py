@@ -109,6 +109,7 @@ def test_products_that_round_are_all_cut_by_features(rounding):
     written(rounding, first.state, planned.artifacts)
 
 
+@pytest.mark.broad
 def test_floats_of_16_bits(tmp_path):
     graph = llama("llama", SIZES)
     halves_of = {n: make_weight(n, w.array.astype(np.float16)) for n, w in graph.weights.items() if w.type.dtype is DType.FLOAT}
@@ -122,6 +123,7 @@ def test_floats_of_16_bits(tmp_path):
     assert sum(shape[1] for shape in kept) == 2 * SIZES.depth * SIZES.key_heads
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("declared", [True, False], ids=["in the file", "in the feed"])
 def test_a_cache_with_room_for_all_words_is_filled(model, tmp_path, declared):
     path, room = model[0], 96

@@ -52,6 +52,7 @@ def test_of_all_who_announce_themselves_the_one_with_the_key_is_taken(listening)
     assert asked == [], "the stranger was shown a key"
 
 
+@pytest.mark.broad
 def test_a_stranger_is_never_taken(listening):
     server, asked = listening(KeyPair.make())
     with pytest.raises(AccessError, match=f"what announces itself at {server.address} is not the coordinator that the token"):
@@ -60,12 +61,14 @@ def test_a_stranger_is_never_taken(listening):
     assert server.receive() is None
 
 
+@pytest.mark.broad
 def test_a_coordinator_without_a_lock_is_not_taken_by_who_has_keys(listening):
     listening()
     with pytest.raises(AccessError, match="is not the coordinator"):
         discover(lambda _: lock_for(KeyPair.make()), SHORT_S)
 
 
+@pytest.mark.broad
 def test_without_locks_there_must_be_one_only(listening):
     server, _ = listening()
     assert discover(lambda _: no_lock(), SHORT_S) == server.address
@@ -74,6 +77,7 @@ def test_without_locks_there_must_be_one_only(listening):
         discover(lambda _: no_lock(), SHORT_S)
 
 
+@pytest.mark.broad
 def test_nobody_announces_itself():
     with pytest.raises(ClusterUnavailableError, match="no coordinator announces itself"):
         discover(lambda _: no_lock(), 0.3)

@@ -11,9 +11,11 @@ from tests.campaign.simulation.story import KINDS, draw
 from tests.campaign.simulation.world import World
 
 FIRST, COUNT = 0, 30
-FAILED_ONCE = (701983, 1004185, 1011628)
+FAILED_ONCE = (701983, 1004185, 1011628, 2005494, 2011183)
 """A run that verifies a request lost its message, and kept a plan from serving for half a minute; a request that was taken back lost its
-place, and waited until its deadline; a kernel of a request that had ended went on for ten seconds, since its agent had been away."""
+place, and waited until its deadline; a kernel of a request that had ended went on for ten seconds, since its agent had been away; four
+failures of a planner within a second were waited for as if they had come one after the other; an agent had lost a deployment, and
+what it said of that was lost, too."""
 
 pytestmark = pytest.mark.simulation
 

@@ -55,6 +55,7 @@ def coordinator(state, *options):
         process.stderr.close()
 
 
+@pytest.mark.faults
 def test_the_incarnation_grows_and_the_data_port_stays(tmp_path):
     found = []
     for _ in range(3):
@@ -76,6 +77,7 @@ def test_a_data_port_that_is_taken_is_replaced_and_one_that_is_given_counts(tmp_
         assert chosen == given
 
 
+@pytest.mark.faults
 def test_a_second_one_on_the_same_state_is_refused_in_one_line(tmp_path):
     with coordinator(tmp_path) as (_, _, incarnation):
         done = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=WAIT_S, check=False, stdin=subprocess.DEVNULL)

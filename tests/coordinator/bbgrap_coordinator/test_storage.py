@@ -264,6 +264,7 @@ def crashes(tmp_path_factory):
     return home, count
 
 
+@pytest.mark.faults
 def test_it_may_be_killed_at_any_step(crashes):
     home, count = crashes
     assert count > 80

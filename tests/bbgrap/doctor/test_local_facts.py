@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bbgrap.doctor import here
+from bbgrap.doctor import local_facts
 from bbgrap.doctor.local_checks import check_here
 from bbgrap.doctor.machine import network_card, read_machine
 from tests.bbgrap.doctor.test_cgroups import real_group, tree
@@ -16,7 +16,7 @@ from tests.bbgrap.doctor.test_cgroups import real_group, tree
 
 def read(tmp_path, address="", **folders):
     chosen = {"cache": tmp_path, "state": tmp_path / "not" / "there" / "yet", "keys": tmp_path, **folders}
-    return here.read_here(address, **chosen)
+    return local_facts.read_here(address, **chosen)
 
 
 def abouts(facts):
@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 def test_a_port_that_is_taken_is_named(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setattr(here, "DEFAULT_PORT", listener.getsockname()[1])
+        monkeypatch.setattr(local_facts, "DEFAULT_PORT", listener.getsockname()[1])
         assert "port" in abouts(read(tmp_path))
     assert "port" not in abouts(read(tmp_path))
 
@@ -69,7 +69,7 @@ def test_an_old_package_is_named(tmp_path):
     info = tmp_path / "pyzmq-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pyzmq\nVersion: 1.0\n")
-    script = "from bbgrap.doctor import here; print([p for p in here._packages() if not p.fits])"
+    script = "from bbgrap.doctor import local_facts; print([p for p in local_facts._packages() if not p.fits])"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {script}"], capture_output=True, text=True, check=True
     )
