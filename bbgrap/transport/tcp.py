@@ -159,6 +159,7 @@ class TcpDataPlane:
             self._acceptor.close()
         for caller in self._callers:
             caller.socket.close()
+        self._callers = {}
         self._listener.close()
         self._selector.close()
         self._calls.close()

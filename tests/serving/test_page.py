@@ -86,14 +86,14 @@ def test_an_open_page_is_told_the_status_and_its_changes(served, cluster, http):
         with Page(served.url) as other:
             assert len(other.next("history")) >= 1
             assert done(other.next("status")) >= done(later)
-        key = plan_of(later, "rows")["plan"]
+        keys = [plan["plan"] for model in later["models"] for plan in model["plans"] if model["name"] == "rows"]
 
-        def is_shown():
-            status, plan = http.json("GET", f"/live/plans/{key}")
-            assert status == 200
-            return plan["agents"] == ["agent0"]
+        def is_shown():  # of one shape at least: where one node is the fastest, no plan is made for a further shape
+            answers = [http.json("GET", f"/live/plans/{key}") for key in keys]
+            assert {status for status, _ in answers} == {200}
+            return ["agent0"] in [plan["agents"] for _, plan in answers]
 
-        await_(is_shown)  # while variants are timed, another one may be shown
+        await_(is_shown)
     for wrong in ("nix", "0" * 64, "%2e%2e"):
         status, said = http.ask("GET", f"/live/plans/{wrong}")
         assert (status, said != b"") == (404, True)

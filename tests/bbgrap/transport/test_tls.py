@@ -63,6 +63,17 @@ def test_the_laws_hold_for_who_computes():
     check_transport(lambda: cluster.open(computes=True))
 
 
+def test_a_closed_plane_may_be_told_of_peers():
+    cluster = LockedCluster()
+    with contextlib.closing(cluster.open()) as sender:
+        target = cluster.open()
+        sender.connect(target.address)
+        sender.send(target.address, b"head", b"x")
+        assert receive(target).peer == sender.fingerprint
+        target.close()
+        target.allow([])
+
+
 @pytest.mark.parametrize(
     "sizes", [(), (0,), (40,), (40, 100), (40, 20_000), (40, 1 << 20), (40, 16_344), (16_384,), (5, 16_384, 0, 3, 40_000, 16_380, 9)]
 )
