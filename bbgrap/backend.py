@@ -20,10 +20,10 @@ from onnx.backend.base import Backend, BackendRep
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
-from bbgrap.engine.calling import packed_feeds, unpacked_results
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.session_call import packed_feeds, unpacked_results
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ModelError, UsageError
 from bbgrap.graph import DType, Graph

@@ -27,8 +27,8 @@ from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.predict import Predictor
 from bbgrap.compiler.simulate import simulate_step
-from bbgrap.control.planned import PlannedVariant
-from bbgrap.engine.growing import prepare_growing
+from bbgrap.control.planned_variant import PlannedVariant
+from bbgrap.engine.growing_state import prepare_growing
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.graph import Array, Graph

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from bbgrap.bench import bench
-from bbgrap.cli.groups import plan_options
 from bbgrap.cli.inputs import random_inputs
 from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.option_groups import plan_options
 from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType

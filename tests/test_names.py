@@ -8,12 +8,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("bbgrap", "agents", "coordinator")
 
-ALLOWED = {
-    "BytesLike": "the memory of a tensor; a request's body over HTTP may be a bytearray, too",
-    "Plan": "tiles for every node, and what the coordinator keeps of a model with shapes and options",
-}
-"""Names with two definitions, and what they are."""
-
 
 def defined(tree: ast.Module) -> Iterator[str]:
     """Yield the public classes and type aliases of a module."""
@@ -29,8 +23,7 @@ def test_every_name_stands_for_one_thing():
     for path in sorted(path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")):
         for name in defined(ast.parse(path.read_text())):
             where[name].append(str(path.relative_to(ROOT)))
-    assert {name: paths for name, paths in where.items() if len(paths) > 1 and name not in ALLOWED} == {}
-    assert [name for name in ALLOWED if len(where[name]) < 2] == []
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}
 
 
 def test_finder_sees_classes_and_aliases():

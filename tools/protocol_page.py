@@ -18,7 +18,7 @@ from typing import get_args
 
 from bbgrap import control
 from bbgrap.control import agent, client, coordinator_events
-from bbgrap.control.states import Lifecycle, diagram
+from bbgrap.control.lifecycles import Lifecycle, diagram
 from bbgrap.protocol import client_messages, key_messages, limits, messages, roles
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "protocol.md"

@@ -30,7 +30,7 @@ from bbgrap.protocol.messages import LinkBroken, LinksMeasured, LinksTried, Meas
 from bbgrap.transport.control import ControlClient
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.wakeup_queue import WakeupQueue
-from bbgrap_agent.nanny import Ended, Nanny
+from bbgrap_agent.nanny import Nanny, WorkerEnded
 from bbgrap_agent.pipe import FromWorker
 from bbgrap_agent.worker_settings import WorkerSettings
 
@@ -62,7 +62,7 @@ class Agent:
         """Take over the connections; nothing is started or sent before `run`. With an identity the data plane is locked."""
         self._control = control
         self._profile = profile
-        self._inbox: WakeupQueue[FromWorker | Ended | _Stop | Inspected] = WakeupQueue()
+        self._inbox: WakeupQueue[FromWorker | WorkerEnded | _Stop | Inspected] = WakeupQueue()
         self._nanny = Nanny(listener, settings, self._inbox.put, identity)
         self._machine: AgentMachine | None = None
         self._fault: str | None = None
@@ -116,13 +116,13 @@ class Agent:
             except RemoteProtocolError as error:
                 _log.warning("dropped a message of the coordinator: %s", error)
 
-    def _take(self, event: FromWorker | Ended | _Stop | Inspected) -> None:
+    def _take(self, event: FromWorker | WorkerEnded | _Stop | Inspected) -> None:
         match event:
             case _Stop(reason):
                 if self._machine is None:
                     self._fault = self._fault or ""
                 self._handle(events.Stop(reason))
-            case Ended():
+            case WorkerEnded():
                 died = self._nanny.ended(event, time.monotonic())
                 if died is not None:
                     self._handle(died)

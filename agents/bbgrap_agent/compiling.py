@@ -25,15 +25,15 @@ from bbgrap.graph.types import Array
 from bbgrap.runtime.blocked import BlockedSlicePlan
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalRun, LocalStep, Schedule, box_shape
-from bbgrap_agent.checking import Check, Place, placed
 from bbgrap_agent.executor import Segment
-from bbgrap_agent.shared import Known, SharedSegments, weights_key
+from bbgrap_agent.segment_checks import SegmentCheck, SegmentPlace, placed
+from bbgrap_agent.shared_segments import KnownSegment, SharedSegments, weights_key
 
 _log = logging.getLogger("bbgrap.agent")
 
 
 @dataclass(frozen=True)
-class Loader:
+class SegmentLoader:
     """How this agent makes sessions of segments."""
 
     weights: Callable[[SegmentModel], Mapping[str, Array]]
@@ -50,7 +50,7 @@ class Loader:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class CompiledDeployment:
     """What the executor needs of a deployment."""
 
     schedule: Schedule
@@ -67,8 +67,8 @@ class _Draft:
 
     model: SegmentModel
     compiler: SegmentCompiler
-    known: Known
-    place: Place
+    known: KnownSegment
+    place: SegmentPlace
     offer: Boundary
     """Inputs that it wants blocked, and outputs that it can make so."""
     checked: tuple[Boundary, Segment] | None = None
@@ -87,11 +87,11 @@ class _Draft:
         return Boundary(inputs, outputs)
 
 
-def load_portable(schedule: Schedule, models: Sequence[SegmentModel], loader: Loader) -> Loaded:
+def load_portable(schedule: Schedule, models: Sequence[SegmentModel], loader: SegmentLoader) -> CompiledDeployment:
     """Load the segments of a deployment as they were shipped."""
     used = _run(schedule)
     segments = (loader.share_portable(model) if number in used else _not_run for number, model in enumerate(models))
-    return Loaded(schedule, SlicePlan(schedule), tuple(segments))
+    return CompiledDeployment(schedule, SlicePlan(schedule), tuple(segments))
 
 
 def _run(schedule: Schedule) -> frozenset[int]:
@@ -103,7 +103,7 @@ def _not_run(inputs: Sequence[Array]) -> Sequence[Array]:
     raise ExecutionError(f"a segment of another program was to run, on {len(inputs)} inputs")
 
 
-def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Loader) -> Loaded:
+def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: SegmentLoader) -> CompiledDeployment:
     """Load the segments of a deployment, compiled where that is possible."""
     block = block_size()
     if block is None:
@@ -132,10 +132,10 @@ def load_compiled(schedule: Schedule, models: Sequence[SegmentModel], loader: Lo
         checked = drafts[number].checked if number in drafts else None
         segments.append(portable.get(number) or loader.share_portable(model) if checked is None else checked[1])
     _log.info("%d of %d segments compiled for this machine", len(drafts), len(models))
-    return Loaded(now, slices, tuple(segments))
+    return CompiledDeployment(now, slices, tuple(segments))
 
 
-def _begin(model: SegmentModel, step: LocalRun, buffers: list[BufferSpec], loader: Loader, block: int) -> _Draft | None:
+def _begin(model: SegmentModel, step: LocalRun, buffers: list[BufferSpec], loader: SegmentLoader, block: int) -> _Draft | None:
     """Split a segment's front off and ask for everything blocked; adds buffers for what is joined; None if nothing can be."""
     if model.whole:
         return None  # onnxruntime itself optimises it for this machine
@@ -158,7 +158,7 @@ def compiled_key(compiler: SegmentCompiler, model: SegmentModel) -> tuple[object
     return ("compiled", compiler.key, compiler.front.inputs, model.outputs, weights_key(model))
 
 
-def _offer(compiler: SegmentCompiler, known: Known, inputs: frozenset[str]) -> Boundary | None:
+def _offer(compiler: SegmentCompiler, known: KnownSegment, inputs: frozenset[str]) -> Boundary | None:
     offer = known.offers.get(inputs)
     if offer is not None:
         return offer
@@ -230,7 +230,7 @@ def _mostly_blocked(join: LocalJoin, maps: Collection[int], block: int) -> bool:
     return sizes[True] > sizes[False]
 
 
-def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: Loader) -> Segment | None:
+def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: SegmentLoader) -> Segment | None:
     """Build a draft, unless it is there, and compare it with the portable form; return this if it is to be kept."""
     boundary = draft.boundary(slices.blocked)
     if draft.checked is not None and draft.checked[0] == boundary:
@@ -259,7 +259,7 @@ def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: Loader) -> Segment
     return portable
 
 
-def _check(draft: _Draft, slices: BlockedSlicePlan) -> Check:
+def _check(draft: _Draft, slices: BlockedSlicePlan) -> SegmentCheck:
     names = draft.place.numbers.items()
     specs = {name: slices.schedule.buffers[number] for name, number in names}
-    return Check(draft.model, draft.compiler, specs, frozenset(name for name, number in names if number in slices.blocked))
+    return SegmentCheck(draft.model, draft.compiler, specs, frozenset(name for name, number in names if number in slices.blocked))

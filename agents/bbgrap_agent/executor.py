@@ -29,10 +29,10 @@ from bbgrap.runtime.schedule import LocalSend, Schedule
 from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
-from bbgrap_agent.early import EarlyMessages, RequestKey
+from bbgrap_agent.early_messages import EarlyMessages, RequestKey
 from bbgrap_agent.progress import WorkerProgress
 from bbgrap_agent.recording import OnRecord, Recorder
-from bbgrap_agent.states import States
+from bbgrap_agent.sequence_states import SequenceStates
 
 MAX_RUNNING = 64
 """Requests of one deployment that run at a time, or four a device if these are more: twice what a coordinator has in flight. The rest is
@@ -157,7 +157,7 @@ class Executor:
         *,
         on_broken: OnBroken = nobody_listens,
         progress: WorkerProgress | None = None,
-        states: States | None = None,
+        states: SequenceStates | None = None,
     ) -> None:
         """Own a data plane; `on_failure(epoch, request, reason)` and `on_record(epoch, request, record)` are called from this thread.
 
@@ -169,7 +169,7 @@ class Executor:
         plane.admit = self._admits
         plane.on_broken = on_broken
         self._on_failure = on_failure
-        self._states = states or States()
+        self._states = states or SequenceStates()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._deployments: dict[int, Deployment] = {}
         self._coming: dict[int, Deployment] = {}

@@ -33,7 +33,7 @@ Pongs = queue.SimpleQueue[int]
 """The numbers of the questions that were answered."""
 
 
-class Answered:
+class AnsweredPeers:
     """The peers that have answered since something is deployed that sends to them; for any thread.
 
     Laws: a peer need not be asked for each deployment that sends to it; it is asked again when messages to it may have been lost.

@@ -12,19 +12,19 @@ from dataclasses import replace
 import numpy as np
 
 from bbgrap.compiler.artifacts import SegmentModel
-from bbgrap.engine.calling import caller, ending_after
 from bbgrap.engine.layout import SegmentCompiler
+from bbgrap.engine.session_call import caller, ending_after
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph.onnx_layout import Boundary
 from bbgrap.graph.types import Array
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.runtime.execution import SlicePlan
-from bbgrap.runtime.reading import reading_of
 from bbgrap.runtime.schedule import LocalRun
-from bbgrap_agent.compiling import Loaded, Loader, load_compiled, load_portable
+from bbgrap.runtime.state_reading import reading_of
+from bbgrap_agent.compiling import CompiledDeployment, SegmentLoader, load_compiled, load_portable
 from bbgrap_agent.executor import Deployment, Segment
-from bbgrap_agent.shared import SharedSegments
+from bbgrap_agent.shared_segments import SharedSegments
 from bbgrap_agent.weights import WeightStore
 
 _SPIN_US = 1_000
@@ -51,7 +51,7 @@ def load(
             raise ModelError(f"segment '{model.name}': its content has another digest; it was damaged on the way")
     shared = shared or SharedSegments()
     before = shared.made
-    loader = Loader(
+    loader = SegmentLoader(
         lambda model: _weights_of(model, store),
         lambda model: _load_segment(model, store, threads),
         lambda compiler, boundary, model: _load_compiled(compiler, boundary, model, threads),
@@ -74,7 +74,7 @@ def load(
     peers = reachable(deploy.peers, coordinator_host)
     addresses, fingerprints = tuple(peer.address for peer in peers), tuple(peer.fingerprint for peer in peers)
 
-    def deployment(program: Loaded, further: Deployment | None = None, reading: Deployment | None = None) -> Deployment:
+    def deployment(program: CompiledDeployment, further: Deployment | None = None, reading: Deployment | None = None) -> Deployment:
         return Deployment(
             deploy.epoch, program.schedule, program.segments, names, addresses, program.slices, fingerprints, further, reading
         )
@@ -124,7 +124,7 @@ def _load_compiled(compiler: SegmentCompiler, boundary: Boundary, model: Segment
     return caller(session, compiler.front.inputs, model.outputs)
 
 
-def _warm_up(loaded: Loaded, names: Sequence[str], shared: SharedSegments) -> None:
+def _warm_up(loaded: CompiledDeployment, names: Sequence[str], shared: SharedSegments) -> None:
     """Run every segment once that never ran: the first run allocates and touches all memory."""
     buffers = loaded.schedule.buffers
     for step in loaded.schedule.steps:

@@ -121,7 +121,7 @@ def _work(
     from bbgrap.transport.tcp import listen_at
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.enrolment import KeyFile, enrol, keys_folder
-    from bbgrap_agent.names import OwnName
+    from bbgrap_agent.own_name import OwnName
     from bbgrap_agent.worker_settings import WorkerSettings
 
     agents: list[Agent] = []

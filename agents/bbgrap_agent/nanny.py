@@ -26,7 +26,7 @@ from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Deploy, Heartbeat
 from bbgrap.transport.identity import TlsIdentity
-from bbgrap_agent.causes import cause_of, oom_kills, sentence_of
+from bbgrap_agent.exit_causes import cause_of, oom_kills, sentence_of
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
 from bbgrap_agent.progress import WorkerProgress, shared_memory
 from bbgrap_agent.weight_files import DeployedFiles
@@ -54,7 +54,7 @@ _log = logging.getLogger("bbgrap.agent")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WorkerEnded:
     """A worker's pipe has ended, and the process too: with this code, as `subprocess` says it."""
 
     worker: int
@@ -129,7 +129,7 @@ class _Child:
         except (OSError, IndexError, ValueError):
             return 0
 
-    def listen(self, number: int, put: Callable[[FromWorker | Ended], None]) -> None:
+    def listen(self, number: int, put: Callable[[FromWorker | WorkerEnded], None]) -> None:
         """Hand on what it says, and its end; in a thread of its own."""
         fault = ""
         try:
@@ -143,7 +143,7 @@ class _Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        put(Ended(number, code, fault, self.files.drop_damaged() if code == -signal.SIGBUS else ""))
+        put(WorkerEnded(number, code, fault, self.files.drop_damaged() if code == -signal.SIGBUS else ""))
 
 
 class Nanny:
@@ -156,7 +156,7 @@ class Nanny:
         self,
         listener: socket.socket,
         settings: WorkerSettings,
-        put: Callable[[FromWorker | Ended], None],
+        put: Callable[[FromWorker | WorkerEnded], None],
         identity: TlsIdentity | None = None,
     ) -> None:
         """Start nothing yet; what workers say, and their ends, go to `put`, from another thread. `listener` is that of their data plane.
@@ -229,7 +229,7 @@ class Nanny:
             doing.epoch, doing.request, seconds, doing.steps, child.used_bytes, self._free_bytes, doing.busy_ns / 1e9 + seconds
         )
 
-    def ended(self, event: Ended, now: float) -> events.WorkerDied | None:
+    def ended(self, event: WorkerEnded, now: float) -> events.WorkerDied | None:
         """Take the end of a worker; return it in words, if it was ready."""
         child = self._child
         if child is None or event.worker != self._started:

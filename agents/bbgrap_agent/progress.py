@@ -28,7 +28,7 @@ _TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class WorkerActivity:
     """What a worker does: zeros where it does nothing; `steps` are the kernels that have ended, `since_ns` times when something began.
 
     `busy_ns` is how long the kernels that have ended took in all.
@@ -88,7 +88,7 @@ class WorkerProgress:
         """It has ended."""
         _LOAD.pack_into(self._memory, _LOAD_PLACE, 0, 0)
 
-    def read(self) -> Doing:
+    def read(self) -> WorkerActivity:
         """Return what the worker does, or did when it died."""
         tries = 0
         while True:
@@ -96,7 +96,7 @@ class WorkerProgress:
             count, epoch, request, since, busy, again = _KERNEL.unpack_from(self._memory, 0)
             if count == again or tries == _TRIES:  # a writer that died in the middle leaves two counts for ever
                 loading, loading_since = _LOAD.unpack_from(self._memory, _LOAD_PLACE)
-                return Doing(epoch, request, since, count // 2, loading, loading_since, busy)
+                return WorkerActivity(epoch, request, since, count // 2, loading, loading_since, busy)
 
     def close(self) -> None:
         """Unmap the memory."""

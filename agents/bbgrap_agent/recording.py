@@ -19,7 +19,7 @@ from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.recording import Clock, Record, RecordedExecution, RoundTrip, labels_of
 from bbgrap.runtime.schedule import Schedule
 from bbgrap.transport.data import DataPlane
-from bbgrap_agent.early import RequestKey
+from bbgrap_agent.early_messages import RequestKey
 
 ROUND_TRIPS = 8
 """Questions to the host's clock after each recorded request. Measured on one machine: the best of 8 is within 10 % of the best of 100."""

@@ -47,19 +47,19 @@ from bbgrap.protocol.messages import (
     TryLinks,
     WeightChunk,
 )
-from bbgrap.transport.descriptors import allow_many_descriptors
+from bbgrap.transport.file_limits import allow_many_descriptors
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.confinement import confine_worker
 from bbgrap_agent.executor import Executor
-from bbgrap_agent.facts import introduce
-from bbgrap_agent.links import Answered, measure_links, unreachable
+from bbgrap_agent.introduction import introduce
+from bbgrap_agent.links import AnsweredPeers, measure_links, unreachable
 from bbgrap_agent.loading import load, reachable
+from bbgrap_agent.machine_probe import measure_machine
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
-from bbgrap_agent.probe import measure_machine
 from bbgrap_agent.progress import WorkerProgress
-from bbgrap_agent.shared import SharedSegments
-from bbgrap_agent.states import DEFAULT_BYTES, PART, States
+from bbgrap_agent.sequence_states import DEFAULT_BYTES, PART, SequenceStates
+from bbgrap_agent.shared_segments import SharedSegments
 from bbgrap_agent.weights import WeightStore
 from bbgrap_agent.worker_settings import WorkerSettings
 
@@ -110,14 +110,14 @@ class Worker:
             lambda epoch, request, record: self._say(Recorded(epoch, request, record)),
             on_broken=self._broken,
             progress=progress,
-            states=States(settings.state_bytes or int(PART * join.memory_bytes) or DEFAULT_BYTES),
+            states=SequenceStates(settings.state_bytes or int(PART * join.memory_bytes) or DEFAULT_BYTES),
         )
         self._loader = ThreadPoolExecutor(1, "loader")
         self._links = ThreadPoolExecutor(_LINK_THREADS, "links")
         # Measuring takes seconds: a deployment that comes meanwhile does not wait for it.
         self._measuring = ThreadPoolExecutor(1, "measuring")
         self._answering: frozenset[tuple[str, str]] = frozenset()
-        self._answered = Answered()
+        self._answered = AnsweredPeers()
 
     def run(self) -> None:
         """Work until the nanny ends, or wants the end.

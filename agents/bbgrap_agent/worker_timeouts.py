@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from bbgrap.protocol.messages import Deploy
-from bbgrap_agent.progress import Doing
+from bbgrap_agent.progress import WorkerActivity
 
 EARLIER_S = 10.0
 """How long a kernel may go on with a request of an earlier membership, that nobody remembers. Chosen."""
@@ -61,7 +61,7 @@ class WorkerTimeouts:
         weights = {ref.digest: ref.type.nbytes or 0 for segment in deploy.segments for ref in segment.weights.values()}
         self._allowed[deploy.epoch] = LOAD_S + sum(weights.values()) / LOAD_BYTES_PER_S
 
-    def look(self, doing: Doing, now: float, *, stopped: bool) -> str:
+    def look(self, doing: WorkerActivity, now: float, *, stopped: bool) -> str:
         """Return why the worker is to be ended, or an empty text."""
         self._awake += 0.0 if stopped else min(now - self._looked, LONGEST_LOOK_S)
         self._looked = now

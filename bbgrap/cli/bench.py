@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from bbgrap.cli.groups import contenders, given_inputs, takes
 from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.option_groups import contenders, given_inputs, takes
 from bbgrap.cli.options import Coordinator, Insecure, Json, LocalAgents, Model, Seed, TokenFile
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.errors import UsageError

@@ -92,7 +92,7 @@ def _in_cluster(address: str, token_file: Path | None, model: str, *, insecure: 
 def _about(model: str, nodes: tuple[NodeStatus, ...]) -> list[Finding]:
     """Return what is predicted of a model on these nodes."""
     from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
-    from bbgrap.doctor.one_more import check_model, cluster_of
+    from bbgrap.doctor.one_more_node import check_model, cluster_of
     from bbgrap.engine.load import load_graph
     from bbgrap.engine.prepare import fit
     from bbgrap.planners.options import PlanOptions

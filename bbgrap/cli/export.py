@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.groups import OfflineRequest, offline_request, takes
+from bbgrap.cli.option_groups import OfflineRequest, offline_request, takes
 from bbgrap.cli.options import Json
 from bbgrap.cli.output import print_json, print_result, print_table, step
 

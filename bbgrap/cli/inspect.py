@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.groups import given_inputs, takes
 from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.option_groups import given_inputs, takes
 from bbgrap.cli.options import Json, Model
 from bbgrap.cli.output import print_json, print_result, print_table
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.groups import OfflineRequest, offline_requests, takes
+from bbgrap.cli.option_groups import OfflineRequest, offline_requests, takes
 from bbgrap.cli.options import Json
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say
 
@@ -46,8 +46,8 @@ def plan(
     from bbgrap.auto.explain import explain_forecast, wire_in_words
     from bbgrap.cli.planning import plan_offline
     from bbgrap.errors import UsageError
-    from bbgrap.report.marks import byte_count
     from bbgrap.report.plan_report import explain as explain_plan
+    from bbgrap.report.svg import byte_count
 
     if len(requests) > 1:
         if explain or output is not None:

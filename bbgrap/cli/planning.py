@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from bbgrap.auto.forecast import Forecast
-from bbgrap.cli.groups import OfflineRequest
 from bbgrap.cli.inputs import ModelInputs, read_inputs
 from bbgrap.cli.models import find_model
+from bbgrap.cli.option_groups import OfflineRequest
 from bbgrap.cli.options import offline_cluster
 from bbgrap.cli.output import say, step
 from bbgrap.cluster.plausible import doubts
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.errors import UsageError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.groups import plan_options, takes
+from bbgrap.cli.option_groups import plan_options, takes
 from bbgrap.cli.options import Coordinator, Insecure, LocalAgents, Threads, TokenFile
 from bbgrap.cli.output import print_result, say
 from bbgrap.errors import UsageError
@@ -200,14 +200,14 @@ def _serve(
     import asyncio
     import sys
 
-    from bbgrap.serving.events import page_routes
     from bbgrap.serving.gateway import DEADLINE_S, Gateway
-    from bbgrap.serving.live import Live
     from bbgrap.serving.model import ServedModel
-    from bbgrap.serving.repository import Entry, Repository
+    from bbgrap.serving.page_routes import page_routes
+    from bbgrap.serving.repository import Repository, RepositoryEntry
     from bbgrap.serving.server import serve as run
+    from bbgrap.serving.status_poller import StatusPoller
 
-    def load(entry: Entry) -> ServedModel:
+    def load(entry: RepositoryEntry) -> ServedModel:
         state = states.get(entry.name)
         return ServedModel.load(entry.name, entry.version, entry.path, connection, options, DEADLINE_S, state, max_sequences)
 
@@ -222,4 +222,4 @@ def _serve(
         say(f"serving {served}{f', gRPC at {rpc}' if rpc else ''}; the URL shows the cluster; Ctrl-C stops it")
 
     gateway = Gateway(connection, repository, limits, tracing)
-    asyncio.run(run(gateway, listening, grpc, ready, page_routes(Live(gateway), tracing), names))
+    asyncio.run(run(gateway, listening, grpc, ready, page_routes(StatusPoller(gateway), tracing), names))

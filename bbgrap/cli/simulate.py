@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.groups import OfflineRequest, offline_request, takes
+from bbgrap.cli.option_groups import OfflineRequest, offline_request, takes
 from bbgrap.cli.options import Json, Seed
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say, step
 
@@ -59,7 +59,7 @@ def simulate(
     report = {key: value for key, value in planned.report.items() if key not in ("nodes", "predicted_timeline")}
     predicted = forecast.timeline
     if measured:
-        from bbgrap.engine.measured import measured_segments
+        from bbgrap.engine.segment_timing import measured_segments
 
         with step("timing every node's segments"):
             predicted = forecast.predictor.timeline(forecast.compiled.optimized, measured_segments(artifacts))
@@ -81,8 +81,8 @@ def simulate(
 def _compare(planned: OfflinePlan, artifacts: Artifacts, options: PlanOptions, seed: int) -> Comparison:
     """Run the partitioned model and plain onnxruntime on the same inputs."""
     from bbgrap.compiler.simulate import simulate as walk
-    from bbgrap.engine.calling import unpacked_results
     from bbgrap.engine.kernels import local_kernels
+    from bbgrap.engine.session_call import unpacked_results
     from bbgrap.engine.spread import ReferenceAnswers
 
     feeds = planned.inputs.feeds(seed)

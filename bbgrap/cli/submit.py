@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bbgrap.cli.groups import given_inputs, plan_options, takes
 from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.option_groups import given_inputs, plan_options, takes
 from bbgrap.cli.options import Coordinator, Insecure, Json, LocalAgents, Model, Seed, Threads, TokenFile
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.planners.options import PlanOptions

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bbgrap.graph.types import Array, TensorType
-from bbgrap.runtime.joining import Joining
-from bbgrap.runtime.reading import reading_of
+from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.runtime.schedule import Schedule
+from bbgrap.runtime.state_reading import reading_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Artifacts:
     host: Schedule
     weights: Mapping[str, Array] = field(repr=False, compare=False)
     further: Schedule | None = None
-    joinings: Mapping[str, Joining] = field(default_factory=dict)
+    joinings: Mapping[str, JoinedInput] = field(default_factory=dict)
 
     @property
     def reading(self) -> Schedule | None:

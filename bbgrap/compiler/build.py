@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bbgrap.compiler.growing import GrowingDevice, Messages
 from bbgrap.compiler.host_concat import joined_by_host
+from bbgrap.compiler.program_writer import DeviceWriter, MessageWriter
 from bbgrap.graph import Graph, Node
 from bbgrap.graph.state import kept_region
 from bbgrap.planners.plan import Plan, Tile, whole_output
@@ -24,7 +24,7 @@ from bbgrap.tdl.language import ReducerKind
 from bbgrap.tdl.work import WorkCounter
 
 
-class _DeviceBuilder(GrowingDevice):
+class _DeviceBuilder(DeviceWriter):
     """A device that holds whole values."""
 
     def __init__(self, device: int) -> None:
@@ -68,7 +68,7 @@ class _Builder:
         self.descriptions = descriptions
         self.host = plan.cluster.host
         self.devices = [_DeviceBuilder(d) for d in range(self.host + 1)]
-        self.messages = Messages()
+        self.messages = MessageWriter()
         self.counter = WorkCounter(plan.graph, descriptions)
         self.joined = frozenset[str]() if open_sizes else joined_by_host(plan, descriptions)
         joined = (plan.graph.node_by_name[name] for name in self.joined)

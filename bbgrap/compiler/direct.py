@@ -7,11 +7,11 @@ A test compares it with the long way: the same messages of the same bytes, the s
 
 from __future__ import annotations
 
-from bbgrap.compiler.growing import GrowingDevice, Messages
 from bbgrap.compiler.host_concat import joined_by_host
 from bbgrap.compiler.passes.dead import DropUnused
 from bbgrap.compiler.passes.fuse import FuseSegments
 from bbgrap.compiler.passes.transfers import DropEmptyMessages
+from bbgrap.compiler.program_writer import DeviceWriter, MessageWriter
 from bbgrap.graph import Node
 from bbgrap.graph.state import kept_region, uncut
 from bbgrap.planners.pieces import Pieces
@@ -39,7 +39,7 @@ def _has_unused(device: DeviceProgram) -> bool:
     return any(read.isdisjoint(op.writes) for step in device.steps if isinstance(step, Compute) for op in step.ops if isinstance(op, Apply))
 
 
-class _Device(GrowingDevice):
+class _Device(DeviceWriter):
     """A device, and what it holds of every value, by part."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class _Builder:
         self.devices = [_Device() for _ in range(self.host + 1)]
         self.holders: dict[tuple[str, PartNumber], list[tuple[int, BufferId, ShapeMap]]] = {}
         self.parts: dict[str, int] = {}
-        self.messages = Messages()
+        self.messages = MessageWriter()
 
     def run(self) -> Program:
         feeds = tuple(self._feed(name) for name in self.graph.given)

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel
-from bbgrap.runtime.joining import Joining
+from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.runtime.schedule import LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
 
 
-def for_sequences(first: Artifacts, further: Artifacts, joinings: Mapping[str, Joining] | None = None) -> Artifacts:
+def for_sequences(first: Artifacts, further: Artifacts, joinings: Mapping[str, JoinedInput] | None = None) -> Artifacts:
     """Return a deployment with both programs, and how requests are joined; what both run is shipped once."""
     after = 1 + max(_messages(first), default=-1)
     devices = tuple(_joined(one, other, after) for one, other in zip(first.devices, further.devices, strict=True))

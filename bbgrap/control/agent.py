@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
+from bbgrap.control.agent_deployments import AgentDeployments
 from bbgrap.control.agent_events import (
     AgentEvent,
     AgentInstruction,
@@ -29,9 +30,8 @@ from bbgrap.control.agent_events import (
     WorkerDied,
     WorkerReady,
 )
-from bbgrap.control.asked import Asked
-from bbgrap.control.held import HeldDeployments
-from bbgrap.control.states import Lifecycle, Tracker
+from bbgrap.control.lifecycles import Lifecycle, Tracker
+from bbgrap.control.open_measurements import OpenMeasurements
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.protocol.inspection import Inspect
 from bbgrap.protocol.messages import (
@@ -86,10 +86,10 @@ class AgentMachine:
         """Start unjoined, with a worker that is ready; the coordinator's `Welcome` says how often it wants to hear from it."""
         self.join = join
         self.membership: int | None = None
-        self._held = HeldDeployments()
+        self._deployments = AgentDeployments()
         self._tracker = Tracker(Lifecycle.AGENT, f"'{join.name}'")
         self._worker_ready = True
-        self._asked = Asked()
+        self._measurements = OpenMeasurements()
         self._unsaid: deque[AgentMessage] = deque(maxlen=MAX_UNSAID)
         self._heartbeat_s = JOIN_S
         self._join_s = FIRST_JOIN_S
@@ -103,7 +103,7 @@ class AgentMachine:
     @property
     def deployments(self) -> tuple[int, ...]:
         """The epochs that it holds, loaded or not."""
-        return tuple(self._held.by_epoch)
+        return tuple(self._deployments.by_epoch)
 
     @property
     def state(self) -> str:
@@ -127,16 +127,16 @@ class AgentMachine:
             case AgentTick(heartbeat):
                 return self._on_tick(heartbeat, now)
             case WeightsChecked():
-                return self._heard_or_kept(self._held.checked(event, now))
+                return self._heard_or_kept(self._deployments.checked(event, now))
             case WeightArrived():
-                return self._heard_or_kept(self._held.weight_arrived(event, now))
+                return self._heard_or_kept(self._deployments.weight_arrived(event, now))
             case DeploymentLoaded():
-                return self._heard_or_kept(self._held.loaded(event, now))
+                return self._heard_or_kept(self._deployments.loaded(event, now))
             case Outcome(message):
                 return self._heard_or_kept([ToCoordinator(message)] if self._is_wanted(message) else [])
             case WorkerReady():
                 self._worker_ready = True
-                return [*self._asked.worker_ready(), *self._held.worker_ready(now)]
+                return [*self._measurements.worker_ready(), *self._deployments.worker_ready(now)]
             case WorkerDied():
                 return self._heard_or_kept(self._on_worker_died(event))
             case Stop():
@@ -159,22 +159,22 @@ class AgentMachine:
             case HeartbeatSeen():
                 return []
             case Deploy():
-                return self._held.deploy(message, now)
+                return self._deployments.deploy(message, now)
             case WeightChunk():
-                return self._held.store(message, now)
+                return self._deployments.store(message, now)
             case Abandon():
-                return self._held.abandon(message)
+                return self._deployments.abandon(message)
             case Release():
-                return self._held.release(message.epoch, "Release")
+                return self._deployments.release(message.epoch, "Release")
             case Measure() | MeasureLinks() | TryLinks() | AnswerPings():
-                return self._asked.take(message, ready=self._worker_ready)
+                return self._measurements.take(message, ready=self._worker_ready)
             case Inspect(inspection):
                 return [InspectMachine(inspection)]
 
     def _ask_to_join(self, now: float) -> AgentInstruction:
         self._spoke = now
         self._join_s = min(JOIN_S, 1.5 * self._join_s)
-        return ToCoordinator(replace(self.join, holds=self._held.ready))
+        return ToCoordinator(replace(self.join, holds=self._deployments.ready))
 
     def _on_welcome(self, message: Welcome, now: float) -> list[AgentInstruction]:
         self._refused_since = None
@@ -185,14 +185,18 @@ class AgentMachine:
         done: list[AgentInstruction] = []
         if message.membership != self.membership:
             self.membership = message.membership
-            done = [*self._keep(message.keep), *self._held.abandon_before(message.first_request), LogLine(f"joined as '{self.join.name}'")]
+            done = [
+                *self._keep(message.keep),
+                *self._deployments.abandon_before(message.first_request),
+                LogLine(f"joined as '{self.join.name}'"),
+            ]
         unsaid, self._unsaid = self._unsaid, deque(maxlen=MAX_UNSAID)
         return [*done, ToCoordinator(self._heartbeat), *(ToCoordinator(late) for late in unsaid)]
 
     def _keep(self, epochs: tuple[int, ...]) -> list[AgentInstruction]:
         """Begin a new membership with some of the deployments; what is unsaid about others is of no interest any more."""
-        self._asked.forget()
-        released, held = self._held.release_others(epochs), self._held.by_epoch
+        self._measurements.forget()
+        released, held = self._deployments.release_others(epochs), self._deployments.by_epoch
         of_kept = (RequestFailed, Recorded, Deployed)
         unsaid = [m for m in self._unsaid if isinstance(m, WorkerLost) or (isinstance(m, of_kept) and m.epoch in held)]
         # Offered when it asked to join, and gone since.
@@ -232,19 +236,24 @@ class AgentMachine:
         if now - self._spoke >= self.next_tick_s / 2:
             self._spoke = now
             done.append(ToCoordinator(heartbeat) if self.state == "joined" else self._ask_to_join(now))
-        return [*done, *self._held.ask_again(now)]
+        return [*done, *self._deployments.ask_again(now)]
 
     def _on_worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
         self._worker_ready = False
         lost = WorkerLost(event.reason, event.epoch, event.request, event.guilty, event.loading)
-        return [LogLine(event.reason), ToCoordinator(lost), *self._held.worker_died(event), *self._asked.worker_died(event.reason)]
+        return [
+            LogLine(event.reason),
+            ToCoordinator(lost),
+            *self._deployments.worker_died(event),
+            *self._measurements.worker_died(event.reason),
+        ]
 
     def _is_wanted(self, message: AgentMessage) -> bool:
         match message:
             case RequestFailed(epoch) | Recorded(epoch):
-                return epoch in self._held.by_epoch
+                return epoch in self._deployments.by_epoch
             case Measured() | LinksMeasured() | LinksTried():
-                return self._asked.answered(message)
+                return self._measurements.answered(message)
             case _:
                 return True
 
@@ -259,4 +268,4 @@ class AgentMachine:
         leaving: list[AgentInstruction] = [ToCoordinator(Leave(reason))] if self.state == "joined" else []
         if not self._tracker.over:
             self._tracker.move("stop")
-        return [*leaving, *self._held.release_others(()), Quit("")]
+        return [*leaving, *self._deployments.release_others(()), Quit("")]

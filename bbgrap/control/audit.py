@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from bbgrap.control.coordinator_events import Audit, Identity
-from bbgrap.control.plans import Plan
+from bbgrap.control.coordinator_events import Audit, RoutingId
+from bbgrap.control.plans import ServedPlan
 
 EVERY_S = 60.0
 """How often it is told what was run."""
@@ -16,7 +16,7 @@ MAX_COUNTS = 1024
 Ending = Literal["done", "failed", "cancelled", "refused"]
 
 
-def peer_of(identity: Identity, agent: str = "") -> dict[str, str]:
+def peer_of(identity: RoutingId, agent: str = "") -> dict[str, str]:
     """Return how the audit log calls a peer: `agent` is the name that it joined with."""
     short = (identity if any(identity[:32]) else identity[32:]).hex()[:12]  # its key if there is one, else the number it gave itself
     return {"agent": agent, "id": short} if agent else {"client": short}
@@ -30,12 +30,12 @@ class RunCounts:
 
     def __init__(self) -> None:
         """Start with nothing counted."""
-        self._ended: dict[tuple[Identity, str, str], Counter[Ending]] = {}
+        self._ended: dict[tuple[RoutingId, str, str], Counter[Ending]] = {}
         self._due = float("-inf")
         self.verified: Counter[str] = Counter()
         """What became of the requests that were to be verified."""
 
-    def ended(self, identity: Identity, plan: Plan, how: Ending) -> None:
+    def ended(self, identity: RoutingId, plan: ServedPlan, how: Ending) -> None:
         """Count a request."""
         key = identity, plan.model, plan.key
         if key not in self._ended and len(self._ended) >= MAX_COUNTS:

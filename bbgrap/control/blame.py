@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.control.coordinator_events import Instruction, Log
+from bbgrap.control.coordinator_events import CoordinatorInstruction, Log
 from bbgrap.control.dispatch import Requests
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import MAX_DEATHS, Plan, Request, Variant
+from bbgrap.control.plans import MAX_DEATHS, Request, ServedPlan, Variant
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.messages import WorkerLost
 
@@ -42,7 +42,7 @@ class Blame:
         self._ended: dict[str, tuple[int, WorkerLost]] = {}
         """What each agent said last, and its membership: what comes twice has happened once."""
 
-    def worker_ended(self, member: Member, message: WorkerLost) -> list[Instruction]:
+    def worker_ended(self, member: Member, message: WorkerLost) -> list[CoordinatorInstruction]:
         """Find out what has ended a worker.
 
         One that computed and loaded at once says nothing of either: it loads that again first, alone, and then it is known.
@@ -61,7 +61,7 @@ class Blame:
             return []
         return self._blame(member, message.epoch or message.loading, request, message.request, message.reason)
 
-    def cleared(self, member: Member, epoch: int) -> list[Instruction]:
+    def cleared(self, member: Member, epoch: int) -> list[CoordinatorInstruction]:
         """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""
         doubt = self._doubts.get(member.name)
         if doubt is None or doubt.loading != epoch:
@@ -69,7 +69,7 @@ class Blame:
         del self._doubts[member.name]
         return self._blame(member, doubt.epoch, doubt.request, doubt.run, doubt.reason) if doubt.member is member else []
 
-    def _blame(self, member: Member, epoch: int, request: Request | None, run: int, reason: str) -> list[Instruction]:
+    def _blame(self, member: Member, epoch: int, request: Request | None, run: int, reason: str) -> list[CoordinatorInstruction]:
         variant = self.loading.find(epoch)
         if variant is None:
             return []
@@ -83,10 +83,10 @@ class Blame:
         plan.deaths.append(f"'{member.name}': {reason}")
         return self._quarantine(plan, variant, request) if len(plan.deaths) >= MAX_DEATHS else []
 
-    def _quarantine(self, plan: Plan, variant: Variant, request: Request | None) -> list[Instruction]:
+    def _quarantine(self, plan: ServedPlan, variant: Variant, request: Request | None) -> list[CoordinatorInstruction]:
         what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
         plan.quarantine = f"{what} has ended the workers of agents and is not run again: {'; '.join(plan.deaths[-MAX_DEATHS:])}"[:2000]
-        done: list[Instruction] = [Log(f"{plan.called}: {plan.quarantine}", event="given up", model=plan.model)]
+        done: list[CoordinatorInstruction] = [Log(f"{plan.called}: {plan.quarantine}", event="given up", model=plan.model)]
         if request is not None and request.number in self.requests.open:
             done += self.requests.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {plan.quarantine}")
         done += self._drop_all(plan)
@@ -103,5 +103,5 @@ class Blame:
         self.loading.touch(plan)
         return done
 
-    def _drop_all(self, plan: Plan) -> list[Instruction]:
+    def _drop_all(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         return [instruction for variant in list(plan.variants) for instruction in self.requests.drop(variant)]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from bbgrap.control.coordinator_events import Instruction, ToClient
+from bbgrap.control.coordinator_events import CoordinatorInstruction, ToClient
 from bbgrap.control.membership import Members
-from bbgrap.control.plans import Plan
+from bbgrap.control.plans import ServedPlan
 from bbgrap.protocol.client_messages import Failed, Fault
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
 
 
-def answer_callers(plan: Plan, members: Members) -> list[Instruction]:
+def answer_callers(plan: ServedPlan, members: Members) -> list[CoordinatorInstruction]:
     """Answer who waits for a plan, if it is there, or cannot be."""
     if not plan.callers or (plan.job is not None and not plan.job.spare_for) or plan.timing is not None:
         return []
@@ -19,7 +19,7 @@ def answer_callers(plan: Plan, members: Members) -> list[Instruction]:
     lacks_room = any(fault is Fault.BUSY for fault, _ in plan.failed.values())
     # Who waits for a plan that has no place is told why, and that the standby answers.
     if is_ready or (lacks_room and not plan.quarantine and plan.helper is not None and plan.helper.serving):
-        done: list[Instruction] = [ToClient(identity, plan.prepared(call)) for identity, call in plan.callers]
+        done: list[CoordinatorInstruction] = [ToClient(identity, plan.prepared(call)) for identity, call in plan.callers]
         plan.callers.clear()
         return done
     if plan.quarantine:
@@ -31,7 +31,7 @@ def answer_callers(plan: Plan, members: Members) -> list[Instruction]:
     return []
 
 
-def _refused(plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
-    done: list[Instruction] = [ToClient(identity, Failed(call, fault, reason)) for identity, call in plan.callers]
+def _refused(plan: ServedPlan, fault: Fault, reason: str) -> list[CoordinatorInstruction]:
+    done: list[CoordinatorInstruction] = [ToClient(identity, Failed(call, fault, reason)) for identity, call in plan.callers]
     plan.callers.clear()
     return done

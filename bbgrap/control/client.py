@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.control.states import Lifecycle, Tracker
+from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.protocol.client_messages import (
     Ask,

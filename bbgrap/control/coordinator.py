@@ -16,11 +16,10 @@ from bbgrap.control.coordinator_events import (
     Audit,
     ChunkWritten,
     Compared,
-    Event,
+    CoordinatorEvent,
+    CoordinatorInstruction,
     FromPeer,
     HostLinkBroken,
-    Identity,
-    Instruction,
     Log,
     MachineRead,
     Noticed,
@@ -28,6 +27,7 @@ from bbgrap.control.coordinator_events import (
     Planned,
     RequestBroke,
     RequestDone,
+    RoutingId,
     SaveModel,
     Settings,
     Tick,
@@ -39,18 +39,18 @@ from bbgrap.control.link_faults import LinkFaults
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.observed import Observed
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import Caller, Plan, Variant
+from bbgrap.control.plans import Caller, ServedPlan, Variant
 from bbgrap.control.profiling import Profiling
-from bbgrap.control.questions import Questions
-from bbgrap.control.spares import Spares
+from bbgrap.control.queries import Queries
+from bbgrap.control.request_statistics import RequestStatistics
+from bbgrap.control.saved_state import SavedState
+from bbgrap.control.spare_plans import SparePlans
+from bbgrap.control.stalls import is_stuck, kept_waiting, stalled, unawaited_stalled
 from bbgrap.control.standby import Standbys
 from bbgrap.control.status import StatusReader
-from bbgrap.control.stored import Stored
 from bbgrap.control.uploads import Uploads
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
-from bbgrap.control.watch import is_stuck, kept_waiting, stalled, unawaited_stalled
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -99,9 +99,9 @@ class CoordinatorMachine:
     Invariants: after every event, nothing that takes requests is idle while a request waits for it.
     """
 
-    def __init__(self, settings: Settings, stored: Stored | None = None, now: float = 0.0) -> None:
+    def __init__(self, settings: Settings, stored: SavedState | None = None, now: float = 0.0) -> None:
         """Start without agents and clients, with what an earlier coordinator has left."""
-        kept = stored or Stored()
+        kept = stored or SavedState()
         self.settings = settings
         self.members = Members(settings, kept)
         self.links = Links(settings, self.members)
@@ -110,16 +110,16 @@ class CoordinatorMachine:
         self.standbys = Standbys(self.members, self.links, self.loading)
         self.uploads = Uploads(dict(kept.files), kept.models)
         self.profiling = Profiling(settings, self.members)
-        spares = Spares(self.members, self.links, self.loading, self.standbys)
-        self.observed = Observed(settings, now)
-        self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares, self.observed)
-        self.status = StatusReader(self.members, self.links, self.requests, self.observed)
+        spares = SparePlans(self.members, self.links, self.loading, self.standbys)
+        self.statistics = RequestStatistics(settings, now)
+        self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares, self.statistics)
+        self.status = StatusReader(self.members, self.links, self.requests, self.statistics)
         self.faults = LinkFaults(settings, self.members, self.links, self.loading, self.planning, self.requests)
-        self.questions = Questions(self.members, self.loading, self.planning, self.status)
+        self.queries = Queries(self.members, self.loading, self.planning, self.status)
         self.blame = Blame(self.loading, self.planning, self.requests)
         self._restore(kept, now)
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
+    def handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorInstruction]:
         """Take an event and return what is to be done, in order.
 
         Raises:
@@ -131,10 +131,10 @@ class CoordinatorMachine:
             self.profiling.has_news = False
             done += self.planning.world_changed(now)
         done += self.requests.go_on(now)
-        self.observed.note(done, now)
+        self.statistics.note(done, now)
         return done
 
-    def _on_event(self, event: Event, now: float) -> list[Instruction]:  # noqa: C901 - one branch per event
+    def _on_event(self, event: CoordinatorEvent, now: float) -> list[CoordinatorInstruction]:  # noqa: C901 - one branch per event
         match event:
             case FromPeer(identity, message):
                 return self._on_message(identity, message, now)
@@ -164,9 +164,9 @@ class CoordinatorMachine:
             case Noticed(text, kind):
                 return [Log(text, event=kind)]
             case MachineRead(facts):
-                return self.questions.machine_read(facts, now)
+                return self.queries.machine_read(facts, now)
 
-    def _restore(self, stored: Stored, now: float) -> None:
+    def _restore(self, stored: SavedState, now: float) -> None:
         """Know the plans of an earlier coordinator; their agents will offer what they hold of them."""
         for kept, planned in sorted(stored.plans, key=lambda entry: (entry[0].options is not None, entry[0].job)):
             files = self.uploads.files_of(kept.model)
@@ -177,20 +177,20 @@ class CoordinatorMachine:
                 plan = standby
                 plan.planned, plan.latest = planned, kept.job
             else:
-                plan = self.planning.plans.setdefault(kept.key, Plan(kept.key, kept.model, files, kept.shapes, kept.options, standby))
+                plan = self.planning.plans.setdefault(kept.key, ServedPlan(kept.key, kept.model, files, kept.shapes, kept.options, standby))
                 if not plan.variants:
                     plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
                 plan.serves, plan.latest, plan.timed = True, kept.job, kept.job
             plan.quarantine, plan.is_proven = kept.quarantine, True
             self.loading.restore(plan, kept, planned, now)
 
-    def _plan_of(self, job: int) -> Plan | None:
+    def _plan_of(self, job: int) -> ServedPlan | None:
         plans = (*self.planning.plans.values(), *self.standbys.by_model.values())
         return next((plan for plan in plans if plan.job is not None and plan.job.number == job), None)
 
     # --- agents -----------------------------------------------------------------------------------------------------------------
 
-    def _on_message(self, identity: Identity, message: AgentMessage | ClientMessage, now: float) -> list[Instruction]:
+    def _on_message(self, identity: RoutingId, message: AgentMessage | ClientMessage, now: float) -> list[CoordinatorInstruction]:
         if isinstance(message, Join):
             return self._on_join(identity, message, now)
         if not isinstance(message, AgentMessage):
@@ -198,7 +198,7 @@ class CoordinatorMachine:
         member = self.members.heard(identity, type(message).__name__, now)
         return [ToAgent(identity, member)] if isinstance(member, Rejoin) else self._on_agent(member, message, now)
 
-    def _on_join(self, identity: Identity, join: Join, now: float) -> list[Instruction]:
+    def _on_join(self, identity: RoutingId, join: Join, now: float) -> list[CoordinatorInstruction]:
         known = self.members.by_identity.get(identity)
         if known is not None:
             known.tracker.move("Join")
@@ -215,7 +215,7 @@ class CoordinatorMachine:
         member.first_request = next(self.loading.epochs)
         keep, done = self.loading.back(member, join.holds, now)
         self.standbys.joined(member)
-        self.observed.gone.pop(member.name, None)
+        self.statistics.gone.pop(member.name, None)
         return [
             self.members.welcome(member, keep),
             Log(f"agent '{join.name}' joined; {len(self.members.by_name)} are there", event="joined", node=join.name),
@@ -229,7 +229,7 @@ class CoordinatorMachine:
     def _kept_by(self, member: Member) -> tuple[int, ...]:
         return tuple(variant.epoch for variant in self.loading.of_member(member.name) if member.name not in variant.away)
 
-    def _on_agent(self, member: Member, message: AgentMessage, now: float) -> list[Instruction]:  # noqa: C901 - one branch per message
+    def _on_agent(self, member: Member, message: AgentMessage, now: float) -> list[CoordinatorInstruction]:  # noqa: C901 - one branch per message
         match message:
             case Join():
                 return []
@@ -265,7 +265,7 @@ class CoordinatorMachine:
             case LinksTried():
                 return self.faults.tried(member, message, now)
             case Inspected():
-                return self.questions.inspected(member, message, now)
+                return self.queries.inspected(member, message, now)
             case LinkBroken():
                 return self.faults.broken(member, message.address, now)
             case WorkerLost():
@@ -273,14 +273,14 @@ class CoordinatorMachine:
             case Leave():
                 return self._lose(member, "Leave", "left", now)
 
-    def _on_deployed(self, member: Member, message: Deployed, now: float) -> list[Instruction]:
+    def _on_deployed(self, member: Member, message: Deployed, now: float) -> list[CoordinatorInstruction]:
         variant = self.loading.find(message.epoch)
         done = [*self.blame.cleared(member, message.epoch), *self.loading.deployed(member, message.epoch, now)]
         if variant is not None and variant.is_ready and (variant.plan.is_standby or variant.plan.timed == variant.job):
             done += self.loading.saved(variant.plan, variant.job)
         return done
 
-    def _on_deployment_failed(self, member: Member, variant: Variant, why: str, now: float) -> list[Instruction]:
+    def _on_deployment_failed(self, member: Member, variant: Variant, why: str, now: float) -> list[CoordinatorInstruction]:
         variant.tracker.move("DeploymentFailed")
         reason = f"agent '{member.name}' cannot run the deployment: {why}"
         if any(self.links.is_suspect(member.name, other) for other in (*variant.parts, COORDINATOR) if other != member.name):
@@ -288,17 +288,17 @@ class CoordinatorMachine:
             return [Log(f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"), *self.requests.drop(variant)]
         return self.requests.lose_variant(variant, member.name, reason, now)
 
-    def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[Instruction]:
+    def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[CoordinatorInstruction]:
         told = Log(f"the worker of agent '{member.name}' ended: {message.reason}", event="worker lost", node=member.name)
         blamed = self.blame.worker_ended(member, message) if message.guilty else []
         variants = self.loading.load_again(member, now)
         self.requests.let_go(now, member.name)
         return [told, *blamed, *self.requests.lose_agent(member, variants)]
 
-    def _lose(self, member: Member, event: str, verb: str, now: float) -> list[Instruction]:
+    def _lose(self, member: Member, event: str, verb: str, now: float) -> list[CoordinatorInstruction]:
         """Take an agent out; what ran on it runs again on what is left."""
         how: Literal["left", "lost"] = "left" if event == "Leave" else "lost"
-        self.observed.went(self.status.node(member), how, now)
+        self.statistics.went(self.status.node(member), how, now)
         self.members.remove(member, event)
         self.links.lost(member)
         variants = self.loading.part(member, now)
@@ -307,7 +307,7 @@ class CoordinatorMachine:
             Audit(how, peer_of(member.identity, member.name)),
             *self.requests.lose_agent(member, variants),
             *self.profiling.lost(member, now),
-            *self.questions.lost(member, now),
+            *self.queries.lost(member, now),
             *self.links.allow(),
             *self.planning.world_changed(now),
         ]
@@ -318,16 +318,16 @@ class CoordinatorMachine:
             if plan.waiting:
                 self.loading.touch(plan)
 
-    def _relieve(self, member: Member) -> list[Instruction]:
+    def _relieve(self, member: Member) -> list[CoordinatorInstruction]:
         """Let others do what waits behind a segment that takes unusually long."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         for variant, numbers in list(kept_waiting(member, self.loading)):
             done += self.requests.take_back(variant, numbers)[1]
         return done
 
     # --- clients ----------------------------------------------------------------------------------------------------------------
 
-    def _on_client(self, identity: Identity, message: ClientMessage, now: float) -> list[Instruction]:
+    def _on_client(self, identity: RoutingId, message: ClientMessage, now: float) -> list[CoordinatorInstruction]:
         match message:
             case Hello():
                 return self._greet(identity, message)
@@ -349,9 +349,9 @@ class CoordinatorMachine:
                 known = tuple(call for call in message.calls if self._will_answer((identity, call)))
                 return [ToClient(identity, StillWorking(message.calls, known))]
             case _:
-                return self.questions.take(identity, message, now)
+                return self.queries.take(identity, message, now)
 
-    def _greet(self, identity: Identity, hello: Hello) -> list[Instruction]:
+    def _greet(self, identity: RoutingId, hello: Hello) -> list[CoordinatorInstruction]:
         if hello.protocol == PROTOCOL_VERSION:
             return [ToClient(identity, Greeting(hello.call, self.settings.version, len(self.members.by_name)))]
         reason = f"client speaks protocol {hello.protocol} (bbgrap {hello.version}), this coordinator {PROTOCOL_VERSION}"
@@ -359,9 +359,9 @@ class CoordinatorMachine:
         return [answer, Audit("refused", peer_of(identity), {"reason": reason})]
 
     def _will_answer(self, caller: Caller) -> bool:
-        return any(desk.is_known(caller) for desk in (self.requests, self.profiling, self.questions))
+        return any(part.is_known(caller) for part in (self.requests, self.profiling, self.queries))
 
-    def _on_prepare(self, identity: Identity, message: PrepareModel, now: float) -> list[Instruction]:
+    def _on_prepare(self, identity: RoutingId, message: PrepareModel, now: float) -> list[CoordinatorInstruction]:
         caller = (identity, message.call)
         files = self.uploads.files_of(message.model)
         if files is None:
@@ -371,7 +371,7 @@ class CoordinatorMachine:
         if self.requests.is_known(caller):
             return []
         known_model = any(standby.model == message.model for standby in self.standbys.by_model.values())
-        saved: list[Instruction] = [] if known_model else [SaveModel(message.model, files)]
+        saved: list[CoordinatorInstruction] = [] if known_model else [SaveModel(message.model, files)]
         standby = self.standbys.of(message.model, files, message.options.state, message.options.top)
         self.loading.touch(standby)
         known = len(self.planning.plans)
@@ -385,7 +385,7 @@ class CoordinatorMachine:
         room = [*self.standbys.forget_oldest(), *self.planning.forget_oldest()]
         return [*saved, *room, *self.requests.prepare(caller, plan, now, wait=message.wait)]
 
-    def _on_run(self, identity: Identity, message: RunModel, now: float) -> list[Instruction]:
+    def _on_run(self, identity: RoutingId, message: RunModel, now: float) -> list[CoordinatorInstruction]:
         caller = (identity, message.call)
         plan = self.planning.plans.get(message.plan)
         if plan is None:
@@ -394,8 +394,8 @@ class CoordinatorMachine:
 
     # --- time -------------------------------------------------------------------------------------------------------------------
 
-    def _on_tick(self, now: float) -> list[Instruction]:
-        done: list[Instruction] = []
+    def _on_tick(self, now: float) -> list[CoordinatorInstruction]:
+        done: list[CoordinatorInstruction] = []
         for member in self.members.silent(now):
             done += self._lose(member, "silence", "was lost", now)
         late, again = self.loading.overdue(now)
@@ -423,7 +423,7 @@ class CoordinatorMachine:
             *self.requests.overdue(now),
             *self.requests.sequences.overdue(now),
             *self.profiling.overdue(now),
-            *self.questions.overdue(now),
+            *self.queries.overdue(now),
             *self.requests.counts.report(now),
         ]
 

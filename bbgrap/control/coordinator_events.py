@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bbgrap.cluster.types import Cluster, NodeProfile
-from bbgrap.control.given import Keep, in_memory
-from bbgrap.control.planned import PlannedVariant
-from bbgrap.control.stored import StoredPlan
+from bbgrap.control.planned_variant import PlannedVariant
+from bbgrap.control.request_inputs import Keep, in_memory
+from bbgrap.control.saved_state import StoredPlan
 from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.protocol.addresses import place_of
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage, Fault, ModelChunk, ModelFile
@@ -19,7 +19,7 @@ from bbgrap.protocol.status_messages import EventKind
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-Identity = bytes
+RoutingId = bytes
 """The routing id of an agent's or client's control connection."""
 
 
@@ -57,7 +57,7 @@ class Settings:
 class FromPeer:
     """A control message arrived."""
 
-    identity: Identity
+    identity: RoutingId
     message: AgentMessage | ClientMessage
 
 
@@ -73,7 +73,7 @@ class ChunkWritten:
     The files of the digests `gone` made room for it.
     """
 
-    identity: Identity
+    identity: RoutingId
     call: int
     digest: str
     received: int
@@ -152,7 +152,7 @@ class MachineRead:
     facts: MachineFacts
 
 
-Event = (
+CoordinatorEvent = (
     FromPeer | Tick | ChunkWritten | Planned | PlanFailed | RequestDone | RequestBroke | HostLinkBroken | Compared | MachineRead | Noticed
 )
 
@@ -164,7 +164,7 @@ Event = (
 class ToAgent:
     """Send a message to an agent."""
 
-    identity: Identity
+    identity: RoutingId
     message: AgentCommand
 
 
@@ -172,7 +172,7 @@ class ToAgent:
 class ToClient:
     """Send a message to a client."""
 
-    identity: Identity
+    identity: RoutingId
     message: ClientAnswer
 
 
@@ -180,7 +180,7 @@ class ToClient:
 class WriteChunk:
     """Store a piece of a model file of `size` bytes."""
 
-    identity: Identity
+    identity: RoutingId
     chunk: ModelChunk
     size: int
 
@@ -304,7 +304,7 @@ class StartRequest:
     inputs: Sequence[TensorHeader]
     payload: Sequence[BytesLike]
     record: bool = False
-    client: Identity = b""
+    client: RoutingId = b""
     sequence: int = 0
     before: int = 0
     reads: bool = False
@@ -407,7 +407,7 @@ class Audit:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-Instruction = (
+CoordinatorInstruction = (
     ToAgent
     | ToClient
     | WriteChunk

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from bbgrap.control.assignment import RequestAssigner
 from bbgrap.control.audit import RunCounts
 from bbgrap.control.callers import NO_AGENT, answer_callers
-from bbgrap.control.choosing import Choosing
 from bbgrap.control.coordinator_events import (
-    Instruction,
+    CoordinatorInstruction,
     Log,
     RequestBroke,
     RequestDone,
@@ -25,17 +25,17 @@ from bbgrap.control.coordinator_events import (
     ToAgent,
     ToClient,
 )
-from bbgrap.control.further import learn
 from bbgrap.control.loading import PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.observed import Observed
 from bbgrap.control.open_requests import OpenRequests
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import MAX_DEATHS, Caller, Plan, Request, Variant
+from bbgrap.control.plans import MAX_DEATHS, Caller, Request, ServedPlan, Variant
+from bbgrap.control.request_statistics import RequestStatistics
+from bbgrap.control.scaled_plans import learn
 from bbgrap.control.sequences import NO_PROGRAM, Sequences
-from bbgrap.control.spares import Spares
+from bbgrap.control.spare_plans import SparePlans
 from bbgrap.control.standby import Standbys
-from bbgrap.control.synthetic import SyntheticRequests
+from bbgrap.control.synthetic_requests import SyntheticRequests
 from bbgrap.control.tracing import Traces
 from bbgrap.control.verifying import Verifying
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
@@ -67,8 +67,8 @@ class Requests:
         loading: Loading,
         planning: Planning,
         standbys: Standbys,
-        spares: Spares,
-        observed: Observed,
+        spares: SparePlans,
+        statistics: RequestStatistics,
     ) -> None:
         """Start without requests."""
         self.settings = settings
@@ -77,14 +77,14 @@ class Requests:
         self.planning = planning
         self.standbys = standbys
         self.spares = spares
-        self.observed = observed
+        self.statistics = statistics
         self.counts = RunCounts()
         self.traces = Traces()
-        self.table = OpenRequests(settings, loading, observed, self.traces, self.counts)
+        self.table = OpenRequests(settings, loading, statistics, self.traces, self.counts)
         self.open = self.table.by_number
         self._lonely = 0
-        self.sequences = Sequences(loading, observed, settings.keep)
-        self.choosing = Choosing(members, loading, standbys, self.sequences, self.open)
+        self.sequences = Sequences(loading, statistics, settings.keep)
+        self.assigner = RequestAssigner(members, loading, standbys, self.sequences, self.open)
         self.synthetic = SyntheticRequests(loading, planning)
         self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)
 
@@ -94,7 +94,7 @@ class Requests:
         """Whether a call will still be answered."""
         return caller in self.table.by_caller or any(caller in plan.callers for plan in self.planning.plans.values())
 
-    def prepare(self, caller: Caller, plan: Plan, now: float, *, wait: bool) -> list[Instruction]:
+    def prepare(self, caller: Caller, plan: ServedPlan, now: float, *, wait: bool) -> list[CoordinatorInstruction]:
         """Queue a caller who asks for a plan, or tell one who does not wait who serves now."""
         plan.is_asked(now)
         self.loading.touch(plan)
@@ -105,11 +105,11 @@ class Requests:
         plan.callers.append(caller)
         return [] if plan.serving else self.planning.progress(plan)
 
-    def add(self, caller: Caller, message: RunModel, plan: Plan, now: float) -> list[Instruction]:
+    def add(self, caller: Caller, message: RunModel, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Queue a request; `go_on` starts it. Too many of them, or too many of one client, are answered as busy."""
         if full := self.table.full(caller, message, plan):
             self.counts.ended(caller[0], plan, "refused")
-            self.observed.of_model(plan).ended["refused"] += 1
+            self.statistics.of_model(plan).ended["refused"] += 1
             return [ToClient(caller[0], Failed(caller[1], Fault.BUSY, f"coordinator: {full}; submit again when some are answered"))]
         sequence, done = self.sequences.admit(caller[0], message, plan, now) if message.sequence else (None, [])
         if isinstance(sequence, tuple):
@@ -117,7 +117,7 @@ class Requests:
         self.table.add(caller, message, plan, sequence)
         return done
 
-    def go_on(self, now: float) -> list[Instruction]:
+    def go_on(self, now: float) -> list[CoordinatorInstruction]:
         """Do what has become possible for the plans that were touched."""
         if done := self.verifying.go_on(now):
             self._lonely = 0
@@ -126,7 +126,7 @@ class Requests:
             done += self._go_on_standby(plan, now) if plan.is_standby else self._go_on(plan, now)
         return done
 
-    def _go_on_standby(self, standby: Plan, now: float) -> list[Instruction]:
+    def _go_on_standby(self, standby: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Place copies, and let the model's plans look again whether one has room."""
         done = self.standbys.consider(standby, now)
         concerned = [plan for plan in self.planning.of_model(standby) if plan.waiting or plan.callers or standby.failed]
@@ -136,9 +136,9 @@ class Requests:
             self.loading.touch(plan)
         return done
 
-    def _go_on(self, plan: Plan, now: float) -> list[Instruction]:
+    def _go_on(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Plan what is wanted, load it, time its variants, answer its callers, start what waits."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         if plan.standby is not None and plan.is_wanted:
             done += self.standbys.consider(plan.standby, now)
         done += self.planning.consider(plan, now)
@@ -148,7 +148,7 @@ class Requests:
         done += answer_callers(plan, self.members)
         done += self._refuse_lost(plan)
         while plan.waiting and not self.synthetic.has_turn:
-            found = next(((r, v) for r in self.choosing.next(plan) if (v := self.choosing.choose(plan, r, now)) is not None), None)
+            found = next(((r, v) for r in self.assigner.next(plan) if (v := self.assigner.choose(plan, r, now)) is not None), None)
             if found is None:
                 return [*done, *self._refuse_hopeless(plan)]
             request, variant = found
@@ -156,42 +156,42 @@ class Requests:
             done += self._start(request, variant, now)
         return done
 
-    def _load(self, plan: Plan, now: float) -> list[Instruction]:
+    def _load(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Load what was planned; what a model does to workers is found out on one of them before it is loaded on all."""
         if not any(variant.tracker.state in {"waiting", "loading"} for variant in plan.variants):
             return []
         standby = plan.helper
-        if standby is None or standby.is_proven or not self.choosing.can_answer(standby):
+        if standby is None or standby.is_proven or not self.assigner.can_answer(standby):
             return [*self.loading.advance(plan, now), *self.planning.progress(plan)]
         return self.synthetic.prove(standby, plan, now)
 
-    def _refuse_hopeless(self, plan: Plan) -> list[Instruction]:
+    def _refuse_hopeless(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         """Answer the requests that nothing will ever run."""
         standby = plan.helper
         if not self.members.by_name:
             return [] if self.members.saw_agents else self._refuse_waiting(plan, Fault.UNAVAILABLE, NO_AGENT)
         will_be_planned = plan.job is not None or plan.variants or not self.planning.has_failed(plan)
-        if (will_be_planned and not plan.quarantine) or (standby is not None and self.choosing.can_answer(standby)):
+        if (will_be_planned and not plan.quarantine) or (standby is not None and self.assigner.can_answer(standby)):
             return []
         if why := plan.quarantine or ("" if standby is None else standby.quarantine):
             return self._refuse_waiting(plan, Fault.EXECUTION, why)
         reasons = {} if standby is None else standby.failed
         return self._refuse_waiting(plan, *next(iter((reasons or plan.failed).values())))
 
-    def _refuse_lost(self, plan: Plan) -> list[Instruction]:
+    def _refuse_lost(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         """Answer the requests of sequences whose state is gone for good, and those whose inputs nothing takes."""
         if not plan.waiting:
             return []
         waiting = [(request, s) for number in plan.waiting if (s := (request := self.open[number]).sequence) is not None]
         lost = [i for request, s in waiting if self.sequences.is_lost(s) for i in self._fail_lost(request, "what held it is gone")]
-        odd = [request for request, _ in waiting if request.number in self.open and self.choosing.fits_nowhere(plan, request)]
+        odd = [request for request, _ in waiting if request.number in self.open and self.assigner.fits_nowhere(plan, request)]
         return [*lost, *(i for r in odd for i in self.table.fail(r.number, "failed", Fault.INPUT, NO_PROGRAM.format(r.number)))]
 
-    def _fail_lost(self, request: Request, why: str) -> list[Instruction]:
+    def _fail_lost(self, request: Request, why: str) -> list[CoordinatorInstruction]:
         label = "" if request.sequence is None else request.sequence.label
         return self.table.fail(request.number, "failed", Fault.STATE_LOST, f"{label}: its state is lost: {why}; begin it again")
 
-    def _start(self, request: Request, variant: Variant, now: float) -> list[Instruction]:
+    def _start(self, request: Request, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         request.tracker.move("variant free")
         self._lonely = 0 if self._is_busy() else request.number
         request.is_drawn = request.sequence is None and self.verifying.draw(request)
@@ -215,7 +215,7 @@ class Requests:
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 
-    def done(self, event: RequestDone, now: float) -> list[Instruction]:
+    def done(self, event: RequestDone, now: float) -> list[CoordinatorInstruction]:
         """Answer a request, and learn from the time it took."""
         self.synthetic.done(event.request, now)
         if event.request == self.verifying.running:
@@ -231,7 +231,7 @@ class Requests:
             return self._answer_traced(request)
         return self._answer(request, event, (), now)
 
-    def _go_on_replaying(self, request: Request, now: float) -> list[Instruction]:
+    def _go_on_replaying(self, request: Request, now: float) -> list[CoordinatorInstruction]:
         """Run what comes next of a sequence whose state is made anew, under a new number."""
         variant = self.loading.find(request.epoch)
         if variant is None or request.sequence is None:
@@ -243,7 +243,7 @@ class Requests:
             self.traces.begin(request.number, variant.devices)
         return self.sequences.start(request, request.sequence, variant)
 
-    def recorded(self, member: Member, message: Recorded) -> list[Instruction]:
+    def recorded(self, member: Member, message: Recorded) -> list[CoordinatorInstruction]:
         """Take what an agent tells of when it did what for a request."""
         request = self.open.get(message.request)
         if request is None or request.epoch != message.epoch:
@@ -252,11 +252,11 @@ class Requests:
         request.tracker.move("Recorded")
         return self._answer_traced(request)
 
-    def _answer_traced(self, request: Request) -> list[Instruction]:
+    def _answer_traced(self, request: Request) -> list[CoordinatorInstruction]:
         complete = self.traces.complete(request.number)
         return [] if complete is None else self._answer(request, *complete, None)
 
-    def _answer(self, request: Request, event: RequestDone, records: tuple[Record, ...], now: float | None) -> list[Instruction]:
+    def _answer(self, request: Request, event: RequestDone, records: tuple[Record, ...], now: float | None) -> list[CoordinatorInstruction]:
         """Answer a request; one that ended just `now` tells how fast its variant is."""
         variant = self.loading.find(request.epoch)
         if variant is None:
@@ -264,7 +264,7 @@ class Requests:
         if request.sequence is not None:
             self.sequences.answered(request, request.sequence, variant)
         plan, alone = variant.plan, self._lonely == request.number
-        log: list[Instruction] = []
+        log: list[CoordinatorInstruction] = []
         plan.is_proven = True
         for name in variant.parts:
             if (member := self.members.by_name.get(name)) is not None:
@@ -274,7 +274,7 @@ class Requests:
         if plan.is_standby:
             self.loading.traffic.took_whole(variant, request.bytes, sum(map(len, event.payload)))
         if records:
-            self.observed.record(variant, records, self.table.now)
+            self.statistics.record(variant, records, self.table.now)
         if now is not None:
             variant.took(now - started)
             if plan.policy.done(variant.queue, started, now, alone=alone):
@@ -286,14 +286,14 @@ class Requests:
         done = [ToClient(request.caller[0], answer), *log, *self.table.close(request, "finished")]
         return [*done, *learn(request.plan, variant, now - started, self.loading)] if now is not None and alone else done
 
-    def broke(self, event: RequestBroke) -> list[Instruction]:
+    def broke(self, event: RequestBroke) -> list[CoordinatorInstruction]:
         """Fail a request whose part on the host failed."""
         if event.request == self.verifying.running:
             return self.verifying.failed(event.reason)
         known = event.request in self.open
         return self.table.fail(event.request, "failed", event.fault, event.reason) if known else self.synthetic.failed(event.request)
 
-    def failed_on(self, member: Member, message: RequestFailed) -> list[Instruction]:
+    def failed_on(self, member: Member, message: RequestFailed) -> list[CoordinatorInstruction]:
         """Fail a request that failed on an agent that takes part in it."""
         variant = self.loading.find(message.epoch)
         if variant is None or member.name not in variant.parts:
@@ -310,18 +310,18 @@ class Requests:
         variant.plan.is_proven = True
         return self.table.fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
 
-    def _state_lost(self, request: Request, variant: Variant, reason: str) -> list[Instruction]:
+    def _state_lost(self, request: Request, variant: Variant, reason: str) -> list[CoordinatorInstruction]:
         """Make a sequence's state anew that an agent does not have, if what it is made of is kept."""
         if request.sequence is None or not self.sequences.lost(request.sequence):
             return self._fail_lost(request, reason)
         told = Log(f"{request.sequence.label}: {reason}; {request.sequence.steps} requests run again", epoch=variant.epoch)
         return [told, *self.take_back(variant, [request.number])[1]]
 
-    def cancel(self, caller: Caller) -> list[Instruction]:
+    def cancel(self, caller: Caller) -> list[CoordinatorInstruction]:
         """Forget a caller without an answer."""
         if caller in self.table.by_caller:
             return self.table.close(self.open[self.table.by_caller[caller]], "Cancel")
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         for plan in self.planning.plans.values():
             if caller in plan.callers:
                 plan.callers.remove(caller)
@@ -329,7 +329,7 @@ class Requests:
                     done += self.planning.cancel(plan)
         return done
 
-    def overdue(self, now: float) -> list[Instruction]:
+    def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """End what ran or waited too long."""
         done = [*self.synthetic.overdue(now), *self.verifying.overdue(now)]
         for request in [r for r in self.open.values() if now > r.deadline]:
@@ -342,9 +342,9 @@ class Requests:
 
     # --- losing -----------------------------------------------------------------------------------------------------------------
 
-    def lose_agent(self, member: Member, variants: Collection[Variant]) -> list[Instruction]:
+    def lose_agent(self, member: Member, variants: Collection[Variant]) -> list[CoordinatorInstruction]:
         """Run again, elsewhere, what ran on an agent that is gone or has lost its worker."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         for variant in variants:
             again, abandoned = self.take_back(variant)
             done += abandoned
@@ -357,12 +357,12 @@ class Requests:
                     done += self.table.fail(request.number, "failed", Fault.EXECUTION, reason)
         return done
 
-    def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[Instruction]:
+    def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[CoordinatorInstruction]:
         """Go on without a variant that a node cannot load; without any left of its job, there is no plan for its world."""
         plan = variant.plan
         text = f"'{variant.name}' of {plan.called} is given up: {reason}"
         told = Log(text, event="given up", node=node, model=plan.model, epoch=variant.epoch)
-        done: list[Instruction] = [told, *self.drop(variant)]
+        done: list[CoordinatorInstruction] = [told, *self.drop(variant)]
         if plan.is_standby:
             plan.refusals[node] += 1
             if plan.refusals[node] >= MAX_DEATHS:
@@ -375,19 +375,19 @@ class Requests:
                 plan.fails(variant.world, Fault.EXECUTION, reason, now)
         return done
 
-    def drop(self, variant: Variant) -> list[Instruction]:
+    def drop(self, variant: Variant) -> list[CoordinatorInstruction]:
         """Release a variant; what runs on it runs again elsewhere."""
         _, done = self.take_back(variant)
         return [*done, *self.loading.release(variant)]
 
-    def hold(self, variant: Variant, name: str, now: float) -> list[Instruction]:
+    def hold(self, variant: Variant, name: str, now: float) -> list[CoordinatorInstruction]:
         """Take back what runs on a variant; it runs again when something is heard of an agent, or shortly."""
         again, done = self.take_back(variant)
         for request in again:
             request.held = (name, now + HOLD_S)
         return done
 
-    def forgotten(self, member: Member, now: float) -> list[Instruction]:
+    def forgotten(self, member: Member, now: float) -> list[CoordinatorInstruction]:
         """Tell an agent again that nobody wants what it computes for long: the first time it may not have heard it."""
         beat = member.beat
         if not beat.request or beat.seconds <= FORGOTTEN_S or now - member.reminded <= FORGOTTEN_S:
@@ -408,7 +408,7 @@ class Requests:
                 request.held = None
                 self.loading.touch(request.plan)
 
-    def take_back(self, variant: Variant, numbers: Collection[int] | None = None) -> tuple[list[Request], list[Instruction]]:
+    def take_back(self, variant: Variant, numbers: Collection[int] | None = None) -> tuple[list[Request], list[CoordinatorInstruction]]:
         """Let requests of a variant, all unless told which, be the next ones to start, under new numbers: late messages are not theirs."""
         again, done = [], [*self.synthetic.taken_back(variant), *(self.verifying.taken_back(variant) if numbers is None else ())]
         for number in sorted(n for n in variant.queue.running if n in self.open and (numbers is None or n in numbers)):
@@ -424,5 +424,5 @@ class Requests:
         self.loading.touch(variant.plan)
         return again, done
 
-    def _refuse_waiting(self, plan: Plan, fault: Fault, reason: str) -> list[Instruction]:
+    def _refuse_waiting(self, plan: ServedPlan, fault: Fault, reason: str) -> list[CoordinatorInstruction]:
         return [instruction for number in list(plan.waiting) for instruction in self.table.fail(number, "failed", fault, reason)]

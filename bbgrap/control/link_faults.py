@@ -8,7 +8,7 @@ Law: what may have been lost with a connection runs again, here or elsewhere.
 from __future__ import annotations
 
 from bbgrap.cluster.types import COORDINATOR
-from bbgrap.control.coordinator_events import Instruction, Log, Settings
+from bbgrap.control.coordinator_events import CoordinatorInstruction, Log, Settings
 from bbgrap.control.dispatch import Requests
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
@@ -35,7 +35,7 @@ class LinkFaults:
         self._planning = planning
         self._requests = requests
 
-    def broken(self, member: Member | None, address: str, now: float) -> list[Instruction]:
+    def broken(self, member: Member | None, address: str, now: float) -> list[CoordinatorInstruction]:
         """Run again what a broken connection may have lost, and find out whether the two still reach each other.
 
         `member` is the agent whose connection it was, None the coordinator.
@@ -45,7 +45,7 @@ class LinkFaults:
         if first is None or (member is not None and other is None and address.rpartition(":")[2] != self._data_port):
             return []
         name = COORDINATOR if member is None or other is None else other.name
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         for variant in self._loading.of_member(first.name):
             if variant.is_ready and (name == COORDINATOR or name in variant.parts):
                 variant.suspects.add(first.name)
@@ -56,7 +56,7 @@ class LinkFaults:
     def _data_port(self) -> str:
         return self._settings.data_address.rpartition(":")[2]
 
-    def tried(self, member: Member, message: LinksTried, now: float) -> list[Instruction]:
+    def tried(self, member: Member, message: LinksTried, now: float) -> list[CoordinatorInstruction]:
         """Take what an agent found; variants whose agents do not reach each other are released."""
         changed, done = self._links.tried(member, message, now, self._loading.loading_agents)
         self._clear(member.name, now)
@@ -69,16 +69,16 @@ class LinkFaults:
                 variant.suspects.discard(name)
                 self._loading.touch(variant.plan)
 
-    def _drop_apart(self) -> list[Instruction]:
+    def _drop_apart(self) -> list[CoordinatorInstruction]:
         """Release the variants whose agents do not all reach each other."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         for variant in list(self._loading.by_epoch.values()):
             names = {*variant.parts, COORDINATOR}
             if any(pair <= names for pair in self._links.apart):
                 done += self._requests.drop(variant)
         return done
 
-    def stalled(self, variant: Variant, number: int, now: float) -> list[Instruction]:
+    def stalled(self, variant: Variant, number: int, now: float) -> list[CoordinatorInstruction]:
         """Run a request again with which nothing goes on, and have its agents try each other."""
         again, done = self._requests.take_back(variant, [number])
         if not again:
@@ -95,9 +95,9 @@ class LinkFaults:
         done.append(Log(text, event="stalled", model=variant.plan.model, epoch=variant.epoch, request=number))
         return [*done, *self.try_all(variant, now)]
 
-    def try_all(self, variant: Variant, now: float) -> list[Instruction]:
+    def try_all(self, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         """Have the agents of a variant try each other; nothing is started on it before that is known."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         for name in variant.parts:
             member = self._members.by_name.get(name)
             for other in (*variant.parts, COORDINATOR):

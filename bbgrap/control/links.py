@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR
-from bbgrap.control.coordinator_events import HostPings, Instruction, Log, Settings, ToAgent
+from bbgrap.control.coordinator_events import CoordinatorInstruction, HostPings, Log, Settings, ToAgent
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.messages import AnswerPings, LinksTried, Peer, TryLinks
 
@@ -44,11 +44,11 @@ class Links:
         self._trials: dict[int, _Trial] = {}
         self._numbers = count(1)
 
-    def joined(self, member: Member, now: float) -> list[Instruction]:
+    def joined(self, member: Member, now: float) -> list[CoordinatorInstruction]:
         """Let everybody answer everybody's pings, and the newcomer try them all."""
         return [*self.allow(), *self._try(member, self.members.peers_of(member), now)]
 
-    def allow(self) -> list[Instruction]:
+    def allow(self) -> list[CoordinatorInstruction]:
         """Let everybody answer everybody's pings."""
         everybody = self.members.peers()
         agents = tuple(peer for peer in everybody if peer.name != COORDINATOR)
@@ -59,7 +59,7 @@ class Links:
         self.apart = {pair: since for pair, since in self.apart.items() if member.name not in pair}
         self._trials = {number: trial for number, trial in self._trials.items() if trial.member is not member}
 
-    def suspect(self, member: Member, name: str, now: float) -> list[Instruction]:
+    def suspect(self, member: Member, name: str, now: float) -> list[CoordinatorInstruction]:
         """Have an agent try another one, or the coordinator; `LinksTried` or `overdue` tells."""
         if any(trial.member is member and name in {peer.name for peer in trial.peers} for trial in self._trials.values()):
             return []
@@ -73,7 +73,9 @@ class Links:
         pairs = {frozenset((trial.member.name, peer.name)) for trial in self._trials.values() for peer in trial.peers}
         return frozenset((first, second)) in pairs
 
-    def tried(self, member: Member, message: LinksTried, now: float, loading: Collection[str] = ()) -> tuple[bool, list[Instruction]]:
+    def tried(
+        self, member: Member, message: LinksTried, now: float, loading: Collection[str] = ()
+    ) -> tuple[bool, list[CoordinatorInstruction]]:
         """Take what an agent found; returns whether anything is otherwise than before. `loading` are the agents that load something."""
         trial = self._trials.get(message.trial)
         if trial is None or trial.member is not member:
@@ -81,9 +83,9 @@ class Links:
         del self._trials[message.trial]
         return self._judge(trial, set(message.unreachable), loading, now)
 
-    def overdue(self, now: float) -> tuple[bool, list[Instruction]]:
+    def overdue(self, now: float) -> tuple[bool, list[CoordinatorInstruction]]:
         """Try again who is apart; what was tried without an answer tells nothing."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         for number, trial in list(self._trials.items()):
             if now - trial.began > TRIAL_S:
                 del self._trials[number]
@@ -107,8 +109,10 @@ class Links:
         """Return whom an agent is apart from, by name."""
         return tuple(sorted(other for pair in self.apart if name in pair for other in pair - {name}))
 
-    def _judge(self, trial: _Trial, unreachable: set[int], loading: Collection[str], now: float) -> tuple[bool, list[Instruction]]:
-        before, told = set(self.apart), list[Instruction]()
+    def _judge(
+        self, trial: _Trial, unreachable: set[int], loading: Collection[str], now: float
+    ) -> tuple[bool, list[CoordinatorInstruction]]:
+        before, told = set(self.apart), list[CoordinatorInstruction]()
         for peer in trial.peers:
             pair = frozenset((trial.member.name, peer.name))
             if peer.device not in unreachable:
@@ -130,7 +134,7 @@ class Links:
                 self.apart[pair] = now
         return set(self.apart) != before, told
 
-    def _try(self, member: Member, peers: tuple[Peer, ...], now: float) -> list[Instruction]:
+    def _try(self, member: Member, peers: tuple[Peer, ...], now: float) -> list[CoordinatorInstruction]:
         if not peers:
             return []
         number = next(self._numbers)

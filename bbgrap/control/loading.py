@@ -13,21 +13,21 @@ from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_events import (
+    CoordinatorInstruction,
     DropRequest,
     ForgetPlan,
     HostDeploy,
     HostRelease,
-    Instruction,
     Log,
     SavePlan,
     Settings,
     ToAgent,
 )
+from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.planned import PlannedVariant
-from bbgrap.control.plans import IN_USE_S, Plan, Variant
-from bbgrap.control.states import Lifecycle, Tracker
-from bbgrap.control.stored import StoredPlan, StoredVariant
+from bbgrap.control.planned_variant import PlannedVariant
+from bbgrap.control.plans import IN_USE_S, ServedPlan, Variant
+from bbgrap.control.saved_state import StoredPlan, StoredVariant
 from bbgrap.control.traffic import Traffic
 from bbgrap.control.variants import InFlightQueue
 from bbgrap.graph.types import TensorType
@@ -63,11 +63,11 @@ class Loading:
         self.settings = settings
         self.members = members
         self.by_epoch: dict[int, Variant] = {}
-        self.touched: dict[Plan, None] = {}
+        self.touched: dict[ServedPlan, None] = {}
         self.epochs = count(settings.first_epoch)
         self.traffic = Traffic()
 
-    def touch(self, plan: Plan) -> None:
+    def touch(self, plan: ServedPlan) -> None:
         """Look at a plan again before the event is over."""
         self.touched[plan] = None
 
@@ -90,7 +90,7 @@ class Loading:
     # --- coming -----------------------------------------------------------------------------------------------------------------
 
     def add(
-        self, plan: Plan, planned: PlannedVariant, nodes: Sequence[tuple[str, str]], job: int, world: str, now: float, place: int = 0
+        self, plan: ServedPlan, planned: PlannedVariant, nodes: Sequence[tuple[str, str]], job: int, world: str, now: float, place: int = 0
     ) -> Variant:
         """Make a variant on these agents (names and places, one per device) without telling them.
 
@@ -99,7 +99,7 @@ class Loading:
         old = StoredVariant(next(self.epochs), tuple(nodes), place=place)
         return self._add(plan, planned, old, job, world, self.settings.place, now)
 
-    def _add(self, plan: Plan, planned: PlannedVariant, known: StoredVariant, job: int, world: str, host: str, now: float) -> Variant:
+    def _add(self, plan: ServedPlan, planned: PlannedVariant, known: StoredVariant, job: int, world: str, host: str, now: float) -> Variant:
         epoch, nodes = known.epoch, known.nodes
         places = [*nodes, (COORDINATOR, host)]
         peers = tuple(Peer(device, name, *split_place(place)) for device, (name, place) in enumerate(places))
@@ -116,7 +116,7 @@ class Loading:
         self.touch(plan)
         return variant
 
-    def restore(self, plan: Plan, stored: StoredPlan, planned: Sequence[PlannedVariant], now: float) -> None:
+    def restore(self, plan: ServedPlan, stored: StoredPlan, planned: Sequence[PlannedVariant], now: float) -> None:
         """Know the variants of an earlier coordinator, whose agents are all away."""
         for old in stored.variants:
             content = planned[old.place]
@@ -127,9 +127,9 @@ class Loading:
                 variant.tracker.move("agent away")
         plan.policy.begin({v.epoch: v.median_s for v in stored.variants if v.median_s})
 
-    def advance(self, plan: Plan, now: float) -> list[Instruction]:
+    def advance(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Begin to load the variants of a plan whose agents load no other one of it, and be the host of those that are loaded."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         busy: set[str] = set()
         for variant in list(plan.variants):
             state = variant.tracker.state
@@ -143,18 +143,18 @@ class Loading:
             busy |= variant.pending.keys() if variant.tracker.state != "waiting" else variant.parts.keys()
         return done
 
-    def _load(self, variant: Variant, now: float) -> list[Instruction]:
+    def _load(self, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         variant.tracker.move("load")
         variant.used = now
         variant.pending = dict.fromkeys(variant.parts, now)
         done = [instruction for name in variant.parts for instruction in self._tell(variant, name)]
         return done if variant.pending else [*done, *self._ready(variant)]
 
-    def _tell(self, variant: Variant, name: str) -> list[Instruction]:
+    def _tell(self, variant: Variant, name: str) -> list[CoordinatorInstruction]:
         member = self.members.by_name.get(name)
         return [] if member is None else [ToAgent(member.identity, variant.parts[name])]
 
-    def _ready(self, variant: Variant) -> list[Instruction]:
+    def _ready(self, variant: Variant) -> list[CoordinatorInstruction]:
         variant.tracker.move("all loaded")
         for name in variant.parts:
             variant.plan.refusals.pop(name, None)
@@ -173,7 +173,7 @@ class Loading:
             ),
         ]
 
-    def missing(self, member: Member, epoch: int, digests: Iterable[str], now: float) -> list[Instruction]:
+    def missing(self, member: Member, epoch: int, digests: Iterable[str], now: float) -> list[CoordinatorInstruction]:
         """Send an agent the weights it lacks."""
         variant = self.by_epoch.get(epoch)
         if variant is None or member.name not in variant.parts:
@@ -194,7 +194,7 @@ class Loading:
             if member.name in variant.pending:
                 variant.pending[member.name] = variant.used = now
 
-    def deployed(self, member: Member, epoch: int, now: float) -> list[Instruction]:
+    def deployed(self, member: Member, epoch: int, now: float) -> list[CoordinatorInstruction]:
         """Note that an agent is done."""
         variant = self.by_epoch.get(epoch)
         if variant is None or member.name not in variant.parts:
@@ -204,7 +204,7 @@ class Loading:
         self.touch(variant.plan)
         return self.advance(variant.plan, now)
 
-    def say_again(self, member: Member, now: float) -> list[Instruction]:
+    def say_again(self, member: Member, now: float) -> list[CoordinatorInstruction]:
         """Say again what an agent is to load and has not loaded."""
         mine = [variant for variant in self._loading() if member.name in variant.pending]
         for variant in mine:
@@ -221,9 +221,9 @@ class Loading:
         """Who has been told to load something and has not said that it has."""
         return frozenset(name for variant in self._loading() for name in variant.pending)
 
-    def overdue(self, now: float) -> tuple[list[Variant], list[Instruction]]:
+    def overdue(self, now: float) -> tuple[list[Variant], list[CoordinatorInstruction]]:
         """Return the variants that take too long to load or were parted for too long, and say again what agents have not answered."""
-        late, again = [], list[Instruction]()
+        late, again = [], list[CoordinatorInstruction]()
         for variant in [variant for variant in self.by_epoch.values() if variant.away or variant.pending]:
             if (variant.away and now - max(variant.away.values()) > KEEP_AWAY_S) or (
                 variant.pending and now - variant.used > DEPLOY_WITHIN_S
@@ -269,9 +269,9 @@ class Loading:
             self.touch(variant.plan)
         return concerned
 
-    def back(self, member: Member, holds: Sequence[int], now: float) -> tuple[tuple[int, ...], list[Instruction]]:
+    def back(self, member: Member, holds: Sequence[int], now: float) -> tuple[tuple[int, ...], list[CoordinatorInstruction]]:
         """Take an agent back; returns the epochs that it shall keep, and what is to be said after it has been welcomed."""
-        kept, done = [], list[Instruction]()
+        kept, done = [], list[CoordinatorInstruction]()
         for variant in self.of_member(member.name):
             if member.name not in variant.away:
                 continue
@@ -284,7 +284,7 @@ class Loading:
                 done += self._reunite(variant, now)
         return tuple(kept), done
 
-    def _reunite(self, variant: Variant, now: float) -> list[Instruction]:
+    def _reunite(self, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         """Go on with a variant whose agents are all there: as it is, or under a new epoch if one has moved to another address."""
         self.touch(variant.plan)
         nodes = tuple((name, self._place_of(name, place)) for name, place in variant.nodes)
@@ -298,7 +298,7 @@ class Loading:
             return again if variant.pending else self._ready(variant)
         return self.renew(variant, now)
 
-    def renew(self, variant: Variant, now: float) -> list[Instruction]:
+    def renew(self, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         """Load a variant on which nothing runs anew, under a new epoch, where its agents are now."""
         plan, medians = variant.plan, variant.plan.policy.medians
         nodes = tuple((name, self._place_of(name, place)) for name, place in variant.nodes)
@@ -313,7 +313,7 @@ class Loading:
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 
-    def release(self, variant: Variant) -> list[Instruction]:
+    def release(self, variant: Variant) -> list[CoordinatorInstruction]:
         """Forget a variant everywhere; nothing may run on it."""
         plan = variant.plan
         told = variant.tracker.state != "waiting"
@@ -326,18 +326,20 @@ class Loading:
             plan.timing.forget(variant.epoch)
         self.touch(plan)
         living = [m for name in variant.parts if told and (m := self.members.by_name.get(name)) is not None]
-        done: list[Instruction] = [ToAgent(member.identity, Release(variant.epoch)) for member in living]
+        done: list[CoordinatorInstruction] = [ToAgent(member.identity, Release(variant.epoch)) for member in living]
         kept = any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned)
         return [*done, *([HostRelease(variant.epoch)] if variant.hosted else []), *([] if kept else [ForgetPlan(variant.job)])]
 
-    def abandon(self, epoch: int, number: int, patience_s: float = PATIENCE_S) -> list[Instruction]:
+    def abandon(self, epoch: int, number: int, patience_s: float = PATIENCE_S) -> list[CoordinatorInstruction]:
         """Forget a request everywhere it may run; a worker that does not leave it within `patience_s` is ended."""
         variant = self.by_epoch.get(epoch)
         parts = () if variant is None else variant.parts
         living = [member for name in parts if (member := self.members.by_name.get(name)) is not None]
         return [DropRequest(epoch, number), *(ToAgent(member.identity, Abandon(epoch, number, patience_s)) for member in living)]
 
-    def make_room(self, coming: Mapping[str, int], newcomer: Plan, now: float, *, scaled: bool = False) -> list[Instruction] | None:
+    def make_room(
+        self, coming: Mapping[str, int], newcomer: ServedPlan, now: float, *, scaled: bool = False
+    ) -> list[CoordinatorInstruction] | None:
         """Release what is idle on agents that would have too much: what serves nobody first, then the least recently used.
 
         `coming` is how many variants of the newcomer each of them is to load. Without room nothing is released, and None returned: what
@@ -366,7 +368,7 @@ class Loading:
             for instruction in (Log(f"'{v.name}' (epoch {v.epoch}) released, to make room on {names}"), *self.release(v))
         ]
 
-    def saved(self, plan: Plan, job: int) -> list[Instruction]:
+    def saved(self, plan: ServedPlan, job: int) -> list[CoordinatorInstruction]:
         """Keep what a job came to over a restart; of a standby also that it is not to be run any more, when no copy is left."""
         group = [variant for variant in plan.variants if variant.job == job]
         if any(variant.is_scaled for variant in group):
@@ -391,7 +393,7 @@ def _is_needed(variant: Variant, going: Collection[int], now: float) -> bool:
     return plan.is_wanted and (variant.job == plan.latest or variant in plan.serving)
 
 
-def _is_in_use(variant: Variant, newcomer: Plan, going: Collection[int], now: float) -> bool:
+def _is_in_use(variant: Variant, newcomer: ServedPlan, going: Collection[int], now: float) -> bool:
     """Whether a variant stays although another plan, or a further copy of a standby, would need its place."""
     plan = variant.plan
     if newcomer.is_standby:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
-from bbgrap.control.coordinator_events import Identity, Instruction, Log, Settings, ToAgent
-from bbgrap.control.states import Lifecycle, Tracker
-from bbgrap.control.stored import Stored
+from bbgrap.control.coordinator_events import CoordinatorInstruction, Log, RoutingId, Settings, ToAgent
+from bbgrap.control.lifecycles import Lifecycle, Tracker
+from bbgrap.control.saved_state import SavedState
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of, place_of
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
@@ -52,7 +52,7 @@ class Member:
     Invariants: `outgoing` holds the weights that it asked for and has not acknowledged to the end.
     """
 
-    identity: Identity
+    identity: RoutingId
     join: Join
     number: int
     tracker: Tracker
@@ -116,7 +116,7 @@ class Member:
         """The host of its address: agents that have the same one share a machine."""
         return host_of(self.join.data_address)
 
-    def feed(self, digests: Iterable[str], weights: Mapping[str, Array], types: Mapping[str, TensorType]) -> list[Instruction]:
+    def feed(self, digests: Iterable[str], weights: Mapping[str, Array], types: Mapping[str, TensorType]) -> list[CoordinatorInstruction]:
         """Send these weights, from their beginnings; unknown digests are left out."""
         for digest in digests:
             if digest in weights:
@@ -128,7 +128,7 @@ class Member:
                 self.outgoing[digest] = now
         return self.pump()
 
-    def acknowledge(self, digest: str, received: int) -> list[Instruction]:
+    def acknowledge(self, digest: str, received: int) -> list[CoordinatorInstruction]:
         """Note that the first bytes of a weight arrived, and send more."""
         entry = self.outgoing.get(digest)
         if entry is not None:
@@ -142,11 +142,11 @@ class Member:
                 self.fed = self.to_feed = 0
         return self.pump()
 
-    def pump(self) -> list[Instruction]:
+    def pump(self) -> list[CoordinatorInstruction]:
         """Send chunks until the window is full."""
         open_entries = [entry for entry in self.outgoing.values() if entry.started]
         flying, count = sum(e.sent - e.acknowledged for e in open_entries), len(open_entries)
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         for digest, entry in self.outgoing.items():
             while not entry.started or entry.sent < len(entry.content):
                 if flying >= WINDOW_BYTES or count >= WINDOW_CHUNKS:
@@ -166,10 +166,10 @@ class Members:
     Invariants: `by_identity` and `by_name` hold the same members.
     """
 
-    def __init__(self, settings: Settings, stored: Stored) -> None:
+    def __init__(self, settings: Settings, stored: SavedState) -> None:
         """Start without agents, with the profiles that an earlier coordinator knew."""
         self.settings = settings
-        self.by_identity: dict[Identity, Member] = {}
+        self.by_identity: dict[RoutingId, Member] = {}
         self.by_name: dict[str, Member] = {}
         self.measured = dict(stored.measured)
         self.overrides = dict(stored.given)
@@ -191,7 +191,7 @@ class Members:
         """The data planes of all others."""
         return tuple(peer for peer in self.peers() if peer.name != member.name)
 
-    def join(self, identity: Identity, join: Join, now: float) -> Member | Refused:
+    def join(self, identity: RoutingId, join: Join, now: float) -> Member | Refused:
         """Take in an agent, or return why not."""
         refused = self._reason_to_refuse(join)
         if refused is not None:
@@ -217,7 +217,7 @@ class Members:
             return Refused(f"the name '{join.name}' is taken by a live agent; choose another with --name", retry=True)
         return None
 
-    def other_versions(self, join: Join) -> list[Instruction]:
+    def other_versions(self, join: Join) -> list[CoordinatorInstruction]:
         """Warn of an agent that runs other versions than the coordinator, or than an agent that is there."""
         others = (
             ("bbgrap", join.version, {self.settings.version}),
@@ -232,7 +232,7 @@ class Members:
             if there - {version}
         ]
 
-    def heard(self, identity: Identity, event: str, now: float) -> Member | Rejoin:
+    def heard(self, identity: RoutingId, event: str, now: float) -> Member | Rejoin:
         """Note a sign of life; a stranger is told to join."""
         member = self.by_identity.get(identity)
         if member is None:

@@ -6,12 +6,12 @@ Law: a caller is answered exactly once, for what answers it also takes the reque
 from __future__ import annotations
 
 from bbgrap.control.audit import Ending, RunCounts
-from bbgrap.control.coordinator_events import Instruction, Settings, ToClient
+from bbgrap.control.coordinator_events import CoordinatorInstruction, Settings, ToClient
+from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
-from bbgrap.control.observed import Observed
-from bbgrap.control.plans import Caller, Plan, Request
+from bbgrap.control.plans import Caller, Request, ServedPlan
+from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.sequence import Sequence
-from bbgrap.control.states import Lifecycle, Tracker
 from bbgrap.control.tracing import Traces
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel
 
@@ -23,11 +23,11 @@ class OpenRequests:
     variant, another one in its plan's `waiting`.
     """
 
-    def __init__(self, settings: Settings, loading: Loading, observed: Observed, traces: Traces, counts: RunCounts) -> None:
+    def __init__(self, settings: Settings, loading: Loading, statistics: RequestStatistics, traces: Traces, counts: RunCounts) -> None:
         """Start without requests."""
         self._settings = settings
         self._loading = loading
-        self._observed = observed
+        self._statistics = statistics
         self._traces = traces
         self._counts = counts
         self.by_number: dict[int, Request] = {}
@@ -40,7 +40,7 @@ class OpenRequests:
         """Return the request of that number, or of which a run had it."""
         return self.by_number.get(number) or next((request for request in self.by_number.values() if number in request.former), None)
 
-    def full(self, caller: Caller, message: RunModel, plan: Plan) -> str:
+    def full(self, caller: Caller, message: RunModel, plan: ServedPlan) -> str:
         """Return why a request is not taken, or nothing."""
         size, settings = sum(map(len, message.payload)), self._settings
         mine = [request for request in self.by_number.values() if request.caller[0] == caller[0]]
@@ -53,7 +53,7 @@ class OpenRequests:
             return f"{len(mine)} requests of this client take {taken:,} bytes already, and others wait, too"
         return ""
 
-    def add(self, caller: Caller, message: RunModel, plan: Plan, sequence: Sequence | None) -> None:
+    def add(self, caller: Caller, message: RunModel, plan: ServedPlan, sequence: Sequence | None) -> None:
         """Take a request into the queue of its plan."""
         number = next(self._loading.epochs)
         request = Request(number, caller, message, plan, self.now + message.deadline_s, Tracker(Lifecycle.REQUEST, f"request {number}"))
@@ -77,19 +77,19 @@ class OpenRequests:
         self.by_number[request.number] = request
         self.by_caller[request.caller] = request.number
 
-    def fail(self, number: int, event: str, fault: Fault, reason: str) -> list[Instruction]:
+    def fail(self, number: int, event: str, fault: Fault, reason: str) -> list[CoordinatorInstruction]:
         """Answer a request with an error."""
         request = self.by_number[number]
         done = self.close(request, event)
         return [ToClient(request.caller[0], Failed(request.caller[1], fault, reason)), *done]
 
-    def close(self, request: Request, event: str) -> list[Instruction]:
+    def close(self, request: Request, event: str) -> list[CoordinatorInstruction]:
         """Forget a request here, and everywhere it may still run."""
         request.tracker.move(event)
         how: Ending = "done" if event == "finished" else "cancelled" if event == "Cancel" else "failed"
         variant = self._loading.find(request.epoch)
         self._counts.ended(request.caller[0], request.plan, how)
-        self._observed.ended(request, how, self.now, None if variant is None else variant.queue.running[request.number])
+        self._statistics.ended(request, how, self.now, None if variant is None else variant.queue.running[request.number])
         del self.by_number[request.number], self.by_caller[request.caller]
         if request.sequence is not None:
             request.sequence.is_open = False

@@ -16,8 +16,8 @@ from dataclasses import replace
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import (
     CancelPlanning,
+    CoordinatorInstruction,
     ForgetPlan,
-    Instruction,
     Log,
     PlanFailed,
     Planned,
@@ -25,12 +25,12 @@ from bbgrap.control.coordinator_events import (
     StartPlanning,
     ToClient,
 )
-from bbgrap.control.further import SEARCH_EVERY_S, Origin, origin_of
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.planned import SCALED_FROM
-from bbgrap.control.plans import IN_USE_S, Job, Plan, Variant
+from bbgrap.control.planned_variant import SCALED_FROM
+from bbgrap.control.plans import IN_USE_S, Job, ServedPlan, Variant
+from bbgrap.control.scaled_plans import SEARCH_EVERY_S, Origin, origin_of
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.protocol.client_messages import FEEDING, Fault, PrepareModel, Progress
@@ -59,16 +59,16 @@ class Planning:
         self.members = members
         self.links = links
         self.loading = loading
-        self.plans: dict[str, Plan] = {}
-        self.standbys: dict[str, Plan] = {}
-        self._behind: dict[Plan, None] = {}
+        self.plans: dict[str, ServedPlan] = {}
+        self.standbys: dict[str, ServedPlan] = {}
+        self._behind: dict[ServedPlan, None] = {}
         """Those that wait for others, or for the requests of others."""
         self._changed = float("-inf")
         self._is_settled = True
         self._now: tuple[tuple[Member, ...], str] | None = None
         """Who can take part in plans, and the world that this is, until either changes."""
 
-    def find(self, message: PrepareModel, standby: Plan) -> Plan:
+    def find(self, message: PrepareModel, standby: ServedPlan) -> ServedPlan:
         """Return the plan that a client asks for; a new one if it is not known."""
         cluster = self.members.cluster(self.members.alive()) if self.members.by_name else None
         if cluster is None or not dictionary_devices_of(cluster, message.options.input_values):
@@ -78,7 +78,7 @@ class Planning:
         plan = self.plans.get(key)
         if plan is None:
             asked = message.options
-            plan = self.plans[key] = Plan(
+            plan = self.plans[key] = ServedPlan(
                 key, message.model, standby.files, message.shapes, asked, standby, state=asked.state, top=asked.top
             )
             plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
@@ -86,9 +86,9 @@ class Planning:
             plan.quarantine = standby.quarantine
         return plan
 
-    def forget_oldest(self) -> list[Instruction]:
+    def forget_oldest(self) -> list[CoordinatorInstruction]:
         """Forget plans beyond `MAX_PLANS` that nobody uses."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         if len(self.plans) <= MAX_PLANS:
             return done
         for plan in sorted(self.plans.values(), key=lambda plan: plan.asked):
@@ -99,16 +99,16 @@ class Planning:
                 done += [*self.cancel(plan), *(i for v in list(plan.variants) for i in self.loading.release(v))]
         return done
 
-    def of_model(self, standby: Plan) -> list[Plan]:
+    def of_model(self, standby: ServedPlan) -> list[ServedPlan]:
         """Return the plans of a model."""
         return [plan for plan in self.plans.values() if plan.standby is standby]
 
     # --- when -------------------------------------------------------------------------------------------------------------------
 
-    def world_changed(self, now: float) -> list[Instruction]:
+    def world_changed(self, now: float) -> list[CoordinatorInstruction]:
         """Note that agents, links or profiles are others now; jobs over agents that are gone are cancelled."""
         self._changed, self._is_settled, self._now = now, False, None
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         alive = set(self.members.by_name)
         for plan in self.plans.values():
             self.loading.touch(plan)
@@ -120,12 +120,12 @@ class Planning:
                 done += self.cancel(plan)
         return done
 
-    def cancel(self, plan: Plan) -> list[Instruction]:
+    def cancel(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         """Stop the job of a plan, if there is one."""
         job, plan.job = plan.job, None
         return [] if job is None else [CancelPlanning(job.number)]
 
-    def waits_for_time(self, now: float) -> Iterator[Plan]:
+    def waits_for_time(self, now: float) -> Iterator[ServedPlan]:
         """Yield the plans that may be made once the agents have settled, and those that come after what other requests do."""
         behind, self._behind = self._behind, {}
         yield from [plan for plan in self.plans.values() if plan.again_at <= now or plan in behind]
@@ -133,7 +133,7 @@ class Planning:
             self._is_settled = True
             yield from self.plans.values()
 
-    def consider(self, plan: Plan, now: float) -> list[Instruction]:
+    def consider(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Begin to plan if it is time to."""
         plan.try_again(now)
         self._behind.pop(plan, None)
@@ -161,11 +161,11 @@ class Planning:
         plan.job = Job(next(self.loading.epochs), world, names, places, cluster, now, bases=bases)
         return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases), *self.progress(plan)]
 
-    def has_failed(self, plan: Plan) -> bool:
+    def has_failed(self, plan: ServedPlan) -> bool:
         """Whether there is no plan over the agents that are there now; what failed over others says nothing."""
         return self._world()[1] in plan.failed
 
-    def _origin(self, plan: Plan, names: tuple[str, ...], now: float) -> Origin:
+    def _origin(self, plan: ServedPlan, names: tuple[str, ...], now: float) -> Origin:
         """Return what a plan is made of. Who waits for one, or has nothing that answers meanwhile, gets one of his own."""
         standby = plan.helper
         if plan.callers or standby is None or not standby.open_variants or not self._is_further(plan):
@@ -190,7 +190,7 @@ class Planning:
             self._now = able, world_of(self.members.cluster(able)) if able else ""
         return self._now
 
-    def _is_earned(self, plan: Plan, now: float) -> bool:
+    def _is_earned(self, plan: ServedPlan, now: float) -> bool:
         if plan.callers:
             return True
         if now - plan.asked > IN_USE_S or not plan.requests:
@@ -200,13 +200,13 @@ class Planning:
             return True
         return plan.requests >= EARNED or not self._is_further(plan) or bool(plan.variants)
 
-    def _is_further(self, plan: Plan) -> bool:
+    def _is_further(self, plan: ServedPlan) -> bool:
         """Whether the model has plans for other shapes."""
         return plan.standby is not None and any(
             other is not plan and (other.variants or other.job) for other in self.of_model(plan.standby)
         )
 
-    def _cluster(self, able: Sequence[Member], plan: Plan) -> Cluster:
+    def _cluster(self, able: Sequence[Member], plan: ServedPlan) -> Cluster:
         """Return the agents as a planner sees them: what the model's standby takes of their memory is not there for plans."""
         cluster = self.members.cluster(tuple(able))
         taken: Mapping[str, int] = {}
@@ -221,7 +221,7 @@ class Planning:
 
     # --- what comes of it -------------------------------------------------------------------------------------------------------
 
-    def planned(self, plan: Plan, event: Planned, now: float) -> list[Instruction]:
+    def planned(self, plan: ServedPlan, event: Planned, now: float) -> list[CoordinatorInstruction]:
         """Take what a job has made, to be loaded."""
         job, plan.job = plan.job, None
         if job is None:
@@ -245,12 +245,12 @@ class Planning:
             self.loading.add(plan, planned, nodes, job.number, job.world, now, place)
         return done
 
-    def failed(self, plan: Plan, event: PlanFailed, now: float) -> list[Instruction]:
+    def failed(self, plan: ServedPlan, event: PlanFailed, now: float) -> list[CoordinatorInstruction]:
         """Remember that there is no plan for this world; who waits for it is told."""
         job, plan.job = plan.job, None
         return [] if job is None else self.fail(plan, job, event.fault, event.reason, now)
 
-    def fail(self, plan: Plan, job: Job, fault: Fault, reason: str, now: float) -> list[Instruction]:
+    def fail(self, plan: ServedPlan, job: Job, fault: Fault, reason: str, now: float) -> list[CoordinatorInstruction]:
         """Do what `failed` does."""
         if job.spare_for:
             plan.uncovered[job.spare_for] = reason
@@ -264,7 +264,7 @@ class Planning:
         self.loading.touch(plan)
         return [Log(f"no plan for {plan.called}: {reason}", event="no plan", model=plan.model)]
 
-    def release_others(self, plan: Plan, job: int) -> list[Instruction]:
+    def release_others(self, plan: ServedPlan, job: int) -> list[CoordinatorInstruction]:
         """Release what a plan has loaded besides a job and the newest one over other agents, which is for when those are left again."""
         nodes = {v.job: frozenset(name for name, _ in v.nodes) for v in plan.variants}
         if nodes.get(job) == nodes.get(plan.latest):
@@ -278,7 +278,7 @@ class Planning:
         kept = {job, plan.latest, *others[:1]}
         return [i for v in list(plan.variants) if v.job not in kept and not v.queue.running for i in self.loading.release(v)]
 
-    def fed(self, member: Member, digest: str, received: int) -> list[Instruction]:
+    def fed(self, member: Member, digest: str, received: int) -> list[CoordinatorInstruction]:
         """Note that an agent has so much of a weight, and send it more; after some megabytes, tell those who wait for that."""
         before = member.fed
         done = member.acknowledge(digest, received)
@@ -287,7 +287,7 @@ class Planning:
         plans = {variant.plan: None for variant in self.loading.of_member(member.name) if member.name in variant.pending}
         return [*done, *(instruction for plan in plans for instruction in self.progress(plan))]
 
-    def progress(self, plan: Plan) -> list[Instruction]:
+    def progress(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         """Tell those who wait how far a plan is."""
         if not plan.callers:
             return []

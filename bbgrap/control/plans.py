@@ -1,6 +1,6 @@
 """What the coordinator knows of models, their standbys and plans, their variants, and the requests on them.
 
-    Model ── standby ── copies, each on one node        (a `Plan` with a variant per copy)
+    Model ── standby ── copies, each on one node        (a `ServedPlan` with a variant per copy)
       └──── plans ───── variants on the agents of a moment
 
 A plan is a model with shapes and options, and the queue of its requests. A variant is one way to run it that is loaded somewhere, with an
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bbgrap.cluster.types import COORDINATOR, Cluster
-from bbgrap.control.coordinator_events import Base, Identity
-from bbgrap.control.planned import SCALED_FROM, PlannedVariant
+from bbgrap.control.coordinator_events import Base, RoutingId
+from bbgrap.control.lifecycles import Tracker
+from bbgrap.control.plan_trial import PlanTrial
+from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.control.sequence import Sequence
-from bbgrap.control.states import Tracker
-from bbgrap.control.trial import Trial
 from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timing
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.addresses import split_place
@@ -28,7 +28,7 @@ from bbgrap.protocol.client_messages import Fault, ModelFile, ModelPrepared, Run
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.protocol.tensors import Inputs
 
-Caller = tuple[Identity, int]
+Caller = tuple[RoutingId, int]
 """A client and the number of its call."""
 
 MAX_DEATHS = 2
@@ -50,7 +50,7 @@ class Variant:
     `Deployed`, with when they were told last, in seconds; `away` are those that are not there.
     """
 
-    plan: Plan
+    plan: ServedPlan
     job: int
     world: str
     planned: PlannedVariant
@@ -144,7 +144,7 @@ class Job:
 
 
 @dataclass(eq=False, slots=True)
-class Plan:
+class ServedPlan:
     """A model with shapes and options; without `options` it is the standby of the model, with a variant per copy.
 
     Invariants: `callers` wait for `ModelPrepared`; `waiting` are requests that wait for a variant with room; `timing` is there while the
@@ -156,7 +156,7 @@ class Plan:
     files: tuple[ModelFile, ...]
     shapes: Mapping[str, tuple[int, ...]]
     options: PlanOptions | None
-    standby: Plan | None
+    standby: ServedPlan | None
     policy: Policy = field(default_factory=LeastFinishTime)
     variants: list[Variant] = field(default_factory=list)
     planned: tuple[PlannedVariant, ...] = ()
@@ -193,7 +193,7 @@ class Plan:
     deadly: int = 0
     """The run that has ended the latest of them."""
     quarantine: str = ""
-    trial: Trial = field(default_factory=Trial)
+    trial: PlanTrial = field(default_factory=PlanTrial)
     unlike: frozenset[int] = frozenset()
     """The jobs whose variants it cannot be like."""
     searched: float = float("-inf")
@@ -213,7 +213,7 @@ class Plan:
         return self.options is None
 
     @property
-    def helper(self) -> Plan | None:
+    def helper(self) -> ServedPlan | None:
         """The standby if it answers what this plan answers: not where a client gives inputs instead of weights."""
         known = () if self.standby is None else self.standby.planned
         return None if known and len(known[0].artifacts.host.feeds) != len(self.shapes) else self.standby
@@ -304,7 +304,7 @@ class Plan:
         names = tuple(name for name, _ in source.serving[0].nodes)
         return ModelPrepared(call, self.key, source.number, names, json.dumps({**source.report(), **self._about(source)}))
 
-    def _about(self, source: Plan | None = None) -> dict[str, Any]:
+    def _about(self, source: ServedPlan | None = None) -> dict[str, Any]:
         """Return what is said of the plan besides the report of who serves."""
         why = self.quarantine or next((reason for _, reason in self.failed.values()), "")
         planner = {} if source is self or self.options is None else {"asked": self.options.planner}
@@ -355,7 +355,7 @@ class Request:
     number: int
     caller: Caller
     message: RunModel
-    plan: Plan
+    plan: ServedPlan
     deadline: float
     tracker: Tracker
     epoch: int = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from bbgrap.cluster.types import NodeProfile
-from bbgrap.control.coordinator_events import Audit, Identity, Instruction, Log, SaveProfile, Settings, ToAgent, ToClient
+from bbgrap.control.coordinator_events import Audit, CoordinatorInstruction, Log, RoutingId, SaveProfile, Settings, ToAgent, ToClient
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.client_messages import Failed, Fault, MeasureNodes, Profiles, Progress
 from bbgrap.protocol.messages import LinksMeasured, Measure, Measured, MeasureLinks
@@ -45,9 +45,9 @@ class _Round:
     it is not; while anybody is `working`, nobody is `linking`.
     """
 
-    identity: Identity
+    identity: RoutingId
     call: int
-    working: dict[Identity, _Turn]
+    working: dict[RoutingId, _Turn]
     unlinked: deque[tuple[Member, NodeProfile]] = field(default_factory=deque)
     linking: tuple[_Turn, NodeProfile] | None = None
     done: list[NodeProfile] = field(default_factory=list)
@@ -70,7 +70,7 @@ class _Round:
             self.linking = None
         self.faults.append(fault)
 
-    def progress(self) -> list[Instruction]:
+    def progress(self) -> list[CoordinatorInstruction]:
         """Return who measures now, and how many have: themselves, or their links."""
         if not self.identity:
             return []
@@ -79,7 +79,7 @@ class _Round:
         total = len(self.turns) + len(self.unlinked) + len(self.done) + len(self.faults)
         return [ToClient(self.identity, Progress(self.call, f"measuring {what}{names}", done, total))]
 
-    def answer(self) -> list[Instruction]:
+    def answer(self) -> list[CoordinatorInstruction]:
         """Return what the caller is told in the end."""
         if not self.identity:
             return [Log(f"measured {profile.name}") for profile in self.done] if not self.is_disturbed else []
@@ -101,19 +101,19 @@ class Profiling:
         self.settings = settings
         self.members = members
         self._round: _Round | None = None
-        self._waiting: deque[tuple[Identity, MeasureNodes]] = deque()
+        self._waiting: deque[tuple[RoutingId, MeasureNodes]] = deque()
         self._numbers = count(1)
         self._now = 0.0
         self._again_at = 0.0
         self.has_news = False
         """Whether there are profiles that plans have not been told of."""
 
-    def is_known(self, caller: tuple[Identity, int]) -> bool:
+    def is_known(self, caller: tuple[RoutingId, int]) -> bool:
         """Whether a call will still be answered."""
         begun = self._round is not None and (self._round.identity, self._round.call) == caller
         return begun or any((identity, message.call) == caller for identity, message in self._waiting)
 
-    def begin(self, identity: Identity, message: MeasureNodes, now: float) -> list[Instruction]:
+    def begin(self, identity: RoutingId, message: MeasureNodes, now: float) -> list[CoordinatorInstruction]:
         """Queue a call."""
         if self.is_known((identity, message.call)):
             return []
@@ -127,7 +127,7 @@ class Profiling:
         self._waiting.append((identity, message))
         return self._go_on(now) if self._round is None else []
 
-    def measured(self, member: Member, message: Measured, now: float) -> list[Instruction]:
+    def measured(self, member: Member, message: Measured, now: float) -> list[CoordinatorInstruction]:
         """Take how fast an agent works, and go on."""
         running = self._round
         turn = running.working.get(member.identity) if running is not None else None
@@ -140,7 +140,7 @@ class Profiling:
             running.unlinked.append((member, message.profile))
         return self._go_on(now)
 
-    def links_measured(self, member: Member, message: LinksMeasured, now: float) -> list[Instruction]:
+    def links_measured(self, member: Member, message: LinksMeasured, now: float) -> list[CoordinatorInstruction]:
         """Take the links of an agent, and go on."""
         running = self._round
         if running is None or running.linking is None:
@@ -157,7 +157,7 @@ class Profiling:
             running.done.append(known)
         return self._go_on(now)
 
-    def lost(self, member: Member, now: float) -> list[Instruction]:
+    def lost(self, member: Member, now: float) -> list[CoordinatorInstruction]:
         """Go on without an agent that is gone."""
         running = self._round
         if running is None or all(member is not other for other in (*(t.member for t in running.turns), *(m for m, _ in running.unlinked))):
@@ -165,7 +165,7 @@ class Profiling:
         running.leave_out(member, f"agent '{member.name}' was lost before it was measured")
         return self._go_on(now)
 
-    def overdue(self, now: float) -> list[Instruction]:
+    def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """Go on without agents that take too long."""
         running = self._round
         if running is None:
@@ -182,9 +182,9 @@ class Profiling:
         known = self.members.known_of(member)
         return known is None or not known.work
 
-    def _go_on(self, now: float) -> list[Instruction]:
+    def _go_on(self, now: float) -> list[CoordinatorInstruction]:
         """Let measure whoever is next, answer what is done, and begin what waits."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         while True:
             match self._round:
                 case None if not self._waiting:
@@ -199,20 +199,20 @@ class Profiling:
                 case running:
                     return [*done, *running.progress()]
 
-    def _begin_round(self, identity: Identity, message: MeasureNodes, now: float) -> list[Instruction]:
+    def _begin_round(self, identity: RoutingId, message: MeasureNodes, now: float) -> list[CoordinatorInstruction]:
         """Ask everybody at once; agents that went while the call waited are none of its nodes."""
         members = [member for member in self._named(message.name) if message.again or self._is_unknown(member)]
         turns = {member.identity: _Turn(member, next(self._numbers), now) for member in members}
         self._round = _Round(identity, message.call, turns)
         return [ToAgent(turn.member.identity, Measure(turn.number)) for turn in turns.values()]
 
-    def _begin_links(self, running: _Round, member: Member, profile: NodeProfile, now: float) -> list[Instruction]:
+    def _begin_links(self, running: _Round, member: Member, profile: NodeProfile, now: float) -> list[CoordinatorInstruction]:
         """Ask one agent, and let everybody answer its pings."""
         turn = _Turn(member, next(self._numbers), now)
         running.linking = (turn, profile)
         return [ToAgent(member.identity, MeasureLinks(turn.number, self.members.peers_of(member)))]
 
-    def _keep(self, running: _Round) -> list[Instruction]:
+    def _keep(self, running: _Round) -> list[CoordinatorInstruction]:
         """Believe what was measured, now and after a restart."""
         if running.is_disturbed:
             self._again_at = self._now + LATER_S
@@ -225,7 +225,7 @@ class Profiling:
 
     # --- in the background --------------------------------------------------------------------------------------------------------
 
-    def in_background(self, now: float, *, is_idle: bool) -> list[Instruction]:
+    def in_background(self, now: float, *, is_idle: bool) -> list[CoordinatorInstruction]:
         """Measure the nodes of which nothing is known, once nothing else has gone on for a while."""
         self._now = now
         running = self._round

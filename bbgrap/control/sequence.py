@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.control.coordinator_events import Identity
-from bbgrap.control.given import Given, given_of
+from bbgrap.control.coordinator_events import RoutingId
+from bbgrap.control.request_inputs import RequestInputs, given_of
 from bbgrap.protocol.client_messages import RunModel
 
 
@@ -18,14 +18,14 @@ class Sequence:
     """
 
     number: int
-    client: Identity
+    client: RoutingId
     name: int
     """What the client calls it."""
     plan: str
     """The key of its plan."""
     model: str
     used: float
-    given: list[Given] | None
+    given: list[RequestInputs] | None
     steps: int = 0
     epoch: int = 0
     state: int = 0
@@ -53,10 +53,10 @@ class Sequence:
         if self.seen > self.steps:
             self.state, self.seen = self.before
 
-    def to_replay(self) -> list[Given]:
+    def to_replay(self) -> list[RequestInputs]:
         """Return the inputs of the requests that are to run again before the next one."""
         return (self.given or [])[self.seen :]
 
-    def coming(self, message: RunModel, *, at_home: bool) -> list[Given]:
+    def coming(self, message: RunModel, *, at_home: bool) -> list[RequestInputs]:
         """Return the inputs of all requests that are to run: from where the state is, or from the beginning, to this one."""
         return [*(self.given or ())[self.seen if at_home else 0 :], *([] if message.reads else [given_of(message)])]

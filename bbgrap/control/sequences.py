@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Sequence as List
 from dataclasses import replace
 
-from bbgrap.control.coordinator_events import Identity, Instruction, KeepState, StartRequest
-from bbgrap.control.given import Given, Keep, given_of
-from bbgrap.control.joining import joined
+from bbgrap.control.coordinator_events import CoordinatorInstruction, KeepState, RoutingId, StartRequest
+from bbgrap.control.joined_requests import joined
 from bbgrap.control.loading import Loading
-from bbgrap.control.observed import Observed
-from bbgrap.control.plans import Plan, Request, Variant
+from bbgrap.control.plans import Request, ServedPlan, Variant
+from bbgrap.control.request_inputs import Keep, RequestInputs, given_of
+from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.sequence import Sequence
 from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunModel
 from bbgrap.protocol.messages import TensorHeader
@@ -47,13 +47,13 @@ class Sequences:
     Invariants: `_kept` is the sum of what is kept of all of them.
     """
 
-    def __init__(self, loading: Loading, observed: Observed, keep: Keep, limit: int = MAX_KEPT_BYTES) -> None:
-        """Start without any; `keep` inputs, at most for the price of `limit` bytes. What is computed anew is counted in `observed`."""
+    def __init__(self, loading: Loading, statistics: RequestStatistics, keep: Keep, limit: int = MAX_KEPT_BYTES) -> None:
+        """Start without any; `keep` inputs, at most for the price of `limit` bytes. What is computed anew is counted in `statistics`."""
         self._loading = loading
-        self._observed = observed
+        self._statistics = statistics
         self._keep = keep
         self._limit = limit
-        self._known: dict[tuple[Identity, int], Sequence] = {}
+        self._known: dict[tuple[RoutingId, int], Sequence] = {}
         self._kept = 0
 
     def __len__(self) -> int:
@@ -65,7 +65,9 @@ class Sequences:
 
     # --- what clients want --------------------------------------------------------------------------------------------------------
 
-    def admit(self, client: Identity, message: RunModel, plan: Plan, now: float) -> tuple[Sequence | tuple[Fault, str], list[Instruction]]:
+    def admit(
+        self, client: RoutingId, message: RunModel, plan: ServedPlan, now: float
+    ) -> tuple[Sequence | tuple[Fault, str], list[CoordinatorInstruction]]:
         """Return the sequence of a request, or why it cannot be one of it."""
         known = self._known.get((client, message.sequence))
         what = f"sequence {message.sequence} of model {plan.model[:8]}"
@@ -89,7 +91,7 @@ class Sequences:
             return (Fault.INPUT, f"{what}: expected request {known.steps} of it, on the plan of the first one; got {message.step}"), []
         return self._enter(known, now), []
 
-    def take(self, client: Identity, message: ForkSequence | EndSequence, now: float) -> list[Instruction]:
+    def take(self, client: RoutingId, message: ForkSequence | EndSequence, now: float) -> list[CoordinatorInstruction]:
         """Do what a client wants of a sequence besides requests."""
         if isinstance(message, ForkSequence):
             return self._fork(client, message, now)
@@ -97,7 +99,7 @@ class Sequences:
         known = self._known.get((client, message.sequence))
         return [] if known is None else self._end(known)
 
-    def _fork(self, client: Identity, message: ForkSequence, now: float) -> list[Instruction]:
+    def _fork(self, client: RoutingId, message: ForkSequence, now: float) -> list[CoordinatorInstruction]:
         """Let another sequence go on from where one is; if that is not known, the other one's next request is told so."""
         known, taken = (self._known.get((client, name)) for name in (message.sequence, message.other))
         if known is None or (taken is not None and taken.is_open) or message.sequence == message.other:
@@ -113,7 +115,7 @@ class Sequences:
         self._forget_inputs()
         return [*done, *shared, *self._make_room()]
 
-    def overdue(self, now: float) -> list[Instruction]:
+    def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """Forget what is idle for long."""
         idle = [s for s in self._known.values() if not s.is_open and now - s.used > IDLE_S]
         return [instruction for sequence in idle for instruction in self._end(sequence)]
@@ -126,16 +128,16 @@ class Sequences:
         sequence.used, sequence.is_open = now, True
         return sequence
 
-    def _make_room(self) -> list[Instruction]:
+    def _make_room(self) -> list[CoordinatorInstruction]:
         idle = [s for s in self._known.values() if not s.is_open] if len(self._known) > MAX_SEQUENCES else []
         return [instruction for sequence in idle[:1] for instruction in self._end(sequence)]
 
-    def _end(self, sequence: Sequence) -> list[Instruction]:
+    def _end(self, sequence: Sequence) -> list[CoordinatorInstruction]:
         self._known.pop((sequence.client, sequence.name), None)
         self._drop_inputs(sequence)
         return self._left_behind(sequence)
 
-    def _left_behind(self, sequence: Sequence) -> list[Instruction]:
+    def _left_behind(self, sequence: Sequence) -> list[CoordinatorInstruction]:
         return [KeepState(sequence.epoch, sequence.number)] if self._loading.find(sequence.epoch) is not None else []
 
     # --- where they run -----------------------------------------------------------------------------------------------------------
@@ -157,9 +159,9 @@ class Sequences:
         """Whether the state is gone, and what it was made of, too."""
         return sequence.steps > 0 and sequence.given is None and self.home(sequence) is None
 
-    def start(self, request: Request, sequence: Sequence, variant: Variant) -> list[Instruction]:
+    def start(self, request: Request, sequence: Sequence, variant: Variant) -> list[CoordinatorInstruction]:
         """Run on a variant what comes next of a sequence: an old request while its state is made anew, then this one."""
-        left: list[Instruction] = []
+        left: list[CoordinatorInstruction] = []
         if sequence.epoch != variant.epoch:
             left = self._left_behind(sequence)
             sequence.place(variant.epoch)
@@ -170,7 +172,7 @@ class Sequences:
         given, sequence.running = given_of(request.message), 0 if reads else 1
         if again:
             given, sequence.running = joined(again, variant.planned.artifacts.joinings)
-            counts = self._observed.of_model(request.plan)
+            counts = self._statistics.of_model(request.plan)
             counts.recovered += sequence.seen == 0
             counts.replayed += sequence.running
         usual = bool(sequence.seen) and is_own
@@ -197,7 +199,7 @@ class Sequences:
         sequence.steps += 1
         if sequence.given is not None and self._known.get((sequence.client, sequence.name)) is sequence:
             # A client on this machine can write to what it sent.
-            given = Given(message.inputs, self._keep(message.payload))
+            given = RequestInputs(message.inputs, self._keep(message.payload))
             sequence.given.append(given)
             self._kept += given.price
             self._forget_inputs()

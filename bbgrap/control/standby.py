@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.compiler.memory import WEIGHT_COPIES
-from bbgrap.control.coordinator_events import CancelPlanning, Instruction, Log, PlanFailed, Planned, StartStandby
+from bbgrap.control.coordinator_events import CancelPlanning, CoordinatorInstruction, Log, PlanFailed, Planned, StartStandby
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import standby_key
-from bbgrap.control.plans import Job, Plan
+from bbgrap.control.plans import Job, ServedPlan
 from bbgrap.control.variants import LeastFinishTime
 from bbgrap.protocol.client_messages import Fault, ModelFile
 
@@ -37,23 +37,23 @@ class Standbys:
         self.members = members
         self.links = links
         self.loading = loading
-        self.by_model: dict[str, Plan] = {}
+        self.by_model: dict[str, ServedPlan] = {}
 
     def of(
         self, model: str, files: tuple[ModelFile, ...], state: tuple[tuple[str, str], ...] = (), top: tuple[tuple[str, int], ...] = ()
-    ) -> Plan:
+    ) -> ServedPlan:
         """Return the standby of a model that keeps this state and answers so; a new one, nothing of it loaded, if there is none."""
         name = standby_key(model, state, top) if state or top else model
         standby = self.by_model.pop(name, None)
         if standby is None:
             key = standby_key(model, state, top)
-            standby = Plan(key, model, files, {}, None, None, LeastFinishTime(), serves=True, state=state, top=top)
+            standby = ServedPlan(key, model, files, {}, None, None, LeastFinishTime(), serves=True, state=state, top=top)
         self.by_model[name] = standby
         return standby
 
-    def forget_oldest(self) -> list[Instruction]:
+    def forget_oldest(self) -> list[CoordinatorInstruction]:
         """Forget standbys beyond `MAX_STANDBYS` that nobody uses."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         for model, standby in list(self.by_model.items()):
             if len(self.by_model) <= MAX_STANDBYS:
                 break
@@ -65,7 +65,7 @@ class Standbys:
                     done.append(CancelPlanning(standby.job.number))
         return done
 
-    def consider(self, standby: Plan, now: float) -> list[Instruction]:
+    def consider(self, standby: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Make the standby, and place the copies that are missing: the second when the first is ready."""
         standby.try_again(now)
         if standby.quarantine or standby.failed or not self.members.by_name:
@@ -90,11 +90,11 @@ class Standbys:
         self.loading.add(standby, standby.planned[0], nodes, standby.latest, "", now)
         return [*done, *self.loading.advance(standby, now)]
 
-    def lacks_room(self, standby: Plan) -> bool:
+    def lacks_room(self, standby: ServedPlan) -> bool:
         """Whether no node has room for the model."""
         return bool(standby.planned and self.members.by_name and not standby.variants and self._next_node(standby) is None)
 
-    def _next_node(self, standby: Plan) -> Member | None:
+    def _next_node(self, standby: ServedPlan) -> Member | None:
         """Return the best node that has room for one more copy."""
         alive = [m for m in self.members.alive() if frozenset((m.name, COORDINATOR)) not in self.links.apart]
         taken = {name for variant in standby.variants for name in variant.parts if name not in variant.away}
@@ -118,7 +118,7 @@ class Standbys:
                 standby.failures = 0
             self.loading.touch(standby)
 
-    def planned(self, standby: Plan, event: Planned, now: float) -> list[Instruction]:
+    def planned(self, standby: ServedPlan, event: Planned, now: float) -> list[CoordinatorInstruction]:
         """Take what every copy is."""
         standby.job = None
         wrong = len(event.variants) != 1 or len(event.variants[0].artifacts.devices) != 1
@@ -129,13 +129,13 @@ class Standbys:
         self.loading.touch(standby)
         return []
 
-    def waits_for_time(self, now: float) -> Iterator[Plan]:
+    def waits_for_time(self, now: float) -> Iterator[ServedPlan]:
         """Yield the standbys of which something may be tried again."""
         for standby in self.by_model.values():
             if standby.again_at <= now:
                 yield standby
 
-    def failed(self, standby: Plan, event: PlanFailed, now: float) -> list[Instruction]:
+    def failed(self, standby: ServedPlan, event: PlanFailed, now: float) -> list[CoordinatorInstruction]:
         """Remember why the model cannot be loaded whole."""
         standby.job = None
         standby.fails("", event.fault, event.reason, now)

@@ -11,8 +11,8 @@ from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.dispatch import Requests
 from bbgrap.control.links import Links
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.observed import Counts, Observed
-from bbgrap.control.plans import Plan, Variant
+from bbgrap.control.plans import ServedPlan, Variant
+from bbgrap.control.request_statistics import RequestCounts, RequestStatistics
 from bbgrap.costmodel.timeline import Timeline, read_timeline
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.status_messages import (
@@ -41,12 +41,12 @@ _WORST = 1024
 class StatusReader:
     """Tells how the cluster is."""
 
-    def __init__(self, members: Members, links: Links, requests: Requests, observed: Observed) -> None:
+    def __init__(self, members: Members, links: Links, requests: Requests, statistics: RequestStatistics) -> None:
         """Read from these."""
         self._members = members
         self._links = links
         self._requests = requests
-        self._observed = observed
+        self._statistics = statistics
         self._segments: dict[int, tuple[float, tuple[SegmentStatus, ...]]] = {}
 
     def nodes(self) -> tuple[NodeStatus, ...]:
@@ -57,14 +57,14 @@ class StatusReader:
         """Return an agent."""
         loading, verifying = self._requests.loading, self._requests.verifying
         standbys, apart = loading.loaded_bytes(member.name, standbys=True), self._links.unreachable(member.name)
-        status = self._members.status(member, standbys, apart, self._observed.time(member.since))
+        status = self._members.status(member, standbys, apart, self._statistics.time(member.since))
         running = sum(len(variant.queue.running) for variant in loading.of_member(member.name))
         return replace(status, verified=verifying.verified[member.name], differed=verifying.differed[member.name], running=running)
 
     def read(self, asked: ReadStatus, now: float) -> Status:
         """Return the answer to `ReadStatus`."""
         settings, loading = self._requests.settings, self._requests.loading
-        nodes = [replace(node, profile=None) for node in (*self.nodes(), *self._observed.gone.values())]
+        nodes = [replace(node, profile=None) for node in (*self.nodes(), *self._statistics.gone.values())]
         traffic = loading.traffic.read(loading.by_epoch.values())
         self._segments = {epoch: known for epoch, known in self._segments.items() if epoch in loading.by_epoch}
         return Status(
@@ -72,12 +72,12 @@ class StatusReader:
             settings.version,
             settings.incarnation,
             settings.started,
-            self._observed.time(now),
+            self._statistics.time(now),
             tuple(nodes),
             tuple(self._link_list()),
             tuple(self._models()),
             tuple(ExchangeStatus(source, target, size) for (source, target), size in sorted(traffic.items()) if size),
-            self._observed.events_after(asked.events_after),
+            self._statistics.events_after(asked.events_after),
         )
 
     def show(self, asked: ReadPlan) -> PlanShown | None:
@@ -87,7 +87,7 @@ class StatusReader:
             return None
         source = _source(plan)
         variant = None if source is None else source.serving[0]
-        recorded = None if variant is None else self._observed.recorded.get(variant.epoch)
+        recorded = None if variant is None else self._statistics.recorded.get(variant.epoch)
         report = plan.prepared(asked.call).report
         if variant is None or recorded is None:
             return PlanShown(asked.call, report, () if variant is None else variant.device_names, (), 0.0)
@@ -119,8 +119,8 @@ class StatusReader:
             (running if request.epoch else waiting)[request.plan.model] += 1
         sequences = self._requests.sequences.by_model()
         names = {plan.model: plan.files[0].name for plan in (*plans, *standbys.values())}
-        for model in sorted({*names, *self._observed.counts}):
-            counts = self._observed.counts.get(model) or Counts(names[model])
+        for model in sorted({*names, *self._statistics.counts}):
+            counts = self._statistics.counts.get(model) or RequestCounts(names[model])
             standby = standbys.get(model)
             yield ModelStatus(
                 model,
@@ -137,7 +137,7 @@ class StatusReader:
                 counts.replayed,
             )
 
-    def _plan(self, plan: Plan) -> PlanStatus:
+    def _plan(self, plan: ServedPlan) -> PlanStatus:
         source = _source(plan)
         serving = [] if source is None else source.serving
         names = dict.fromkeys(name for variant in serving for name in variant.parts)
@@ -177,7 +177,7 @@ class StatusReader:
         )
 
     def _segments_of(self, variant: Variant) -> tuple[SegmentStatus, ...]:
-        recorded = self._observed.recorded.get(variant.epoch)
+        recorded = self._statistics.recorded.get(variant.epoch)
         if recorded is None:
             return ()
         at, segments = self._segments.get(variant.epoch, (-1.0, ()))
@@ -193,7 +193,7 @@ class StatusReader:
         return segments
 
 
-def _source(plan: Plan) -> Plan | None:
+def _source(plan: ServedPlan) -> ServedPlan | None:
     """Return what answers the requests of a plan: itself or its standby."""
     return plan if plan.serving else plan.helper if plan.helper is not None and plan.helper.serving else None
 
@@ -209,7 +209,7 @@ def _seconds(timeline: Timeline) -> Mapping[tuple[int, int], float]:
     return {place: seconds for place, (_, seconds) in segment_seconds(timeline).items()}
 
 
-def _why(plan: Plan, source: Plan | None) -> str:
+def _why(plan: ServedPlan, source: ServedPlan | None) -> str:
     """Return why that answers, in words."""
     if plan.quarantine:
         return plan.quarantine

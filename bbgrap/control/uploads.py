@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from bbgrap.control.audit import peer_of
-from bbgrap.control.coordinator_events import Audit, ChunkWritten, Identity, Instruction, ToClient, WriteChunk
+from bbgrap.control.coordinator_events import Audit, ChunkWritten, CoordinatorInstruction, RoutingId, ToClient, WriteChunk
 from bbgrap.protocol.client_messages import (
     Failed,
     Fault,
@@ -52,9 +52,9 @@ class Uploads:
         """Start with the files and models kept from earlier."""
         self.stored = stored
         self._offers = dict(models or {})
-        self._sizes: dict[Identity, dict[str, int]] = {}
+        self._sizes: dict[RoutingId, dict[str, int]] = {}
 
-    def offer(self, identity: Identity, message: OfferModel) -> list[Instruction]:
+    def offer(self, identity: RoutingId, message: OfferModel) -> list[CoordinatorInstruction]:
         """Answer which files are missing."""
         refused = self._fault_of(message)
         if refused is not None:
@@ -86,7 +86,7 @@ class Uploads:
             return Fault.MODEL, f"it has {total} bytes in {len(names)} files; a cluster takes {MAX_MODEL_BYTES} in {MAX_FILES}"
         return None
 
-    def chunk(self, identity: Identity, message: ModelChunk) -> list[Instruction]:
+    def chunk(self, identity: RoutingId, message: ModelChunk) -> list[CoordinatorInstruction]:
         """Store a piece of an offered file."""
         if message.digest in self.stored:
             return [ToClient(identity, ModelStored(message.call, self.stored[message.digest], complete=True))]
@@ -95,7 +95,7 @@ class Uploads:
             return [ToClient(identity, Failed(message.call, Fault.UNKNOWN_MODEL, "model: the file was not offered"))]
         return [WriteChunk(identity, message, size)]
 
-    def written(self, event: ChunkWritten) -> list[Instruction]:
+    def written(self, event: ChunkWritten) -> list[CoordinatorInstruction]:
         """Acknowledge a piece."""
         self.forget(event.gone)
         if event.fault:

@@ -22,11 +22,21 @@ from hashlib import blake2b
 from itertools import combinations
 
 from bbgrap.control.audit import peer_of
-from bbgrap.control.coordinator_events import Answer, Audit, Compare, Compared, Instruction, Log, RequestDone, Settings, StartRequest
+from bbgrap.control.coordinator_events import (
+    Answer,
+    Audit,
+    Compare,
+    Compared,
+    CoordinatorInstruction,
+    Log,
+    RequestDone,
+    Settings,
+    StartRequest,
+)
 from bbgrap.control.loading import Loading
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Request, Variant
-from bbgrap.control.synthetic import SyntheticRequests
+from bbgrap.control.synthetic_requests import SyntheticRequests
 
 MAX_BYTES = 256 << 20
 """Inputs and outputs that are kept for further runs; a request beyond is not verified."""
@@ -156,9 +166,9 @@ class Verifying:
         able = [v for v in there if frozenset(v.parts) not in {*before, *check.failed}]
         return min(able, key=lambda v: (len(seen & v.parts.keys()), len(v.queue.running), v.usual_s, v.epoch), default=None)
 
-    def go_on(self, now: float) -> list[Instruction]:
+    def go_on(self, now: float) -> list[CoordinatorInstruction]:
         """Start the next run if nobody is in its way, or it has given way for long enough."""
-        done: list[Instruction] = []
+        done: list[CoordinatorInstruction] = []
         while self._waiting and self._running is None:
             check = self._waiting[0]
             waited = now - check.since
@@ -193,7 +203,7 @@ class Verifying:
             self._loading.touch(ended.check.request.plan)
         return ended
 
-    def done(self, event: RequestDone) -> list[Instruction]:
+    def done(self, event: RequestDone) -> list[CoordinatorInstruction]:
         """Compare the answer of the run with those before."""
         ended = self._ended()
         if ended is None:
@@ -206,7 +216,7 @@ class Verifying:
         transfers = "exact" if options is None else options.transfer_dtype
         return [Compare(check.request.number, tuple(run.answer for run in check.runs), transfers)]
 
-    def failed(self, reason: str) -> list[Instruction]:
+    def failed(self, reason: str) -> list[CoordinatorInstruction]:
         """Try the run elsewhere: it failed, where another one of the same request did not."""
         ended = self._ended()
         if ended is None:
@@ -217,7 +227,7 @@ class Verifying:
         done = [told, *self._loading.abandon(ended.variant.epoch, ended.number)]
         return [*done, *self._again(ended.check)]
 
-    def taken_back(self, variant: Variant) -> list[Instruction]:
+    def taken_back(self, variant: Variant) -> list[CoordinatorInstruction]:
         """Try the run again, elsewhere, if its variant is lost."""
         if self._running is None or self._running.variant is not variant:
             return []
@@ -225,14 +235,14 @@ class Verifying:
         done = self._loading.abandon(variant.epoch, number)
         return done if ended is None else [*done, *self._again(ended.check)]
 
-    def _again(self, check: _Check) -> list[Instruction]:
+    def _again(self, check: _Check) -> list[CoordinatorInstruction]:
         check.lost += 1
         if check.lost >= TRIES:
             return self._give_up(check)
         self._waiting.append(check)
         return []
 
-    def overdue(self, now: float) -> list[Instruction]:
+    def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """End a run that takes too long."""
         if self._running is None or now - self._running.started <= RUN_WITHIN_S:
             return []
@@ -240,7 +250,7 @@ class Verifying:
 
     # --- what comes of it ---------------------------------------------------------------------------------------------------------
 
-    def compared(self, event: Compared, now: float) -> list[Instruction]:
+    def compared(self, event: Compared, now: float) -> list[CoordinatorInstruction]:
         """Count what is the same; of what differs, name the nodes, after a third run if there can be one."""
         check = self._comparing.pop(event.check, None)
         if check is None:
@@ -256,7 +266,7 @@ class Verifying:
             return []
         return self._conclude(check)
 
-    def _give_up(self, check: _Check) -> list[Instruction]:
+    def _give_up(self, check: _Check) -> list[CoordinatorInstruction]:
         """Conclude from what is known, if it is more than one answer."""
         if check.faults:
             return self._conclude(check)
@@ -264,7 +274,7 @@ class Verifying:
         self._tally["skipped, no second answer"] += 1
         return []
 
-    def _conclude(self, check: _Check) -> list[Instruction]:
+    def _conclude(self, check: _Check) -> list[CoordinatorInstruction]:
         self._bytes -= check.nbytes
         runs = [run.nodes for run in check.runs]
         self.verified.update(frozenset[str]().union(*runs) - frozenset.intersection(*runs))

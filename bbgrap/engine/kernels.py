@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnxruntime as ort
 
 from bbgrap.compiler.artifacts import Artifacts, SegmentModel
-from bbgrap.engine.calling import caller
+from bbgrap.engine.session_call import caller
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph import Array
 from bbgrap.runtime.execution import Kernel

@@ -17,7 +17,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.passes.state import layout_of
 from bbgrap.compiler.predict import Predictor
 from bbgrap.compiler.sequences import for_sequences
-from bbgrap.control.planned import SCALED_FROM, PlannedVariant
+from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.variants import beside, is_guarded, lacks_of, serves_streams, variant_of, whole_on_each
 from bbgrap.errors import PlanError

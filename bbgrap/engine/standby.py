@@ -20,10 +20,10 @@ import onnxruntime as ort
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.compiler.memory import standby_bytes
 from bbgrap.compiler.sequences import for_sequences
-from bbgrap.control.planned import PlannedVariant
-from bbgrap.engine.calling import caller, ending_after
-from bbgrap.engine.joining import joinings_of
+from bbgrap.control.planned_variant import PlannedVariant
+from bbgrap.engine.joined_requests import joinings_of
 from bbgrap.engine.load import refusal
+from bbgrap.engine.session_call import caller, ending_after
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import ModelInput, OnnxModel, read_model

@@ -12,7 +12,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.memory import needed_bytes, overfull, state_bytes
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, TransferType

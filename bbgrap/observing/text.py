@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bbgrap.observing.rates import ModelRates, quantiles_of
 from bbgrap.protocol.status_messages import LinkStatus, ModelStatus, NodeStatus, PlanStatus, Status
-from bbgrap.report.marks import byte_count, milliseconds
+from bbgrap.report.svg import byte_count, milliseconds
 
 LEAST_WIDTH = 40
 """Columns that text is made for at least."""

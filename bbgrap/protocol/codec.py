@@ -15,7 +15,7 @@ import msgpack
 
 from bbgrap.errors import BbgrapError, LocalProtocolError, OtherVersionError, RemoteProtocolError
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
-from bbgrap.protocol.growth import check_growth
+from bbgrap.protocol.decoded_size import check_growth
 from bbgrap.protocol.key_messages import Enrolled, KeyMessage
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, Payload
 from bbgrap.protocol.messages import PROTOCOL_VERSION, AgentCommand, AgentMessage, BytesLike

@@ -13,7 +13,7 @@ import numpy as np
 
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
-from bbgrap.protocol.growth import check_growth
+from bbgrap.protocol.decoded_size import check_growth
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import BytesLike, TensorHeader
 from bbgrap.runtime.schedule import Schedule

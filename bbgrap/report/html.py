@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.report.gantt import timeline_svg
+from bbgrap.report.layer_map import layers_svg
 from bbgrap.report.layers import LayerReport
-from bbgrap.report.marks import milliseconds, text
-from bbgrap.report.page import PAGE_STYLE, SCRIPT
-from bbgrap.report.strips import layers_svg
+from bbgrap.report.page_style import PAGE_STYLE, SCRIPT
+from bbgrap.report.svg import milliseconds, text
 from bbgrap.report.tables import exchange_table, facts_list, node_bars, prediction_error, segment_table, traffic_table
 from bbgrap.report.trace import SegmentTime
 

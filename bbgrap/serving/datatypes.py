@@ -17,7 +17,7 @@ from bbgrap.graph.onnx_types import array_of_content
 from bbgrap.graph.types import Array, DType
 from bbgrap.serving.refusals import malformed
 
-BytesLike = bytes | bytearray | memoryview
+BodyBytes = bytes | bytearray | memoryview
 
 BF16 = array_of_content(DType.BFLOAT16.value, (0,), b"").dtype
 """`bfloat16` of `ml_dtypes`, of whichever version onnx brings."""
@@ -73,7 +73,7 @@ def check_shape(name: str, datatype: object, shape: object) -> tuple[str, tuple[
     return datatype, tuple(sizes)
 
 
-def of_bytes(name: str, datatype: str, shape: tuple[int, ...], content: BytesLike) -> Array:
+def of_bytes(name: str, datatype: str, shape: tuple[int, ...], content: BodyBytes) -> Array:
     """Return the tensor of raw bytes.
 
     Raises:
@@ -164,7 +164,7 @@ def _shaped(name: str, flat: Array, shape: tuple[int, ...]) -> Array:
         raise malformed(f"input '{name}': shape {list(shape)}: {error}") from None
 
 
-def to_bytes(array: Array) -> BytesLike:
+def to_bytes(array: Array) -> BodyBytes:
     """Return the raw content of an output: a view, unless it is of texts."""
     if array.dtype.kind in "OUST":
         encoded = [str(item).encode() for item in array.reshape(-1).tolist()]

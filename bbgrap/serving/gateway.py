@@ -1,8 +1,8 @@
 """What happens to a request, whichever way it came: it is let in, decoded, run on the cluster, encoded; or it is refused.
 
-A desk's thread does all of a request (`bbgrap.serving.desks`). Of others the event loop moves the bytes, and a thread does the rest. Laws:
-at most `in_flight` requests are let in; who gives up, by a deadline or by going away, takes the request out of the coordinator's queue;
-while the coordinator is away nobody waits for it for long.
+One thread does all of a plain request (`bbgrap.serving.connection_threads`). Of others the event loop moves the bytes, and a thread does
+the rest. Laws: at most `in_flight` requests are let in; who gives up, by a deadline or by going away, takes the request out of the
+coordinator's queue; while the coordinator is away nobody waits for it for long.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.client_messages import ListNodes, Nodes
 from bbgrap.serving.batching import Batcher
-from bbgrap.serving.infer import SequenceParameters
+from bbgrap.serving.infer_request import SequenceParameters
 from bbgrap.serving.model import ServedModel
+from bbgrap.serving.open_sequences import SequenceTurn
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 from bbgrap.serving.repository import Repository
 from bbgrap.serving.statistics import Durations
 from bbgrap.serving.tracing import Tracing
-from bbgrap.serving.turns import Turn
 from bbgrap.session import Connection
 from bbgrap.session.connection import CallFailedError, StoppedError
 
@@ -187,7 +187,7 @@ class Gateway:
 
     def runs_at_once(self, model: ServedModel) -> bool:
         """Return whether a request of a model needs no other: it is neither part of a sequence nor of a batch."""
-        return model.turns is None and (self.limits.batch_rows <= 1 or not model.has_rows)
+        return model.sequences is None and (self.limits.batch_rows <= 1 or not model.has_rows)
 
     def infer_here(self, model: ServedModel, work: Inference[R], timeout_s: float | None, has_gone: Callable[[], bool]) -> R:
         """Return the answer to a request that was let in and runs at once, in this thread; it is given up when `has_gone()`.
@@ -223,10 +223,10 @@ class Gateway:
         self, model: ServedModel, work: Inference[R], has_ended: Callable[[], bool], span: RequestSpan | None
     ) -> tuple[R, Durations]:
         begin = time.perf_counter_ns()
-        if model.turns is not None:
+        if model.sequences is not None:
             if work.part is None:
                 raise malformed(f"model '{model.name}' has state: say which sequence a request is part of, with parameter 'sequence_id'")
-            async with model.turns.turn(work.part) as turn:
+            async with model.sequences.turn(work.part) as turn:
                 return await self._in_thread(partial(self._at_once, model, work, has_ended, span, begin, turn))
         _refuse_part(model, work.part)
         if self.runs_at_once(model):
@@ -252,7 +252,7 @@ class Gateway:
         has_ended: Callable[[], bool],
         span: RequestSpan | None,
         came: int,
-        turn: Turn | None = None,
+        turn: SequenceTurn | None = None,
     ) -> tuple[R, Durations]:
         """Do the whole of a request in this thread."""
         begin = time.perf_counter_ns()
@@ -270,7 +270,7 @@ class Gateway:
         names: Sequence[str] | None,
         has_ended: Callable[[], bool],
         span: RequestSpan | None = None,
-        turn: Turn | None = None,
+        turn: SequenceTurn | None = None,
     ) -> list[Array]:
         """Run a model, and let all nodes record it if that is due; requests of sequences are not recorded."""
         stop = self._stop(has_ended)

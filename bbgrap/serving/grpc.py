@@ -13,11 +13,11 @@ from google.protobuf.message import DecodeError
 
 from bbgrap.errors import UsageError
 from bbgrap.graph.types import Array
-from bbgrap.serving.datatypes import BytesLike, check_shape, datatype_of_array, to_bytes
+from bbgrap.serving.datatypes import BodyBytes, check_shape, datatype_of_array, to_bytes
 from bbgrap.serving.gateway import Gateway, Inference
 from bbgrap.serving.grpc_schema import SERVICE, message
 from bbgrap.serving.http import server_metadata
-from bbgrap.serving.infer import MAX_TENSORS, Infer, InputTensor, Wanted, part_of, refuse_parameters, timeout_of
+from bbgrap.serving.infer_request import MAX_TENSORS, InferRequest, InputTensor, RequestedOutput, part_of, refuse_parameters, timeout_of
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 
@@ -172,7 +172,7 @@ class _Calls:
         return self._repository.get(request.name, request.version)
 
 
-def _infer_of(request: Any, left_s: float | None) -> Infer:  # noqa: ANN401
+def _infer_of(request: Any, left_s: float | None) -> InferRequest:  # noqa: ANN401
     """Return what is asked for; `left_s` is the call's own deadline.
 
     Raises:
@@ -191,11 +191,11 @@ def _infer_of(request: Any, left_s: float | None) -> Infer:  # noqa: ANN401
     outputs = []
     for item in request.outputs:
         refuse_parameters(_parameters(item.parameters))
-        outputs.append(Wanted(item.name, binary=True))
-    return Infer(request.id, part_of(parameters), timeout_s, inputs, tuple(outputs), binary=True)
+        outputs.append(RequestedOutput(item.name, binary=True))
+    return InferRequest(request.id, part_of(parameters), timeout_s, inputs, tuple(outputs), binary=True)
 
 
-def _given(item: Any, raw: BytesLike | None) -> InputTensor:  # noqa: ANN401
+def _given(item: Any, raw: BodyBytes | None) -> InputTensor:  # noqa: ANN401
     refuse_parameters(_parameters(item.parameters))
     datatype, shape = check_shape(item.name, item.datatype, item.shape)
     filled = [field.name for field, _ in item.contents.ListFields()]
@@ -215,7 +215,7 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(value, choice) for name, value in given.items() if (choice := value.WhichOneof("parameter_choice"))}
 
 
-def _response(model: ServedModel, asked: Infer, outputs: list[Array]) -> Any:  # noqa: ANN401
+def _response(model: ServedModel, asked: InferRequest, outputs: list[Array]) -> Any:  # noqa: ANN401
     answer = _InferResponse(model_name=model.name, model_version=model.version, id=asked.id)
     for name, array in zip(model.output_names(asked.output_names), outputs, strict=True):
         answer.outputs.add(name=name, datatype=datatype_of_array(array), shape=array.shape)

@@ -20,7 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from bbgrap.graph.types import Array
 from bbgrap.protocol.version import VERSION
-from bbgrap.serving.bodies import (
+from bbgrap.serving.datatypes import BodyBytes
+from bbgrap.serving.gateway import Gateway, Inference, ended
+from bbgrap.serving.http_bodies import (
     COMPRESSED_FROM,
     accepted_encoding,
     answer_body,
@@ -30,9 +32,7 @@ from bbgrap.serving.bodies import (
     parse_infer,
     parse_json,
 )
-from bbgrap.serving.datatypes import BytesLike
-from bbgrap.serving.gateway import Gateway, Inference, ended
-from bbgrap.serving.infer import Infer
+from bbgrap.serving.infer_request import InferRequest
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 
@@ -79,7 +79,7 @@ def make_app(gateway: Gateway, more: Sequence[BaseRoute] = ()) -> Starlette:
 class _Parts(Response):
     """A response whose body is sent part by part, without copying them together."""
 
-    def __init__(self, parts: Sequence[BytesLike], headers: Mapping[str, str], status: int = 200) -> None:
+    def __init__(self, parts: Sequence[BodyBytes], headers: Mapping[str, str], status: int = 200) -> None:
         self.parts = parts
         super().__init__(None, status, {**headers, "content-length": str(sum(map(len, parts)))})
 
@@ -200,7 +200,7 @@ class _Api:
     def _model(self, request: Request) -> ServedModel:
         return self._repository.get(request.path_params["model"], request.path_params.get("version", ""))
 
-    async def _body(self, request: Request) -> BytesLike:
+    async def _body(self, request: Request) -> BodyBytes:
         """Receive the body.
 
         Raises:
@@ -233,7 +233,7 @@ def _too_large(most: int) -> RefusedError:
     return RefusedError(Refusal.TOO_LARGE, f"body: expected at most {most} bytes (--max-body)")
 
 
-def encoded(model: ServedModel, asked: Infer, accept: str, outputs: list[Array]) -> tuple[list[BytesLike], dict[str, str]]:
+def encoded(model: ServedModel, asked: InferRequest, accept: str, outputs: list[Array]) -> tuple[list[BodyBytes], dict[str, str]]:
     """Return the parts of an answer, and its headers; `accept` is how it may be compressed."""
     named = list(zip(model.output_names(asked.output_names), outputs, strict=True))
     parts, json_length = answer_body(model.name, model.version, asked, named)
@@ -248,7 +248,7 @@ def encoded(model: ServedModel, asked: Infer, accept: str, outputs: list[Array])
     return parts, headers
 
 
-def _response(model: ServedModel, asked: Infer, accept: str, outputs: list[Array]) -> Response:
+def _response(model: ServedModel, asked: InferRequest, accept: str, outputs: list[Array]) -> Response:
     return _Parts(*encoded(model, asked, accept, outputs))
 
 

@@ -17,8 +17,8 @@ from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import AUTO
 from bbgrap.serving.datatypes import datatype_of
+from bbgrap.serving.open_sequences import OpenSequences, SequenceTurn
 from bbgrap.serving.statistics import Statistics
-from bbgrap.serving.turns import Turn, Turns
 from bbgrap.session import Connection, InferenceSession
 from bbgrap.session.signature import NodeArg
 from bbgrap.session.state_pairs import StateText
@@ -50,7 +50,7 @@ class ServedModel:
     outputs: tuple[TensorSpec, ...]
     has_rows: bool
     """Whether all inputs and outputs begin with one and the same free dimension: requests may be put one behind the other along it."""
-    turns: Turns | None
+    sequences: OpenSequences | None
     """The sequences of a model with state; all its requests are part of one."""
     statistics: Statistics
 
@@ -83,8 +83,8 @@ class ServedModel:
         has_rows = not kept and len(first) == 1 and all(isinstance(size, str) for size in first)
         shapes = {} if state is None else state.shapes
         initial = {arg.name: np.zeros(shapes[arg.name], arg.dtype.numpy) for arg in session.signature.inputs if arg.name in shapes}
-        turns = Turns(name, session, initial, most_sequences) if kept else None
-        model = cls(name, version, session, *specs, has_rows, turns, Statistics())
+        sequences = OpenSequences(name, session, initial, most_sequences) if kept else None
+        model = cls(name, version, session, *specs, has_rows, sequences, Statistics())
         waits = options.planner != AUTO
         # Planner auto begins with a standby, which takes every shape: there one row is as good a guess as any.
         rows = -1 if waits else 1
@@ -105,7 +105,7 @@ class ServedModel:
         feed: Mapping[str, Array],
         names: Sequence[str] | None,
         stop: Callable[[], bool],
-        turn: Turn | None = None,
+        turn: SequenceTurn | None = None,
     ) -> list[Array]:
         """Run the model, as part of a sequence if it has state, until `stop()` is true.
 
@@ -158,7 +158,7 @@ class ServedModel:
             side: [{"name": spec.name, "data_type": _config_type(spec.datatype), "dims": list(spec.shape)} for spec in specs]
             for side, specs in (("input", self.inputs), ("output", self.outputs))
         }
-        sequences = {} if self.turns is None else {"sequence_batching": {"max_sequence_idle_microseconds": round(IDLE_S * 1e6)}}
+        sequences = {} if self.sequences is None else {"sequence_batching": {"max_sequence_idle_microseconds": round(IDLE_S * 1e6)}}
         return {"name": self.name, "platform": PLATFORM, "backend": "onnxruntime", "max_batch_size": 0, **sides, **sequences}
 
     def counted(self) -> dict[str, Any]:

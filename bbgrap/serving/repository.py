@@ -18,7 +18,7 @@ from bbgrap.serving.refusals import Refusal, RefusedError
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RepositoryEntry:
     """A model that could be served."""
 
     name: str
@@ -32,9 +32,9 @@ class Repository:
     Invariants: `_models` and `_reasons` are replaced, never changed: who looks needs no lock. A name is in at most one of them.
     """
 
-    def __init__(self, named: Mapping[str, Path], folder: Path | None, load: Callable[[Entry], ServedModel]) -> None:
+    def __init__(self, named: Mapping[str, Path], folder: Path | None, load: Callable[[RepositoryEntry], ServedModel]) -> None:
         """Take models by name, a folder of further ones, and what loads one."""
-        self._named = {name: Entry(name, "1", path) for name, path in named.items()}
+        self._named = {name: RepositoryEntry(name, "1", path) for name, path in named.items()}
         self._folder = folder
         self._load = load
         self._models: Mapping[str, ServedModel] = {}
@@ -46,7 +46,7 @@ class Repository:
         """The models that are loaded."""
         return self._models
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, RepositoryEntry]:
         """Return what there is now, by name."""
         found = {} if self._folder is None else {entry.name: entry for path in sorted(self._folder.iterdir()) for entry in _entries(path)}
         return found | self._named
@@ -119,7 +119,7 @@ class Repository:
             raise RefusedError(Refusal.UNKNOWN, f"model '{name}': there is no version '{version[:40]}', only {model.version}")
         return model
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> RepositoryEntry:
         entries = self.entries()
         if name not in entries:
             known = ", ".join(sorted(entries)) or "none"
@@ -133,11 +133,11 @@ class Repository:
         self._reasons = reasons if model is not None else {**reasons, name: reason}
 
 
-def _entries(path: Path) -> list[Entry]:
+def _entries(path: Path) -> list[RepositoryEntry]:
     if path.suffix == ".onnx" and path.is_file():
-        return [Entry(path.stem, "1", path)]
+        return [RepositoryEntry(path.stem, "1", path)]
     if not path.is_dir():
         return []
     numbers = [int(inner.name) for inner in path.iterdir() if inner.name.isdecimal() and (inner / "model.onnx").is_file()]
     latest = str(max(numbers, default=0))
-    return [Entry(path.name, latest, path / latest / "model.onnx")] if numbers and (path / latest).is_dir() else []
+    return [RepositoryEntry(path.name, latest, path / latest / "model.onnx")] if numbers and (path / latest).is_dir() else []

@@ -18,10 +18,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import split_address
-from bbgrap.serving.desks import Desk, Desks
+from bbgrap.serving.connection_threads import ConnectionThread, ConnectionThreads
 from bbgrap.serving.gateway import Gateway, ended
+from bbgrap.serving.host_check import HostCheck
 from bbgrap.serving.http import make_app
-from bbgrap.serving.names import NamedServer
 
 _GRACE_S = 30.0
 """How long a server that is told to stop goes on with what runs."""
@@ -41,21 +41,21 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, but for inference: that is for desks, as long as there are some.
+    """uvicorn's, but for inference: that is for connection threads, as long as there are some.
 
     It would copy every part of a body twice more, and stop and begin to read again at each.
 
-    Invariants: while a desk has the connection, nothing is read or written here.
+    Invariants: while a thread has the connection, nothing is read or written here.
     """
 
-    def __init__(self, desks: Desks, **given: Any) -> None:  # noqa: ANN401 - uvicorn's
+    def __init__(self, threads: ConnectionThreads, **given: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(**given)
-        self._desks = desks
-        self._desk: Desk | None = None
+        self._threads = threads
+        self._thread: ConnectionThread | None = None
         self._is_between = True
         """Whether all requests that began have come to their ends."""
-        self._is_for_desks = True
-        """Whether a desk has answered something, or was never asked."""
+        self._is_for_threads = True
+        """Whether a thread has answered something, or was never asked."""
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -68,31 +68,31 @@ class _Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Give the connection to a desk, or take what it has left."""
+        """Give the connection to a thread, or take what it has left."""
         is_answered = getattr(self.cycle, "response_complete", True)  # there is none before the first request
-        if self._is_for_desks and self._is_between and is_answered:
-            self._desk = self._desks.begin(self.transport, data, lambda: self.server_state.default_headers, self._take_back)
-            if self._desk is not None:
+        if self._is_for_threads and self._is_between and is_answered:
+            self._thread = self._threads.begin(self.transport, data, lambda: self.server_state.default_headers, self._take_back)
+            if self._thread is not None:
                 self._unset_keepalive_if_required()
                 self.flow.pause_reading()
                 return
         super().data_received(data)
 
     def _take_back(self, unanswered: bytes | None) -> None:
-        desk, self._desk = self._desk, None
-        if unanswered is None or desk is None:
+        thread, self._thread = self._thread, None
+        if unanswered is None or thread is None:
             self.transport.close()
         elif not self.transport.is_closing():
-            self._is_for_desks = desk.answered > 0
+            self._is_for_threads = thread.answered > 0
             self.flow.resume_reading()
             super().data_received(unanswered)
-            if desk.is_ending:
+            if thread.is_ending:
                 super().shutdown()
 
     def shutdown(self) -> None:
         """End the connection when what runs is answered."""
-        if self._desk is not None:
-            self._desk.end()
+        if self._thread is not None:
+            self._thread.end()
         else:
             super().shutdown()
 
@@ -159,7 +159,7 @@ async def serve(
         UsageError: if gRPC's address cannot be had, or its package is missing.
         ModelError: if a model that was named at the start cannot be loaded.
     """
-    named = NamedServer(make_app(gateway, more), names)
+    named = HostCheck(make_app(gateway, more), names)
     config = uvicorn.Config(
         named,
         log_config=None,
@@ -167,7 +167,7 @@ async def serve(
         lifespan="off",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(_GRACE_S),  # for who does not read an answer
-        http=cast("type[asyncio.Protocol]", partial(_Protocol, Desks(gateway, named))),
+        http=cast("type[asyncio.Protocol]", partial(_Protocol, ConnectionThreads(gateway, named))),
         ws="none",
     )
     http = _Server(config)

@@ -2,6 +2,6 @@
 
 from bbgrap.session.connection import Connection, connect
 from bbgrap.session.inference import InferenceSession
-from bbgrap.session.prepared import PreparedPlan
+from bbgrap.session.prepared_plan import PreparedPlan
 
 __all__ = ["Connection", "InferenceSession", "PreparedPlan", "connect"]

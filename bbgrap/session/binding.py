@@ -17,7 +17,7 @@ from bbgrap.session.ort_values import array_at, inner_value_of, ortvalue_of, val
 from bbgrap.session.signature import NodeArg
 
 
-class Runs(Protocol):
+class RunnableSession(Protocol):
     """What a binding needs of a session."""
 
     def get_inputs(self) -> list[NodeArg]:
@@ -54,7 +54,7 @@ class IOBinding(ort.IOBinding):  # type: ignore[misc]  # onnxruntime ships no ty
     Invariants: `_results` are the outputs of the latest run, in the order of `_outputs`.
     """
 
-    def __init__(self, session: Runs) -> None:
+    def __init__(self, session: RunnableSession) -> None:
         """Bind nothing yet."""
         self._session = session
         self._known = {arg.name for arg in (*session.get_inputs(), *session.get_overridable_initializers())}

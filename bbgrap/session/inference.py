@@ -36,7 +36,7 @@ from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_values import values_of
 from bbgrap.session.outputs import outputs_of, recorded_timeline
-from bbgrap.session.prepared import PreparedPlan
+from bbgrap.session.prepared_plan import PreparedPlan
 from bbgrap.session.remote_model import RemoteModel
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.signature import Signature

@@ -27,7 +27,7 @@ from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.session.connection import CallFailedError, Connection, OnProgress
 from bbgrap.session.first_inputs import FirstInputs, Shapes
 from bbgrap.session.model_files import ModelFiles
-from bbgrap.session.prepared import PreparedPlan
+from bbgrap.session.prepared_plan import PreparedPlan
 from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import planned_shapes
 

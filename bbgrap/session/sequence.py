@@ -24,7 +24,7 @@ from bbgrap.session.connection import CallFailedError
 from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_values import values_of
 from bbgrap.session.outputs import outputs_of, recorded_timeline
-from bbgrap.session.prepared import PreparedPlan
+from bbgrap.session.prepared_plan import PreparedPlan
 from bbgrap.session.remote_model import LeftS, RemoteModel
 from bbgrap.session.state_pairs import initial_state, planned_shapes
 

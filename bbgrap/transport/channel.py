@@ -26,7 +26,7 @@ import numpy as np
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.blocks import BlockAllocator
+from bbgrap.transport.block_allocator import BlockAllocator
 from bbgrap.transport.shared_memory import HALF_BYTES, WELCOME, accept_memory, offer_memory
 
 SMALL_BYTES = 16 << 10

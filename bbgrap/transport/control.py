@@ -28,7 +28,7 @@ from zmq.utils.monitor import recv_monitor_message
 from bbgrap.errors import ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport import pieces
+from bbgrap.transport import frame_pieces
 from bbgrap.transport.admission import KeyCheck, ThrottledListener
 from bbgrap.transport.channel import Channel, open_channel
 from bbgrap.transport.channels import Channels
@@ -59,7 +59,7 @@ def key_of(identity: bytes) -> bytes:
 def _limit(socket: zmq.Socket[bytes]) -> None:
     socket.linger = _LINGER_MS
     socket.sndhwm = socket.rcvhwm = _QUEUE
-    socket.maxmsgsize = pieces.MOST_BYTES
+    socket.maxmsgsize = frame_pieces.MOST_BYTES
     socket.handshake_ivl = round(HANDSHAKE_S * 1000)
     # The kernel ends connections whose other side is gone without a word. libzmq's own heartbeats would do it, too, but they end the
     # process (`Assertion failed: !_io_error`, 4.3.5) where a peer has come anew under its identity and its old connection then breaks.
@@ -127,7 +127,7 @@ class ControlServer:
 
     def _send(self, way: _Way, frames: Sequence[BytesLike]) -> bool:
         try:
-            pieces.send(self.socket, [way.route, *pieces.cut(b"", frames)])
+            frame_pieces.send(self.socket, [way.route, *frame_pieces.cut(b"", frames)])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -178,14 +178,14 @@ class ControlServer:
 
     def _receive(self) -> tuple[bytes, list[BytesLike]] | None:
         while True:
-            received = pieces.receive(self.socket, route=1)
+            received = frame_pieces.receive(self.socket, route=1)
             if received is None:
                 return None
             first, frames = received
             session = bytes(frames[1]) if len(frames) > 1 else b""
             if len(session) >= SESSION_BYTES:
                 identity = self._known(first, session[:SESSION_BYTES])
-                return identity, pieces.join(frames[1][SESSION_BYTES:], frames[2:])
+                return identity, frame_pieces.join(frames[1][SESSION_BYTES:], frames[2:])
 
     def _known(self, first: zmq.Frame, session: bytes) -> bytes:
         """Return who has sent a message, and remember by which connection."""
@@ -349,7 +349,7 @@ class ControlClient:
     def send(self, frames: Sequence[BytesLike]) -> None:
         """Send a message; with a full queue it is lost, and the protocol says it again."""
         if self.channel is None or not self.channel.send(frames):
-            pieces.send(self.socket, pieces.cut(self._session, frames))
+            frame_pieces.send(self.socket, frame_pieces.cut(self._session, frames))
 
     def receive(self) -> list[BytesLike] | None:
         """Take a waiting message, or None."""
@@ -361,9 +361,11 @@ class ControlClient:
             frames = None
         if frames is not None:
             return frames
-        while (received := pieces.receive(self.socket, route=0)) is not None:
+        while (received := frame_pieces.receive(self.socket, route=0)) is not None:
             self._failures = 0
-            if frames := pieces.join(received[1][0], received[1][1:]):  # else it was too large, or only asked whether this side is there
+            if frames := frame_pieces.join(
+                received[1][0], received[1][1:]
+            ):  # else it was too large, or only asked whether this side is there
                 return frames
         return None
 

@@ -28,7 +28,7 @@ from bbgrap.transport.data import OnBroken, nobody_listens
 from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer
 from bbgrap.transport.framing import frame_head
 from bbgrap.transport.name_resolver import NameResolver
-from bbgrap.transport.receiver import Receiver
+from bbgrap.transport.outgoing_connection import OutgoingConnection
 from bbgrap.transport.tls import records
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -50,7 +50,7 @@ _QUIET_S = 2.0
 class Outbox:
     """Connections to other data planes.
 
-    Invariants: receivers are used under `_lock`, except those without connection, which the writer thread alone opens; it alone uses the
+    Invariants: outgoing connections are used under `_lock`, except closed ones, which the writer thread alone opens; it alone uses the
     selector; while `_looking` is false, no message has left for a while and all were acknowledged.
     """
 
@@ -60,8 +60,8 @@ class Outbox:
         self.hosts: set[str] = set()
         """The addresses of hosts that it has connected to."""
         self._on_broken = on_broken
-        self._receivers: dict[str, Receiver] = {}
-        self._gone: list[Receiver] = []
+        self._outgoing: dict[str, OutgoingConnection] = {}
+        self._gone: list[OutgoingConnection] = []
         self._lock = threading.Lock()
         self._calls: WakeupQueue[None] = WakeupQueue()
         self._names = NameResolver(self._named)
@@ -75,17 +75,17 @@ class Outbox:
     def connect(self, address: str, fingerprint: str = "") -> None:
         """See `DataPlane.connect`."""
         with self._lock:
-            receiver = self._receivers.get(address)
-            if receiver is None:
-                self._receivers[address] = Receiver(address, fingerprint, tell_at=time.monotonic() + _CONNECT_S)
+            outgoing = self._outgoing.get(address)
+            if outgoing is None:
+                self._outgoing[address] = OutgoingConnection(address, fingerprint, tell_at=time.monotonic() + _CONNECT_S)
             else:
-                receiver.users += 1
-                if self._context is None or (receiver.ready and receiver.fingerprint == fingerprint):
+                outgoing.users += 1
+                if self._context is None or (outgoing.ready and outgoing.fingerprint == fingerprint):
                     return
-                if receiver.fingerprint != fingerprint:
-                    receiver.fingerprint = fingerprint
-                    receiver.fail("another node is at this address now", lost=bool(receiver.backlog))
-                receiver.due = 0.0  # it may have learned just now that this one is its peer
+                if outgoing.fingerprint != fingerprint:
+                    outgoing.fingerprint = fingerprint
+                    outgoing.fail("another node is at this address now", lost=bool(outgoing.backlog))
+                outgoing.due = 0.0  # it may have learned just now that this one is its peer
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
             self._thread.start()
@@ -94,21 +94,21 @@ class Outbox:
     def disconnect(self, address: str) -> None:
         """Undo one `connect`."""
         with self._lock:
-            receiver = self._receivers.get(address)
-            if receiver is None:
+            outgoing = self._outgoing.get(address)
+            if outgoing is None:
                 return
-            receiver.users -= 1
-            if receiver.users:
+            outgoing.users -= 1
+            if outgoing.users:
                 return
-            del self._receivers[address]
-            receiver.ready = False
-            self._gone.append(receiver)
+            del self._outgoing[address]
+            outgoing.ready = False
+            self._gone.append(outgoing)
         self._calls.put(None)
 
     def send(self, address: str, header: BytesLike, payload: Sequence[BytesLike]) -> None:
         """Send a message, now or as soon as the network takes it."""
-        receiver = self._receivers.get(address)
-        if receiver is None:
+        outgoing = self._outgoing.get(address)
+        if outgoing is None:
             return
         total = sum(map(len, payload))
         pieces: Sequence[BytesLike] = [frame_head(header, total), *payload]
@@ -116,18 +116,18 @@ class Outbox:
         if self._context is not None:
             pieces = records(pieces)
         with self._lock:
-            sent = receiver.write(pieces) if receiver.ready and not receiver.backlog else 0
+            sent = outgoing.write(pieces) if outgoing.ready and not outgoing.backlog else 0
             if sent == total:
-                receiver.passed(total)
+                outgoing.passed(total)
                 if self._looking:
                     return
                 self._looking = True  # the first message after a pause: the writer thread sleeps
-            elif receiver.waiting > MAX_BACKLOG_BYTES and len(receiver.backlog) >= MAX_LARGE_MESSAGES:
-                receiver.fail(
-                    f"{receiver.waiting >> 20} MiB wait, the most there may be: it reads too slowly, or the network is", lost=True
+            elif outgoing.waiting > MAX_BACKLOG_BYTES and len(outgoing.backlog) >= MAX_LARGE_MESSAGES:
+                outgoing.fail(
+                    f"{outgoing.waiting >> 20} MiB wait, the most there may be: it reads too slowly, or the network is", lost=True
                 )
             else:
-                receiver.queue(pieces, total, sent)
+                outgoing.queue(pieces, total, sent)
         self._calls.put(None)
 
     def close(self) -> None:
@@ -136,18 +136,18 @@ class Outbox:
         self._calls.put(None)
         if self._thread is not None:
             self._thread.join(2 * _LINGER_S)
-        for receiver in (*self._receivers.values(), *self._gone):
-            if receiver.socket is not None:
-                receiver.socket.close()
-        self._receivers = {}
+        for outgoing in (*self._outgoing.values(), *self._gone):
+            if outgoing.socket is not None:
+                outgoing.socket.close()
+        self._outgoing = {}
         self._names.close()
         self._selector.close()
         self._calls.close()
 
     def _named(self) -> None:
         with self._lock:
-            for receiver in self._receivers.values():
-                receiver.due = 0.0 if receiver.naming else receiver.due
+            for outgoing in self._outgoing.values():
+                outgoing.due = 0.0 if outgoing.naming else outgoing.due
         self._calls.put(None)
 
     # --- the writer thread ------------------------------------------------------------------------------------------------------------
@@ -158,18 +158,18 @@ class Outbox:
             now = time.monotonic()
             with self._lock:
                 told = self._sweep(now)
-                apart = [receiver for receiver in self._receivers.values() if receiver.socket is None]
+                apart = [outgoing for outgoing in self._outgoing.values() if outgoing.socket is None]
             for address, reason in () if self._closing else told:
                 self._on_broken(address, reason)
-            for receiver in apart:
-                self._open(receiver, now)
+            for outgoing in apart:
+                self._open(outgoing, now)
             with self._lock:
                 due = self._due(now)
             wait = min((max(0.0, at - now) for at in due), default=None)
             if self._closing:
                 last = min(last, now + _LINGER_S)
                 wait = 0.01
-                if not any(receiver.backlog for receiver in self._receivers.values()):
+                if not any(outgoing.backlog for outgoing in self._outgoing.values()):
                     return
             for key, events in self._selector.select(wait):
                 if key.data is None:
@@ -182,78 +182,78 @@ class Outbox:
 
     def _sweep(self, now: float) -> list[tuple[str, str]]:
         """Shut what is broken or not wanted any more; return what is to be told of that, and of those that cannot be reached."""
-        for receiver in self._gone:
-            self._shut(receiver)
+        for outgoing in self._gone:
+            self._shut(outgoing)
         self._gone = []
         if self._looking and now >= self._look_at:
             self._look(now)
         told = []
-        for receiver in self._receivers.values():
-            if not receiver.ready and receiver.socket is not None and now >= receiver.due_by:
-                receiver.fail(f"no answer within {_CONNECT_S:g} s")
-            if receiver.fault:
-                address, reason, lost, greeted = receiver.address, receiver.fault, receiver.lost, receiver.tell_at == math.inf
-                self._shut(receiver)
+        for outgoing in self._outgoing.values():
+            if not outgoing.ready and outgoing.socket is not None and now >= outgoing.due_by:
+                outgoing.fail(f"no answer within {_CONNECT_S:g} s")
+            if outgoing.fault:
+                address, reason, lost, greeted = outgoing.address, outgoing.fault, outgoing.lost, outgoing.tell_at == math.inf
+                self._shut(outgoing)
                 if lost:
-                    receiver.forget()
+                    outgoing.forget()
                     told.append((address, reason))
                 if greeted or lost:
-                    receiver.tell_at = now + (_CONNECT_S if greeted else _AGAIN_S)
-            if not receiver.ready and now >= receiver.tell_at:
-                receiver.forget()
-                told.append((receiver.address, f"no connection can be made: {receiver.trouble}"))
-                receiver.tell_at = now + _AGAIN_S
-            self._watch(receiver)
+                    outgoing.tell_at = now + (_CONNECT_S if greeted else _AGAIN_S)
+            if not outgoing.ready and now >= outgoing.tell_at:
+                outgoing.forget()
+                told.append((outgoing.address, f"no connection can be made: {outgoing.trouble}"))
+                outgoing.tell_at = now + _AGAIN_S
+            self._watch(outgoing)
         return told
 
     def _due(self, now: float) -> list[float]:
         """Return when the writer thread has something to do next that no event tells of."""
         due = [max(now, self._look_at)] if self._looking else []
-        for receiver in self._receivers.values():
-            if not receiver.ready:
-                due += [receiver.tell_at, receiver.due if receiver.socket is None else receiver.due_by]
+        for outgoing in self._outgoing.values():
+            if not outgoing.ready:
+                due += [outgoing.tell_at, outgoing.due if outgoing.socket is None else outgoing.due_by]
         return due
 
     def _look(self, now: float) -> None:
         """Find out who does not acknowledge what was sent."""
         self._look_at = now + LOOK_S
         waiting = False
-        for receiver in self._receivers.values():
-            if not receiver.ready or receiver.socket is None or (receiver.carried == receiver.seen and not receiver.dead_peer.waits):
+        for outgoing in self._outgoing.values():
+            if not outgoing.ready or outgoing.socket is None or (outgoing.carried == outgoing.seen and not outgoing.dead_peer.waits):
                 continue
-            if receiver.carried != receiver.seen:
-                receiver.seen, self._last_sent = receiver.carried, now
-            silent_s = receiver.dead_peer.check(receiver.socket, now)
-            waiting = waiting or receiver.dead_peer.waits
+            if outgoing.carried != outgoing.seen:
+                outgoing.seen, self._last_sent = outgoing.carried, now
+            silent_s = outgoing.dead_peer.check(outgoing.socket, now)
+            waiting = waiting or outgoing.dead_peer.waits
             if silent_s is not None:
-                receiver.fail(f"for {silent_s:.1f} s it has acknowledged nothing of what was sent")
+                outgoing.fail(f"for {silent_s:.1f} s it has acknowledged nothing of what was sent")
         self._looking = waiting or now - self._last_sent < _QUIET_S
 
-    def _watch(self, receiver: Receiver) -> None:
+    def _watch(self, outgoing: OutgoingConnection) -> None:
         # Nothing is ever received here; readable means that the other side has closed the connection.
-        making = not receiver.ready and not receiver.leaving
-        wanted = receiver.wanted if making else selectors.EVENT_READ | (selectors.EVENT_WRITE if receiver.backlog else 0)
-        if receiver.socket is None or wanted == receiver.watched:
+        making = not outgoing.ready and not outgoing.leaving
+        wanted = outgoing.wanted if making else selectors.EVENT_READ | (selectors.EVENT_WRITE if outgoing.backlog else 0)
+        if outgoing.socket is None or wanted == outgoing.watched:
             return
-        if receiver.watched:
-            self._selector.modify(receiver.socket, wanted, receiver)
+        if outgoing.watched:
+            self._selector.modify(outgoing.socket, wanted, outgoing)
         else:
-            self._selector.register(receiver.socket, wanted, receiver)
-        receiver.watched = wanted
+            self._selector.register(outgoing.socket, wanted, outgoing)
+        outgoing.watched = wanted
 
-    def _open(self, receiver: Receiver, now: float) -> None:
+    def _open(self, outgoing: OutgoingConnection, now: float) -> None:
         """Begin to connect, if it is time."""
-        if now < receiver.due:
+        if now < outgoing.due:
             return
-        host, port = split_address(receiver.address)
-        connection, trouble = None, receiver.trouble
+        host, port = split_address(outgoing.address)
+        connection, trouble = None, outgoing.trouble
         try:
             # First, for the answer may be there before this line has ended.
-            receiver.trouble, receiver.due, receiver.naming = f"its name '{host}' is still being looked up", now + _LAST_RETRY_S, True
+            outgoing.trouble, outgoing.due, outgoing.naming = f"its name '{host}' is still being looked up", now + _LAST_RETRY_S, True
             place = self._names.look_up(host.strip("[]"), int(port))
             if place is None:
                 return
-            receiver.trouble, receiver.naming = trouble, False
+            outgoing.trouble, outgoing.naming = trouble, False
             self.hosts.add(str(place[1][0]))
             connection = socket.socket(place[0], socket.SOCK_STREAM)
             connection.setblocking(False)
@@ -262,39 +262,39 @@ class Outbox:
             if code not in {0, errno.EINPROGRESS}:
                 raise OSError(code, os.strerror(code))
         except (OSError, ValueError) as error:
-            receiver.trouble, receiver.naming = (error.strerror if isinstance(error, OSError) else None) or str(error), False
+            outgoing.trouble, outgoing.naming = (error.strerror if isinstance(error, OSError) else None) or str(error), False
             if connection is not None:
                 connection.close()
         else:
-            receiver.socket, receiver.due_by = connection, now + _CONNECT_S
-            receiver.trouble = receiver.trouble or f"no answer within {_CONNECT_S:g} s"
-            self._watch(receiver)
-        receiver.due = now + receiver.retry_s
-        receiver.retry_s = min(2 * receiver.retry_s, _LAST_RETRY_S)
+            outgoing.socket, outgoing.due_by = connection, now + _CONNECT_S
+            outgoing.trouble = outgoing.trouble or f"no answer within {_CONNECT_S:g} s"
+            self._watch(outgoing)
+        outgoing.due = now + outgoing.retry_s
+        outgoing.retry_s = min(2 * outgoing.retry_s, _LAST_RETRY_S)
 
-    def _establish(self, receiver: Receiver) -> None:
+    def _establish(self, outgoing: OutgoingConnection) -> None:
         """Go on with making a connection, without the lock: a handshake takes a millisecond, and nobody else uses it yet."""
-        if receiver.socket is None or receiver.fault or not receiver.users:
+        if outgoing.socket is None or outgoing.fault or not outgoing.users:
             return
-        if self._context is not None and not isinstance(receiver.socket, ssl.SSLSocket) and receiver.watched:
-            self._selector.unregister(receiver.socket)  # another object takes its place
-            receiver.watched = 0
-        if receiver.establish(self._context):
+        if self._context is not None and not isinstance(outgoing.socket, ssl.SSLSocket) and outgoing.watched:
+            self._selector.unregister(outgoing.socket)  # another object takes its place
+            outgoing.watched = 0
+        if outgoing.establish(self._context):
             with self._lock:
-                receiver.use()
-                receiver.retry_s = _FIRST_RETRY_S
-                self._attend(receiver, selectors.EVENT_WRITE)
+                outgoing.use()
+                outgoing.retry_s = _FIRST_RETRY_S
+                self._attend(outgoing, selectors.EVENT_WRITE)
 
-    def _attend(self, receiver: Receiver, events: int) -> None:
-        if receiver.socket is None or receiver.fault or not receiver.users:
+    def _attend(self, outgoing: OutgoingConnection, events: int) -> None:
+        if outgoing.socket is None or outgoing.fault or not outgoing.users:
             return
         if events & selectors.EVENT_READ:
-            receiver.listen()
-        if events & selectors.EVENT_WRITE and receiver.ready:
-            receiver.write_backlog()
+            outgoing.listen()
+        if events & selectors.EVENT_WRITE and outgoing.ready:
+            outgoing.write_backlog()
             self._looking = True
 
-    def _shut(self, receiver: Receiver) -> None:
-        if receiver.socket is not None and receiver.watched:
-            self._selector.unregister(receiver.socket)
-        receiver.shut()
+    def _shut(self, outgoing: OutgoingConnection) -> None:
+        if outgoing.socket is not None and outgoing.watched:
+            self._selector.unregister(outgoing.socket)
+        outgoing.shut()

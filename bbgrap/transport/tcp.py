@@ -31,7 +31,7 @@ from bbgrap.transport.framing import MessageReader
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.outbox import Outbox
 from bbgrap.transport.peer_warnings import PeerWarnings
-from bbgrap.transport.tls import RECORD_ON_WIRE, Contexts
+from bbgrap.transport.tls import RECORD_ON_WIRE, TlsContexts
 from bbgrap.transport.tls_accept import Acceptor
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -99,7 +99,7 @@ class TcpDataPlane:
         self.address = f"tcp://{advertise}:{port}"
         self.admit: Admit = lambda header, size, peer: True
         self.on_broken: OnBroken = nobody_listens
-        contexts = None if identity is None else Contexts.of(identity)
+        contexts = None if identity is None else TlsContexts.of(identity)
         self._outbox = Outbox(lambda address, reason: self.on_broken(address, reason), None if contexts is None else contexts.client)
         self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
         self._calls: WakeupQueue[None] = WakeupQueue()

@@ -26,18 +26,18 @@ HANDSHAKE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Contexts:
+class TlsContexts:
     """What connections of one identity are made with: those of others to this one, and those to others."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
 
     @staticmethod
-    def of(identity: TlsIdentity) -> Contexts:
+    def of(identity: TlsIdentity) -> TlsContexts:
         """Make both; the key stays in memory."""
         server, client = (_context(identity, side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
         server.num_tickets = 0  # every connection is a whole handshake: nothing else would ask for the certificate
-        return Contexts(server, client)
+        return TlsContexts(server, client)
 
 
 def _context(identity: TlsIdentity, side: int) -> ssl.SSLContext:

@@ -30,7 +30,7 @@ import msgpack
 import numpy as np
 
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
@@ -39,7 +39,7 @@ from bbgrap.protocol.checks import check_deploy
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, Length, Name
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.protocol.schema import SchemaError, build, plain_form
-from bbgrap.runtime.joining import Joining
+from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.runtime.schedule import Schedule
 
 ALIGNMENT = 64
@@ -70,7 +70,7 @@ class _Variant:
     devices: tuple[DeviceArtifacts, ...]
     host: Schedule
     further: Schedule | None = None
-    joinings: Mapping[Name, Joining] = field(default_factory=dict)
+    joinings: Mapping[Name, JoinedInput] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

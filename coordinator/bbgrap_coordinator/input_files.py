@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from bbgrap.control.coordinator_events import Identity
+from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.protocol.client_messages import RunModel
 from bbgrap.protocol.messages import BytesLike
 
@@ -59,11 +59,11 @@ def keep(inputs: Sequence[BytesLike]) -> tuple[BytesLike, ...]:
 class InputsStored:
     """The inputs of a request have been written."""
 
-    identity: Identity
+    identity: RoutingId
     message: RunModel
 
 
-class Incoming:
+class IncomingRequests:
     """Requests whose inputs are being written before anybody looks at them.
 
     Invariants: used by one thread; `_writing` holds the bytes of each by caller, those that were cancelled meanwhile among them.
@@ -74,15 +74,15 @@ class Incoming:
         self._files = files
         self._put = put
         self._pool = ThreadPoolExecutor(1, "inputs")
-        self._writing: dict[tuple[Identity, int], int] = {}
-        self._cancelled: set[tuple[Identity, int]] = set()
+        self._writing: dict[tuple[RoutingId, int], int] = {}
+        self._cancelled: set[tuple[RoutingId, int]] = set()
 
     @staticmethod
     def concerns(message: RunModel) -> bool:
         """Whether a request is one of a sequence, and has large inputs."""
         return message.sequence > 0 and sum(map(len, message.payload)) >= LARGE_BYTES
 
-    def take(self, identity: Identity, message: RunModel) -> str:
+    def take(self, identity: RoutingId, message: RunModel) -> str:
         """Write the inputs of a request; return why not, if there are too many. One that comes twice is written once."""
         caller, size, taken = (identity, message.call), sum(map(len, message.payload)), sum(self._writing.values())
         if caller in self._writing:
@@ -93,7 +93,7 @@ class Incoming:
         self._pool.submit(lambda: self._put(InputsStored(identity, replace(message, payload=self._files.store(message.payload)))))
         return ""
 
-    def cancel(self, identity: Identity, call: int) -> None:
+    def cancel(self, identity: RoutingId, call: int) -> None:
         """Nobody waits for a request any more."""
         if (identity, call) in self._writing:
             self._cancelled.add((identity, call))

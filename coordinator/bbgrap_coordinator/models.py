@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bbgrap.control.coordinator_events import ChunkWritten, Identity, WriteChunk
+from bbgrap.control.coordinator_events import ChunkWritten, RoutingId, WriteChunk
 from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import ModelFile
@@ -90,7 +90,7 @@ class ModelStore:
         for path in directory.iterdir():
             if is_digest(path.name) and _size_of(path) == 0:
                 path.unlink()  # what a file system may leave of a file after a power cut
-        self._arriving: dict[tuple[Identity, str], _Arriving] = {}
+        self._arriving: dict[tuple[RoutingId, str], _Arriving] = {}
         self._hashed: dict[str, _Seen] = {}
         self._parts = 0
         self._make_room("")
@@ -120,7 +120,7 @@ class ModelStore:
             fault = f"model: the coordinator cannot store it in '{self.directory}': {error.strerror}"
         return ChunkWritten(instruction.identity, chunk.call, chunk.digest, received, complete, fault, gone)
 
-    def _entry(self, key: tuple[Identity, str], size: int) -> _Arriving:
+    def _entry(self, key: tuple[RoutingId, str], size: int) -> _Arriving:
         """Return the file that a client brings, a new one if there is none of this size."""
         now = time.monotonic()
         entry = self._arriving.get(key)
@@ -153,7 +153,7 @@ class ModelStore:
         entry.hasher.update(content)
         entry.received += len(content)
 
-    def _drop(self, key: tuple[Identity, str]) -> None:
+    def _drop(self, key: tuple[RoutingId, str]) -> None:
         entry = self._arriving.pop(key, None)
         if entry is not None:
             with suppress(OSError):

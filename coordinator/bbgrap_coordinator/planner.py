@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.uploads import MAX_MODEL_BYTES
-from bbgrap.engine.growing import is_of_any_length, prepare_growing
+from bbgrap.engine.growing_state import is_of_any_length, prepare_growing
 from bbgrap.engine.prepare import PreparedVariant, prepare_graph, prepare_like, prepare_sequences
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
@@ -33,7 +33,7 @@ from bbgrap.protocol.client_messages import Fault
 from bbgrap.transport.confinement import Permissions, confine, memory_bound
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap_coordinator.artifacts import read_tiles, write_artifacts, write_tiles
-from bbgrap_coordinator.child import PlannerReply, PlanTask, Task
+from bbgrap_coordinator.planner_process import PlannerReply, PlanTask, Task
 
 Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[PreparedVariant, ...]]
 Standby = Callable[[Path, Sequence[tuple[str, str]], Sequence[tuple[str, int]]], PlannedVariant]

@@ -24,8 +24,8 @@ from bbgrap.control.coordinator_events import PlanFailed, Planned, StartPlanning
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.protocol.client_messages import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
-from bbgrap_coordinator.child import Child, PlannerReply, PlanTask, Task
 from bbgrap_coordinator.models import ModelGoneError, ModelStore
+from bbgrap_coordinator.planner_process import PlannerProcess, PlannerReply, PlanTask, Task
 
 PLANNER = ("-m", "bbgrap_coordinator.planner")
 
@@ -71,7 +71,7 @@ class PlanningQueue:
         self._running: PlanningJob | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._child: Child | None = None
+        self._child: PlannerProcess | None = None
         self._doomed = False
 
     @property
@@ -120,13 +120,13 @@ class PlanningQueue:
             self._child.process.kill()
             self._doomed = True
 
-    def _alive(self) -> Child:
+    def _alive(self) -> PlannerProcess:
         """Return the process; a new one if it has ended."""
         if self._child is not None and (self._doomed or self._child.process.poll() is not None):
             self._child.close()
             self._child, self._doomed = None, False
         if self._child is None:
-            self._child = Child.start(self._command, self._kind)
+            self._child = PlannerProcess.start(self._command, self._kind)
         return self._child
 
     # --- the thread -----------------------------------------------------------------------------------------------------------------

@@ -23,15 +23,15 @@ from bbgrap.control.coordinator_events import (
     AuditEvent,
     CancelPlanning,
     Compare,
+    CoordinatorEvent,
+    CoordinatorInstruction,
     DropRequest,
-    Event,
     ForgetPlan,
     FromPeer,
     HostDeploy,
     HostLinkBroken,
     HostPings,
     HostRelease,
-    Instruction,
     KeepState,
     Log,
     MachineRead,
@@ -64,7 +64,7 @@ from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.comparing import compared
 from bbgrap_coordinator.host import HostExecutor
-from bbgrap_coordinator.input_files import Incoming, InputFiles, InputsStored
+from bbgrap_coordinator.input_files import IncomingRequests, InputFiles, InputsStored
 from bbgrap_coordinator.keyring import SHUT_OUT, KeyAnswer, KeyRing, NoKeys, refused
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import PlanningQueues
@@ -114,9 +114,9 @@ class Server:
         self._storage = storage
         self._keys = keys or NoKeys()
         self._audit = audit
-        self._events: WakeupQueue[Event | InputsStored | None] = WakeupQueue()
+        self._events: WakeupQueue[CoordinatorEvent | InputsStored | None] = WakeupQueue()
         self._host = HostExecutor(plane, control.channels.memory, self._on_broken)
-        self._incoming = None if inputs is None else Incoming(inputs, self._events.put)
+        self._incoming = None if inputs is None else IncomingRequests(inputs, self._events.put)
         self._uploads = ThreadPoolExecutor(1, "uploads")
         self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
@@ -128,7 +128,7 @@ class Server:
         self._stopped = True
         self._events.put(None)
 
-    def report(self, event: Event) -> None:
+    def report(self, event: CoordinatorEvent) -> None:
         """Let the machine know of an event; may be called from any thread (planners, and whoever sees that a link of the host broke)."""
         self._events.put(event)
 
@@ -268,7 +268,7 @@ class Server:
         elif answer is not None:
             self._control.send(identity, TO_CLIENT.encode(answer))
 
-    def _handle(self, event: Event, now: float | None = None) -> None:
+    def _handle(self, event: CoordinatorEvent, now: float | None = None) -> None:
         try:
             instructions = self._machine.handle(event, time.monotonic() if now is None else now)
         except RemoteProtocolError as error:
@@ -277,7 +277,7 @@ class Server:
         for instruction in instructions:
             self._carry_out(instruction)
 
-    def _carry_out(self, instruction: Instruction) -> None:  # noqa: C901 - one branch per instruction
+    def _carry_out(self, instruction: CoordinatorInstruction) -> None:  # noqa: C901 - one branch per instruction
         match instruction:
             case ToAgent():
                 self._say_to_agent(instruction)

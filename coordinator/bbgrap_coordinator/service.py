@@ -22,9 +22,9 @@ from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control import ControlServer, check_address
-from bbgrap.transport.descriptors import allow_many_descriptors
 from bbgrap.transport.discovery import announce
 from bbgrap.transport.exit_with_parent import exit_with_parent
+from bbgrap.transport.file_limits import allow_many_descriptors
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.local_tokens import note_token
 from bbgrap.transport.tcp import TcpDataPlane
@@ -35,7 +35,7 @@ from bbgrap_coordinator.keyring import JOIN, LOCAL, KeyRing, NoKeys
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.server import Server
-from bbgrap_coordinator.state import StateDatabase
+from bbgrap_coordinator.state_database import StateDatabase
 from bbgrap_coordinator.storage import Storage
 
 _COUNTER_BITS = 32

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from bbgrap.cluster.types import NodeProfile
-from bbgrap.control.planned import PlannedVariant
-from bbgrap.control.stored import Stored, StoredPlan
+from bbgrap.control.planned_variant import PlannedVariant
+from bbgrap.control.saved_state import SavedState, StoredPlan
 from bbgrap.errors import PlanError
 from bbgrap.protocol.client_messages import ModelFile
 from bbgrap_coordinator.artifacts import ArtifactFolders, MappedWeights, digest_on_disk, read_artifacts, sync_artifacts
-from bbgrap_coordinator.state import SavedPlan, StateDatabase
+from bbgrap_coordinator.state_database import SavedPlan, StateDatabase
 
 MAX_PLANS = 64
 MAX_BYTES = 32 << 30
@@ -56,7 +56,7 @@ class Storage:
         self._damaged: set[int] = set()
         self._closing = False
 
-    def read(self, sizes: Mapping[str, int]) -> Stored:
+    def read(self, sizes: Mapping[str, int]) -> SavedState:
         """Return what an earlier coordinator has left, and remove what belongs to nothing; `sizes` are those of model files, by digest."""
         plans = []
         for saved in self._state.plans():
@@ -67,7 +67,7 @@ class Storage:
         for plan, _ in reversed(plans):
             self._keep(plan.job, frozenset(variant.epoch for variant in plan.variants))
         state = self._state
-        return Stored(
+        return SavedState(
             files=sizes,
             models=state.models(sizes),
             measured=state.profiles(by_hand=False),

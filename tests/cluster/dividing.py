@@ -19,7 +19,7 @@ from tests.cluster import coordinator_process
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from bbgrap.control.planned import PlannedVariant
+    from bbgrap.control.planned_variant import PlannedVariant
     from bbgrap.graph import Graph
     from bbgrap.planners.options import PlanOptions
     from bbgrap.planners.plan import Tile

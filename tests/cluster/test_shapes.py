@@ -8,8 +8,8 @@ import onnxruntime as ort
 import pytest
 
 import bbgrap
+from bbgrap.control.plan_trial import TRIALS
 from bbgrap.control.planning import EARNED
-from bbgrap.control.trial import TRIALS
 from bbgrap.zoo import build
 from tests.free_models import save_free
 from tests.known_agents import known_cluster

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.engine.prepare import PreparedVariant
 from bbgrap.engine.variants import serves_streams
 from bbgrap.errors import PlanError

@@ -17,9 +17,9 @@ from bbgrap.comparison import compare
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
-from bbgrap.engine.calling import packed_feeds, unpacked_results
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
+from bbgrap.engine.session_call import packed_feeds, unpacked_results
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph import Array, Graph

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bbgrap_coordinator.artifacts import ArtifactFolders, write_artifacts
-from bbgrap_coordinator.state import StateDatabase
+from bbgrap_coordinator.state_database import StateDatabase
 from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster.types import NodeProfile

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
-from bbgrap.control.planned import PlannedVariant
-from bbgrap.control.stored import StoredPlan, StoredVariant
+from bbgrap.control.planned_variant import PlannedVariant
+from bbgrap.control.saved_state import StoredPlan, StoredVariant
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions

@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 import bbgrap
-from bbgrap.report.marks import milliseconds
+from bbgrap.report.svg import milliseconds
 from bbgrap.report.trace import timeline_of
 from bbgrap.zoo import materialize
 from tests.serving.clients import binary_body

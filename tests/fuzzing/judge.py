@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
-from bbgrap.engine.calling import unpacked_results
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.session_call import unpacked_results
 from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import BbgrapError, InputError, ModelError
 from bbgrap.graph import Graph

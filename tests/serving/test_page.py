@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from bbgrap.protocol.status_messages import PlanShown
-from bbgrap.serving.live import _event
-from bbgrap.serving.shown import drawn
+from bbgrap.serving.plan_pictures import drawn
+from bbgrap.serving.status_poller import _event
 from bbgrap.serving.tracing import Tracing
 from tests.bbgrap.observing.receiver import receiver
 from tests.serving.clients import binary_body

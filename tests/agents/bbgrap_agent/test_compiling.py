@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bbgrap_agent import compiling
-from bbgrap_agent.compiling import Loader, load_compiled, load_portable
+from bbgrap_agent.compiling import SegmentLoader, load_compiled, load_portable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ def loader_of(artifacts):
     def weights(model):
         return {name: artifacts.weights[ref.digest] for name, ref in model.weights.items()}
 
-    return Loader(
+    return SegmentLoader(
         weights,
         lambda model: caller(load_segment(model, artifacts.weights), model.inputs, model.outputs),
         lambda compiler, boundary, model: caller(compiler.build(boundary, threads=1), compiler.front.inputs, model.outputs),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bbgrap_agent import early
+from bbgrap_agent import early_messages
 from bbgrap_agent.executor import Deployment, Executor
 
 from bbgrap.graph.types import DType
@@ -161,7 +161,7 @@ def test_dropped_requests_and_removed_deployments_are_forgotten():
 
 
 def test_early_messages_of_one_sender_push_out_its_own_only(monkeypatch):
-    monkeypatch.setattr(early, "MAX_SENDER_BYTES", 20_000)
+    monkeypatch.setattr(early_messages, "MAX_SENDER_BYTES", 20_000)
     bench = Bench()
     bench.send(bench.peer, PEER, 500, 2, 1)
     bench.step()

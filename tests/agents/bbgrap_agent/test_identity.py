@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from bbgrap_agent.nanny import Ended, Nanny
+from bbgrap_agent.nanny import Nanny, WorkerEnded
 from bbgrap_agent.worker_settings import WorkerSettings
 
 from bbgrap.control.agent_events import WorkerReady
@@ -79,7 +79,7 @@ def test_the_key_is_neither_in_arguments_nor_environment_and_the_next_worker_has
         assert secret not in Path(f"/proc/{pid}/{name}").read_bytes()
     nanny.ready()
     os.kill(pid, 9)
-    nanny.ended(next_of(said, Ended), time.monotonic())
+    nanny.ended(next_of(said, WorkerEnded), time.monotonic())
     nanny.start_if_due(time.monotonic())
     again = next_of(said, WorkerReady).introduction
     assert (again.fingerprint, again.data_address) == (join.fingerprint, join.data_address)

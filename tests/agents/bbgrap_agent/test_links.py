@@ -5,7 +5,7 @@ import time
 from contextlib import contextmanager
 
 from bbgrap_agent.executor import Executor
-from bbgrap_agent.links import Answered, measure_link, unreachable
+from bbgrap_agent.links import AnsweredPeers, measure_link, unreachable
 
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
@@ -97,7 +97,7 @@ def test_several_threads_may_ask_at_once():
 def test_a_peer_is_asked_once_while_something_is_deployed_that_sends_to_it():
     one, other = Peer(0, "a", "tcp://a:1", "key"), Peer(1, "b", "tcp://b:1", "key")
     moved = Peer(3, "a", "tcp://a:1", "another key")
-    answered = Answered()
+    answered = AnsweredPeers()
     assert answered.unasked((one, other)) == [one, other]
     answered.add(7, (one,))
     assert answered.unasked((one, other, moved)) == [other, moved]

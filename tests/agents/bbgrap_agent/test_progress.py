@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from bbgrap_agent.progress import Doing, WorkerProgress, shared_memory
+from bbgrap_agent.progress import WorkerActivity, WorkerProgress, shared_memory
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def both():
 
 def test_kernels_and_loads_are_seen_apart(both):
     writer, reader = both
-    assert reader.read() == Doing()
+    assert reader.read() == WorkerActivity()
     writer.begin_load(9)
     seen = []
 
@@ -34,7 +34,7 @@ def test_kernels_and_loads_are_seen_apart(both):
     assert seen[0].since_ns >= seen[0].loading_since_ns > 0
     writer.end_load()
     after = reader.read()
-    assert after == Doing(steps=1, busy_ns=after.busy_ns)
+    assert after == WorkerActivity(steps=1, busy_ns=after.busy_ns)
     writer.begin(5, 7)
     writer.end()
     assert reader.read().busy_ns > after.busy_ns > 0
@@ -48,7 +48,7 @@ def test_a_kernel_that_fails_has_ended(both):
 
     with pytest.raises(ValueError, match="broken"):
         writer.shown(compute, 5, 6)(0, [])
-    assert replace(reader.read(), busy_ns=0) == Doing(steps=1)
+    assert replace(reader.read(), busy_ns=0) == WorkerActivity(steps=1)
 
 
 def test_what_a_dead_process_did_is_still_there(both):

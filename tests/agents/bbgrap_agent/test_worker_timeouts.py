@@ -1,7 +1,7 @@
 """When a nanny ends its worker."""
 
 import pytest
-from bbgrap_agent.progress import Doing
+from bbgrap_agent.progress import WorkerActivity
 from bbgrap_agent.worker_timeouts import EARLIER_S, LOAD_S, WorkerTimeouts
 
 from bbgrap.compiler.artifacts import SegmentModel, WeightRef
@@ -9,7 +9,7 @@ from bbgrap.graph.types import DType, TensorType
 from bbgrap.protocol.messages import Deploy
 from bbgrap.runtime.schedule import Schedule
 
-KERNEL = Doing(1, 7, since_ns=5, steps=3)
+KERNEL = WorkerActivity(1, 7, since_ns=5, steps=3)
 WEIGHT = WeightRef("ab" * 32, TensorType(DType.FLOAT, (100_000_000,)))
 
 DROPPED_S = 0.5
@@ -47,8 +47,8 @@ def test_a_dropped_request_whose_kernels_end_is_let_be():
     looks = Looks()
     looks.timeouts.drop(1, 7, DROPPED_S)
     for step in range(20):
-        assert looks.until_lost(Doing(1, 7, since_ns=step, steps=step), at_most_s=0.4) is None
-    assert looks.until_lost(Doing(1, 8, since_ns=100), at_most_s=10) is None
+        assert looks.until_lost(WorkerActivity(1, 7, since_ns=step, steps=step), at_most_s=0.4) is None
+    assert looks.until_lost(WorkerActivity(1, 8, since_ns=100), at_most_s=10) is None
 
 
 def test_time_in_which_the_worker_or_this_process_was_stopped_does_not_count():
@@ -66,7 +66,7 @@ def test_a_load_has_time_by_its_weights(weights, allowed):
     looks = Looks()
     segment = SegmentModel("s", "cd" * 32, b"", ("x",), ("y",), weights)
     looks.timeouts.allow(Deploy(3, (), Schedule(0, 1, (), ()), (segment,)))
-    seconds, reason = looks.until_lost(Doing(loading=3, loading_since_ns=9), at_most_s=200)
+    seconds, reason = looks.until_lost(WorkerActivity(loading=3, loading_since_ns=9), at_most_s=200)
     assert allowed <= seconds < allowed + 0.3
     assert reason == f"the load of epoch 3 did not end within {allowed:.0f} s"
 

@@ -7,9 +7,9 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
+from bbgrap.control.agent_deployments import MAX_DEPLOYMENTS
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.held import MAX_DEPLOYMENTS
-from bbgrap.control.stored import Stored
+from bbgrap.control.saved_state import SavedState
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol.messages import Heartbeat
@@ -22,7 +22,7 @@ STEPS = st.floats(0, 3)
 
 @given(st.lists(st.tuples(st.sampled_from([b"1", b"2", b"c"]), st.sampled_from([*AGENT, *CLIENT]), STEPS), max_size=40), st.booleans())
 def test_coordinator(moves, offers):
-    machine, now = CoordinatorMachine(ce.Settings("0.1.0", "tcp://h:1"), Stored({FILE.digest: FILE.size})), 0.0
+    machine, now = CoordinatorMachine(ce.Settings("0.1.0", "tcp://h:1"), SavedState({FILE.digest: FILE.size})), 0.0
     if offers:
         machine.handle(ce.FromPeer(b"1", introduction("a")), now)
     for identity, message, step in moves:

@@ -11,7 +11,7 @@ from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.dispatch import MAX_LOSSES
 from bbgrap.control.loading import MAX_LOADED
 from bbgrap.control.membership import Members
-from bbgrap.control.stored import Stored
+from bbgrap.control.saved_state import SavedState
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -120,7 +120,7 @@ def test_exact_instructions_of_a_loss():
 
 
 def test_agents_at_one_address_share_a_machine():
-    members = Members(SETTINGS, Stored())
+    members = Members(SETTINGS, SavedState())
     addresses = {"a": "tcp://head:5", "b": "tcp://10.0.0.2:5", "c": "tcp://10.0.0.2:6", "d": "tcp://10.0.0.3:5"}
     for name, address in addresses.items():
         members.join(name.encode(), replace(introduction(name), data_address=address), 0.0)
@@ -133,7 +133,7 @@ def test_agents_at_one_address_share_a_machine():
 
 
 def test_the_memory_that_an_agent_may_take_outlives_measuring():
-    members = Members(SETTINGS, Stored())
+    members = Members(SETTINGS, SavedState())
     members.join(b"a", replace(introduction("a"), profile=NodeProfile("a", memory_bytes=5)), 0.0)
     members.measured["a"] = NodeProfile("a", cores=2, memory_bytes=1000)
     (member,) = members.alive()
@@ -141,7 +141,7 @@ def test_the_memory_that_an_agent_may_take_outlives_measuring():
 
 
 def test_links_that_nobody_gave_by_hand_are_local_if_all_are_on_one_machine():
-    members = Members(SETTINGS, Stored())
+    members = Members(SETTINGS, SavedState())
     for number, name in enumerate("ab"):
         members.join(name.encode(), replace(introduction(name), data_address=f"tcp://head:{5 + number}"), 0.0)
     members.overrides["b"] = NodeProfile("b", links=(LinkProfile(COORDINATOR, 1e6, 2e-3),))

@@ -6,7 +6,7 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.loading import MAX_LOADED, RESEND_S
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.planning import EARNED
 from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S
 from bbgrap.planners.options import PlanOptions

@@ -5,7 +5,7 @@ from dataclasses import replace
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.loading import MAX_LOADED
-from bbgrap.control.planned import SCALED_FROM
+from bbgrap.control.planned_variant import SCALED_FROM
 from bbgrap.control.planning import EARNED, ONE_NODE
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c

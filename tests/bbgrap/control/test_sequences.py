@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from bbgrap_agent.states import States
+from bbgrap_agent.sequence_states import SequenceStates
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -19,7 +19,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from bbgrap.protocol import status_messages as s
-from bbgrap.runtime.joining import Joining
+from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.runtime.schedule import BufferSpec
 from tests.bbgrap.control.wire import CLIENT, Wire, plan_of, prepare_message, standby_of
 from tests.examples import examples
@@ -28,7 +28,7 @@ STATE = (("total", "total.next"),)
 OPTIONS = PlanOptions(state=STATE)
 
 
-JOININGS = {"x": Joining("row", 0)}
+JOININGS = {"x": JoinedInput("row", 0)}
 
 
 def stateful(made, joinings):
@@ -76,7 +76,7 @@ class Counters(Wire):
         return [agent for agent in self.agents.values() if agent.name in names and epoch in agent.loaded]
 
     def held(self, agent):
-        return self.states.setdefault(agent.identity, States())
+        return self.states.setdefault(agent.identity, SequenceStates())
 
     def finish_requests(self, only=None):
         """Finish what can be; with `only`, just the first so many agents of each request do their part, and no request ends."""
@@ -250,7 +250,7 @@ def test_a_sequence_whose_inputs_are_not_kept_is_lost_with_its_state_and_the_oth
 def test_an_agent_without_room_for_one_state_ends_the_sequence_in_words():
     wire = counters("a", "b")
     assert total(wire, 1, 0, 1) == 1
-    wire.states = {agent.identity: States(limit=0) for agent in wire.agents.values()}
+    wire.states = {agent.identity: SequenceStates(limit=0) for agent in wire.agents.values()}
     call = wire.run_of(1, 1, 1)
     wire.until_answered(call)
     assert wire.answer(call).fault is c.Fault.STATE_LOST

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control.further import answer_more_at_once
+from bbgrap.control.scaled_plans import answer_more_at_once
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m

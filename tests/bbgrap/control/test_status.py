@@ -6,7 +6,7 @@ import pytest
 
 from bbgrap.cluster.types import COORDINATOR, LinkProfile, NodeProfile
 from bbgrap.control.coordinator_events import Log, Noticed, Settings
-from bbgrap.control.observed import MAX_COUNTED, MAX_EVENTS, MAX_GONE, OTHERS
+from bbgrap.control.request_statistics import MAX_COUNTED, MAX_EVENTS, MAX_GONE, OTHERS
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from bbgrap.protocol import status_messages as s
@@ -165,7 +165,7 @@ def test_a_recorded_request_tells_of_segments():
 
 def test_what_is_kept_is_bounded():
     wire = ready_wire("a", "b")
-    observed, (plan,) = wire.coordinator.observed, wire.coordinator.planning.plans.values()
+    observed, (plan,) = wire.coordinator.statistics, wire.coordinator.planning.plans.values()
     for number in range(MAX_COUNTED + 10):
         observed.of_model(replace(plan, model=f"{number + 1:064x}")).ended["done"] += 1
     assert len(observed.counts) == MAX_COUNTED + 1
@@ -182,7 +182,7 @@ def test_what_is_kept_is_bounded():
 def test_lines_of_the_log_without_an_event_are_none():
     wire = joined_wire("a")
     before = len(told(wire).events)
-    wire.coordinator.observed.note([Log("nothing of note")], wire.now)
+    wire.coordinator.statistics.note([Log("nothing of note")], wire.now)
     assert len(told(wire).events) == before
 
 

@@ -8,10 +8,10 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import verifying
 from bbgrap.control.audit import EVERY_S
+from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.plans import Request
-from bbgrap.control.states import Lifecycle, Tracker
+from bbgrap.control.stalls import UNAWAITED_STALLED_S
 from bbgrap.control.verifying import GIVE_WAY_S, RUN_WITHIN_S, suspects
-from bbgrap.control.watch import UNAWAITED_STALLED_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m

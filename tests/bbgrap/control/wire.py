@@ -18,9 +18,9 @@ from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.planned import PlannedVariant
+from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.planning import plan_key
-from bbgrap.control.stored import Stored, StoredPlan
+from bbgrap.control.saved_state import SavedState, StoredPlan
 from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
@@ -164,7 +164,7 @@ class Wire:
     def __post_init__(self) -> None:
         self.models: dict[str, tuple[c.ModelFile, ...]] = {}
         self.profiles: tuple[dict[str, NodeProfile], dict[str, NodeProfile]] = ({}, {})
-        self.coordinator = CoordinatorMachine(self.settings, Stored({FILE.digest: FILE.size}))
+        self.coordinator = CoordinatorMachine(self.settings, SavedState({FILE.digest: FILE.size}))
         self.standby: Callable[[ce.StartStandby], ce.Planned | ce.PlanFailed | None] = standby_of
         self.plan: Callable[[ce.StartPlanning], ce.Planned | None] = plan_of
         self.client = cm.ClientMachine("tcp://head:7070", silence_s=1e9)
@@ -253,13 +253,13 @@ class Wire:
     def restart_coordinator(self) -> None:
         self.epochs += 100_000
         plans = tuple((plan, self.made[job]) for job, plan in self.kept.items())
-        stored = Stored({FILE.digest: FILE.size}, dict(self.models), *map(dict, self.profiles), plans, saw_agents=True)
+        stored = SavedState({FILE.digest: FILE.size}, dict(self.models), *map(dict, self.profiles), plans, saw_agents=True)
         self.coordinator = CoordinatorMachine(replace(self.settings, first_epoch=self.epochs), stored, self.now)
         self.started.clear()
         self.parts.clear()
         self.fresh = True
 
-    def to_coordinator(self, event: ce.Event) -> None:
+    def to_coordinator(self, event: ce.CoordinatorEvent) -> None:
         self.fresh = False
         try:
             instructions = self.coordinator.handle(event, self.now)
@@ -268,7 +268,7 @@ class Wire:
         for instruction in instructions:
             self.carry_coordinator(instruction)
 
-    def carry_coordinator(self, instruction: ce.Instruction) -> None:  # noqa: C901 - one branch per instruction
+    def carry_coordinator(self, instruction: ce.CoordinatorInstruction) -> None:  # noqa: C901 - one branch per instruction
         match instruction:
             case ce.ToAgent(identity, message):
                 self.send(b"", identity, TO_AGENT.encode(message))

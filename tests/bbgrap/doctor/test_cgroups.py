@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bbgrap_agent.facts import cores_to_use, memory_limit
+from bbgrap_agent.introduction import cores_to_use, memory_limit
 
 from bbgrap.doctor.cgroups import memory_bytes, processors
 
@@ -98,7 +98,7 @@ def test_a_real_group_limits_the_cores():
         pytest.skip("one core only: a group can leave no less")
     files = {"": {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"}, "v2": {"cpu.max": "100000 100000"}}
     with real_group("cpu", files) as folder:
-        script = "from bbgrap_agent.facts import cores_to_use; input(); print(cores_to_use())"
+        script = "from bbgrap_agent.introduction import cores_to_use; input(); print(cores_to_use())"
         process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         (folder / "cgroup.procs").write_text(str(process.pid))
         printed, _ = process.communicate("\n", timeout=60)

@@ -8,7 +8,7 @@ import pytest
 
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.compiler.simulate import simulate_step
-from bbgrap.engine.growing import prepare_growing
+from bbgrap.engine.growing_state import prepare_growing
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.graph.onnx_io import save_graph
@@ -18,7 +18,7 @@ from bbgrap.graph.weights import make_weight
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo.decoder import DecoderSizes
 from bbgrap.zoo.llama import free_axes, llama
-from tests.bbgrap.engine.test_growing import halves
+from tests.bbgrap.engine.test_growing_state import halves
 from tests.sequence_models import Alone
 
 SIZES = DecoderSizes(2, 256, 8, 4, 2000, 128)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.compiler.memory import LEAST_STANDBY_BYTES
-from bbgrap.control.planned import PlannedVariant
-from bbgrap.engine.calling import packed_names, unpacked_results
+from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.session_call import packed_names, unpacked_results
 from bbgrap.engine.sessions import declared_type, make_session
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import ModelError

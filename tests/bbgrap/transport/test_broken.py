@@ -142,7 +142,7 @@ def test_who_takes_nothing_does_not_take_all_memory():
         address, reason = told.get(timeout=5)
         assert address == address_of(server)
         assert "64 MiB wait" in reason
-        assert sum(receiver.waiting for receiver in plane._outbox._receivers.values()) <= 140 << 20
+        assert sum(receiver.waiting for receiver in plane._outbox._outgoing.values()) <= 140 << 20
         connection.close()
 
 
@@ -205,7 +205,7 @@ def test_names_are_found_and_what_has_none_is_told_of():
             "junk",
         ):
             plane.connect(bad)
-        assert {told.get(timeout=10)[0] for _ in range(5)} == set(plane._outbox._receivers) - {target.address}
+        assert {told.get(timeout=10)[0] for _ in range(5)} == set(plane._outbox._outgoing) - {target.address}
     target.close()
 
 
@@ -233,7 +233,7 @@ def test_who_computes_and_does_not_read_is_not_called_broken():
         with sending(target.address) as (plane, told):
             began, sent = time.monotonic(), 0
             while time.monotonic() < began + 3:
-                if sum(receiver.waiting for receiver in plane._outbox._receivers.values()) < 10 << 20:
+                if sum(receiver.waiting for receiver in plane._outbox._outgoing.values()) < 10 << 20:
                     plane.send(target.address, b"%06d" % sent, bytes(size))
                     sent += 1
                 time.sleep(0.0001)

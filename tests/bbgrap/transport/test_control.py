@@ -6,7 +6,7 @@ import zmq
 from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.codec import TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
-from bbgrap.transport import pieces
+from bbgrap.transport import frame_pieces
 from bbgrap.transport.control import ControlClient, ControlServer, check_address, unavailable
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -54,8 +54,8 @@ def test_a_client_learns_that_its_connection_broke(context):
 
 
 def test_messages_of_too_many_frames_or_bytes_are_forgotten_and_the_next_one_comes(context, monkeypatch):
-    monkeypatch.setattr(pieces, "MAX_MESSAGE_BYTES", 1000)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(frame_pieces, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(frame_pieces, "PIECE_BYTES", 100_000)
     server = ControlServer(context, "tcp://127.0.0.1:0")
     most = 1 + MAX_PAYLOAD_FRAMES
     with ControlClient(context, server.address) as client:

@@ -11,10 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from bbgrap.transport import outbox, receiver
+from bbgrap.transport import outbox, outgoing_connection
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
-from bbgrap.transport.tls import RECORD_BYTES, Contexts, records
+from bbgrap.transport.tls import RECORD_BYTES, TlsContexts, records
 from tests.bbgrap.transport.check_transport import check_transport, receive
 from tests.bbgrap.transport.locked import LockedCluster
 
@@ -44,7 +44,7 @@ def port_of(plane):
 def secured(plane, identity):
     """Connect to a plane by hand; also after its refusal, which TLS 1.3 says late."""
     raw = socket.create_connection(("127.0.0.1", port_of(plane)), 5)
-    return Contexts.of(identity).client.wrap_socket(raw)
+    return TlsContexts.of(identity).client.wrap_socket(raw)
 
 
 def is_cut_off(connection):
@@ -105,7 +105,7 @@ def test_nobody_is_let_in_who_is_not_allowed_and_it_says_why():
     assert "does not let this node in" in sender.told.get(timeout=5)[1]
     assert target.receive(0.1) is None
     target.allow([sender.fingerprint])
-    sender._outbox._receivers[target.address].due += 60
+    sender._outbox._outgoing[target.address].due += 60
     sender.connect(target.address)  # as by the next trial: it does not wait for the next try
     sender.send(target.address, b"again")
     assert receive(target).header == b"again"
@@ -125,7 +125,7 @@ def test_a_certificate_of_another_cluster_is_refused_by_both():
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for certificate in (None, stranger.identity):
         if certificate is not None:
-            context = Contexts.of(certificate).client
+            context = TlsContexts.of(certificate).client
             context.verify_mode = ssl.CERT_NONE
         raw = socket.create_connection(("127.0.0.1", port_of(target)), 5)
         with context.wrap_socket(raw) as connection:
@@ -332,7 +332,7 @@ def relay(port, cut=1 << 16):
 
 
 def test_after_very_much_a_connection_is_made_anew_and_nothing_is_missing(monkeypatch):
-    monkeypatch.setattr(receiver, "MAX_SECURE_BYTES", 1 << 20)
+    monkeypatch.setattr(outgoing_connection, "MAX_SECURE_BYTES", 1 << 20)
     with pair() as (sender, target):
         connections = set()
         for number in range(100):

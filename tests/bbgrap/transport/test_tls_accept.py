@@ -12,7 +12,7 @@ import pytest
 
 from bbgrap.transport import tls_accept
 from bbgrap.transport.certificates import Authority
-from bbgrap.transport.tls import Contexts
+from bbgrap.transport.tls import TlsContexts
 from tests.bbgrap.transport.check_transport import receive
 from tests.bbgrap.transport.locked import LockedCluster
 
@@ -58,7 +58,7 @@ def is_closed(connection, within_s=5.0):
 def client_hello():
     """Return the first bytes of a handshake."""
     sent = ssl.MemoryBIO()
-    connection = Contexts.of(Authority.make().identity("x")).client.wrap_bio(ssl.MemoryBIO(), sent)
+    connection = TlsContexts.of(Authority.make().identity("x")).client.wrap_bio(ssl.MemoryBIO(), sent)
     with contextlib.suppress(ssl.SSLWantReadError):
         connection.do_handshake()
     return sent.read()
@@ -99,7 +99,7 @@ def test_the_oldest_handshakes_make_room_and_those_of_hosts_of_peers_go_last(mon
         with knock(target) as late:
             assert is_closed(late)
         still_heard(sender, target)
-        late_peer = Contexts.of(sender.identity).client.wrap_socket(knock(target, "127.0.0.1"))
+        late_peer = TlsContexts.of(sender.identity).client.wrap_socket(knock(target, "127.0.0.1"))
         assert len(late_peer.recv(8)) == 8, "a peer's handshake comes before the oldest of its host"
         for connection in (*known, *strangers, *more, late_peer):
             connection.close()

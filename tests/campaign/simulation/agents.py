@@ -417,7 +417,7 @@ class Agent(Process):
         """Which device it is."""
         machine = self.machine
         assert machine is not None
-        deployment = machine._held.by_epoch.get(epoch)
+        deployment = machine._deployments.by_epoch.get(epoch)
         return 0 if deployment is None else deployment.deploy.schedule.device
 
     def loaded(self) -> set[int]:

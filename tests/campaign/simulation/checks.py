@@ -7,10 +7,10 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from bbgrap.control.further import GROWTH, SEARCH_EVERY_S
 from bbgrap.control.loading import RESEND_S
 from bbgrap.control.planning import NO_ROOM, ONE_NODE
-from bbgrap.control.plans import Plan
+from bbgrap.control.plans import ServedPlan
+from bbgrap.control.scaled_plans import GROWTH, SEARCH_EVERY_S
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -120,7 +120,7 @@ class Checks:
                 if now - self._waits.get(fault, -1.0) > SOON_S:
                     self.world.surprise(f"coordinator: {fault}")
 
-    def plan_of(self, use: Use) -> Plan | None:
+    def plan_of(self, use: Use) -> ServedPlan | None:
         """Return the plan of a use, if the coordinator has it."""
         assert self.world.head is not None
         model = self.world.models[use.model]
@@ -172,7 +172,7 @@ class Checks:
         answered = (o for o in reversed(self.world.outcomes) if o.use == use and o.answers and isinstance(o.answers[0], c.RunResult))
         return list(islice(answered, count))[::-1]
 
-    def _goes_without(self, plan: Plan) -> bool:
+    def _goes_without(self, plan: ServedPlan) -> bool:
         """Whether a further shape needs no plan: one node is faster, as was measured, or is for inputs that are hardly smaller."""
         assert self.world.head is not None
         planning = self.world.head.machine.planning
@@ -242,11 +242,11 @@ class Checks:
             released = {message.epoch for message in agent.from_head.lost if isinstance(message, m.Release)}
             abandoned = {(message.epoch, message.request) for message in agent.from_head.lost if isinstance(message, m.Abandon)}
             told = {v.epoch for v in machine.loading.by_epoch.values() if name in v.parts and v.tracker.state != "waiting"}
-            held = set() if agent.machine is None else set(agent.machine._held.by_epoch)
+            held = set() if agent.machine is None else set(agent.machine._deployments.by_epoch)
             if told - held or held - told - released:
                 faults.append(f"agent {name} holds {sorted(held)}, the coordinator thinks {sorted(told)}")
             if agent.machine is not None and agent.worker is not None and not agent.worker.loading:
-                ready = {e for e, d in agent.machine._held.by_epoch.items() if d.tracker.state == "ready"}
+                ready = {e for e, d in agent.machine._deployments.by_epoch.items() if d.tracker.state == "ready"}
                 if agent.loaded() != ready:
                     faults.append(f"the worker of {name} has {sorted(agent.loaded())}, its nanny thinks {sorted(ready)}")
             running = [] if agent.worker is None else [key for key in agent.worker.executor.running if key[1] not in wanted]

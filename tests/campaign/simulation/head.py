@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from bbgrap.cluster.types import COORDINATOR, NodeProfile
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.planned import PlannedVariant
-from bbgrap.control.stored import Stored, StoredPlan
+from bbgrap.control.planned_variant import PlannedVariant
+from bbgrap.control.saved_state import SavedState, StoredPlan
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
 from tests.campaign.simulation.agents import record_of
@@ -54,7 +54,7 @@ class Head(Process):
         self.name, self.address = COORDINATOR, ADDRESS
         disk.incarnation += 1
         plans = tuple((plan, disk.made[job]) for job, plan in disk.plans.items() if job in disk.made)
-        stored = Stored(dict(disk.files), dict(disk.models), *map(dict, disk.profiles), plans, saw_agents=disk.saw_agents)
+        stored = SavedState(dict(disk.files), dict(disk.models), *map(dict, disk.profiles), plans, saw_agents=disk.saw_agents)
         settings = ce.Settings(
             "0.1.0",
             ADDRESS,
@@ -108,7 +108,7 @@ class Head(Process):
         """Take a control message."""
         self.do(self.handle, ce.FromPeer(identity, message))
 
-    def handle(self, event: ce.Event) -> None:
+    def handle(self, event: ce.CoordinatorEvent) -> None:
         """Let the machine take an event, and do what it wants."""
         if not self.alive:
             return
@@ -125,7 +125,7 @@ class Head(Process):
             self._carry_out(instruction)
         self.world.checks.after(self)
 
-    def _carry_out(self, instruction: ce.Instruction) -> None:  # noqa: C901 - one branch per instruction
+    def _carry_out(self, instruction: ce.CoordinatorInstruction) -> None:  # noqa: C901 - one branch per instruction
         disk, executor = self.disk, self.executor
         match instruction:
             case ce.ToAgent(identity, message):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bbgrap.control.further import answer_more_at_once
-from bbgrap.control.plans import Plan
+from bbgrap.control.plans import ServedPlan
+from bbgrap.control.scaled_plans import answer_more_at_once
 from tests.campaign.simulation.head import Head
 
 
-def _is_crowded(plan: Plan) -> bool:
+def _is_crowded(plan: ServedPlan) -> bool:
     """Whether what waits waits for copies of the standby that are busy: together they answer more than the plan."""
     copies = [] if plan.helper is None else plan.helper.open_variants
     return answer_more_at_once(len(copies), plan) and not any(v.queue.has_room for v in copies)

@@ -13,7 +13,7 @@ import numpy as np
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
-from bbgrap.control.planned import SCALED_FROM, PlannedVariant
+from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.control.uploads import offer_digest
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of

@@ -25,7 +25,7 @@ from bbgrap.errors import PlanError
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import make_plan
-from bbgrap.runtime.joining import Joining
+from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.zoo import build
 from tests.coordinator.made import ARRAYS, DEVICE, HOST, variant
 from tests.sequence_models import decoder
@@ -55,7 +55,7 @@ def test_programs_of_sequences_come_back_and_how_requests_are_joined(folder, tmp
     made = standby_of(tmp_path / "decoder.onnx", [(f"past_key_values.0.{kind}", f"present.0.{kind}") for kind in ("key", "value")])
     write_artifacts(folder, [made])
     (found,) = read_artifacts(folder).variants
-    assert found.artifacts.joinings == {"input_ids": Joining("row", 1)}
+    assert found.artifacts.joinings == {"input_ids": JoinedInput("row", 1)}
     assert (found.artifacts.further, found.artifacts.reading) == (made.artifacts.further, made.artifacts.reading)
     assert found.artifacts.reading is not None
 

@@ -4,7 +4,7 @@ import os
 import queue
 import threading
 
-from bbgrap_coordinator.input_files import LARGE_BYTES, Incoming, InputFiles, keep
+from bbgrap_coordinator.input_files import LARGE_BYTES, IncomingRequests, InputFiles, keep
 
 from bbgrap.protocol.client_messages import RunModel
 
@@ -47,7 +47,7 @@ class SlowFiles(InputFiles):
 
 def test_requests_are_handed_on_once_when_their_inputs_are_written_unless_cancelled(tmp_path, monkeypatch):
     files, written = SlowFiles(tmp_path), queue.Queue()
-    incoming = Incoming(files, written.put)
+    incoming = IncomingRequests(files, written.put)
     assert [incoming.concerns(each) for each in (request(1), request(2, 100), request(3, sequence=0))] == [True, False, False]
     monkeypatch.setattr("bbgrap_coordinator.input_files.MAX_WRITING_BYTES", 2 * LARGE_BYTES)
     assert [incoming.take(CLIENT, request(call)) for call in (1, 1, 2)] == ["", "", ""]

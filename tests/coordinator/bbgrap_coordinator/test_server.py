@@ -12,7 +12,7 @@ from bbgrap_coordinator.input_files import LARGE_BYTES, InputFiles
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.server import Server
-from bbgrap_coordinator.state import StateDatabase
+from bbgrap_coordinator.state_database import StateDatabase
 from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster import Cluster

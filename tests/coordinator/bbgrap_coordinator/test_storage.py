@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from bbgrap_coordinator.artifacts import ArtifactFolders, write_artifacts
-from bbgrap_coordinator.state import StateDatabase
+from bbgrap_coordinator.state_database import StateDatabase
 from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster.types import NodeProfile

@@ -16,7 +16,7 @@ from zmq.utils import z85
 from bbgrap.errors import AccessError, RemoteProtocolError, UsageError
 from bbgrap.protocol.roles import NODE, Role
 from bbgrap.protocol.tokens import Token
-from bbgrap.transport import local_tokens, pieces
+from bbgrap.transport import frame_pieces, local_tokens
 from bbgrap.transport.admission import answer
 from bbgrap.transport.certificates import Authority, make_request
 from bbgrap.transport.credentials import Credentials
@@ -109,7 +109,7 @@ def _request(data: bytes) -> None:
 
 def _envelope(data: bytes) -> None:
     envelope, *wire = data.split(CUT)
-    frames = pieces.join(envelope, wire)
+    frames = frame_pieces.join(envelope, wire)
     if not frames:
         raise RemoteProtocolError("no message")
     assert b"".join(bytes(frame) for frame in frames) == b"".join(wire)

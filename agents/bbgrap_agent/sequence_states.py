@@ -1,0 +1,111 @@
+"""The state of sequences on one agent: what a request leaves here, and the next one of its sequence goes on from.
+
+    request 7 ──► state by 7 ──► request 9 begins: whatever is not by 7 goes ──► request 9 ends ──► state by 7, and by 9
+
+A request says which one it goes on from, and what it leaves bears its own number. So one that was interrupted, or whose answer was lost,
+is repeated from the last whole state. Arrays are never changed, so sequences share them. Laws: bounded in bytes; beyond, the sequences
+that were used least lately go first, and are remembered for a while as having had to.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bbgrap.graph.types import Array
+
+DEFAULT_BYTES = 1 << 30
+"""Of all states, where the agent's memory is not known. Chosen."""
+PART = 0.25
+"""Of the memory that an agent declares, what states may take. Chosen: weights, maps and the system need the rest."""
+MAX_SEQUENCES = 65_536
+"""However small they are. Each costs some hundred bytes."""
+MAX_GONE = 1024
+"""Sequences remembered that had to make room."""
+
+Owner = tuple[int, int]
+"""Epoch and sequence."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What a sequence has here, by the number of the request that left it."""
+
+    left: dict[int, tuple[Array, ...]] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for arrays in self.left.values() for array in arrays)
+
+
+class SequenceStates:
+    """All states of one agent, the least lately used first.
+
+    Invariants: `nbytes` is the sum over all of them, arrays that two sequences share counted twice.
+    """
+
+    def __init__(self, limit: int = DEFAULT_BYTES) -> None:
+        """Hold none, and never more than `limit` bytes."""
+        self.limit = limit
+        self.nbytes = 0
+        self._states: OrderedDict[Owner, _State] = OrderedDict()
+        self._gone: OrderedDict[Owner, None] = OrderedDict()
+
+    def begin(self, owner: Owner, before: int) -> tuple[Array, ...] | None:
+        """Return the state that a request has left, for the next one; what others have left is forgotten. None if it is not here."""
+        state = self._states.get(owner)
+        found = None if state is None else state.left.get(before)
+        if found is None:
+            self.drop(owner)
+            return None
+        self._put(owner, {before: found})
+        return found
+
+    def keep(self, owner: Owner, request: int, arrays: Sequence[Array]) -> None:
+        """Take what a request leaves."""
+        known = self._states.get(owner)
+        self._put(owner, {**(known.left if known is not None else {}), request: tuple(arrays)})
+        while self.nbytes > self.limit or len(self._states) > MAX_SEQUENCES:
+            oldest = next(iter(self._states))
+            self.drop(oldest)
+            self._gone[oldest] = None
+            if len(self._gone) > MAX_GONE:
+                self._gone.popitem(last=False)
+
+    def share(self, owner: Owner, sequence: int) -> None:
+        """Let another sequence have the same state, too; 0: forget it."""
+        state = self._states.get(owner)
+        if not sequence:
+            self.drop(owner)
+        elif state is not None:
+            self.keep_all((owner[0], sequence), state.left)
+
+    def keep_all(self, owner: Owner, left: dict[int, tuple[Array, ...]]) -> None:
+        """Take what some requests have left."""
+        for request, arrays in left.items():
+            self.keep(owner, request, arrays)
+
+    def why(self, owner: Owner) -> str:
+        """Return why a state is not here, as the end of a message; nothing if that is not known."""
+        return (
+            f": it made room for others, which may take {self.limit:,} bytes on this agent (--state-memory)" if owner in self._gone else ""
+        )
+
+    def drop(self, owner: Owner) -> None:
+        """Forget a sequence's state, if there is any."""
+        state = self._states.pop(owner, None)
+        if state is not None:
+            self.nbytes -= state.nbytes
+
+    def drop_all(self, epoch: int) -> None:
+        """Forget the states of a deployment."""
+        for owner in [owner for owner in self._states if owner[0] == epoch]:
+            self.drop(owner)
+
+    def _put(self, owner: Owner, left: dict[int, tuple[Array, ...]]) -> None:
+        """Let a sequence be the one used last, with this and nothing else."""
+        self.drop(owner)
+        self._gone.pop(owner, None)
+        self._states[owner] = _State(left)
+        self.nbytes += self._states[owner].nbytes

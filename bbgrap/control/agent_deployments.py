@@ -1,0 +1,240 @@
+"""The deployments of an agent, from `Deploy` to `Release`, over the end of the worker that had loaded them.
+
+    Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Load -> Deployed
+    WorkerDied ... WorkerReady -> CheckWeights -> ... -> Deployed
+
+A worker is told of a release while it looks for weights or loads; its answer comes all the same, perhaps when the epoch has been offered
+again. Laws: such late answers are not those to the new offer; nothing is asked of a worker that is not there; what ended its worker while
+it was loaded is not loaded again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from bbgrap.control.agent_events import (
+    AgentInstruction,
+    CheckWeights,
+    DeploymentLoaded,
+    Drop,
+    DropBefore,
+    Load,
+    StoreChunk,
+    Unload,
+    WeightArrived,
+    WeightsChecked,
+    WorkerDied,
+)
+from bbgrap.control.lifecycles import Lifecycle, Tracker
+from bbgrap.control.to_coordinator import ToCoordinator
+from bbgrap.errors import RemoteProtocolError
+from bbgrap.protocol.messages import Abandon, Deploy, Deployed, DeploymentFailed, WeightChunk, WeightsMissing, WeightStored
+
+MAX_DEPLOYMENTS = 512
+"""Deployments an agent keeps: more than a coordinator has loaded on it, scaled ones among them, so that only a broken one reaches it."""
+ASK_AGAIN_S = 10.0
+"""Weights that do not come are asked for again after this long without any chunk."""
+SAID_AGAIN_S = 5.0
+"""The same when their deployment is said again: the coordinator has heard of none, either."""
+MAX_ABANDONED = 64
+"""Abandoned requests of which the next worker is told."""
+
+
+@dataclass(slots=True)
+class _Deployment:
+    deploy: Deploy
+    tracker: Tracker
+    missing: set[str] = field(default_factory=set)
+    heard: float = 0.0
+
+
+class AgentDeployments:
+    """What one agent holds.
+
+    Invariants: `by_epoch` holds no released deployment and at most `MAX_DEPLOYMENTS`; `missing` of one is what it waits for.
+    """
+
+    def __init__(self) -> None:
+        """Hold nothing, with a worker that is ready."""
+        self.by_epoch: dict[int, _Deployment] = {}
+        self._worker_ready = True
+        self._doubtful = 0
+        self._abandoned: deque[Abandon] = deque(maxlen=MAX_ABANDONED)
+        self._late_checks: Counter[int] = Counter()
+        self._late_loads: Counter[int] = Counter()
+
+    @property
+    def ready(self) -> tuple[int, ...]:
+        """The epochs that are loaded."""
+        return tuple(epoch for epoch, deployment in self.by_epoch.items() if deployment.tracker.state == "ready")
+
+    # --- what the coordinator wants -----------------------------------------------------------------------------------------------
+
+    def deploy(self, deploy: Deploy, now: float) -> list[AgentInstruction]:
+        """Take a deployment, or say how far it is.
+
+        Raises:
+            RemoteProtocolError: if there are too many that are not loaded yet.
+        """
+        known = self.by_epoch.get(deploy.epoch)
+        if known is not None:
+            known.tracker.move("Deploy")
+            if known.tracker.state == "ready":
+                return [ToCoordinator(Deployed(deploy.epoch, 0.0))]
+            # What is on its way is not asked for again: the coordinator would begin anew.
+            stalled = known.missing and now - known.heard > SAID_AGAIN_S
+            return [ToCoordinator(WeightsMissing(deploy.epoch, tuple(sorted(known.missing))))] if stalled else []
+        evicted = self._evict()
+        tracker = Tracker(Lifecycle.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
+        self.by_epoch[deploy.epoch] = _Deployment(deploy, tracker, heard=now)
+        return [*evicted, *([_check(deploy)] if self._worker_ready and not self._is_awaited(deploy.epoch) else [])]
+
+    def _is_awaited(self, epoch: int) -> bool:
+        """Whether the worker will still tell of an epoch that was released meanwhile: answers of two loads of it may change places."""
+        return self._late_checks[epoch] + self._late_loads[epoch] > 0
+
+    def _evict(self) -> list[AgentInstruction]:
+        if len(self.by_epoch) < MAX_DEPLOYMENTS:
+            return []
+        epoch = next((e for e, d in self.by_epoch.items() if d.tracker.state == "ready"), None)
+        if epoch is None:
+            raise RemoteProtocolError(f"coordinator: {len(self.by_epoch)} deployments at once, the limit is {MAX_DEPLOYMENTS}")
+        return [*self.release(epoch, "evicted"), ToCoordinator(DeploymentFailed(epoch, "evicted: the agent keeps no more deployments"))]
+
+    def store(self, chunk: WeightChunk, now: float) -> list[AgentInstruction]:
+        """Take a piece of a weight; without a worker it is lost, and asked for again."""
+        for deployment in self.by_epoch.values():
+            deployment.heard = now
+        return [StoreChunk(chunk)] if self._worker_ready else []
+
+    def abandon(self, message: Abandon) -> list[AgentInstruction]:
+        """Forget a request; its deployment may be gone already, and the worker still in a kernel of it."""
+        self._abandoned.append(message)
+        return [Drop(message.epoch, message.request, message.patience_s)] if self._worker_ready else []
+
+    def abandon_before(self, request: int) -> list[AgentInstruction]:
+        """Forget the requests with lower numbers."""
+        return [DropBefore(request)] if self._worker_ready and request else []
+
+    def release(self, epoch: int, event: str) -> list[AgentInstruction]:
+        """Let a deployment go, if it is here; `event` is the move that it makes."""
+        deployment = self.by_epoch.pop(epoch, None)
+        if deployment is None:
+            return []
+        if self._worker_ready and event != "load failed" and not self._is_awaited(epoch):
+            if deployment.tracker.state == "offered":
+                self._late_checks[epoch] += 1
+            elif deployment.tracker.state == "loading":
+                self._late_loads[epoch] += 1
+        deployment.tracker.move(event)
+        return [Unload(epoch)] if self._worker_ready else []
+
+    def release_others(self, kept: Collection[int]) -> list[AgentInstruction]:
+        """Let all go but those."""
+        return [i for epoch in list(self.by_epoch) if epoch not in kept for i in self.release(epoch, "reset")]
+
+    def ask_again(self, now: float) -> list[AgentInstruction]:
+        """Ask for weights of which nothing has come for long."""
+        done: list[AgentInstruction] = []
+        for epoch, deployment in self.by_epoch.items():
+            if deployment.tracker.state == "fetching" and now - deployment.heard > ASK_AGAIN_S:
+                deployment.heard = now
+                done.append(ToCoordinator(WeightsMissing(epoch, tuple(sorted(deployment.missing)))))
+        return done
+
+    # --- what happens to the worker -----------------------------------------------------------------------------------------------
+
+    def checked(self, event: WeightsChecked, now: float) -> list[AgentInstruction]:
+        """Load a deployment whose weights are here, or ask for those that are not."""
+        deployment = self.by_epoch.get(event.epoch)
+        if _is_late(self._late_checks, event.epoch):
+            return [] if deployment is None else [_check(deployment.deploy)]
+        if deployment is None:
+            return []
+        if event.missing:
+            return _fetch(deployment, event.missing, now)
+        deployment.heard = now
+        deployment.tracker.move("weights complete")
+        return [Load(deployment.deploy)]
+
+    def weight_arrived(self, event: WeightArrived, now: float) -> list[AgentInstruction]:
+        """Acknowledge a piece; load what waited for the last one."""
+        waiting = {epoch: d for epoch, d in self.by_epoch.items() if event.digest in d.missing}
+        done: list[AgentInstruction] = []
+        if event.fault:
+            for epoch in waiting:
+                done += [*self.release(epoch, "broken weight"), ToCoordinator(DeploymentFailed(epoch, event.fault))]
+            return done
+        done.append(ToCoordinator(WeightStored(event.digest, event.received)))
+        for deployment in waiting.values():
+            deployment.heard = now
+            if event.complete:
+                deployment.missing.discard(event.digest)
+            if not deployment.missing:
+                deployment.tracker.move("weights complete")
+                done.append(Load(deployment.deploy))
+        return done
+
+    def loaded(self, event: DeploymentLoaded, now: float) -> list[AgentInstruction]:
+        """Say that a deployment is ready, or why it cannot be; ask for weights that were damaged on disk meanwhile."""
+        deployment = self.by_epoch.get(event.epoch)
+        if _is_late(self._late_loads, event.epoch) or deployment is None:
+            # Released while it was loading: what was loaded goes again, and if it is wanted again it is loaded anew.
+            return [Unload(event.epoch), *([] if deployment is None else [_check(deployment.deploy)])]
+        if event.fault:
+            return [*self.release(event.epoch, "load failed"), ToCoordinator(DeploymentFailed(event.epoch, event.fault))]
+        if event.missing:
+            return _fetch(deployment, event.missing, now)
+        deployment.tracker.move("loaded")
+        return [ToCoordinator(Deployed(event.epoch, event.seconds))]
+
+    def worker_ready(self, now: float) -> list[AgentInstruction]:
+        """Load everything again, in the order it came: the oldest deployments serve.
+
+        What may have ended the last worker while it was loaded comes first: nothing is computed meanwhile, so that it is alone to blame.
+        """
+        self._worker_ready = True
+        for deployment in self.by_epoch.values():
+            deployment.heard = now
+        ordered = sorted(self.by_epoch.values(), key=lambda deployment: deployment.deploy.epoch != self._doubtful)
+        # What was on its way to the last worker may come to this one.
+        late = [Drop(a.epoch, a.request, a.patience_s) for a in self._abandoned if a.epoch in self.by_epoch]
+        return [*late, *(_check(deployment.deploy) for deployment in ordered)]
+
+    def worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
+        """Wait for the next worker with everything but what ended this one while it was loaded."""
+        self._worker_ready = False
+        self._late_checks.clear()
+        self._late_loads.clear()
+        in_doubt = event.guilty and event.epoch > 0
+        self._doubtful = event.loading if in_doubt else 0
+        done: list[AgentInstruction] = []
+        for epoch, deployment in list(self.by_epoch.items()):
+            deployment.missing = set()
+            if event.guilty and not in_doubt and epoch == event.loading and deployment.tracker.state == "loading":
+                deployment.tracker.move("ended the worker")
+                del self.by_epoch[epoch]
+                done.append(ToCoordinator(DeploymentFailed(epoch, event.reason)))
+            else:
+                deployment.tracker.move("worker lost")
+        return done
+
+
+def _is_late(late: Counter[int], epoch: int) -> bool:
+    if not late[epoch]:
+        del late[epoch]
+        return False
+    late[epoch] -= 1
+    return True
+
+
+def _fetch(deployment: _Deployment, missing: tuple[str, ...], now: float) -> list[AgentInstruction]:
+    deployment.tracker.move("weights missing")
+    deployment.heard, deployment.missing = now, set(missing)
+    return [ToCoordinator(WeightsMissing(deployment.deploy.epoch, missing))]
+
+
+def _check(deploy: Deploy) -> CheckWeights:
+    return CheckWeights(deploy.epoch, deploy.digests)

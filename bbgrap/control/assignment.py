@@ -1,0 +1,92 @@
+"""Which request of a plan is next, and what it runs on: the plan's variants, or the model's standby.
+
+Laws: a client with many requests does not keep those of others waiting; a request that has ended workers ends no further agent's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from bbgrap.control.loading import Loading
+from bbgrap.control.membership import Members
+from bbgrap.control.plans import MAX_DEATHS, Request, ServedPlan, Variant
+from bbgrap.control.scaled_plans import answer_more_at_once
+from bbgrap.control.sequences import Sequences, fits
+from bbgrap.control.stalls import is_stuck
+from bbgrap.control.standby import Standbys
+
+
+class RequestAssigner:
+    """Chooses among the requests that are `open`, by number."""
+
+    def __init__(
+        self, members: Members, loading: Loading, standbys: Standbys, sequences: Sequences, open_requests: Mapping[int, Request]
+    ) -> None:
+        """Choose with what is known of these."""
+        self._sequences = sequences
+        self._members = members
+        self._loading = loading
+        self._standbys = standbys
+        self._open = open_requests
+
+    def next(self, plan: ServedPlan) -> Collection[Request]:
+        """Return whose turn it is: the oldest request of the client that has the fewest running, of those that are not held.
+
+        One that may not run everywhere does not keep others waiting: the next one of each such kind follows.
+        """
+        waiting = [request for number in plan.waiting if (request := self._open[number]).held is None]
+        if len(waiting) < 2:
+            return waiting
+        flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
+        running = Counter(self._open[number].caller[0] for number in flying if number in self._open)
+        kinds: dict[tuple[str, bool, int], Request] = {}
+        for request in sorted(waiting, key=lambda r: (not r.lost, running[r.caller[0]], r.came)):
+            epoch = 0 if request.sequence is None else request.sequence.epoch
+            kinds.setdefault((request.blamed, len(request.lost) < MAX_DEATHS, epoch), request)
+        return kinds.values()
+
+    def _all_variants(self, plan: ServedPlan) -> list[Variant]:
+        return [*plan.variants, *(plan.standby.variants if plan.standby is not None else ())]
+
+    def choose(self, plan: ServedPlan, request: Request, now: float) -> Variant | None:
+        """Return what a request runs on now: the plan, or the standby until there is one; None if it has to wait."""
+        sequence = request.sequence
+        home = None if sequence is None else self._sequences.home(sequence)
+        if home is not None and sequence is not None and fits(home, sequence, request):
+            # The state is there: it waits for that rather than computing it anew.
+            return home if home.queue.has_room and not home.suspects and self._may_take(home, request) else None
+        mine = [v for v in plan.open_variants if self._may_take(v, request)] if plan.serves else []
+        has_copies = plan.standby is not None and bool(plan.standby.variants)
+        standby = () if plan.helper is None else plan.helper.open_variants
+        copies = [v for v in standby if self._may_take(v, request)]
+        if plan.standby is not None and any(request.blamed in v.parts for v in plan.standby.variants):
+            # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
+            copies = [v for v in copies if request.blamed in v.parts or request.blamed not in self._members.by_name]
+        crowded = bool(mine) and answer_more_at_once(len(copies), plan)
+        if mine and not crowded and (len(request.lost) < MAX_DEATHS or not has_copies):
+            queue = plan.policy.choose([variant.queue for variant in mine], now)
+            return next((variant for variant in mine if variant.queue is queue), None)
+        homes = {v.epoch: 0 if sequence is None else self._sequences.homes(v.epoch) for v in copies}
+        free = [v for v in copies if v.queue.has_room]
+        return min(free, key=lambda v: (homes[v.epoch], len(v.queue.running), v.usual_s, v.epoch), default=None)
+
+    def _may_take(self, variant: Variant, request: Request) -> bool:
+        """Whether a variant is for such requests, and no agent of it is busy with a segment of another one for unusually long."""
+        if request.sequence is not None and not fits(variant, request.sequence, request):
+            return False
+        members = [m for name in variant.parts if (m := self._members.by_name.get(name)) is not None]
+        return not any(is_stuck(m, self._loading) and m.beat.request != request.number for m in members)
+
+    def fits_nowhere(self, plan: ServedPlan, request: Request) -> bool:
+        """Whether all that is loaded for a plan is for other requests than this one of a sequence, and nothing else will be."""
+        copies = [] if plan.helper is None else plan.helper.open_variants
+        there = [*(plan.open_variants if plan.serves else ()), *copies]
+        if not there or (not copies and plan.helper is not None and self.can_answer(plan.helper)):
+            return False
+        return request.sequence is not None and not any(fits(variant, request.sequence, request) for variant in there)
+
+    def can_answer(self, standby: ServedPlan) -> bool:
+        """Whether a model's standby answers, or will."""
+        failed = standby.failed and not standby.variants and standby.job is None
+        return not (standby.quarantine or failed or self._standbys.lacks_room(standby))

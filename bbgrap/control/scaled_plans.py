@@ -1,0 +1,95 @@
+"""Plans for further shapes of a model: scaled from one that serves other shapes, and judged by requests against the standby.
+
+    a shape came `EARNED` times -> a plan like one of the nearest that were searched for -> serves -> stays unless the standby is faster
+
+Laws: nothing is searched for a further shape while there are plans that it has not been tried to be like, or one is on its way; a scaled
+plan that has been slower than the standby is not tried again over the same agents; where there are as many copies of the standby as a
+plan has nodes, these answer what comes together, and nothing is planned meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import log, prod
+from typing import Literal
+
+from bbgrap.control.coordinator_events import Base, CoordinatorInstruction, Log
+from bbgrap.control.loading import Loading
+from bbgrap.control.plans import ServedPlan, Variant
+from bbgrap.planners.registry import AUTO
+from bbgrap.protocol.client_messages import Fault
+
+GROWTH = 2.0
+"""How much larger inputs must be, in elements, than those that one node answers fastest, for a plan to be searched for. Chosen."""
+MAX_BASES = 3
+"""Plans that one is tried to be like; the one that is expected to be the fastest is taken."""
+SEARCH_EVERY_S = 60.0
+"""How often plans for further shapes of a model are searched for, where they can be like no other."""
+
+Origin = tuple[Base, ...] | Literal["search", "wait", "nothing"]
+"""Where a plan comes from: others, a search, another one that is on its way; or there is none to be expected."""
+
+
+def origin_of(plan: ServedPlan, others: Iterable[ServedPlan], names: tuple[str, ...]) -> Origin:
+    """Return what a plan over agents of these names that nobody waits for can be made of; `others` are those of its model."""
+    if plan.options is None or plan.options.planner != AUTO or plan.is_stream:
+        return "search"
+    alike = [other for other in others if other is not plan and other.options == plan.options and _has_same_axes(plan, other)]
+    # Other profiles would make another plan of a base, not a useless one.
+    serving = [(other, v) for other in alike for v in other.serving if tuple(name for name, _ in v.nodes) == names]
+    near = sorted((_distance(plan, other), v.epoch, Base(v.job, v.place)) for other, v in serving if len(v.parts) > 1 and not v.is_scaled)
+    bases = tuple(base for _, _, base in near if base.job not in plan.unlike)
+    if bases:
+        return bases[:MAX_BASES]
+    if any(other.job is not None or other.timing is not None or other.is_arriving for other in alike):
+        return "wait"
+    if any(_elements(plan) < GROWTH * _elements(other) for other, v in serving if len(v.parts) == 1):
+        return "nothing"
+    return "search"
+
+
+def _has_same_axes(plan: ServedPlan, other: ServedPlan) -> bool:
+    """Whether two plans of a model are given the same inputs, of the same ranks: a cut of others says nothing."""
+    return {name: len(shape) for name, shape in plan.shapes.items()} == {name: len(shape) for name, shape in other.shapes.items()}
+
+
+def _distance(plan: ServedPlan, other: ServedPlan) -> float:
+    """Return how far the shapes of two plans with the same axes are apart: by the ratios of their sizes."""
+    return sum(
+        abs(log(max(1, a) / max(1, b))) for name, shape in plan.shapes.items() for a, b in zip(shape, other.shapes[name], strict=True)
+    )
+
+
+def _elements(plan: ServedPlan) -> int:
+    """Return how many elements the inputs have, one at least."""
+    return max(1, sum(prod(shape) for shape in plan.shapes.values()))
+
+
+def answer_more_at_once(copies: int, plan: ServedPlan) -> bool:
+    """Whether so many copies of the standby answer what comes together at least as fast as a plan that serves, for it comes together.
+
+    A plan that was asked for by name answers all of its requests.
+    """
+    if plan.options is None or plan.options.planner != AUTO or plan.is_stream or plan.standby is None:
+        return False
+    nodes = max((len(variant.parts) for variant in plan.serving), default=0)
+    return plan.standby.outstanding >= copies >= max(2, nodes)
+
+
+def learn(plan: ServedPlan, variant: Variant, seconds: float, loading: Loading) -> list[CoordinatorInstruction]:
+    """Learn from a request that ran alone whether a scaled variant is worth its place; one that is not goes."""
+    trial = plan.trial
+    if variant.plan.is_standby:
+        trial.standby.append(seconds)
+    elif variant.is_scaled:
+        trial.scaled.append(seconds)
+    scaled = [v for v in plan.variants if v.is_scaled and not v.queue.running]
+    if not scaled or not (why := trial.verdict()):
+        return []
+    trial.scaled.clear()
+    for slow in scaled:
+        plan.failed[slow.world] = Fault.PLAN, f"planner: {why}"
+    return [
+        Log(f"{plan.called}: a plan made like another is given up: {why}", event="given up", model=plan.model),
+        *(i for v in scaled for i in loading.release(v)),
+    ]

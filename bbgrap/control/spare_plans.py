@@ -1,0 +1,69 @@
+"""Plans for the loss of an agent, where no node has room for the model: loaded beforehand as far as memory allows.
+
+Law: what could not be covered is said, in the log and in the plan's report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bbgrap.cluster.types import Cluster
+from bbgrap.control.coordinator_events import CoordinatorInstruction, Log, StartPlanning
+from bbgrap.control.links import Links
+from bbgrap.control.loading import Loading
+from bbgrap.control.membership import Member, Members
+from bbgrap.control.planning import world_of
+from bbgrap.control.plans import Job, ServedPlan
+from bbgrap.control.standby import Standbys
+
+ROOM = 1.5
+"""What is loaded on a node takes so many times its weights: they, and what kernels make of them. Chosen."""
+
+
+class SparePlans:
+    """Which losses are covered by a plan that is loaded."""
+
+    def __init__(self, members: Members, links: Links, loading: Loading, standbys: Standbys) -> None:
+        """Start without any."""
+        self.members = members
+        self.links = links
+        self.loading = loading
+        self.standbys = standbys
+
+    def consider(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
+        """Begin to plan for the next loss that is not covered."""
+        standby = plan.standby
+        if standby is None or standby.variants or plan.job is not None or plan.timing is not None or plan.options is None:
+            return []
+        if not self.standbys.lacks_room(standby) or not plan.serving:
+            return []
+        able = self.links.connected(self.members.alive())
+        done: list[CoordinatorInstruction] = []
+        for name in plan.serving[0].parts:
+            rest = tuple(member for member in able if member.name != name)
+            if name in plan.uncovered or len(rest) == len(able):
+                continue
+            if not rest:
+                done += self.uncovered(plan, name, "no other agent is there")
+                continue
+            seen = self.members.cluster(rest)
+            if world_of(seen) in plan.failed or any(variant.world == world_of(seen) for variant in plan.variants):
+                continue
+            names, places = tuple(m.name for m in rest), tuple(m.place for m in rest)
+            cluster = self._beside(seen, rest)
+            plan.job = Job(next(self.loading.epochs), world_of(seen), names, places, cluster, now, spare_for=name)
+            return [*done, StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options)]
+        return done
+
+    def _beside(self, cluster: Cluster, members: tuple[Member, ...]) -> Cluster:
+        """Return the agents with the memory that is left beside what they have loaded."""
+        left = (
+            max(1, round(node.memory_bytes - ROOM * self.loading.loaded_bytes(member.name))) if node.memory_bytes else node.memory_bytes
+            for node, member in zip(cluster.nodes, members, strict=True)
+        )
+        return replace(cluster, nodes=tuple(replace(node, memory_bytes=size) for node, size in zip(cluster.nodes, left, strict=True)))
+
+    def uncovered(self, plan: ServedPlan, name: str, reason: str) -> list[CoordinatorInstruction]:
+        """Remember that requests wait for a new plan when an agent is lost, and why."""
+        plan.uncovered[name] = reason
+        return [Log(f"{plan.called} fits no node; when '{name}' is lost, requests wait until there is a plan without it: {reason}")]

@@ -1,0 +1,244 @@
+"""Synthetic requests: inputs of ones that time the variants of a new plan, one at a time and in turns, before it serves.
+
+Requests of clients go on meanwhile, on what serves already. They and the timing take turns: a synthetic request has the cluster to itself,
+so that it tells something, and then those that waited for it have it for as long. Laws: what a model does with such inputs ends no
+plan; one that does not take them serves without having been timed; no request waits for more than one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bbgrap.control.coordinator_events import CoordinatorInstruction, Log, StartRequest
+from bbgrap.control.loading import OVERDUE_S, Loading
+from bbgrap.control.planning import Planning
+from bbgrap.control.plans import ServedPlan, Variant
+from bbgrap.control.stalls import state_on_its_way_s
+from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, Timing
+from bbgrap.planners.registry import AUTO
+from bbgrap.protocol.tensors import synthetic_inputs
+
+REST_S = 0.05
+"""At least so long requests have the cluster between two synthetic ones."""
+HOLD_S = 1.0
+"""How long requests wait for a synthetic one at most, unless requests usually take as long."""
+USUAL = 3.0
+"""Times the usual duration of a request."""
+SLOWER = 10.0
+"""How much longer than predicted a model may take to prove that it ends. Chosen: a core that ten programs share."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """A synthetic request that finds out whether a model ends the worker that runs it."""
+
+    number: int
+    variant: Variant
+    plan: ServedPlan
+    started: float
+    within_s: float
+    """How long it may take."""
+
+
+class SyntheticRequests:
+    """Which plans are timed; the requests in flight are their probes, and one proof.
+
+    Invariants: while `has_turn`, no request of a client begins.
+    """
+
+    def __init__(self, loading: Loading, planning: Planning) -> None:
+        """Start without any."""
+        self._loading = loading
+        self._planning = planning
+        self._proofs: dict[int, _Proof] = {}
+        self._rest_until = 0.0
+        self._is_timing = False
+        self.has_turn = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a synthetic request is in flight."""
+        return bool(self._proofs) or any(timing.probe is not None for _, timing in self._timed())
+
+    # --- proving a standby --------------------------------------------------------------------------------------------------------
+
+    def prove(self, standby: ServedPlan, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
+        """Let a standby answer once before a plan of its model is loaded; where no inputs can be made, nothing is proved."""
+        if any(proof.variant.plan is standby for proof in self._proofs.values()) or not standby.open_variants:
+            return []
+        # The newest may have been given up; all have the same inputs.
+        host = plan.variants[-1].planned.artifacts.host
+        inputs = synthetic_inputs(host)
+        if inputs is None:
+            standby.is_proven = True
+            self._loading.touch(plan)
+            return []
+        variant = min(standby.open_variants, key=lambda v: len(v.queue.running))
+        number = next(self._loading.epochs)
+        alone_s = max(v.planned.predicted_alone_s for v in plan.variants)
+        self._proofs[number] = _Proof(number, variant, plan, now, PROBE_WITHIN_S + SLOWER * alone_s + state_on_its_way_s(variant))
+        return [StartRequest(variant.epoch, number, *inputs)]
+
+    def _proved(self, number: int) -> bool:
+        proof = self._proofs.pop(number, None)
+        if proof is None:
+            return False
+        proof.variant.plan.is_proven = True
+        self._loading.touch(proof.plan)
+        return True
+
+    # --- timing -------------------------------------------------------------------------------------------------------------------
+
+    def go_on(self, plan: ServedPlan, now: float, is_running: bool) -> list[CoordinatorInstruction]:
+        """Time the next variant of a plan if it is its turn; once all are, let the plan serve."""
+        if plan.timing is None:
+            return self._begin(plan, now)
+        if plan.timing.probe is not None:
+            return []
+        epoch = plan.timing.next(now)
+        if plan.inputs is None or epoch is None:
+            return self._end(plan)
+        variant = plan.variant_of(epoch)
+        if variant is not None and not variant.takes_requests:
+            # Its links are being tried.
+            return []
+        if now < self._rest_until and (is_running or any(other.waiting for other in self._planning.plans.values())):
+            # Those that wait begin before the next synthetic request, whichever plan is looked at first.
+            return []
+        if any(timing.until < plan.timing.until for _, timing in self._timed()):
+            # One plan after the other: none is kept from serving by those that came after it.
+            return []
+        if self.is_busy:
+            # Whoever has the cluster now gives it back first.
+            return []
+        self.has_turn = True
+        if is_running:
+            return []
+        number = next(self._loading.epochs)
+        plan.timing.begin(number, epoch, now)
+        return [StartRequest(epoch, number, *plan.inputs)]
+
+    def _begin(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
+        """Begin to time the variants of a new job once they are loaded, if there is a choice."""
+        plan.fall_back()
+        if plan.is_standby or plan.timed == plan.latest:
+            return []
+        newest = [variant for variant in plan.variants if variant.job == plan.latest]
+        if plan.is_arriving or not any(variant.takes_requests for variant in newest):
+            return []
+        plan.timed = plan.latest
+        chooses = plan.options is not None and (plan.options.planner == AUTO or plan.is_stream)
+        contenders = plan.open_variants if chooses else [variant for variant in newest if variant.takes_requests]
+        if len(contenders) == 1:
+            plan.policy.serve(contenders[0].epoch)
+            only = contenders[0]
+            text = f"'{only.name}' of {plan.called} serves"
+            return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=only.epoch)]
+        plan.inputs = synthetic_inputs(newest[0].planned.artifacts.host)
+        self._is_timing = True
+        plan.timing = Timing([variant.epoch for variant in contenders] if plan.inputs else [], now + TIMING_S)
+        return [*self._planning.progress(plan), *self.go_on(plan, now, is_running=True)]
+
+    def _end(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
+        timing, plan.timing, plan.inputs = plan.timing, None, None
+        plan.policy.begin({} if timing is None else timing.medians())
+        return [*self._serve(plan), Log(plan.measured_text(), event="serves", model=plan.model, epoch=plan.number)]
+
+    def _serve(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
+        plan.serves, plan.failures = True, 0
+        self._release_turn(0.0)
+        self._loading.touch(plan)
+        serving = plan.serving
+        job = serving[0].job if serving and not plan.is_stream else plan.latest
+        done = [*self._planning.release_others(plan, job), *self._loading.saved(plan, plan.latest)]
+        return done if job == plan.latest else [*done, *self._loading.saved(plan, job)]
+
+    def _release_turn(self, until: float) -> None:
+        """Let requests go on until then."""
+        self.has_turn = False
+        self._rest_until = until
+        for plan in self._planning.plans.values():
+            if plan.waiting or plan.timing is not None:
+                self._loading.touch(plan)
+
+    def done(self, number: int, now: float) -> None:
+        """Take the time of a request, if it is one of these; look whether one of these can begin now, if it is not."""
+        if self._proved(number):
+            return
+        for plan, timing in self._timed():
+            if timing.probe is not None and timing.probe.number == number:
+                took = now - timing.probe.started
+                timing.end(now)
+                self._release_turn(now + max(REST_S, took))
+            self._loading.touch(plan)
+
+    def failed(self, number: int) -> list[CoordinatorInstruction]:
+        """Stop timing where a request failed, if it is one of these: this model does not take them."""
+        if self._proved(number):
+            return []
+        done: list[CoordinatorInstruction] = []
+        for _, timing in self._timed():
+            probe = timing.probe
+            if probe is not None and probe.number == number:
+                timing.give_up()
+                self._release_turn(0.0)
+                done += self._loading.abandon(probe.epoch, number)
+        return done
+
+    def taken_back(self, variant: Variant) -> list[CoordinatorInstruction]:
+        """Forget what runs on a variant that is lost: neither its time nor its end will come."""
+        done: list[CoordinatorInstruction] = []
+        for number, proof in list(self._proofs.items()):
+            if proof.variant is variant:
+                del self._proofs[number]
+                self._loading.touch(proof.plan)
+                # What an agent still computes of it may be slow, as it might have been before.
+                done += self._loading.abandon(variant.epoch, number, proof.within_s)
+        for plan, timing in self._timed():
+            if timing.probe is not None and timing.probe.epoch == variant.epoch:
+                done += self._loading.abandon(variant.epoch, timing.probe.number)
+                self._release_turn(0.0)
+            if not variant.is_ready:
+                timing.forget(variant.epoch)
+            elif timing.probe is not None and timing.probe.epoch == variant.epoch:
+                timing.probe = None
+            self._loading.touch(plan)
+        return done
+
+    def overdue(self, now: float) -> list[CoordinatorInstruction]:
+        """Stop timing where a request takes too long, and look whether it is somebody's turn."""
+        done: list[CoordinatorInstruction] = []
+        for proof in [proof for proof in self._proofs.values() if now - proof.started > proof.within_s]:
+            # It has proved nothing: the agent ends a worker that does not leave it, and the next one is tried.
+            del self._proofs[proof.number]
+            self._loading.touch(proof.plan)
+            done += self._loading.abandon(proof.variant.epoch, proof.number, OVERDUE_S)
+        for plan, timing in self._timed():
+            self._loading.touch(plan)
+            if timing.probe is not None and now - timing.probe.started > PROBE_WITHIN_S:
+                done += self.failed(timing.probe.number)
+            elif timing.probe is not None and self.has_turn and now - timing.probe.started > max(HOLD_S, USUAL * self._usual(plan)):
+                # It may be lost, or take as long as it takes: nobody waits for it any longer.
+                self._release_turn(now)
+        return done
+
+    def _usual(self, plan: ServedPlan) -> float:
+        """Return how long requests of a plan take, in seconds; 0: that is not known."""
+        return max((v.usual_s for p in (plan, plan.standby) if p is not None for v in p.variants), default=0.0)
+
+    def running(self) -> Iterator[tuple[Variant, int, float, float]]:
+        """Yield the synthetic requests in flight: variant, number, when they started, and how long requests usually take."""
+        for proof in self._proofs.values():
+            yield proof.variant, proof.number, proof.started, self._usual(proof.plan)
+        for plan, timing in self._timed():
+            variant = None if timing.probe is None else plan.variant_of(timing.probe.epoch)
+            if timing.probe is not None and variant is not None:
+                yield variant, timing.probe.number, timing.probe.started, self._usual(plan)
+
+    def _timed(self) -> list[tuple[ServedPlan, Timing]]:
+        if not self._is_timing:
+            return []
+        timed = [(plan, plan.timing) for plan in self._planning.plans.values() if plan.timing is not None]
+        self._is_timing = bool(timed)
+        return timed

@@ -1,0 +1,248 @@
+"""Connections that ask for inference: one thread reads a request, runs it and answers, so that nothing is handed from thread to thread.
+
+    event loop   a request begins; is it an inference, and a thread free? ──► the connection is the thread's
+    thread       head ── plain, and of a model that runs at once ──► body ─► run ─► answer ─► next head ...
+                  └──── anything else: what was read goes back to the event loop, with the connection
+
+Laws: what a thread does not answer, the event loop does, with every byte of it; a connection belongs to one of the two at a time; a
+thread's memory for bodies is used again only after a request that was answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+
+from bbgrap.serving.datatypes import BodyBytes
+from bbgrap.serving.gateway import Gateway, Inference
+from bbgrap.serving.host_check import HostCheck
+from bbgrap.serving.http import BODY_S, JSON_LENGTH, encoded, refusal_body, refusal_headers
+from bbgrap.serving.http_bodies import accepted_encoding, json_length_of, parse_infer
+from bbgrap.serving.model import ServedModel
+from bbgrap.serving.refusals import Refusal, RefusedError, refusal_of
+from bbgrap.serving.request_head import END, MOST_BYTES, RequestHead, may_be_inference, plain_head
+
+IDLE_S = 75.0
+"""How long a connection may wait for its next request, or for its client to take an answer; as uvicorn's here."""
+
+_KEPT_BYTES = 64 << 20
+"""Of a thread's memory for bodies: more is taken anew each time. Chosen: above 100 pictures of 224 x 224."""
+_MOST_PARTS = 512
+"""Of an answer in one call: half of what systems take."""
+_GONE = select.POLLERR | select.POLLHUP | getattr(select, "POLLRDHUP", 0)
+
+Common = Callable[[], Sequence[tuple[bytes, bytes]]]
+
+
+class _EndedError(Exception):
+    """The connection has ended, or is to be ended."""
+
+
+class ConnectionThreads:
+    """All connection threads of a server.
+
+    Invariants: at most as many as requests may be in flight; `_open` counts them, and belongs to the event loop.
+    """
+
+    def __init__(self, gateway: Gateway, server: HostCheck) -> None:
+        """Answer for a gateway, whatever `server` lets in."""
+        self.gateway = gateway
+        self.server = server
+        self._open = 0
+
+    def begin(
+        self, transport: asyncio.Transport, begun: bytes, common: Common, leave: Callable[[bytes | None], None]
+    ) -> ConnectionThread | None:
+        """Give a connection to a thread; None if what it begins with is nothing for one, or all are taken.
+
+        `common` returns headers of every answer. `leave` is called on the event loop, with what was read and is not answered, or with None
+        when the connection has ended.
+        """
+        connection = transport.get_extra_info("socket")
+        if self._open >= self.gateway.limits.in_flight or connection is None or not may_be_inference(begun):
+            return None
+        loop = asyncio.get_running_loop()
+
+        def left(unanswered: bytes | None) -> None:
+            self._open -= 1
+            leave(unanswered)
+
+        try:
+            thread = ConnectionThread(self, connection.dup(), common, lambda unanswered: loop.call_soon_threadsafe(left, unanswered))
+            threading.Thread(target=thread.run, args=(begun,), name="bbgrap-serve-connection", daemon=True).start()
+        except (OSError, RuntimeError):  # no descriptors or threads are left
+            return None
+        self._open += 1
+        return thread
+
+
+class ConnectionThread:
+    """One connection, for as long as plain requests come over it.
+
+    Invariants: what changes something is its thread's, but for `end`.
+    """
+
+    def __init__(
+        self, threads: ConnectionThreads, connection: socket.socket, common: Common, leave: Callable[[bytes | None], object]
+    ) -> None:
+        self._gateway = threads.gateway
+        self._server = threads.server
+        self._socket = connection
+        self._common = common
+        self._leave = leave
+        self._looking = select.poll()
+        self._looking.register(connection, _GONE)
+        self._is_waiting = False
+        self.is_ending = False
+        self.answered = 0
+        """Requests."""
+        self._memory = bytearray()
+        self._latest: tuple[bytes, RequestHead] | None = None
+
+    def end(self) -> None:
+        """End the connection, once the request that runs is answered; on the event loop."""
+        self.is_ending = True
+        if self._is_waiting:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RD)
+
+    def run(self, begun: bytes) -> None:
+        """Answer requests until there is one that is not for this thread, or the connection has ended."""
+        unanswered: bytes | None = None
+        try:
+            self._socket.settimeout(IDLE_S)
+            unanswered = self._answer_all(begun)
+        except (OSError, _EndedError):  # its client has gone, or is silent
+            pass
+        finally:
+            self._socket.close()
+            with suppress(RuntimeError):  # the event loop has ended
+                self._leave(unanswered)
+
+    def _answer_all(self, read: bytes) -> bytes:
+        """Return what was read and is not for this thread."""
+        while True:
+            place = read.find(END)
+            while place < 0:
+                if len(read) > MOST_BYTES or not may_be_inference(read):
+                    return read
+                read += self._more()
+                place = read.find(END)
+            text = read[: place + len(END)]
+            head = self._head(text)
+            model = None if head is None else self._model(head)
+            if head is None or model is None:
+                return read
+            try:
+                with self._gateway.admitted():
+                    read = self._answer(head, model, read[len(text) :])
+            except RefusedError:  # it was not let in, and nothing more was read
+                return read
+            if self.is_ending:
+                raise _EndedError
+            read = read or self._next()
+
+    def _next(self) -> bytes:
+        """Wait for the next request's first bytes."""
+        self._is_waiting = True
+        try:
+            if self.is_ending:
+                raise _EndedError
+            return self._more()
+        finally:
+            self._is_waiting = False
+
+    def _more(self) -> bytes:
+        more = self._socket.recv(MOST_BYTES)
+        if not more:
+            raise _EndedError
+        return more
+
+    def _head(self, text: bytes) -> RequestHead | None:
+        """Return a plain head that the server lets in; clients repeat theirs."""
+        if self._latest is None or self._latest[0] != text:
+            head = plain_head(text)
+            if head is None or self._server.why_not(head.headers):
+                return None
+            self._latest = text, head
+        return self._latest[1]
+
+    def _model(self, head: RequestHead) -> ServedModel | None:
+        if head.length > self._gateway.limits.body_bytes:
+            return None
+        try:
+            model = self._gateway.repository.get(head.model, head.version)
+        except RefusedError:
+            return None
+        return model if self._gateway.runs_at_once(model) else None
+
+    def _answer(self, head: RequestHead, model: ServedModel, read: bytes) -> bytes:
+        """Answer a request; return what was read behind it."""
+        try:
+            body = self._body(head.length, read)
+        except TimeoutError:
+            slow = RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {BODY_S:g} s")
+            self._send(*_refused(slow, {"connection": "close"}))
+            raise _EndedError from None
+        try:
+            answer = HTTPStatus.OK, *self._infer(head, model, body)
+        except Exception as error:  # whatever it is, its sender gets an answer
+            self._memory = bytearray()  # what was given up may still be on its way
+            if self._has_gone():
+                raise _EndedError from None
+            answer = _refused(refusal_of(error), {})
+        self._send(*answer)
+        self.answered += 1
+        if len(self._memory) > _KEPT_BYTES:
+            self._memory = bytearray()
+        return read[head.length :]
+
+    def _body(self, length: int, read: bytes) -> memoryview:
+        """Receive a body, of which the first bytes may have been read."""
+        if length > len(self._memory):
+            self._memory = bytearray(length)
+        body = memoryview(self._memory)[:length]
+        have = min(len(read), length)
+        body[:have] = read[:have]
+        if have < length:
+            self._socket.settimeout(BODY_S)
+            while have < length:
+                count = self._socket.recv_into(body[have:])
+                if not count:
+                    raise _EndedError
+                have += count
+            self._socket.settimeout(IDLE_S)
+        return body.toreadonly()
+
+    def _infer(self, head: RequestHead, model: ServedModel, body: memoryview) -> tuple[list[BodyBytes], dict[str, str]]:
+        headers = head.by_name
+        asked = parse_infer(body, json_length_of(headers.get(JSON_LENGTH, "").strip(), len(body)))
+        answer = partial(encoded, model, asked, accepted_encoding(headers.get("accept-encoding", "")))
+        work = Inference(asked.feed, asked.output_names, answer, headers.get("traceparent", ""), asked.part)
+        return self._gateway.infer_here(model, work, asked.timeout_s, self._has_gone)
+
+    def _has_gone(self) -> bool:
+        return bool(self._looking.poll(0))
+
+    def _send(self, status: HTTPStatus, parts: Sequence[BodyBytes], headers: Mapping[str, str]) -> None:
+        lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
+        lines += [b"%s: %s" % pair for pair in self._common()]
+        lines += [f"{name}: {value}".encode("latin-1") for name, value in headers.items()]
+        lines += [b"content-length: %d" % sum(map(len, parts)), b"", b""]
+        rest = [memoryview(part) for part in (b"\r\n".join(lines), *parts) if len(part)]
+        while rest:
+            sent = self._socket.sendmsg(rest[:_MOST_PARTS])
+            while rest and sent >= len(rest[0]):
+                sent -= len(rest.pop(0))
+            if rest:
+                rest[0] = rest[0][sent:]
+
+
+def _refused(error: RefusedError, headers: Mapping[str, str]) -> tuple[HTTPStatus, list[BodyBytes], dict[str, str]]:
+    return HTTPStatus(error.kind.status), [refusal_body(error)], {**refusal_headers(error), **headers}

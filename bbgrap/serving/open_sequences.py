@@ -1,0 +1,99 @@
+"""The sequences of a model with state that clients have open: requests of one run in the order in which they came.
+
+    sequence_start ──► open ◄── requests, one at a time ── sequence_end ──► answered, then closed
+                        └── idle for longest while too many are open, or its state is lost ──► unknown
+
+All of it belongs to the event loop. Law: at most `most` sequences are open, and none ends whose requests run or wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from bbgrap.errors import StateLostError
+from bbgrap.graph.types import Array
+from bbgrap.serving.infer_request import SequenceParameters
+from bbgrap.serving.refusals import Refusal, RefusedError, malformed
+from bbgrap.session import InferenceSession
+from bbgrap.session.sequence import StatefulRuns
+
+
+@dataclass(eq=False, slots=True)
+class _OpenSequence:
+    runs: StatefulRuns
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    requests: int = 0
+    """That run or wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTurn:
+    """What a request runs in, and the sequences that it replaces: they are closed by its thread, for that may take a moment."""
+
+    runs: StatefulRuns
+    replaced: tuple[StatefulRuns, ...]
+    is_last: bool
+
+
+class OpenSequences:
+    """The open sequences of one model, the one used least lately first.
+
+    Invariants: `_open` has at most `most` sequences.
+    """
+
+    def __init__(self, model: str, session: InferenceSession, initial: Mapping[str, Array], most: int) -> None:
+        """Begin without any; at most `most` are open at once, and they begin with `initial` where the model does not say with what."""
+        self._model = model
+        self._session = session
+        self._initial = initial
+        self._most = most
+        self._open: dict[int | str, _OpenSequence] = {}
+
+    @asynccontextmanager
+    async def turn(self, part: SequenceParameters) -> AsyncIterator[SequenceTurn]:
+        """Wait until all requests of its sequence that came before have been answered.
+
+        Raises:
+            RefusedError: if its sequence is not open and this is not its first request, or too many requests of sequences run.
+        """
+        opened, replaced = self._begin(part) if part.is_first else (self._find(part), ())
+        opened.requests += 1
+        try:
+            async with opened.turn:
+                yield SequenceTurn(opened.runs, replaced, part.is_last)
+            if part.is_last:
+                self._forget(part, opened)
+        except StateLostError:
+            self._forget(part, opened)
+            raise
+        finally:
+            opened.requests -= 1
+            if not opened.requests and not opened.runs.steps:
+                self._forget(part, opened)
+
+    def _find(self, part: SequenceParameters) -> _OpenSequence:
+        opened = self._open.pop(part.sequence, None)
+        if opened is None:
+            raise malformed(
+                f"sequence {part.sequence!r} of model '{self._model}' is not open: begin it with sequence_start; "
+                f"beyond {self._most} that are open (--max-sequences), the one that is idle for longest ends"
+            )
+        self._open[part.sequence] = opened
+        return opened
+
+    def _begin(self, part: SequenceParameters) -> tuple[_OpenSequence, tuple[StatefulRuns, ...]]:
+        before = self._open.pop(part.sequence, None)
+        if before is None and len(self._open) >= self._most:
+            idle = next((name for name, opened in self._open.items() if not opened.requests), None)
+            if idle is None:
+                raise RefusedError(Refusal.BUSY, f"requests of {self._most} sequences run, no more are begun (--max-sequences)")
+            before = self._open.pop(idle)
+        opened = self._open[part.sequence] = _OpenSequence(self._session.sequence(self._initial))
+        return opened, () if before is None else (before.runs,)
+
+    def _forget(self, part: SequenceParameters, opened: _OpenSequence) -> None:
+        if self._open.get(part.sequence) is opened:
+            del self._open[part.sequence]

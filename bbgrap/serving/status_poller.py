@@ -1,0 +1,177 @@
+"""The cluster as pages and scrapers see it: the coordinator is asked once a second for all of them, never while nobody asks.
+
+A snapshot is told as server-sent events: `status` (what `bbgrap status --json` prints, but its events, and rates), `happened` (the events
+that this page was not told yet), `away` (why the coordinator does not answer), and once, at the beginning, `history`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from bbgrap.errors import BbgrapError
+from bbgrap.observing.rates import ModelRates, rates_between
+from bbgrap.protocol.status_messages import ClusterEvent, Status
+from bbgrap.serving.gateway import Gateway
+from bbgrap.serving.plan_pictures import drawn
+from bbgrap.session.connection import StoppedError
+
+EVERY_S = 1.0
+"""Between two questions."""
+_ANSWERS_WITHIN_S = 2.0
+_WINDOW_S = 10.5
+"""What rates are taken over at most."""
+_HISTORY = 300
+"""Snapshots that a new page is told of: five minutes."""
+_EVENTS = 200
+_PLANS_KEPT = 8
+_PLAN_S = 4.0
+"""How long pictures of a plan are shown to further pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSnapshot:
+    """The status at `at`, by this machine's clock; None: the coordinator did not answer. `text` is what pages are told.
+
+    `events` and `history` are all that is known by then, of the coordinator of this `incarnation`.
+    """
+
+    number: int
+    at: float
+    status: Status | None
+    text: bytes
+    incarnation: int
+    events: tuple[ClusterEvent, ...]
+    history: tuple[object, ...]
+
+
+class StatusPoller:
+    """Asks a coordinator for its status. It belongs to the event loop; the coordinator is asked in a thread."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        """Ask the coordinator of a gateway."""
+        self._gateway = gateway
+        self._thread = ThreadPoolExecutor(1, "bbgrap-serve-status")
+        self._latest: StatusSnapshot | None = None
+        self._asking: asyncio.Future[StatusSnapshot] | None = None
+        self._seen: deque[Status] = deque()
+        self._events: deque[ClusterEvent] = deque(maxlen=_EVENTS)
+        self._history: deque[list[object]] = deque(maxlen=_HISTORY)
+        self._plans: dict[tuple[str, int], tuple[float, bytes]] = {}
+        """By key and by the epoch of what serves."""
+
+    async def snapshot(self) -> StatusSnapshot:
+        """Return how the cluster is, or was less than a second ago."""
+        if self._latest is not None and time.monotonic() - self._latest.at < EVERY_S:
+            return self._latest
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._thread, self._ask))
+            self._asking.add_done_callback(self._answered)
+        return await asyncio.shield(self._asking)
+
+    async def told(self) -> AsyncIterator[bytes]:
+        """Yield what a page is told, until the server stops."""
+        yield b"retry: 1000\n\n"
+        number, incarnation, heard = 0, 0, 0
+        while not self._gateway.is_draining:
+            now = await self.snapshot()
+            if now.number != number:
+                if not number:
+                    yield _event("history", now.history)
+                if now.incarnation != incarnation:
+                    incarnation, heard = now.incarnation, 0
+                news = [event for event in now.events if event.number > heard]
+                number, heard = now.number, news[-1].number if news else heard
+                yield now.text + (_event("happened", news) if news else b"")
+            await asyncio.sleep(max(0.05, now.at + EVERY_S - time.monotonic()))
+
+    async def plan(self, key: str) -> bytes:
+        """Return the pictures of a plan as JSON.
+
+        Raises:
+            BbgrapError: if there is no such plan, or the coordinator cannot be asked.
+            StoppedError: if the server stops.
+            TimeoutError: if the coordinator does not answer.
+        """
+        status = (await self.snapshot()).status
+        epochs = (plan.epoch for model in (status.models if status else ()) for plan in model.plans if plan.plan == key)
+        what = key, next(epochs, 0)
+        made_at, text = self._plans.get(what, (0.0, b""))
+        if text and time.monotonic() - made_at < _PLAN_S:
+            return text
+        text = await asyncio.get_running_loop().run_in_executor(self._thread, self._draw, key)
+        self._plans.pop(what, None)
+        self._plans = dict([*self._plans.items(), (what, (time.monotonic(), text))][-_PLANS_KEPT:])
+        return text
+
+    # --- inside -----------------------------------------------------------------------------------------------------------------------
+
+    def _answered(self, asking: asyncio.Future[StatusSnapshot]) -> None:
+        self._asking = None
+        if not asking.cancelled() and not asking.exception():
+            self._latest = asking.result()
+
+    def _ask(self) -> StatusSnapshot:
+        """Ask the coordinator, in the thread, which alone changes what was seen."""
+        try:
+            status = self._status()
+        except (BbgrapError, StoppedError, TimeoutError) as error:
+            why = str(error) or f"the coordinator at {self._gateway.connection.address} does not answer"
+            return self._snapshot_of(None, _event("away", {"why": why}))
+        while self._seen and status.now - self._seen[0].now > _WINDOW_S:
+            self._seen.popleft()
+        # Of the latest seconds for people to read, and since the last question for series; nothing at the first one after a pause.
+        rates, latest = ((rates_between(self._seen[place], status) if self._seen else ()) for place in (0, -1))
+        if latest:
+            self._history.append([status.now, *map(_point, latest)])
+        self._seen.append(status)
+        plain = {"uptime_s": status.uptime_s, **_plain(replace(status, events=())), "rates": rates, "latest": latest}
+        return self._snapshot_of(status, _event("status", plain))
+
+    def _snapshot_of(self, status: Status | None, text: bytes) -> StatusSnapshot:
+        number = 1 if self._latest is None else self._latest.number + 1
+        incarnation = self._seen[-1].incarnation if self._seen else 0
+        return StatusSnapshot(number, time.monotonic(), status, text, incarnation, tuple(self._events), tuple(self._history))
+
+    def _status(self) -> Status:
+        connection, after = self._gateway.connection, self._events[-1].number if self._events else 0
+        with connection.stopping_when(lambda: self._gateway.is_draining):
+            status = connection.status(after, _ANSWERS_WITHIN_S)
+            if self._seen and self._seen[-1].incarnation != status.incarnation:
+                # It was started anew: its numbers begin again, and so do all counts.
+                self._seen.clear()
+                self._events.clear()
+                status = connection.status(0, _ANSWERS_WITHIN_S)
+        self._events.extend(status.events)
+        return status
+
+    def _draw(self, key: str) -> bytes:
+        with self._gateway.connection.stopping_when(lambda: self._gateway.is_draining):
+            return _json(drawn(self._gateway.connection.shown_plan(key, _ANSWERS_WITHIN_S))).encode()
+
+
+def _point(rates: ModelRates) -> list[object]:
+    """Return a model's place in the history."""
+    return [rates.model, rates.per_s, *rates.quantiles_s, rates.waiting, rates.running]
+
+
+def _event(name: str, value: object) -> bytes:
+    return f"event: {name}\ndata: {_json(value)}\n\n".encode()
+
+
+def _json(value: object) -> str:
+    # Letters beyond ASCII are escaped, so no name can end a line.
+    return json.dumps(value, default=_plain, separators=(",", ":"))
+
+
+def _plain(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever a status holds
+    """Return the fields of a dataclass; the same as `asdict`, which copies everything, too, and takes ten times as long."""
+    if not is_dataclass(value):
+        raise TypeError(f"expected plain values, got {type(value).__name__}")
+    return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -1,0 +1,173 @@
+"""A planner's process (`bbgrap_coordinator.planner`) as its coordinator sees it: a task goes in, a reply comes out, or it ends.
+
+The task is pickled, for it comes from us. The reply is JSON, and checked: who says it has read strangers' models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+from bbgrap.cluster.types import Cluster
+from bbgrap.errors import PlanError
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.client_messages import Fault
+
+_END_S = 1.0
+"""How long a process may go on after it has closed its pipe."""
+
+FAULTS = frozenset({Fault.MODEL, Fault.INPUT, Fault.PLAN, Fault.PROGRAM, Fault.USAGE, Fault.CLUSTER_FILE, Fault.EXECUTION})
+"""What a planner may say; others would have clients ask again for ever."""
+
+MAX_REPLY_BYTES = 1 << 20
+MAX_WORDS = 4096
+"""Of a fault; a traceback is cut in the middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTask:
+    """What a plan is to be for; `bases` are the folders and places of the variants that it is to be like one of."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    cluster: Cluster
+    options: PlanOptions
+    bases: tuple[tuple[Path, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a planner is to do: the model's file and its digest, the empty folder to fill, and what plan is wanted (None: a standby).
+
+    `state` and `top` are those of a standby.
+    """
+
+    model: Path
+    digest: str
+    folder: Path
+    plan: PlanTask | None
+    state: tuple[tuple[str, str], ...] = ()
+    top: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerReply:
+    """What a planner says when its folder is filled; with a `fault`, why it is not. A `trace` belongs into the log."""
+
+    fault: str = ""
+    text: str = ""
+    trace: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Return it as JSON, cut to what may be sent."""
+        return json.dumps([self.fault, _short(self.text), _short(self.trace)]).encode()
+
+    @classmethod
+    def of(cls, content: bytes) -> PlannerReply:
+        """Read what a process says that may say anything.
+
+        Raises:
+            PlanError: if it is no reply.
+        """
+        try:
+            match json.loads(content):
+                case [str(fault), str(text), str(trace)]:
+                    if not fault or Fault(fault) in FAULTS:
+                        return cls(fault, _short(text), _short(trace))
+                case _:
+                    pass
+        except (ValueError, RecursionError):  # no JSON, or no `Fault`
+            pass
+        raise PlanError(f"its answer of {len(content)} bytes is none")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerProcess:
+    """A planner's process, and the pipe to it.
+
+    Invariants: one thread asks; any thread may end the process meanwhile.
+    """
+
+    process: subprocess.Popen[bytes]
+    channel: Connection
+    scratch: tempfile.TemporaryDirectory[str]
+    """The only place where it changes and removes files."""
+
+    @classmethod
+    def start(cls, command: Sequence[str], kind: str) -> PlannerProcess:
+        """Start one that makes plans or standbys."""
+        ours, its = Pipe()
+        scratch = tempfile.TemporaryDirectory(prefix="bbgrap-planner-", ignore_cleanup_errors=True)
+        known = {name: value for name, value in os.environ.items() if not name.startswith("BBGRAP_")}  # no token, above all
+        told = {"TMPDIR": scratch.name, "OPENBLAS_NUM_THREADS": "1"}  # threads that are there early could not be confined
+        with its:
+            # a session of its own: what a terminal says to interrupt the coordinator is not for it
+            words, given = (sys.executable, *command, kind, str(its.fileno())), (its.fileno(),)
+            process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=given, start_new_session=True, env={**known, **told})
+        return cls(process, ours, scratch)
+
+    def ask(self, task: Task, limit_s: float) -> PlannerReply:
+        """Have a task done; the process ends if it takes longer than it may, and if what it says cannot be understood."""
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self.process.kill()
+
+        timer = threading.Timer(limit_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            self.channel.send(task)
+            return PlannerReply.of(self.channel.recv_bytes(MAX_REPLY_BYTES))
+        except (EOFError, OSError, PlanError) as error:
+            name, why = task.model.name, str(error) if isinstance(error, PlanError) else _why(_ended(self.process))
+            self.process.kill()  # where it only said what cannot be understood
+            self.process.wait()
+            if late.is_set():
+                return PlannerReply(
+                    Fault.EXECUTION.value, f"planner: '{name}' was not planned within {limit_s:g} s; give it less to search"
+                )
+            return PlannerReply(Fault.EXECUTION.value, f"planner: its process ended while it planned '{name}': {why}")
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Forget one that has ended, or is about to."""
+        self.process.wait()
+        self.channel.close()
+        assert self.process.stdin is not None, "a pipe"
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.scratch.cleanup()
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Return the status of a process that has closed its pipe; one that does not end is ended."""
+    try:
+        return process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _why(status: int) -> str:
+    if status >= 0:
+        return f"status {status}; the coordinator's log may say more"
+    name = signal.Signals(-status).name
+    return f"{name}, as when memory runs out" if name == "SIGKILL" else f"{name}; a library crashed on this model"
+
+
+def _short(text: str) -> str:
+    """Return a text without what does not belong into a line of a log, cut in the middle where it is too long."""
+    clean = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+    return clean if len(clean) <= MAX_WORDS else f"{clean[: MAX_WORDS // 2]} ... {clean[-MAX_WORDS // 2 :]}"

@@ -1,0 +1,236 @@
+"""Deployments for many shapes of a model on one agent: each answers right, whatever they share, and what is equal is there once."""
+
+import gc
+import tempfile
+import weakref
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bbgrap_agent.compiling import SegmentLoader, load_compiled, load_portable
+from bbgrap_agent.shared_segments import MAX_KNOWN, SharedSegments
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bbgrap.cluster import Cluster
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
+from bbgrap.engine.kernels import load_segment
+from bbgrap.engine.layout import block_size
+from bbgrap.engine.reload import ReloadedModel
+from bbgrap.engine.session_call import caller
+from bbgrap.errors import BbgrapError, PlanError
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import verify_plan
+from bbgrap.planners.registry import make_plan
+from bbgrap.planners.scale import scaled
+from bbgrap.zoo import build
+from bbgrap.zoo.builder import Builder
+from tests.examples import examples
+from tests.free_models import other_shapes, save_free
+from tests.partition import assert_close, plain_outputs
+from tests.random_models import networks, plans, random_feeds
+
+BLOCK = block_size() or 16
+
+
+class Agents:
+    """What the agents of a model hold: one `SharedSegments` each, and a count of the sessions that they had to make."""
+
+    def __init__(self, devices, load=load_compiled):
+        self.shared = [SharedSegments() for _ in range(devices)]
+        self.load = load
+        self.made = Counter()
+
+    def loader(self, artifacts, shared):
+        def weights(model):
+            return {name: artifacts.weights[ref.digest] for name, ref in model.weights.items()}
+
+        def portable(model):
+            self.made["portable"] += 1
+            return caller(load_segment(model, artifacts.weights), model.inputs, model.outputs)
+
+        def compiled(compiler, boundary, model):
+            self.made["compiled"] += 1
+            return caller(compiler.build(boundary, threads=1), compiler.front.inputs, model.outputs)
+
+        return SegmentLoader(weights, portable, compiled, shared)
+
+    def deploy(self, artifacts):
+        devices = zip(artifacts.devices, self.shared, strict=False)
+        return [self.load(d.schedule, d.segments, self.loader(artifacts, shared)) for d, shared in devices]
+
+    @property
+    def sessions(self):
+        return sum(self.made.values())
+
+
+def run(artifacts, feeds, loaded):
+    devices = tuple(DeviceArtifacts(one.schedule, device.segments) for one, device in zip(loaded, artifacts.devices, strict=True))
+    kernels = [lambda segment, inputs, one=one: one.segments[segment](inputs) for one in loaded]
+    return simulate(Artifacts(devices, artifacts.host, artifacts.weights), feeds, kernels, [one.slices for one in loaded])
+
+
+def assert_right(graph, artifacts, loaded, seed=0):
+    feeds = random_feeds(graph, seed)
+    for name, got, want in zip(graph.outputs, run(artifacts, feeds, loaded), plain_outputs(graph, feeds), strict=True):
+        assert_close(got, want, f"'{name}' of {[feed.shape for feed in feeds]}", 2e-5)
+
+
+def graphs_of(network, shapes, axes=(0, 2, 3)):
+    """The network's graphs for its own shapes and for others, without those that are too small for a window."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_free(network, Path(folder) / "m.onnx", axes)
+        model = ReloadedModel(path)
+        found = []
+        for one in ({name: network.types[name].known_shape for name in network.inputs}, *shapes):
+            try:
+                graph = model.graph(path, one)
+            except BbgrapError:
+                continue
+            if all(kind.shape is not None for kind in graph.types.values()):
+                found.append(graph)
+        return found
+
+
+def exported(plan):
+    descriptions = all_descriptions(plan.graph)
+    verify_plan(plan, descriptions)
+    return export(compile_plan(plan, descriptions).optimized)
+
+
+def cut_alike(plan, graphs):
+    """What is deployed for each graph, as far as the plan scales to it."""
+    made = []
+    for graph in graphs:
+        try:
+            made.append((graph, exported(scaled(plan, graph, all_descriptions(graph)))))
+        except PlanError:
+            continue
+    return made
+
+
+@settings(max_examples=examples(25))
+@given(st.sampled_from((1, BLOCK, BLOCK)).flatmap(lambda block: networks(block=block)), st.data())
+def test_any_shapes_of_any_plan_answer_right_after_all_are_loaded(network, data):
+    first, *others = graphs_of(network, data.draw(st.lists(other_shapes(network), min_size=1, max_size=3)))
+    if data.draw(st.booleans()):
+        plan = data.draw(plans(first, 3))
+    else:
+        plan = make_plan(first, Cluster.even(3), PlanOptions(split=data.draw(st.sampled_from(("rows", "columns", "batch", "channels")))))
+    deployments = cut_alike(plan, data.draw(st.permutations([first, *others])))
+    agents = Agents(3)
+    loaded = [agents.deploy(artifacts) for _, artifacts in deployments]
+    for (graph, artifacts), one in zip(deployments, loaded, strict=True):
+        assert_right(graph, artifacts, one)
+
+
+SHAPES = [{"input": shape} for shape in ((1, 3, 64, 64), (1, 3, 96, 64), (2, 3, 64, 64), (1, 3, 33, 96), (4, 3, 32, 32))]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """Tiny for several shapes, cut over two devices."""
+    graphs = graphs_of(build("tiny"), SHAPES)
+    plan = make_plan(graphs[1], Cluster.even(2), PlanOptions())
+    found = cut_alike(plan, graphs[1:])
+    assert len(found) == len(SHAPES)
+    return found
+
+
+@pytest.mark.parametrize("load", [load_compiled, load_portable])
+def test_equal_segments_are_one_session(tiny, load):
+    agents, held = Agents(2, load), []
+    for graph, artifacts in tiny:
+        held.append(agents.deploy(artifacts))
+        assert_right(graph, artifacts, held[-1])
+    made = agents.sessions
+    for (graph, artifacts), before in zip(reversed(tiny), reversed(held), strict=True):
+        again = agents.deploy(artifacts)
+        assert agents.sessions == made, "all are there"
+        for one, other in zip(again, before, strict=True):
+            assert all(a is b for a, b in zip(one.segments, other.segments, strict=True))
+        assert_right(graph, artifacts, again, 1)
+    asked = sum(len(one.segments) for loaded in held for one in loaded)
+    distinct = len({id(segment) for loaded in held for one in loaded for segment in one.segments})
+    assert distinct <= 0.7 * asked, "most of what another shape needs is there"
+
+
+def test_taller_pictures_need_nearly_nothing_new(tiny):
+    """The same batch and width, half as high again: by digests, before any agent has seen them."""
+    (_, square), (_, tall), *_ = tiny
+    for one, other in zip(square.devices, tall.devices, strict=True):
+        known = {model.digest for model in one.segments}
+        assert sum(model.digest in known for model in other.segments) >= len(other.segments) - 3
+
+
+@pytest.mark.parametrize("load", [load_compiled, load_portable])
+def test_what_no_deployment_holds_is_gone(tiny, load):
+    agents = Agents(2, load)
+    (_, kept_artifacts), *others = tiny
+    kept = agents.deploy(kept_artifacts)
+    released = [agents.deploy(artifacts) for _, artifacts in others]
+    stay = {id(segment) for one in kept for segment in one.segments}
+    watched = [weakref.ref(s) for loaded in released for one in loaded for s in one.segments if id(s) not in stay]
+    assert watched
+    del released
+    gc.collect()
+    assert not any(reference() is not None for reference in watched)
+    made = agents.sessions
+    agents.deploy(kept_artifacts)
+    assert agents.sessions == made
+
+
+def test_what_is_known_of_segments_is_bounded():
+    shared = SharedSegments()
+    first = shared.known((0,))
+    for number in range(1, MAX_KNOWN + 5):
+        shared.known((number,))
+        if number % 1000 == 0:
+            assert shared.known((0,)) is first, "what was asked for lately stays"
+    assert len(shared._known) == MAX_KNOWN
+    assert shared.known((0,)) is first
+
+
+def test_other_weights_are_other_segments():
+    """Two models that differ in nothing but what they learned."""
+
+    def exported_of(scale):
+        graph = build("tiny")
+        weights = {
+            n: w if w.array.ndim != 4 else replace(w, array=w.array * scale, digest=w.digest[::-1]) for n, w in graph.weights.items()
+        }
+        graph = replace(graph, weights=weights if scale != 1 else graph.weights)
+        return graph, exported(make_plan(graph, Cluster.even(2), PlanOptions()))
+
+    agents = Agents(2)
+    deployments = [exported_of(np.float32(scale)) for scale in (1, 0.5)]
+    loaded = [agents.deploy(artifacts) for _, artifacts in deployments]
+    for (graph, artifacts), one in zip(deployments, loaded, strict=True):
+        assert_right(graph, artifacts, one)
+
+
+def resizing():
+    """Whatever its input's size, inside it has maps of 16x16: the layer that makes them is another one for each size."""
+    builder = Builder("resizing", (1, 3, 8, 8))
+    first = builder.act("Relu", builder.conv("input", "first", BLOCK, 3, pad=1), "before")
+    sizes = builder.weight("sizes", np.array([1, BLOCK, 16, 16]))
+    mode = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    made = builder.node("Resize", "resized", [first, "", "", sizes], (1, BLOCK, 16, 16), mode)
+    return builder.graph(builder.conv(made, "second", BLOCK, 3, pad=1))
+
+
+def test_maps_resized_to_fixed_sizes_are_right_for_all_sizes():
+    first, *others = graphs_of(resizing(), [{"input": (1, 3, side, side)} for side in (4, 2, 16)], (2, 3))
+    plan = make_plan(first, Cluster.even(2), PlanOptions())
+    deployments = [(first, exported(plan)), *cut_alike(plan, others)]
+    assert len(deployments) >= 3
+    agents = Agents(2)
+    loaded = [agents.deploy(artifacts) for _, artifacts in deployments]
+    for (graph, artifacts), one in zip(deployments, loaded, strict=True):
+        assert_right(graph, artifacts, one)

@@ -1,0 +1,279 @@
+"""Stories of further shapes of a model: answered at once, planned when they come back, like what was searched for before."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control import loading
+from bbgrap.control.plan_trial import TRIALS
+from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
+from bbgrap.control.planning import EARNED, ONE_NODE, plan_key
+from bbgrap.control.plans import IN_USE_S
+from bbgrap.control.scaled_plans import SEARCH_EVERY_S
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import client_messages as c
+from tests.bbgrap.control.wire import MODEL, artifacts, joined_wire, plan_of
+
+AUTO = PlanOptions(planner="auto", input_values="any")
+A, B, BOTH = ("a",), ("b",), ("a", "b")
+FIRST, SECOND, THIRD = (2, 2), (2, 3), (2, 5)
+
+
+def planned(job):
+    """What the planner makes: of a base one variant over all nodes."""
+    if not job.bases:
+        return plan_of(job)
+    report = {"planner": "auto", SCALED_FROM: [list(FIRST)]}
+    return ce.Planned(job.job, (PlannedVariant("auto", artifacts(len(job.cluster.nodes)), report),))
+
+
+class Story:
+    """A wire with two agents, a standby on each, and a client that brings shapes of one model."""
+
+    def __init__(self, both=0.1, alone=0.2, options=AUTO):
+        self.wire = joined_wire("a", "b", options=options, seconds={BOTH: both, A: alone, B: alone})
+        self.wire.plan = planned
+        self.options = options
+
+    def message(self, call, shape, wait=False):
+        return c.PrepareModel(call, MODEL, {"x": shape}, self.options, wait)
+
+    def prepare(self, shape=FIRST, wait=True):
+        """Ask for a plan; the report on who serves."""
+        call = self.wire.call(lambda n: self.message(n, shape, wait))
+        self.wire.until_answered(call)
+        return json.loads(self.wire.answer(call).report)
+
+    def begin(self, shape):
+        """Send a request; its call."""
+        return self.wire.call(lambda n: c.RunModel(n, plan_key(self.message(n, shape)), 1000.0, (), ()))
+
+    def served(self, shape, count=1):
+        """Send requests one after the other; which nodes took them."""
+        self.prepare(shape, wait=False)
+        took = []
+        for _ in range(count):
+            call = self.begin(shape)
+            self.wire.deliver_all()
+            took += [self.wire.nodes_of(start) for start in self.wire.started.values()]
+            self.wire.settle()
+            assert isinstance(self.wire.answer(call), c.RunResult)
+        assert len(took) == count
+        return took
+
+    @property
+    def bases(self):
+        """What the jobs so far are made of."""
+        return [job.bases for job in self.wire.jobs]
+
+    def plan(self, shape):
+        return self.wire.coordinator.planning.plans[plan_key(self.message(0, shape))]
+
+
+def test_a_shape_is_planned_when_it_came_often_enough_and_like_the_first_one():
+    story = Story()
+    story.prepare()
+    (first,) = story.wire.jobs
+    assert story.served(FIRST) == [BOTH]
+    assert all(nodes in (A, B) for nodes in story.served(SECOND, EARNED - 1))
+    assert all(nodes in (A, B) for nodes in story.served(THIRD, EARNED - 1))
+    assert len(story.wire.jobs) == 1
+    assert story.served(SECOND)[0] in (A, B), "the one that earns it does not wait for it"
+    assert story.bases == [(), (ce.Base(first.job, 0),)]
+    assert story.wire.jobs[-1].shapes == {"x": SECOND}
+    assert story.served(SECOND, 3) == [BOTH] * 3
+    assert story.prepare(SECOND, wait=False)[SCALED_FROM] == [list(FIRST)]
+    assert story.served(FIRST) == [BOTH]
+
+
+def test_the_nearest_plan_that_was_searched_for_is_the_base():
+    story = Story()
+    story.prepare(FIRST)
+    story.prepare((20, 20))
+    searched = [job.job for job in story.wire.jobs]
+    story.served((18, 20), EARNED)
+    story.served((2, 3), EARNED)
+    story.served((17, 20), EARNED)  # the nearest one is scaled itself
+    assert [bases[0].job for bases in story.bases[2:]] == [searched[1], searched[0], searched[1]]
+    assert {base.job for base in story.bases[-1]} == set(searched), "others are tried, too"
+
+
+def test_a_plan_for_other_ranks_is_no_base():
+    story = Story()
+    story.prepare(FIRST)
+    story.served((2, 2, 8), EARNED + 1)
+    assert [(job.shapes["x"], job.bases) for job in story.wire.jobs] == [(FIRST, ()), ((2, 2, 8), ())]
+
+
+def test_further_shapes_wait_for_the_first_plan_to_be_found():
+    story = Story()
+    found = []
+    story.wire.plan = lambda job: found.append(planned(job))
+    story.served(FIRST)
+    story.served(SECOND, EARNED + 2)
+    assert len(story.wire.jobs) == 1
+    story.wire.plan = planned
+    story.wire.carry_plan(found[0])
+    story.wire.wait(1)
+    story.wire.settle()
+    story.served(FIRST, 20)
+    assert story.served(FIRST) == [BOTH]
+    story.served(SECOND, 2)
+    assert story.bases == [(), (ce.Base(story.wire.jobs[0].job, 0),)]
+
+
+def test_nothing_is_searched_where_one_node_was_the_fastest_for_inputs_half_as_large():
+    story = Story(both=0.3, alone=0.1)
+    story.prepare(FIRST)
+    assert story.served(FIRST) == [A]
+    story.served(SECOND, EARNED + 3)
+    assert len(story.wire.jobs) == 1
+    assert story.prepare(SECOND, wait=False)["why_not"] == ONE_NODE[1]
+    story.served((4, 2), EARNED)
+    assert story.bases == [(), ()], "twice as large: it is worth a search"
+
+
+def test_a_plan_that_a_caller_waits_for_is_searched():
+    story = Story()
+    story.prepare(FIRST)
+    assert SCALED_FROM not in story.prepare(SECOND)
+    assert story.bases == [(), ()]
+
+
+def test_other_planners_and_streams_are_made_for_each_shape():
+    for options in (replace(AUTO, planner="bbgrap"), replace(AUTO, objective="throughput")):
+        story = Story(options=options)
+        story.prepare(FIRST)
+        story.served(SECOND, EARNED)
+        assert set(story.bases) == {()}
+
+
+def test_a_scaled_plan_that_is_slower_than_the_standby_goes_for_good():
+    story = Story()
+    story.prepare(FIRST)
+    story.served(SECOND, EARNED)
+    story.wire.seconds[BOTH] = 0.5
+    assert story.served(SECOND, TRIALS) == [BOTH] * TRIALS
+    assert story.plan(SECOND).variants == []
+    assert all(nodes in (A, B) for nodes in story.served(SECOND, 2 * EARNED))
+    assert len(story.wire.jobs) == 2
+    assert "requests took 500.0 ms on it, and 200.0 ms on one node" in story.prepare(SECOND, wait=False)["why_not"]
+    assert story.served(FIRST) == [BOTH], "that of another shape stays"
+    assert all(len(agent.loaded) == 2 + (agent.name == "a") for agent in story.wire.agents.values()), "standby, plan; a: it alone, too"
+
+
+def test_one_that_is_faster_stays():
+    story = Story()
+    story.prepare(FIRST)
+    story.served(SECOND, EARNED)
+    assert story.served(SECOND, 3 * TRIALS) == [BOTH] * 3 * TRIALS
+
+
+def test_what_comes_together_goes_to_the_copies_oldest_first_and_plans_nothing():
+    story = Story()
+    story.prepare(FIRST)
+    story.served(SECOND, EARNED)
+    assert story.served(SECOND) == [BOTH]
+    jobs = len(story.wire.jobs)
+    shapes = (SECOND, FIRST, THIRD, SECOND, THIRD, THIRD, (2, 7), (2, 7), (2, 7), (2, 7))
+    for shape in {*shapes}:
+        story.prepare(shape, wait=False)
+    calls = [story.begin(shape) for shape in shapes]
+    order = []
+    while len(order) < len(calls):
+        story.wire.deliver_all()
+        order += [call for call in calls if story.wire.answers[call] and call not in order]
+        running = list(story.wire.started.values())
+        if len(calls) - len(order) > 4:
+            assert {story.wire.nodes_of(start) for start in running} <= {A, B, BOTH}
+            assert {A, B} <= {story.wire.nodes_of(start) for start in running}
+            assert len(story.wire.jobs) == jobs, "one plan more would take what answers"
+        assert story.wire.finish_requests() or story.wire.pending() or len(order) == len(calls)
+    assert order == sorted(order)
+    assert story.wire.coordinator.standbys.by_model[MODEL].outstanding == 0
+
+
+def test_a_crowd_of_one_shape_goes_to_the_copies_too():
+    """While the plan's nodes are at one request together, each takes others alone, as many as it may have in flight."""
+    story = Story()
+    story.prepare(FIRST)
+    calls = [story.begin(FIRST) for _ in range(6)]
+    story.wire.deliver_all()
+    running = sorted(story.wire.nodes_of(start) for start in story.wire.started.values())
+    assert running == [A, A, BOTH, B, B]
+    story.wire.settle()
+    assert all(isinstance(story.wire.answer(call), c.RunResult) for call in calls)
+    assert story.served(FIRST, 2) == [BOTH] * 2
+
+
+def test_no_scaled_plan_is_kept_on_disk():
+    story = Story()
+    story.prepare(FIRST)
+    kept = set(story.wire.kept)
+    assert story.wire.jobs[0].job in kept
+    story.served(SECOND, EARNED + 5)
+    assert len(story.wire.jobs) == 2
+    assert set(story.wire.kept) == kept
+    story.wire.restart_coordinator()
+    story.wire.wait(10)
+    story.wire.settle()
+    story.served(SECOND, EARNED)
+    assert story.bases[-1] == (ce.Base(story.wire.jobs[0].job, 0),), "what was searched for before is the base of it again"
+    assert story.served(SECOND) == [BOTH]
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """A story in which two further shapes have taken all the room that there is for such; the first one was used last."""
+    monkeypatch.setattr(loading, "MAX_SCALED", 2)
+    story = Story()
+    story.prepare(FIRST)
+    for shape in ((2, 3), (2, 5)):
+        story.served(shape, EARNED + 1)
+    assert story.served((2, 3)) == [BOTH]
+    return story
+
+
+def scaled(story):
+    plans = story.wire.coordinator.planning.plans.values()
+    return {plan.shapes["x"] for plan in plans if any(variant.is_scaled for variant in plan.variants)}
+
+
+def test_a_scaled_plan_in_use_does_not_go_for_another(full):
+    assert all(nodes in (A, B) for nodes in full.served((2, 7), EARNED + 1))
+    assert scaled(full) == {(2, 3), (2, 5)}
+    assert "as many variants loaded as they may" in full.prepare((2, 7), wait=False)["why_not"]
+
+
+def test_the_least_recently_used_of_too_many_scaled_plans_goes(full):
+    full.wire.wait(IN_USE_S + 1)
+    full.wire.settle()
+    full.served((2, 7), EARNED)
+    assert scaled(full) == {(2, 3), (2, 7)}
+    assert full.served((2, 7)) == full.served(FIRST) == [BOTH], "scaled ones take no place of others"
+    assert all(sum(v.is_scaled for v in full.wire.coordinator.loading.of_member(name)) == 2 for name in BOTH)
+
+
+@pytest.mark.parametrize("fault", [c.Fault.PLAN, c.Fault.EXECUTION])
+def test_what_cannot_be_scaled_is_answered_by_the_standby(fault):
+    story = Story()
+    story.prepare(FIRST)
+    story.wire.plan = lambda job: ce.PlanFailed(job.job, fault, "it cannot be cut like that")
+    assert all(nodes in (A, B) for nodes in story.served(SECOND, 3 * EARNED))
+    assert "cannot be cut like that" in story.prepare(SECOND, wait=False)["why_not"]
+
+
+def test_what_can_be_like_no_other_is_searched_for_once_a_minute():
+    story = Story()
+    story.prepare(FIRST)
+    story.wire.plan = lambda job: ce.PlanFailed(job.job, c.Fault.PLAN, "it cannot be cut like that") if job.bases else planned(job)
+    story.served(SECOND, EARNED + 20)
+    assert story.served(SECOND) == [BOTH]
+    assert [bool(bases) for bases in story.bases] == [False, True, False]
+    assert all(nodes in (A, B) for nodes in story.served(THIRD, EARNED + 20)), "the standby answers meanwhile"
+    assert [len(bases) for bases in story.bases] == [0, 1, 0, 2]
+    story.wire.wait(SEARCH_EVERY_S)
+    story.served(THIRD, 20)
+    assert story.served(THIRD) == [BOTH]

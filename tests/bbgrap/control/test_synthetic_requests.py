@@ -1,0 +1,97 @@
+"""Synthetic requests that prove a model: they end, or are repeated, and a model that is slow is not taken for one that never ends."""
+
+from dataclasses import replace
+
+from bbgrap.control import agent_events as ae
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control import stalls
+from bbgrap.control.synthetic_requests import SLOWER
+from bbgrap.control.variants import PROBE_WITHIN_S
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
+from tests.bbgrap.control.wire import Wire, plan_of, standby_of
+
+ALONE_S = 20.0
+GIVEN_BYTES = 8
+"""Inputs of the standby."""
+
+
+class Computing(Wire):
+    """A wire whose agents compute the requests that have begun, as far as their heartbeats say."""
+
+    idle = False
+
+    def pass_time(self, seconds):
+        self.now += seconds
+        for agent in list(self.agents.values()):
+            mine = [start for start in self.started.values() if agent.name in self.nodes_of(start)]
+            beats = [m.Heartbeat(start.epoch, number, 1.0) for number, start in self.started.items() if start in mine and not self.idle]
+            self.to_agent(agent, ae.AgentTick(next(iter(beats), m.Heartbeat())))
+        self.to_coordinator(ce.Tick())
+        self.carry_client(self.client.tick(self.now))
+
+
+def proving(alone_s=0.0, *, state=False):
+    """A wire in the middle of a proof, the call that waits for its plan, and the proof's number."""
+    wire = Computing()
+    wire.plan = lambda job: replace(
+        plan_of(job),
+        variants=tuple(replace(v, report={**v.report, "predicted_single_node_ms": 1e3 * alone_s}) for v in plan_of(job).variants),
+    )
+    if state:  # the same program goes on from it: what it does is of no interest here
+        wire.standby = lambda job: replace(
+            standby_of(job),
+            variants=tuple(replace(v, artifacts=replace(v.artifacts, further=v.artifacts.host)) for v in standby_of(job).variants),
+        )
+    for name in ("a", "b"):
+        wire.add_agent(name)
+    wire.settle()
+    wire.offer()
+    wire.settle()
+    call = wire.prepare()
+    while not wire.started:
+        wire.deliver_all()
+    (number,) = wire.started
+    return wire, call, number
+
+
+def test_a_proof_that_is_overdue_is_tried_again_also_where_the_worker_leaves_it():
+    wire, call, first = proving()
+    wire.wait(PROBE_WITHIN_S + 1)
+    assert not wire.answers[call]
+    assert first in {number for agent in wire.agents.values() for _, number in agent.dropped}
+    (second,) = wire.started
+    assert second != first
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+
+
+def test_a_proof_takes_the_longer_the_slower_a_model_is_predicted_to_be():
+    wire, call, number = proving(ALONE_S)
+    wire.wait(PROBE_WITHIN_S + SLOWER * ALONE_S - 1)
+    assert set(wire.started) == {number}
+    wire.wait(2)
+    assert number not in wire.started
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+
+
+def test_a_proof_waits_for_state_on_its_way_and_is_repeated_if_that_is_lost(monkeypatch):
+    arriving_s = 2 * PROBE_WITHIN_S
+    monkeypatch.setattr(stalls, "SLOWEST_FOR_STATE", GIVEN_BYTES / arriving_s)
+    wire, call, number = proving(state=True)
+    wire.idle = True
+    wire.wait(arriving_s)
+    assert set(wire.started) == {number}
+    wire.wait(stalls.UNAWAITED_STALLED_S + 2)
+    assert number not in wire.started
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+
+
+def test_a_kernel_of_a_proof_that_is_taken_back_may_take_as_long_as_before():
+    wire, _, number = proving(ALONE_S)
+    (start,) = wire.started.values()
+    variant = wire.coordinator.loading.find(start.epoch)
+    abandons = [done for done in wire.coordinator.requests.synthetic.taken_back(variant) if isinstance(done, ce.ToAgent)]
+    assert [done.message for done in abandons] == [m.Abandon(start.epoch, number, PROBE_WITHIN_S + SLOWER * ALONE_S)]

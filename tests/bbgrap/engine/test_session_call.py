@@ -1,0 +1,88 @@
+"""Values that are no arrays: split models say the same of them as plain onnxruntime, over two and three devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+
+from bbgrap.cluster import Cluster
+from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.session_call import run_values
+from bbgrap.engine.sessions import make_session
+from bbgrap.graph import DType, Graph
+from bbgrap.graph.onnx_read import read_model
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.runtime.schedule import LocalReceive
+from bbgrap.session.signature import Signature
+from bbgrap.session.values import unpacked_output
+from tests.value_models import CASES, Case, plain_answers, same, sequences_inside_and_outside
+
+OPTIONS = [
+    *(PlanOptions(split=split) for split in ("rows", "channels", "batch", "inputs")),
+    *(PlanOptions(planner=planner) for planner in ("widest", "tofu", "pipeline", "single")),
+]
+CROSSING = {"sequences_inside_and_outside", "a_sequence_read_twice", "numbers_that_numpy_lacks", "texts_in_a_sequence"}
+"""Cases that have such a value between two nodes."""
+
+
+def scattered(graph: Graph, devices: int) -> Artifacts:
+    """Give every node to another device than the node before it, so that every value crosses."""
+    cluster = Cluster.even(devices)
+    tiles = {node.name: (Tile(k % devices, whole_output(graph, node)),) for k, node in enumerate(graph.nodes)}
+    return export(compile_plan(Plan("scattered", graph, cluster, tiles), all_descriptions(graph), "exact", verify=True).optimized)
+
+
+def partitions(graph: Graph) -> Iterator[tuple[str, Artifacts]]:
+    for devices in (2, 3):
+        yield f"scattered over {devices}", scattered(graph, devices)
+        for options in OPTIONS:
+            compiled, _ = compile_graph(graph, Cluster.even(devices), options)
+            yield f"{options.planner}, {options.split}, {devices} devices", export(compiled.optimized)
+
+
+def packed_between_devices(artifacts: Artifacts) -> int:
+    """Count the packed values that devices receive from each other."""
+    return sum(
+        device.schedule.buffers[buffer].dtype is DType.UINT8 and device.schedule.buffers[buffer].shape is None
+        for device in artifacts.devices
+        for step in device.schedule.steps
+        if isinstance(step, LocalReceive) and step.source != device.schedule.host
+        for buffer in step.buffers
+    )
+
+
+@pytest.mark.parametrize("make", CASES)
+def test_a_model_with_such_values_says_the_same_split(make: Callable[[], Case], tmp_path: Path) -> None:
+    proto, feed = make()
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path)
+    signature = Signature.of(read_model(path))
+    arrays = signature.check_feed(feed)
+    wanted = plain_answers(path, dict(feed))
+    graph = load_graph(path, dict(zip([arg.name for arg in signature.inputs], signature.shapes_of(arrays), strict=True)))
+    crossed = 0
+    for label, artifacts in partitions(graph):
+        crossed += packed_between_devices(artifacts)
+        found = simulate(artifacts, arrays, local_kernels(artifacts))
+        for arg, array, want in zip(signature.outputs, found, wanted, strict=True):
+            got = unpacked_output(array) if arg.is_packed else array
+            assert same(got, want), f"{label}: '{arg.name}' differs"
+    assert crossed or make.__name__ not in CROSSING, "no device sent such a value to another"
+
+
+def test_values_are_run_as_onnxruntime_runs_them() -> None:
+    proto, feed = sequences_inside_and_outside()
+    session = make_session(proto.SerializeToString(), threads=1)
+    names = ["longer", "y"]
+    assert same(run_values(session, names, dict(feed)), session.run(names, feed))
