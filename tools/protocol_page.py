@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import get_args
 
 from bbgrap import control
-from bbgrap.control import agent, client, coordinator_events
+from bbgrap.control import agent, client, coordinator_settings
 from bbgrap.control.lifecycles import Lifecycle, diagram
 from bbgrap.protocol import client_messages, key_messages, limits, messages, roles
 
@@ -79,7 +79,7 @@ def roles_table() -> str:
 
 def settings_table() -> str:
     """Return the numbers that a coordinator is started with."""
-    numbers = [(item.name, item.default) for item in fields(coordinator_events.Settings) if isinstance(item.default, int | float)]
+    numbers = [(item.name, item.default) for item in fields(coordinator_settings.Settings) if isinstance(item.default, int | float)]
     rows = [f"| `{name}` | {_said(name, value)} |" for name, value in numbers]
     return "\n".join(["| setting | value |", "|---|---|", *rows, ""])
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from bbgrap.control.coordinator_events import Audit, RoutingId
+from bbgrap.control.coordinator_events import RoutingId
+from bbgrap.control.coordinator_instructions import Audit
 from bbgrap.control.plans import ServedPlan
 
 EVERY_S = 60.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.control.coordinator_events import CoordinatorInstruction, Log
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
 from bbgrap.control.dispatch import Requests
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member

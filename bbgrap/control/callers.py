@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bbgrap.control.coordinator_events import CoordinatorInstruction, ToClient
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, ToClient
 from bbgrap.control.membership import Members
 from bbgrap.control.plans import ServedPlan
 from bbgrap.protocol.client_messages import Failed, Fault

@@ -13,14 +13,11 @@ from bbgrap.control.audit import peer_of
 from bbgrap.control.blame import Blame
 from bbgrap.control.callers import NO_AGENT
 from bbgrap.control.coordinator_events import (
-    Audit,
     ChunkWritten,
     Compared,
     CoordinatorEvent,
-    CoordinatorInstruction,
     FromPeer,
     HostLinkBroken,
-    Log,
     MachineRead,
     Noticed,
     PlanFailed,
@@ -28,12 +25,10 @@ from bbgrap.control.coordinator_events import (
     RequestBroke,
     RequestDone,
     RoutingId,
-    SaveModel,
-    Settings,
     Tick,
-    ToAgent,
-    ToClient,
 )
+from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, SaveModel, ToAgent, ToClient
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.dispatch import Requests
 from bbgrap.control.link_faults import LinkFaults
 from bbgrap.control.links import Links

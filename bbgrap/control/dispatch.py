@@ -15,16 +15,9 @@ from collections.abc import Collection
 from bbgrap.control.assignment import RequestAssigner
 from bbgrap.control.audit import RunCounts
 from bbgrap.control.callers import NO_AGENT, answer_callers
-from bbgrap.control.coordinator_events import (
-    CoordinatorInstruction,
-    Log,
-    RequestBroke,
-    RequestDone,
-    Settings,
-    StartRequest,
-    ToAgent,
-    ToClient,
-)
+from bbgrap.control.coordinator_events import RequestBroke, RequestDone
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest, ToAgent, ToClient
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.loading import PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.open_requests import OpenRequests

@@ -8,7 +8,8 @@ Law: what may have been lost with a connection runs again, here or elsewhere.
 from __future__ import annotations
 
 from bbgrap.cluster.types import COORDINATOR
-from bbgrap.control.coordinator_events import CoordinatorInstruction, Log, Settings
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.dispatch import Requests
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading

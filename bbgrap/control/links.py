@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR
-from bbgrap.control.coordinator_events import CoordinatorInstruction, HostPings, Log, Settings, ToAgent
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, HostPings, Log, ToAgent
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.messages import AnswerPings, LinksTried, Peer, TryLinks
 

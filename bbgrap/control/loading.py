@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR
-from bbgrap.control.coordinator_events import (
+from bbgrap.control.coordinator_instructions import (
     CoordinatorInstruction,
     DropRequest,
     ForgetPlan,
@@ -20,9 +20,9 @@ from bbgrap.control.coordinator_events import (
     HostRelease,
     Log,
     SavePlan,
-    Settings,
     ToAgent,
 )
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planned_variant import PlannedVariant

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
-from bbgrap.control.coordinator_events import CoordinatorInstruction, Log, RoutingId, Settings, ToAgent
+from bbgrap.control.coordinator_events import RoutingId
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToAgent
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.saved_state import SavedState
 from bbgrap.graph.types import Array, TensorType

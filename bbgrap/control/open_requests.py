@@ -6,7 +6,8 @@ Law: a caller is answered exactly once, for what answers it also takes the reque
 from __future__ import annotations
 
 from bbgrap.control.audit import Ending, RunCounts
-from bbgrap.control.coordinator_events import CoordinatorInstruction, Settings, ToClient
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, ToClient
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.plans import Caller, Request, ServedPlan

@@ -14,17 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.coordinator_events import (
-    CancelPlanning,
-    CoordinatorInstruction,
-    ForgetPlan,
-    Log,
-    PlanFailed,
-    Planned,
-    Settings,
-    StartPlanning,
-    ToClient,
-)
+from bbgrap.control.coordinator_events import PlanFailed, Planned
+from bbgrap.control.coordinator_instructions import CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning, ToClient
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members

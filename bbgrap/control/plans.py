@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bbgrap.cluster.types import COORDINATOR, Cluster
-from bbgrap.control.coordinator_events import Base, RoutingId
+from bbgrap.control.coordinator_events import RoutingId
+from bbgrap.control.coordinator_instructions import Base
 from bbgrap.control.lifecycles import Tracker
 from bbgrap.control.plan_trial import PlanTrial
 from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant

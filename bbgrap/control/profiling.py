@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from bbgrap.cluster.types import NodeProfile
-from bbgrap.control.coordinator_events import Audit, CoordinatorInstruction, Log, RoutingId, SaveProfile, Settings, ToAgent, ToClient
+from bbgrap.control.coordinator_events import RoutingId
+from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, SaveProfile, ToAgent, ToClient
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.client_messages import Failed, Fault, MeasureNodes, Profiles, Progress
 from bbgrap.protocol.messages import LinksMeasured, Measure, Measured, MeasureLinks

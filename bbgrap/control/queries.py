@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from bbgrap.control.audit import peer_of
-from bbgrap.control.coordinator_events import (
+from bbgrap.control.coordinator_events import RoutingId
+from bbgrap.control.coordinator_instructions import (
     Audit,
     CoordinatorInstruction,
     ReadMachine,
     RemoveProfile,
-    RoutingId,
     SaveProfile,
     ToAgent,
     ToClient,

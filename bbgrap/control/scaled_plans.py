@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from math import log, prod
 from typing import Literal
 
-from bbgrap.control.coordinator_events import Base, CoordinatorInstruction, Log
+from bbgrap.control.coordinator_instructions import Base, CoordinatorInstruction, Log
 from bbgrap.control.loading import Loading
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.planners.registry import AUTO

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Sequence as List
 from dataclasses import replace
 
-from bbgrap.control.coordinator_events import CoordinatorInstruction, KeepState, RoutingId, StartRequest
+from bbgrap.control.coordinator_events import RoutingId
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, KeepState, StartRequest
 from bbgrap.control.joined_requests import joined
 from bbgrap.control.loading import Loading
 from bbgrap.control.plans import Request, ServedPlan, Variant

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.coordinator_events import CoordinatorInstruction, Log, StartPlanning
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartPlanning
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members

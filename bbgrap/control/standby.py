@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.compiler.memory import WEIGHT_COPIES
-from bbgrap.control.coordinator_events import CancelPlanning, CoordinatorInstruction, Log, PlanFailed, Planned, StartStandby
+from bbgrap.control.coordinator_events import PlanFailed, Planned
+from bbgrap.control.coordinator_instructions import CancelPlanning, CoordinatorInstruction, Log, StartStandby
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members

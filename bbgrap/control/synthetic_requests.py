@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bbgrap.control.coordinator_events import CoordinatorInstruction, Log, StartRequest
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest
 from bbgrap.control.loading import OVERDUE_S, Loading
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import ServedPlan, Variant

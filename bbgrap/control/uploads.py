@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from bbgrap.control.audit import peer_of
-from bbgrap.control.coordinator_events import Audit, ChunkWritten, CoordinatorInstruction, RoutingId, ToClient, WriteChunk
+from bbgrap.control.coordinator_events import ChunkWritten, RoutingId
+from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, ToClient, WriteChunk
 from bbgrap.protocol.client_messages import (
     Failed,
     Fault,

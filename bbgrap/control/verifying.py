@@ -22,17 +22,9 @@ from hashlib import blake2b
 from itertools import combinations
 
 from bbgrap.control.audit import peer_of
-from bbgrap.control.coordinator_events import (
-    Answer,
-    Audit,
-    Compare,
-    Compared,
-    CoordinatorInstruction,
-    Log,
-    RequestDone,
-    Settings,
-    StartRequest,
-)
+from bbgrap.control.coordinator_events import Compared, RequestDone
+from bbgrap.control.coordinator_instructions import Answer, Audit, Compare, CoordinatorInstruction, Log, StartRequest
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.loading import Loading
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Request, Variant

@@ -26,7 +26,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from bbgrap.control.coordinator_events import Audit
+from bbgrap.control.coordinator_instructions import Audit
 
 MAX_FILE_BYTES = 10 << 20
 MAX_OLD_FILES = 5

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from bbgrap.comparison.verdict import compare
-from bbgrap.control.coordinator_events import Answer, Compare, Compared
+from bbgrap.control.coordinator_events import Compared
+from bbgrap.control.coordinator_instructions import Answer, Compare
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.tensors import decode_array
 from bbgrap.protocol.values import unpack_value

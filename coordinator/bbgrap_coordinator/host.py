@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from bbgrap.control.coordinator_events import HostDeploy, KeepState, RequestBroke, RequestDone, StartRequest
+from bbgrap.control.coordinator_events import RequestBroke, RequestDone
+from bbgrap.control.coordinator_instructions import HostDeploy, KeepState, StartRequest
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.client_messages import Fault

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bbgrap.control.coordinator_events import ChunkWritten, RoutingId, WriteChunk
+from bbgrap.control.coordinator_events import ChunkWritten, RoutingId
+from bbgrap.control.coordinator_instructions import WriteChunk
 from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import ModelFile

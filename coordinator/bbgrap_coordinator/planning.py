@@ -20,7 +20,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from bbgrap.control.coordinator_events import PlanFailed, Planned, StartPlanning, StartStandby
+from bbgrap.control.coordinator_events import PlanFailed, Planned
+from bbgrap.control.coordinator_instructions import StartPlanning, StartStandby
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.protocol.client_messages import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts

@@ -18,26 +18,20 @@ import zmq
 
 from bbgrap.control.audit import peer_of
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.coordinator_events import (
+from bbgrap.control.coordinator_events import CoordinatorEvent, FromPeer, HostLinkBroken, MachineRead, Noticed, PlanFailed, Planned, Tick
+from bbgrap.control.coordinator_instructions import (
     Audit,
     AuditEvent,
     CancelPlanning,
     Compare,
-    CoordinatorEvent,
     CoordinatorInstruction,
     DropRequest,
     ForgetPlan,
-    FromPeer,
     HostDeploy,
-    HostLinkBroken,
     HostPings,
     HostRelease,
     KeepState,
     Log,
-    MachineRead,
-    Noticed,
-    PlanFailed,
-    Planned,
     ReadMachine,
     RemoveProfile,
     SaveModel,
@@ -46,7 +40,6 @@ from bbgrap.control.coordinator_events import (
     StartPlanning,
     StartRequest,
     StartStandby,
-    Tick,
     ToAgent,
     ToClient,
     WriteChunk,

@@ -15,7 +15,8 @@ from pathlib import Path
 import zmq
 
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.coordinator_events import Audit, Settings
+from bbgrap.control.coordinator_instructions import Audit
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.doctor.local_checks import is_loopback
 from bbgrap.doctor.local_facts import look_up
 from bbgrap.errors import UsageError

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from bbgrap.control import agent_events as ae
 from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.agent_deployments import MAX_DEPLOYMENTS
 from bbgrap.control.coordinator import CoordinatorMachine
@@ -22,7 +23,7 @@ STEPS = st.floats(0, 3)
 
 @given(st.lists(st.tuples(st.sampled_from([b"1", b"2", b"c"]), st.sampled_from([*AGENT, *CLIENT]), STEPS), max_size=40), st.booleans())
 def test_coordinator(moves, offers):
-    machine, now = CoordinatorMachine(ce.Settings("0.1.0", "tcp://h:1"), SavedState({FILE.digest: FILE.size})), 0.0
+    machine, now = CoordinatorMachine(coordinator_settings.Settings("0.1.0", "tcp://h:1"), SavedState({FILE.digest: FILE.size})), 0.0
     if offers:
         machine.handle(ce.FromPeer(b"1", introduction("a")), now)
     for identity, message, step in moves:
@@ -33,9 +34,9 @@ def test_coordinator(moves, offers):
                 done = machine.handle(events.pop(0), now)
             except RemoteProtocolError:
                 continue
-            events += [plan_of(i) for i in done if isinstance(i, ce.StartPlanning)]
-            events += [standby_of(i) for i in done if isinstance(i, ce.StartStandby)]
-            events += [ce.RequestDone(i.request, (), ()) for i in done if isinstance(i, ce.StartRequest)]
+            events += [plan_of(i) for i in done if isinstance(i, coordinator_instructions.StartPlanning)]
+            events += [standby_of(i) for i in done if isinstance(i, coordinator_instructions.StartStandby)]
+            events += [ce.RequestDone(i.request, (), ()) for i in done if isinstance(i, coordinator_instructions.StartRequest)]
 
 
 WORKERS = st.sampled_from(["lives", "lives", "lives", "dies", "crashes", "is ready", "is stopped"])

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from bbgrap.cluster.types import NodeProfile, Speed
-from bbgrap.control import audit
+from bbgrap.control import audit, coordinator_instructions, coordinator_settings
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.audit import EVERY_S
 from bbgrap.control.coordinator import CoordinatorMachine
@@ -89,7 +89,7 @@ def test_a_measured_node_is_told():
 
 
 def test_an_offer_that_is_refused_is_not_told():
-    machine = CoordinatorMachine(ce.Settings("0.1.0", "tcp://head:1"))
+    machine = CoordinatorMachine(coordinator_settings.Settings("0.1.0", "tcp://head:1"))
     files = (c.ModelFile("m.onnx", "ab" * 32, 1), c.ModelFile("m.onnx", "ab" * 32, 1))
     done = machine.handle(ce.FromPeer(b"1", c.OfferModel(1, offer_digest(files), files)), 0.0)
-    assert not any(isinstance(said, ce.Audit) for said in done)
+    assert not any(isinstance(said, coordinator_instructions.Audit) for said in done)

@@ -7,6 +7,7 @@ import pytest
 from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile, Speed
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.dispatch import MAX_LOSSES
 from bbgrap.control.loading import MAX_LOADED
@@ -17,7 +18,7 @@ from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import CLIENT, Wire, introduction, joined_wire, prepare_message, ready_wire
 
-SETTINGS = ce.Settings("0.1.0", "tcp://head:1")
+SETTINGS = coordinator_settings.Settings("0.1.0", "tcp://head:1")
 
 
 def test_a_request_runs_on_both_agents():
@@ -104,19 +105,19 @@ def test_exact_instructions_of_a_loss():
     coordinator = CoordinatorMachine(SETTINGS)
     welcome, told, *_ = coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.0)
     assert (welcome, told) == (
-        ce.ToAgent(b"1", m.Welcome(2, 0.1, 0.6, (), 1)),
-        ce.Log("agent 'a' joined; 1 are there", event="joined", node="a"),
+        coordinator_instructions.ToAgent(b"1", m.Welcome(2, 0.1, 0.6, (), 1)),
+        coordinator_instructions.Log("agent 'a' joined; 1 are there", event="joined", node="a"),
     )
-    assert coordinator.handle(ce.Tick(), 0.1)[0] == ce.ToAgent(b"1", m.Measure(1))  # nothing else goes on
+    assert coordinator.handle(ce.Tick(), 0.1)[0] == coordinator_instructions.ToAgent(b"1", m.Measure(1))  # nothing else goes on
     assert coordinator.handle(ce.Tick(), 0.6) == []
     assert coordinator.handle(ce.Tick(), 0.7) == [
-        ce.Log("agent 'a' was lost; 0 left", event="lost", node="a"),
-        ce.Audit("lost", {"agent": "a", "id": "31"}),
-        ce.HostPings(()),
+        coordinator_instructions.Log("agent 'a' was lost; 0 left", event="lost", node="a"),
+        coordinator_instructions.Audit("lost", {"agent": "a", "id": "31"}),
+        coordinator_instructions.HostPings(()),
     ]
-    assert coordinator.handle(ce.FromPeer(b"1", m.Heartbeat()), 0.8) == [ce.ToAgent(b"1", m.Rejoin())]
+    assert coordinator.handle(ce.FromPeer(b"1", m.Heartbeat()), 0.8) == [coordinator_instructions.ToAgent(b"1", m.Rejoin())]
     welcome, *_ = coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.9)
-    assert welcome == ce.ToAgent(b"1", m.Welcome(3, 0.1, 0.6, (), 2))
+    assert welcome == coordinator_instructions.ToAgent(b"1", m.Welcome(3, 0.1, 0.6, (), 2))
 
 
 def test_agents_at_one_address_share_a_machine():
@@ -154,10 +155,12 @@ def test_refusals_are_readable():
     coordinator = CoordinatorMachine(SETTINGS)
     coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.0)
     taken, _, told = coordinator.handle(ce.FromPeer(b"2", introduction("a")), 0.1)
-    assert taken == ce.ToAgent(b"2", m.Refused("the name 'a' is taken by a live agent; choose another with --name", retry=True))
-    assert told == ce.Audit("refused", {"agent": "a", "id": "32"}, {"reason": taken.message.reason})
+    assert taken == coordinator_instructions.ToAgent(
+        b"2", m.Refused("the name 'a' is taken by a live agent; choose another with --name", retry=True)
+    )
+    assert told == coordinator_instructions.Audit("refused", {"agent": "a", "id": "32"}, {"reason": taken.message.reason})
     other, *_ = coordinator.handle(ce.FromPeer(b"3", introduction("c", protocol=9)), 0.1)
-    assert isinstance(other, ce.ToAgent)
+    assert isinstance(other, coordinator_instructions.ToAgent)
     assert other.message == m.Refused(
         f"agent 'c' speaks protocol 9 (bbgrap 0.1.0), this coordinator {m.PROTOCOL_VERSION} (bbgrap 0.1.0); "
         "install the same bbgrap on all machines",
@@ -399,7 +402,7 @@ def test_messages_of_strangers_change_nothing():
         m.LinksMeasured(1, (), ""),
     ):
         done = wire.coordinator.handle(ce.FromPeer(b"stranger", message), wire.now)
-        assert done == [ce.ToAgent(b"stranger", m.Rejoin())]
+        assert done == [coordinator_instructions.ToAgent(b"stranger", m.Rejoin())]
     assert wire.coordinator.status.nodes() == before
     assert wire.coordinator.handle(ce.FromPeer(CLIENT, c.Cancel(99)), wire.now) == []
 

@@ -6,6 +6,7 @@ import pytest
 
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_settings
 from bbgrap.control.loading import MAX_LOADED
 from bbgrap.control.membership import DEAD_AFTER_S
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
@@ -179,7 +180,7 @@ def test_a_stream_has_two_requests_per_node_on_their_way_and_the_rest_waits():
 
 
 def test_a_full_queue_says_that_it_is_busy():
-    settings = ce.Settings("0.1.0", "tcp://head:1", max_waiting=3)
+    settings = coordinator_settings.Settings("0.1.0", "tcp://head:1", max_waiting=3)
     wire = ready_wire("a", options=STREAM, settings=settings)
     calls = flood(wire, 7)
     wire.settle()
@@ -190,7 +191,7 @@ def test_a_full_queue_says_that_it_is_busy():
 
 
 def test_inputs_are_bounded_by_their_size_too():
-    settings = ce.Settings("0.1.0", "tcp://head:1", max_waiting_bytes=24)
+    settings = coordinator_settings.Settings("0.1.0", "tcp://head:1", max_waiting_bytes=24)
     wire = ready_wire("a", options=STREAM, settings=settings)
     calls = [wire.run(payload=(b"123456",)) for _ in range(5)]
     wire.deliver_all()
@@ -200,7 +201,7 @@ def test_inputs_are_bounded_by_their_size_too():
 
 
 def test_a_client_that_sends_much_leaves_room_for_others():
-    settings = ce.Settings("0.1.0", "tcp://head:1", max_waiting_bytes=24)
+    settings = coordinator_settings.Settings("0.1.0", "tcp://head:1", max_waiting_bytes=24)
     wire = ready_wire("a", options=STREAM, settings=settings)
     (plan,) = wire.coordinator.planning.plans.values()
     other = c.RunModel(1, plan.key, 30.0, (), (b"123456",))

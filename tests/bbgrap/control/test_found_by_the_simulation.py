@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.loading import MAX_LOADED, RESEND_S
 from bbgrap.control.planned_variant import PlannedVariant
@@ -26,7 +27,7 @@ def told(wire, name):
     carry = wire.carry_coordinator
 
     def watch(instruction):
-        if isinstance(instruction, ce.ToAgent) and instruction.identity == identity:
+        if isinstance(instruction, coordinator_instructions.ToAgent) and instruction.identity == identity:
             seen.append(instruction.message)
         carry(instruction)
 
@@ -121,7 +122,7 @@ def test_one_failed_load_refuses_nothing_that_has_no_standby():  # 300101: a wor
 
 
 def test_what_waits_for_an_agent_that_is_away_keeps_nothing_else_from_loading():  # found by test_stateful
-    wire = Wire(ce.Settings("0.1.0", "tcp://head:1"))
+    wire = Wire(coordinator_settings.Settings("0.1.0", "tcp://head:1"))
     for name in "ab":
         wire.add_agent(name)
     wire.offer()

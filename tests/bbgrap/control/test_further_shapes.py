@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_instructions
 from bbgrap.control.loading import MAX_LOADED
 from bbgrap.control.planned_variant import SCALED_FROM
 from bbgrap.control.planning import EARNED, ONE_NODE
@@ -126,7 +127,7 @@ def test_what_waits_for_another_plan_is_made_when_that_is_there():  # nobody ask
     wire.plan = like
     wire.carry_plan(like(first))
     let_go_on(wire, 1.5)
-    assert [job.bases for job in wire.jobs] == [(), (ce.Base(first.job, 0),)]
+    assert [job.bases for job in wire.jobs] == [(), (coordinator_instructions.Base(first.job, 0),)]
 
 
 def test_what_was_searched_for_although_it_was_to_be_like_another_counts_as_such():

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_settings
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol.addresses import place_of, split_place
 from tests.bbgrap.control.wire import Wire
 
-SETTINGS = ce.Settings("0.1.0", "tcp://head:1", fingerprint="head's")
+SETTINGS = coordinator_settings.Settings("0.1.0", "tcp://head:1", fingerprint="head's")
 ALL = {("a", "tcp://a:1", "a's"), ("b", "tcp://b:1", "b's"), ("coordinator", "tcp://head:1", "head's")}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control import loading
+from bbgrap.control import coordinator_instructions, loading
 from bbgrap.control.plan_trial import TRIALS
 from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.control.planning import EARNED, ONE_NODE, plan_key
@@ -81,7 +81,7 @@ def test_a_shape_is_planned_when_it_came_often_enough_and_like_the_first_one():
     assert all(nodes in (A, B) for nodes in story.served(THIRD, EARNED - 1))
     assert len(story.wire.jobs) == 1
     assert story.served(SECOND)[0] in (A, B), "the one that earns it does not wait for it"
-    assert story.bases == [(), (ce.Base(first.job, 0),)]
+    assert story.bases == [(), (coordinator_instructions.Base(first.job, 0),)]
     assert story.wire.jobs[-1].shapes == {"x": SECOND}
     assert story.served(SECOND, 3) == [BOTH] * 3
     assert story.prepare(SECOND, wait=False)[SCALED_FROM] == [list(FIRST)]
@@ -121,7 +121,7 @@ def test_further_shapes_wait_for_the_first_plan_to_be_found():
     story.served(FIRST, 20)
     assert story.served(FIRST) == [BOTH]
     story.served(SECOND, 2)
-    assert story.bases == [(), (ce.Base(story.wire.jobs[0].job, 0),)]
+    assert story.bases == [(), (coordinator_instructions.Base(story.wire.jobs[0].job, 0),)]
 
 
 def test_nothing_is_searched_where_one_node_was_the_fastest_for_inputs_half_as_large():
@@ -220,7 +220,9 @@ def test_no_scaled_plan_is_kept_on_disk():
     story.wire.wait(10)
     story.wire.settle()
     story.served(SECOND, EARNED)
-    assert story.bases[-1] == (ce.Base(story.wire.jobs[0].job, 0),), "what was searched for before is the base of it again"
+    assert story.bases[-1] == (coordinator_instructions.Base(story.wire.jobs[0].job, 0),), (
+        "what was searched for before is the base of it again"
+    )
     assert story.served(SECOND) == [BOTH]
 
 

@@ -12,6 +12,7 @@ from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.sequences import for_sequences
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.planning import plan_key
 from bbgrap.control.sequences import MAX_LOSSES, Sequences
 from bbgrap.graph.types import DType
@@ -65,7 +66,7 @@ class Counters(Wire):
         self.plan = lambda job: with_state(plan_of(job))
 
     def carry_coordinator(self, instruction):
-        if isinstance(instruction, ce.KeepState):
+        if isinstance(instruction, coordinator_instructions.KeepState):
             for agent in self.working(instruction.epoch):
                 self.held(agent).share((instruction.epoch, instruction.sequence), instruction.other)
         else:
@@ -119,7 +120,7 @@ class Counters(Wire):
 
 
 def counters(*names, joinings=None):
-    wire = Counters(ce.Settings("0.1.0", "tcp://head:1"), options=OPTIONS)
+    wire = Counters(coordinator_settings.Settings("0.1.0", "tcp://head:1"), options=OPTIONS)
     wire.joinings = joinings or {}
     for name in names:
         wire.add_agent(name)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_instructions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.wire import joined_wire, plan_of, standby_of
@@ -15,7 +16,7 @@ AUTO = PlanOptions(planner="auto")
 
 def large_wire(*names, plan=plan_of):
     wire = joined_wire(*names, options=AUTO)
-    made = standby_of(ce.StartStandby(1, ()))
+    made = standby_of(coordinator_instructions.StartStandby(1, ()))
     large = replace(made.variants[0], report={"planner": "standby", "memory_bytes": 1 << 50})
     wire.standby = lambda job: ce.Planned(job.job, (large,))
     wire.plan = plan

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_settings
 from bbgrap.control.scaled_plans import answer_more_at_once
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -24,7 +25,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.wire = Wire(ce.Settings("0.1.0", "tcp://head:1", max_waiting=5), options=self.options)
+        self.wire = Wire(coordinator_settings.Settings("0.1.0", "tcp://head:1", max_waiting=5), options=self.options)
         for name in NAMES[:2]:
             self.wire.add_agent(name)
         self.wire.offer()

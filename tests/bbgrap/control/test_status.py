@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.cluster.types import COORDINATOR, LinkProfile, NodeProfile
-from bbgrap.control.coordinator_events import Log, Noticed, Settings
+from bbgrap.control.coordinator_events import Noticed
+from bbgrap.control.coordinator_instructions import Log
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.request_statistics import MAX_COUNTED, MAX_EVENTS, MAX_GONE, OTHERS
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control import stalls
+from bbgrap.control import coordinator_instructions, stalls
 from bbgrap.control.synthetic_requests import SLOWER
 from bbgrap.control.variants import PROBE_WITHIN_S
 from bbgrap.protocol import client_messages as c
@@ -93,5 +93,7 @@ def test_a_kernel_of_a_proof_that_is_taken_back_may_take_as_long_as_before():
     wire, _, number = proving(ALONE_S)
     (start,) = wire.started.values()
     variant = wire.coordinator.loading.find(start.epoch)
-    abandons = [done for done in wire.coordinator.requests.synthetic.taken_back(variant) if isinstance(done, ce.ToAgent)]
+    abandons = [
+        done for done in wire.coordinator.requests.synthetic.taken_back(variant) if isinstance(done, coordinator_instructions.ToAgent)
+    ]
     assert [done.message for done in abandons] == [m.Abandon(start.epoch, number, PROBE_WITHIN_S + SLOWER * ALONE_S)]

@@ -3,7 +3,8 @@
 import pytest
 
 from bbgrap.control import uploads
-from bbgrap.control.coordinator_events import ChunkWritten, ToClient, WriteChunk
+from bbgrap.control.coordinator_events import ChunkWritten
+from bbgrap.control.coordinator_instructions import ToClient, WriteChunk
 from bbgrap.control.uploads import Uploads, offer_digest
 from bbgrap.protocol.client_messages import Failed, Fault, ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel
 

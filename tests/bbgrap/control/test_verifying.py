@@ -6,7 +6,7 @@ import pytest
 
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control import verifying
+from bbgrap.control import coordinator_instructions, coordinator_settings, verifying
 from bbgrap.control.audit import EVERY_S
 from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.plans import Request
@@ -17,7 +17,7 @@ from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import Wire, ready_wire
 
-ALL = ce.Settings("0.1.0", "tcp://head:1", verify_fraction=1.0)
+ALL = coordinator_settings.Settings("0.1.0", "tcp://head:1", verify_fraction=1.0)
 STREAM = PlanOptions("auto", objective="throughput")
 """The whole model on every node: any two variants are disjoint."""
 
@@ -251,7 +251,7 @@ def test_what_cannot_be_compared_is_counted_and_names_nobody():
     carry = wire.carry_coordinator
 
     def breaks(instruction):
-        if isinstance(instruction, ce.Compare):
+        if isinstance(instruction, coordinator_instructions.Compare):
             compared.append(instruction)
             faults = None if len(compared) > 1 else ("they differ",)
             wire.to_coordinator(ce.Compared(instruction.check, faults))

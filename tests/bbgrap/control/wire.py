@@ -16,6 +16,7 @@ from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, 
 from bbgrap.control import agent_events as ae
 from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.planned_variant import PlannedVariant
@@ -90,7 +91,7 @@ def whole(devices: int, device: int) -> Artifacts:
     return Artifacts(parts, host, artifacts(devices).weights)
 
 
-def plan_of(job: ce.StartPlanning) -> ce.Planned:
+def plan_of(job: coordinator_instructions.StartPlanning) -> ce.Planned:
     """What a planner makes: `auto` has other variants, the best node's beside the plan, or the whole model on every node."""
     devices = len(job.cluster.nodes)
     alone = tuple(PlannedVariant(f"single on {n.name}", whole(devices, d), {"planner": "single"}) for d, n in enumerate(job.cluster.nodes))
@@ -100,7 +101,7 @@ def plan_of(job: ce.StartPlanning) -> ce.Planned:
     return ce.Planned(job.job, alone if job.options.objective == "throughput" else (planned, alone[0]))
 
 
-def standby_of(job: ce.StartStandby) -> ce.Planned:
+def standby_of(job: coordinator_instructions.StartStandby) -> ce.Planned:
     """The whole model for one device."""
     return ce.Planned(job.job, (PlannedVariant("standby", whole(1, 0), {"planner": "standby", "memory_bytes": 1}),))
 
@@ -133,11 +134,11 @@ class Wire:
     `queues` holds what is on its way: for each (sender, receiver) frames in the order they were sent.
     """
 
-    settings: ce.Settings = field(default_factory=lambda: ce.Settings("0.1.0", "tcp://head:1"))
+    settings: coordinator_settings.Settings = field(default_factory=lambda: coordinator_settings.Settings("0.1.0", "tcp://head:1"))
     now: float = 0.0
     queues: dict[tuple[bytes, bytes], list[list[m.Buffer]]] = field(default_factory=dict)
     agents: dict[bytes, FakeAgent] = field(default_factory=dict)
-    started: dict[int, ce.StartRequest] = field(default_factory=dict)
+    started: dict[int, coordinator_instructions.StartRequest] = field(default_factory=dict)
     parts: dict[int, tuple[m.Peer, ...]] = field(default_factory=dict)
     answers: dict[int, list[c.FinalAnswer]] = field(default_factory=dict)
     weights: dict[str, set[str]] = field(default_factory=dict)
@@ -145,10 +146,10 @@ class Wire:
     seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
     """How long a request takes on these nodes."""
     told: list[str] = field(default_factory=list)
-    audits: list[ce.Audit] = field(default_factory=list)
+    audits: list[coordinator_instructions.Audit] = field(default_factory=list)
     lies: dict[str, bytes] = field(default_factory=dict)
     """What nodes answer that answer wrongly."""
-    jobs: list[ce.StartPlanning] = field(default_factory=list)
+    jobs: list[coordinator_instructions.StartPlanning] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     cut: set[frozenset[str]] = field(default_factory=set)
     """Pairs of names that do not reach each other on the data plane."""
@@ -165,8 +166,8 @@ class Wire:
         self.models: dict[str, tuple[c.ModelFile, ...]] = {}
         self.profiles: tuple[dict[str, NodeProfile], dict[str, NodeProfile]] = ({}, {})
         self.coordinator = CoordinatorMachine(self.settings, SavedState({FILE.digest: FILE.size}))
-        self.standby: Callable[[ce.StartStandby], ce.Planned | ce.PlanFailed | None] = standby_of
-        self.plan: Callable[[ce.StartPlanning], ce.Planned | None] = plan_of
+        self.standby: Callable[[coordinator_instructions.StartStandby], ce.Planned | ce.PlanFailed | None] = standby_of
+        self.plan: Callable[[coordinator_instructions.StartPlanning], ce.Planned | None] = plan_of
         self.client = cm.ClientMachine("tcp://head:7070", silence_s=1e9)
 
     # --- the wire -----------------------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class Wire:
             self.pass_time(0.1)
             self.deliver_all()
 
-    def nodes_of(self, start: ce.StartRequest) -> tuple[str, ...]:
+    def nodes_of(self, start: coordinator_instructions.StartRequest) -> tuple[str, ...]:
         """Who works on a request."""
         return tuple(peer.name for peer in self.parts[start.epoch])
 
@@ -268,52 +269,52 @@ class Wire:
         for instruction in instructions:
             self.carry_coordinator(instruction)
 
-    def carry_coordinator(self, instruction: ce.CoordinatorInstruction) -> None:  # noqa: C901 - one branch per instruction
+    def carry_coordinator(self, instruction: coordinator_instructions.CoordinatorInstruction) -> None:  # noqa: C901 - one branch per instruction
         match instruction:
-            case ce.ToAgent(identity, message):
+            case coordinator_instructions.ToAgent(identity, message):
                 self.send(b"", identity, TO_AGENT.encode(message))
-            case ce.ToClient(identity, answer):
+            case coordinator_instructions.ToClient(identity, answer):
                 self.send(b"", identity, TO_CLIENT.encode(answer))
-            case ce.StartPlanning():
+            case coordinator_instructions.StartPlanning():
                 self.jobs.append(instruction)
                 self.carry_plan(self.plan(instruction))
-            case ce.StartStandby():
+            case coordinator_instructions.StartStandby():
                 self.carry_plan(self.standby(instruction))
-            case ce.CancelPlanning(job):
+            case coordinator_instructions.CancelPlanning(job):
                 self.cancelled.append(job)
-            case ce.SaveModel(model, files):
+            case coordinator_instructions.SaveModel(model, files):
                 self.models[model] = files
-            case ce.SaveProfile(profile, by_hand):
+            case coordinator_instructions.SaveProfile(profile, by_hand):
                 self.profiles[by_hand][profile.name] = profile
-            case ce.RemoveProfile(node, by_hand):
+            case coordinator_instructions.RemoveProfile(node, by_hand):
                 self.profiles[by_hand].pop(node)
-            case ce.ReadMachine():
+            case coordinator_instructions.ReadMachine():
                 self.to_coordinator(ce.MachineRead(replace(FACTS, clock_s=self.now)))
-            case ce.SavePlan(plan):
+            case coordinator_instructions.SavePlan(plan):
                 self.kept[plan.job] = plan
-            case ce.ForgetPlan(job):
+            case coordinator_instructions.ForgetPlan(job):
                 self.kept.pop(job, None)
                 self.made.pop(job, None)
-            case ce.Log(text):
+            case coordinator_instructions.Log(text):
                 self.told.append(text)
-            case ce.Audit():
+            case coordinator_instructions.Audit():
                 self.audits.append(instruction)
-            case ce.Compare(check, answers):
+            case coordinator_instructions.Compare(check, answers):
                 *before, last = (b"".join(map(bytes, answer.payload)) for answer in answers)
                 faults = tuple("" if last == other else f"{last!r} is not {other!r}" for other in before)
                 self.to_coordinator(ce.Compared(check, faults))
-            case ce.HostDeploy(epoch):
+            case coordinator_instructions.HostDeploy(epoch):
                 self.parts[epoch] = instruction.peers
-            case ce.HostRelease(epoch):
+            case coordinator_instructions.HostRelease(epoch):
                 self.parts.pop(epoch, None)
                 self.started = {number: start for number, start in self.started.items() if start.epoch != epoch}
-            case ce.StartRequest():
+            case coordinator_instructions.StartRequest():
                 self.started[instruction.request] = instruction
-            case ce.DropRequest():
+            case coordinator_instructions.DropRequest():
                 self.started.pop(instruction.request, None)
-            case ce.HostPings(peers):
+            case coordinator_instructions.HostPings(peers):
                 self.pingers = [peer.name for peer in peers]
-            case ce.WriteChunk():
+            case coordinator_instructions.WriteChunk():
                 pass
 
     def carry_plan(self, planned: ce.Planned | ce.PlanFailed | None) -> None:
@@ -437,11 +438,13 @@ def prepare_message(call: int, options: PlanOptions) -> c.PrepareModel:
 def joined_wire(
     *names: str,
     options: PlanOptions | None = None,
-    settings: ce.Settings | None = None,
+    settings: coordinator_settings.Settings | None = None,
     seconds: Mapping[tuple[str, ...], float] | None = None,
 ) -> Wire:
     """A wire with joined agents and an offered model."""
-    wire = Wire(settings or ce.Settings("0.1.0", "tcp://head:1"), options=options or PlanOptions(), seconds=dict(seconds or {}))
+    wire = Wire(
+        settings or coordinator_settings.Settings("0.1.0", "tcp://head:1"), options=options or PlanOptions(), seconds=dict(seconds or {})
+    )
     for name in names:
         wire.add_agent(name)
     wire.settle()
@@ -453,7 +456,7 @@ def joined_wire(
 def ready_wire(
     *names: str,
     options: PlanOptions | None = None,
-    settings: ce.Settings | None = None,
+    settings: coordinator_settings.Settings | None = None,
     seconds: Mapping[tuple[str, ...], float] | None = None,
 ) -> Wire:
     """A wire with joined agents and a prepared plan."""

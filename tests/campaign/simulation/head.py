@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bbgrap.cluster.types import COORDINATOR, NodeProfile
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.saved_state import SavedState, StoredPlan
@@ -55,7 +56,7 @@ class Head(Process):
         disk.incarnation += 1
         plans = tuple((plan, disk.made[job]) for job, plan in disk.plans.items() if job in disk.made)
         stored = SavedState(dict(disk.files), dict(disk.models), *map(dict, disk.profiles), plans, saw_agents=disk.saw_agents)
-        settings = ce.Settings(
+        settings = coordinator_settings.Settings(
             "0.1.0",
             ADDRESS,
             first_epoch=disk.incarnation << 32,
@@ -125,55 +126,55 @@ class Head(Process):
             self._carry_out(instruction)
         self.world.checks.after(self)
 
-    def _carry_out(self, instruction: ce.CoordinatorInstruction) -> None:  # noqa: C901 - one branch per instruction
+    def _carry_out(self, instruction: coordinator_instructions.CoordinatorInstruction) -> None:  # noqa: C901 - one branch per instruction
         disk, executor = self.disk, self.executor
         match instruction:
-            case ce.ToAgent(identity, message):
+            case coordinator_instructions.ToAgent(identity, message):
                 self.world.to_agent(identity, message)
-            case ce.ToClient(identity, answer):
+            case coordinator_instructions.ToClient(identity, answer):
                 self.world.to_client(identity, answer)
-            case ce.StartRequest(epoch, number):
+            case coordinator_instructions.StartRequest(epoch, number):
                 if epoch in executor.deployments:
                     executor.begin((epoch, number), recorded=instruction.record, feed=token_of(instruction.payload))
                 else:
                     reason = "the host does not have the deployment"
                     self.later(0.0, self.handle, ce.RequestBroke(number, c.Fault.EXECUTION, reason))
-            case ce.DropRequest(epoch, number):
+            case coordinator_instructions.DropRequest(epoch, number):
                 executor.end((epoch, number))
-            case ce.HostDeploy(epoch, schedule, peers):
+            case coordinator_instructions.HostDeploy(epoch, schedule, peers):
                 executor.deployments[epoch] = Deployment(schedule, (), {peer.device: peer.address for peer in peers})
-            case ce.HostRelease(epoch):
+            case coordinator_instructions.HostRelease(epoch):
                 executor.remove(epoch)
-            case ce.HostPings(peers):
+            case coordinator_instructions.HostPings(peers):
                 self.pingers = {peer.address for peer in peers}
-            case ce.StartPlanning():
+            case coordinator_instructions.StartPlanning():
                 self._plan(instruction)
-            case ce.StartStandby(job, files):
+            case coordinator_instructions.StartStandby(job, files):
                 model = self.world.models[files[0].name.removesuffix(".onnx")]
                 self._make(job, lambda: (standby_of(model),), 0.1)
-            case ce.CancelPlanning(job):
+            case coordinator_instructions.CancelPlanning(job):
                 self.planning.discard(job)
-            case ce.WriteChunk(identity, chunk, size):
+            case coordinator_instructions.WriteChunk(identity, chunk, size):
                 written = ce.ChunkWritten(identity, chunk.call, chunk.digest, size, complete=True)
                 self._save(lambda: disk.files.update({chunk.digest: size}))
                 self.later(0.001, self.handle, written)
-            case ce.SaveModel(model_name, files):
+            case coordinator_instructions.SaveModel(model_name, files):
                 self._save(lambda: disk.models.update({model_name: files}))
-            case ce.SaveProfile(profile, by_hand):
+            case coordinator_instructions.SaveProfile(profile, by_hand):
                 self._save(lambda: disk.profiles[by_hand].update({profile.name: profile}))
-            case ce.SavePlan(plan):
+            case coordinator_instructions.SavePlan(plan):
                 self._save(lambda: disk.plans.update({plan.job: plan}))
-            case ce.ForgetPlan(job):
+            case coordinator_instructions.ForgetPlan(job):
                 self._save(lambda: self._forget(job))
-            case ce.Compare(check, answers):
+            case coordinator_instructions.Compare(check, answers):
                 *before, last = ([bytes(part) for part in answer.payload] for answer in answers)
                 faults = tuple("" if last == other else "they differ" for other in before)
                 self.world.checks.counted["verified"] += 1
                 self.later(0.001, self.handle, ce.Compared(check, faults))
-            case ce.Audit(event):
+            case coordinator_instructions.Audit(event):
                 if event == "differed":
                     self.world.surprise(f"coordinator: nobody answers wrongly, but {instruction}")
-            case ce.Log(text):
+            case coordinator_instructions.Log(text):
                 self.world.log(f"coordinator: {text}")
         disk.saw_agents = disk.saw_agents or self.machine.members.saw_agents
 
@@ -188,7 +189,7 @@ class Head(Process):
 
     # --- planners -----------------------------------------------------------------------------------------------------------------
 
-    def _plan(self, job: ce.StartPlanning) -> None:
+    def _plan(self, job: coordinator_instructions.StartPlanning) -> None:
         model = self.world.models[job.files[0].name.removesuffix(".onnx")]
         cluster, options, (width, _) = job.cluster, job.options, job.shapes["x"]
         for base in job.bases:

@@ -11,7 +11,7 @@ import pytest
 from bbgrap_coordinator import audit
 from bbgrap_coordinator.audit import MAX_LINE_BYTES, MAX_PER_MINUTE, AuditLog, line_of
 
-from bbgrap.control.coordinator_events import Audit
+from bbgrap.control.coordinator_instructions import Audit
 
 
 @pytest.fixture

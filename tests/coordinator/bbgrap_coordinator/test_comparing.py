@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from bbgrap_coordinator.comparing import compared
 
-from bbgrap.control.coordinator_events import Answer, Compare
+from bbgrap.control.coordinator_instructions import Answer, Compare
 from bbgrap.graph.types import DType
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import encode_array

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from bbgrap_coordinator.host import HostExecutor
 
-from bbgrap.control.coordinator_events import HostDeploy, RequestBroke, RequestDone, StartRequest
+from bbgrap.control.coordinator_events import RequestBroke, RequestDone
+from bbgrap.control.coordinator_instructions import HostDeploy, StartRequest
 from bbgrap.graph.types import DType
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.data import Frame, Kind, unpack_clock

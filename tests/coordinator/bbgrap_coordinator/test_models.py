@@ -8,7 +8,8 @@ import pytest
 from bbgrap_coordinator import models
 from bbgrap_coordinator.models import ModelGoneError, ModelStore
 
-from bbgrap.control.coordinator_events import ChunkWritten, WriteChunk
+from bbgrap.control.coordinator_events import ChunkWritten
+from bbgrap.control.coordinator_instructions import WriteChunk
 from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import ModelChunk, ModelFile
 

@@ -17,7 +17,8 @@ from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import LEAST_LIMIT_S, PlanningQueues, limit_s
 
 from bbgrap.cluster import Cluster
-from bbgrap.control.coordinator_events import PlanFailed, Planned, StartPlanning, StartStandby
+from bbgrap.control.coordinator_events import PlanFailed, Planned
+from bbgrap.control.coordinator_instructions import StartPlanning, StartStandby
 from bbgrap.engine.prepare import prepare
 from bbgrap.engine.standby import standby_of
 from bbgrap.planners.options import PlanOptions

@@ -17,20 +17,17 @@ from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import NodeProfile
-from bbgrap.control.coordinator_events import (
+from bbgrap.control.coordinator_events import HostLinkBroken, PlanFailed, Planned, Tick
+from bbgrap.control.coordinator_instructions import (
     CancelPlanning,
     ForgetPlan,
     HostDeploy,
-    HostLinkBroken,
     HostRelease,
-    PlanFailed,
-    Planned,
     SaveModel,
     SavePlan,
     SaveProfile,
     StartPlanning,
     StartStandby,
-    Tick,
     ToAgent,
 )
 from bbgrap.planners.options import PlanOptions

@@ -1,0 +1,35 @@
+"""What a coordinator is told when it is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bbgrap.control.request_inputs import Keep, in_memory
+from bbgrap.protocol.addresses import place_of
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a coordinator is told; what waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy."""
+
+    version: str
+    data_address: str
+    first_epoch: int = 1
+    max_waiting: int = 256
+    max_waiting_bytes: int = 1 << 30
+    verify_fraction: float = 0.0
+    """The part of the requests that runs a second time, on other nodes; 0 to 1."""
+    verify_key: bytes = b""
+    """What decides which ones: who does not know it cannot foresee them. At most 64 bytes."""
+    fingerprint: str = ""
+    incarnation: int = 0
+    """Which start of a coordinator this is."""
+    started: float = 0.0
+    """When, in seconds since 1970."""
+    keep: Keep = in_memory
+    """How inputs of sequences are kept: a copy, as `bytes` if it takes memory, as views if it is on disk."""
+
+    @property
+    def place(self) -> str:
+        """Where the coordinator's data plane is, and what it shows there."""
+        return place_of(self.data_address, self.fingerprint)
