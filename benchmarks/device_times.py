@@ -22,7 +22,7 @@ from random import Random
 from typing import Any, cast
 
 import numpy as np
-from bbgrap_agent.executor import Deployment
+from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.loading import load
 from bbgrap_agent.weights import WeightStore
 

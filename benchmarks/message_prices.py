@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from bbgrap_agent.executor import Deployment
+from bbgrap_agent.deployment import Deployment
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.costmodel.messages import COLD_MESSAGE_S, GENERIC

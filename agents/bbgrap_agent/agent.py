@@ -27,7 +27,7 @@ from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.key_messages import Enrolled
 from bbgrap.protocol.messages import LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed
-from bbgrap.transport.control import ControlClient
+from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_agent.nanny import Nanny, WorkerEnded

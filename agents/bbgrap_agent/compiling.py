@@ -25,7 +25,7 @@ from bbgrap.graph.types import Array
 from bbgrap.runtime.blocked import BlockedSlicePlan
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalRun, LocalStep, Schedule, box_shape
-from bbgrap_agent.executor import Segment
+from bbgrap_agent.deployment import Segment
 from bbgrap_agent.segment_checks import SegmentCheck, SegmentPlace, placed
 from bbgrap_agent.shared_segments import KnownSegment, SharedSegments, weights_key
 

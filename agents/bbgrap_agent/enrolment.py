@@ -24,7 +24,7 @@ from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.messages import Refused
 from bbgrap.protocol.tokens import KEY_BYTES
 from bbgrap.transport.certificates import make_request
-from bbgrap.transport.control import ControlClient
+from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, KeyPair, no_lock

@@ -13,22 +13,21 @@ import logging
 import queue
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
+from bbgrap.errors import BbgrapError, RemoteProtocolError
 from bbgrap.graph.types import Array
-from bbgrap.protocol.data import Frame, Headers, Kind, SequenceStart, unpack_sequence
-from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
+from bbgrap.protocol.data import Frame, Kind, SequenceStart, unpack_sequence
 from bbgrap.protocol.messages import BytesLike, Peer
-from bbgrap.runtime.execution import Execution, Kernel, SendParts, SlicePlan
+from bbgrap.runtime.execution import Execution, Kernel, SendParts
 from bbgrap.runtime.recording import Clock
-from bbgrap.runtime.schedule import LocalSend, Schedule
 from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
+from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.early_messages import EarlyMessages, RequestKey
 from bbgrap_agent.progress import WorkerProgress
 from bbgrap_agent.recording import OnRecord, Recorder
@@ -44,11 +43,7 @@ MAX_ENDED = 1024
 SPIN_S = 200e-6
 """How long to wait busily for the next message of a request that runs."""
 
-_NOT_THE_SOURCE = "a message that claims to be of device {0} came over the connection of another node"
 _OF_REQUESTS = frozenset({Kind.DATA, Kind.START, Kind.RECORD, Kind.STATE})
-
-Segment = Callable[[Sequence[Array]], Sequence[Array]]
-"""A loaded segment; its inputs and outputs are in the order of `Run`."""
 
 
 class OnFailure(Protocol):
@@ -61,71 +56,6 @@ class OnFailure(Protocol):
 _NOBODY: tuple[str, Callable[[int], None]] = ("", lambda number: None)
 
 _log = logging.getLogger("bbgrap.agent")
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """A deployment as the executor needs it.
-
-    Invariants: `addresses` are the data planes of all devices, in device order, the host last; `fingerprints` are those of their
-    certificates, all "" on a plain data plane. `further` is what it is for requests of a sequence that go on from state,
-    `reading` for those that tell it.
-    """
-
-    epoch: int
-    schedule: Schedule
-    segments: tuple[Segment, ...]
-    names: tuple[str, ...]
-    addresses: tuple[str, ...]
-    slices: SlicePlan
-    fingerprints: tuple[str, ...] = ()
-    further: Deployment | None = None
-    reading: Deployment | None = None
-    received: Mapping[int, MessageLayout] = field(init=False)
-    sent: Mapping[int, MessageLayout] = field(init=False)
-    headers: Headers = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Look up once what every message is."""
-        object.__setattr__(self, "fingerprints", self.fingerprints or ("",) * len(self.addresses))
-        object.__setattr__(self, "received", layouts_received(self.schedule))
-        object.__setattr__(self, "sent", layouts_sent(self.schedule))
-        object.__setattr__(self, "headers", Headers(self.schedule.device, self.epoch, self.sent))
-
-    @property
-    def destinations(self) -> tuple[int, ...]:
-        """The devices it sends to."""
-        also = () if self.further is None else self.further.destinations
-        return tuple(sorted({*also, *(layout.peer for layout in self.sent.values())}))
-
-    def layout(self, message: int) -> MessageLayout | None:
-        """Return what a message that comes here is, of whichever program."""
-        known = self.received.get(message)
-        return known if known is not None or self.further is None else self.further.received.get(message)
-
-    def is_from(self, device: int, fingerprint: str) -> bool:
-        """Whether a device is the peer with this fingerprint: what a message says of its source is worth nothing by itself."""
-        return device < len(self.fingerprints) and self.fingerprints[device] == fingerprint
-
-    def send(self, plane: DataPlane, request: int, step: LocalSend, arrays: Mapping[int, Array]) -> None:
-        """Send the parts of a step out of these arrays, which are those of the buffers by number.
-
-        Raises:
-            ModelError: if an array is not what the schedule says.
-        """
-        payload = pack(self.sent[step.message], self.slices.sent(step, arrays))
-        plane.send(self.addresses[step.destination], self.headers.of(step.message, request), *payload)
-
-    def compute(self, segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Run a segment.
-
-        Raises:
-            ExecutionError: if it fails; the message names the segment.
-        """
-        try:
-            return self.segments[segment](inputs)
-        except Exception as error:  # onnxruntime's exceptions have no common base
-            raise ExecutionError(f"segment '{self.names[segment]}': {' '.join(str(error).split())[:2000]}") from error
 
 
 @dataclass(slots=True)
@@ -296,20 +226,19 @@ class Executor:
         deployment = self._deployments.get(frame.epoch)
         if deployment is None or key in self._ended or key in self._running:
             return
-        if not deployment.is_from(frame.source, arrival.peer):
-            raise RemoteProtocolError(_NOT_THE_SOURCE.format(frame.source))
+        deployment.check_source(frame.source, arrival.peer)
         if frame.source == deployment.schedule.host and key not in self._awaiting:
             start = SequenceStart.parse(arrival.payload) if frame.kind is Kind.STATE else None
             running = self._begin(key, deployment, start, recorded=frame.kind is Kind.RECORD or (start is not None and start.record))
             if running is not None and frame.kind is Kind.DATA:
                 self._deliver(running, frame, arrival)
         elif frame.kind is Kind.DATA:
-            parts = _parts_in(deployment, frame, arrival)
+            parts = deployment.parts_in(frame, arrival)
             for other in self._early.keep(key, (arrival.sender, frame.source), frame.message, parts, len(arrival.payload)):
                 self._on_failure(*other, f"busy: device {frame.source} is too far ahead of the host; its messages were forgotten")
 
     def _deliver(self, running: _Running, frame: Frame, arrival: Arrival) -> None:
-        running.execution.deliver(frame.message, _parts_in(running.deployment, frame, arrival))
+        running.execution.deliver(frame.message, running.deployment.parts_in(frame, arrival))
         running.can_go_on = True
 
     def _admits(self, header: BytesLike, size: int, peer: str) -> bool:
@@ -417,12 +346,3 @@ class Executor:
 
     def _stop(self) -> None:
         self._stopped = True
-
-
-def _parts_in(deployment: Deployment, frame: Frame, arrival: Arrival) -> list[Array]:
-    layout = deployment.layout(frame.message)
-    if layout is None or layout.peer != frame.source:
-        raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
-    if not deployment.is_from(frame.source, arrival.peer):
-        raise RemoteProtocolError(_NOT_THE_SOURCE.format(frame.source))
-    return unpack(layout, arrival.payload)

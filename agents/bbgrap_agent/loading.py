@@ -23,7 +23,7 @@ from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import LocalRun
 from bbgrap.runtime.state_reading import reading_of
 from bbgrap_agent.compiling import CompiledDeployment, SegmentLoader, load_compiled, load_portable
-from bbgrap_agent.executor import Deployment, Segment
+from bbgrap_agent.deployment import Deployment, Segment
 from bbgrap_agent.shared_segments import SharedSegments
 from bbgrap_agent.weights import WeightStore
 

@@ -114,7 +114,8 @@ def _work(
     import zmq
 
     from bbgrap.cluster.files import read_profile
-    from bbgrap.transport.control import ControlClient, check_address
+    from bbgrap.transport.control_client import ControlClient
+    from bbgrap.transport.control_sockets import check_address
     from bbgrap.transport.credentials import Credentials
     from bbgrap.transport.discovery import MDNS, discover
     from bbgrap.transport.exit_with_parent import exit_with_parent

@@ -24,7 +24,7 @@ from bbgrap.graph.onnx_layout import Extents, Patch
 from bbgrap.graph.types import Array, DType
 from bbgrap.runtime.blocked import BlockedSlicePlan, blocked
 from bbgrap.runtime.schedule import Box, BufferSpec, LocalJoin, LocalPart, LocalRun, Schedule
-from bbgrap_agent.executor import Segment
+from bbgrap_agent.deployment import Segment
 
 TOLERANCE = 1e-5
 """Of the largest magnitude in a tensor: a sum that is fused with a convolution is added in another order."""

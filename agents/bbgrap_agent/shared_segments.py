@@ -12,7 +12,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.graph.onnx_layout import Boundary
-from bbgrap_agent.executor import Segment
+from bbgrap_agent.deployment import Segment
 
 MAX_KNOWN = 16_384
 """Compiled segments of which it is remembered what they offer."""

@@ -51,7 +51,7 @@ def doctor(
     from bbgrap.doctor.findings import exit_code, in_order
     from bbgrap.doctor.local_checks import check_here
     from bbgrap.doctor.local_facts import read_here
-    from bbgrap.transport.control import check_address
+    from bbgrap.transport.control_sockets import check_address
 
     address = check_address(coordinator) if coordinator else ""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "bbgrap"

@@ -18,7 +18,8 @@ from packaging.requirements import Requirement
 from bbgrap.doctor.machine import read_machine
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.inspection import MachineFacts
-from bbgrap.transport.control import DEFAULT_PORT, is_listening
+from bbgrap.transport.control_client import is_listening
+from bbgrap.transport.control_sockets import DEFAULT_PORT
 
 _CONNECT_S = 2.0
 

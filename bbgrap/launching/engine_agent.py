@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bbgrap.transport.control import is_listening
+from bbgrap.transport.control_client import is_listening
 from bbgrap.transport.credentials import INSECURE, TOKEN, TOKEN_FILE
 
 GONE_S = 30.0

@@ -33,7 +33,7 @@ from bbgrap.cluster.documents import Document
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.cluster.units import SIZES
 from bbgrap.errors import UsageError
-from bbgrap.transport.control import check_address
+from bbgrap.transport.control_sockets import check_address
 
 _FILE_KEYS = ("cluster", "ssh_config", "coordinator", "defaults", "hosts")
 _COORDINATOR_KEYS = ("address", "bind", "ssh", "bin", "options", "join_token")

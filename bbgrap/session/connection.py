@@ -44,7 +44,8 @@ from bbgrap.protocol.key_messages import CreateToken, KeyStatus, ListTokens, Rev
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
 from bbgrap.protocol.status_messages import NodeStatus, PlanShown, ReadPlan, ReadStatus, Status
 from bbgrap.protocol.version import VERSION
-from bbgrap.transport.control import ControlClient, check_address, is_listening, unavailable
+from bbgrap.transport.control_client import ControlClient, is_listening, unavailable
+from bbgrap.transport.control_sockets import check_address
 from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.discovery import MDNS, discover
 from bbgrap.transport.wakeup_queue import WakeupQueue

@@ -34,7 +34,7 @@ from bbgrap.protocol.key_messages import (
 from bbgrap.protocol.messages import AgentMessage, Join, Refused
 from bbgrap.protocol.roles import MAY, NODE, Role, needed_for
 from bbgrap.protocol.tokens import Token
-from bbgrap.transport.control import key_of
+from bbgrap.transport.control_server import key_of
 from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import KeyPair, ServerLock
 from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, read_keys, write_keys, write_secret

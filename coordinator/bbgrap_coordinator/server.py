@@ -50,7 +50,7 @@ from bbgrap.protocol.client_messages import Cancel, Failed, Fault, Greeting, Run
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
 from bbgrap.protocol.messages import Deploy, DeploymentFailed, Leave, Refused, Welcome
-from bbgrap.transport.control import ControlServer
+from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue

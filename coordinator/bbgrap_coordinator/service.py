@@ -22,7 +22,8 @@ from bbgrap.doctor.local_facts import look_up
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
-from bbgrap.transport.control import ControlServer, check_address
+from bbgrap.transport.control_server import ControlServer
+from bbgrap.transport.control_sockets import check_address
 from bbgrap.transport.discovery import announce
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap.transport.file_limits import allow_many_descriptors

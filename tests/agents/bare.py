@@ -26,7 +26,7 @@ from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.tensors import encode_array
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
-from bbgrap.transport.control import ControlServer
+from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.pings import PingAnswers
 from bbgrap.transport.tcp import TcpDataPlane
 

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bbgrap_agent import main, nanny, worker
-from bbgrap_agent.executor import Deployment
+from bbgrap_agent.deployment import Deployment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,7 @@ from bbgrap.local import LocalCluster
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.control import ControlClient
+from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import ClientLock

@@ -16,7 +16,7 @@ from bbgrap.errors import AccessError
 from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import ListTokens
 from bbgrap.protocol.messages import PROTOCOL_VERSION
-from bbgrap.transport.control import ControlClient
+from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.credentials import Credentials
 from tests.cluster import tiny
 from tests.known_agents import known_cluster

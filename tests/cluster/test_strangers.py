@@ -269,7 +269,7 @@ def test_strangers_at_the_local_sockets_get_nothing(cluster):
 @pytest.mark.faults
 @unchanged
 def test_a_recorded_session_is_of_no_use(cluster, keys, tmp_path, monkeypatch):
-    monkeypatch.setattr("bbgrap.transport.control.open_channel", lambda _: None)  # tensors go over the network
+    monkeypatch.setattr("bbgrap.transport.control_client.open_channel", lambda _: None)  # tensors go over the network
     token = tmp_path / "token"
     token.write_text((cluster.logs / "state" / "keys" / "local.token").read_text())
     with Relay(split(cluster.address)) as relay:

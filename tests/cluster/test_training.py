@@ -136,7 +136,7 @@ def test_a_step_that_an_agent_dies_in_is_repeated_from_the_last_whole_state(tmp_
 
 @pytest.mark.faults
 def test_weights_leave_their_client_once_and_not_again_when_an_agent_is_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr("bbgrap.transport.control.open_channel", lambda _: None)  # all that the client says goes through the relay
+    monkeypatch.setattr("bbgrap.transport.control_client.open_channel", lambda _: None)  # all that the client says goes through the relay
     step, _, feeds, wanted = known("mlp")
     weights, samples = (sum(array.nbytes for array in of.values()) for of in (step.initial, feeds[0]))
     losses, sent = [], []

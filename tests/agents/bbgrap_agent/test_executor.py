@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bbgrap_agent import early_messages
-from bbgrap_agent.executor import Deployment, Executor
+from bbgrap_agent.deployment import Deployment
+from bbgrap_agent.executor import Executor
 
 from bbgrap.graph.types import DType
 from bbgrap.protocol.data import Frame, Kind

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from bbgrap_agent.executor import Deployment, Executor
+from bbgrap_agent.deployment import Deployment
+from bbgrap_agent.executor import Executor
 from bbgrap_agent.sequence_states import SequenceStates
 
 from bbgrap.errors import RemoteProtocolError

@@ -13,7 +13,7 @@ from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.client_messages import Ask, Cancel, Greeting, Hello, ListNodes, Nodes, RunModel, RunResult, StillWorking
 from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
 from bbgrap.session.connection import Connection, StoppedError
-from bbgrap.transport.control import ControlServer
+from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.credentials import Credentials
 
 

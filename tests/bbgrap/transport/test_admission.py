@@ -13,7 +13,8 @@ from zmq.utils import z85
 from bbgrap.errors import UsageError
 from bbgrap.transport import admission
 from bbgrap.transport.admission import REFUSED_AT_ONCE, REFUSED_PER_S, KeyCheck, ThrottledListener, answer
-from bbgrap.transport.control import ControlClient, ControlServer
+from bbgrap.transport.control_client import ControlClient
+from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.locks import ClientLock, KeyPair, ServerLock
 
 OWN, KNOWN = KeyPair.of(bytes(range(32))), KeyPair.of(bytes(range(1, 33)))
@@ -93,7 +94,7 @@ SERVER = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 import zmq
-from bbgrap.transport.control import ControlServer
+from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.locks import KeyPair, ServerLock
 known = KeyPair.of(bytes(range(1, 33))).public
 with zmq.Context() as context:

@@ -7,7 +7,9 @@ from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.codec import TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
 from bbgrap.transport import frame_pieces
-from bbgrap.transport.control import ControlClient, ControlServer, check_address, unavailable
+from bbgrap.transport.control_client import ControlClient, unavailable
+from bbgrap.transport.control_server import ControlServer
+from bbgrap.transport.control_sockets import check_address
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
 

@@ -8,7 +8,7 @@ import time
 
 SERVER = """
 import sys, threading, time, zmq
-from bbgrap.transport.control import ControlServer
+from bbgrap.transport.control_server import ControlServer
 server = ControlServer(zmq.Context(), "tcp://127.0.0.1:0")
 print(server.address, flush=True)
 threading.Thread(target=lambda: (sys.stdin.read(), __import__("os")._exit(0)), daemon=True).start()

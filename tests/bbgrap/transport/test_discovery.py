@@ -11,7 +11,7 @@ from bbgrap.errors import AccessError, ClusterUnavailableError, UsageError
 from bbgrap.protocol.roles import Role
 from bbgrap.protocol.tokens import Token
 from bbgrap.transport import discovery
-from bbgrap.transport.control import ControlServer
+from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.discovery import announce, discover
 from bbgrap.transport.locks import ClientLock, KeyPair, ServerLock, no_lock
 

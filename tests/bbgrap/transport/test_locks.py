@@ -7,7 +7,9 @@ import pytest
 import zmq
 
 from bbgrap.protocol.tokens import Token
-from bbgrap.transport.control import HANDSHAKE_S, SESSION_BYTES, ControlClient, ControlServer, key_of
+from bbgrap.transport.control_client import ControlClient
+from bbgrap.transport.control_server import ControlServer, key_of
+from bbgrap.transport.control_sockets import HANDSHAKE_S, SESSION_BYTES
 from bbgrap.transport.locks import NOBODY, ClientLock, KeyPair, ServerLock
 
 WAIT_S = 10

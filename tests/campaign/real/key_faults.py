@@ -25,7 +25,7 @@ from bbgrap.protocol.messages import PROTOCOL_VERSION
 from bbgrap.protocol.roles import Role
 from bbgrap.protocol.tokens import Token
 from bbgrap.protocol.version import VERSION
-from bbgrap.transport.control import ControlClient
+from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.locks import ClientLock, KeyPair
 from benchmarks.machines import COORDINATOR
 from tests.campaign.real.world import CLIENTS, GUESTS, World, wait

@@ -19,7 +19,7 @@ from bbgrap.protocol.messages import AgentMessage, Refused
 from bbgrap.protocol.roles import MAY, NODE, Role
 from bbgrap.protocol.tokens import Token
 from bbgrap.transport.certificates import make_request
-from bbgrap.transport.control import SESSION_BYTES
+from bbgrap.transport.control_sockets import SESSION_BYTES
 from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import KeyPair
 from tests.messages import AGENT, CLIENT, KEYS

@@ -34,7 +34,8 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Ask, ModelFile, RunModel
 from bbgrap.protocol.codec import TO_COORDINATOR
 from bbgrap.protocol.messages import Peer, Welcome
-from bbgrap.transport.control import ControlClient, ControlServer
+from bbgrap.transport.control_client import ControlClient
+from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.zoo import materialize
 from tests.coordinator.bbgrap_coordinator.test_planning import SHAPES, STRANGE

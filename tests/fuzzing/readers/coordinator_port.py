@@ -26,7 +26,8 @@ import psutil
 import zmq
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.transport.control import ControlClient, ControlServer
+from bbgrap.transport.control_client import ControlClient
+from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.locks import ClientLock, KeyPair, ServerLock
 from tests.fuzzing.readers.reader import Reader
 

@@ -1,0 +1,180 @@
+"""The end of a control connection that an agent or client has; its laws are those of `bbgrap.transport.control_sockets`."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from bbgrap.errors import ClusterUnavailableError, RemoteProtocolError, UsageError
+from bbgrap.protocol.addresses import split_address
+from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport import frame_pieces
+from bbgrap.transport.channel import Channel, open_channel
+from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, set_limits
+from bbgrap.transport.locks import CLOSED, FAILED, ClientLock, FindLock, no_lock, refusal, was_closed
+
+
+class ControlClient:
+    """The end of an agent or client; it reconnects for ever by itself.
+
+    Invariants: the identity stays the same over reconnections.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        find_lock: FindLock = no_lock,
+        *,
+        closed_before_sure: float = CLOSED,
+    ) -> None:
+        """Begin to connect to `tcp://HOST:PORT`, with the keys that `find_lock` returns.
+
+        After `closed_before_sure` handshakes that the other side has ended without a reason, the keys are taken for wrong.
+
+        Raises:
+            UsageError: if the address is malformed.
+            AccessError: if `find_lock` does.
+        """
+        self._context = context
+        self._session = secrets.token_bytes(SESSION_BYTES)
+        self._find_lock = find_lock
+        self._closed_before_sure = closed_before_sure
+        self.lock: ClientLock | None = None
+        self.address = address
+        self.channel: Channel | None = None
+        self._broken = False
+        self.socket = self._open()
+
+    @property
+    def files(self) -> tuple[zmq.Socket[bytes] | int, ...]:
+        """What to poll: a message may wait when one of them is readable."""
+        return (self.socket,) if self.channel is None else (self.socket, self.channel.fileno())
+
+    def use_channel(self, invitation: str) -> None:
+        """Open the channel that the coordinator invites to, if it is on this machine."""
+        self._leave_channel()
+        self.channel = open_channel(invitation)
+
+    def _leave_channel(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def _open(self) -> zmq.Socket[bytes]:
+        self.lock = self._find_lock()
+        socket = self._context.socket(zmq.DEALER)
+        set_limits(socket)
+        if self.lock is not None:
+            self.lock.set_on(socket)
+        socket.ipv6 = is_ipv6(self.address)
+        socket.reconnect_ivl = 100
+        socket.reconnect_ivl_max = 2_000
+        self._failures, self._refused = 0, ""
+        self._monitor = socket.get_monitor_socket(FAILED | zmq.EVENT_DISCONNECTED)
+        try:
+            socket.connect(self.address)
+        except zmq.ZMQError as error:
+            self._close(socket, 0)
+            raise UsageError(f"address '{self.address}': expected tcp://HOST:PORT: {error.strerror}") from error
+        return socket
+
+    def _close(self, socket: zmq.Socket[bytes], linger_ms: int | None = None) -> None:
+        socket.disable_monitor()
+        self._monitor.close(0)
+        socket.close(linger_ms)
+
+    @property
+    def refused(self) -> str:
+        """Why the coordinator does not take this side's connections, if it has said so; then there will be none before `reopen`."""
+        self._look()
+        return self._refused
+
+    def was_broken(self) -> bool:
+        """Whether a connection has ended since this was asked last: what was on its way may be lost."""
+        self._look()
+        broken, self._broken = self._broken, False
+        return broken
+
+    def _look(self) -> None:
+        """Note what ZeroMQ tells of the connection."""
+        while self._monitor.poll(0):
+            message = recv_monitor_message(self._monitor)
+            event, value = int(message["event"]), int(message["value"])
+            self._broken = self._broken or event == zmq.EVENT_DISCONNECTED
+            self._failures += was_closed(event, value)
+            why = refusal(self.lock, self.address, event, value, closed=self._failures >= self._closed_before_sure)
+            self._refused = self._refused or why
+
+    def has_new_lock(self) -> bool:
+        """Whether the keys are others than those of this connection: a token was replaced."""
+        return self._find_lock() != self.lock
+
+    def reopen(self) -> None:
+        """Replace the connection; what was queued is lost."""
+        self._leave_channel()
+        self._close(self.socket, 0)
+        self.socket = self._open()
+
+    def send(self, frames: Sequence[BytesLike]) -> None:
+        """Send a message; with a full queue it is lost, and the protocol says it again."""
+        if self.channel is None or not self.channel.send(frames):
+            frame_pieces.send(self.socket, frame_pieces.cut(self._session, frames))
+
+    def receive(self) -> list[BytesLike] | None:
+        """Take a waiting message, or None."""
+        try:
+            frames = None if self.channel is None else self.channel.receive()
+        except (ConnectionError, RemoteProtocolError):  # the other connection says what is to be said
+            self._leave_channel()
+            self._broken = True
+            frames = None
+        if frames is not None:
+            return frames
+        while (received := frame_pieces.receive(self.socket, route=0)) is not None:
+            self._failures = 0
+            if frames := frame_pieces.join(
+                received[1][0], received[1][1:]
+            ):  # else it was too large, or only asked whether this side is there
+                return frames
+        return None
+
+    def close(self) -> None:
+        """Close the connection, after what is queued has gone out or half a second has passed."""
+        self._leave_channel()
+        self._close(self.socket)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def is_listening(address: str, within_s: float) -> bool:
+    """Whether anything takes connections at an address."""
+    host, port = split_address(address)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), within_s).close()
+    except (OSError, UnicodeError, OverflowError):
+        return False
+    return True
+
+
+def unavailable(address: str, within_s: float) -> ClusterUnavailableError:
+    """Return the error for a coordinator that does not answer, or whose host has no address."""
+    host, port = split_address(address)
+    try:
+        socket.getaddrinfo(host.strip("[]"), port)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "no such name"
+        return ClusterUnavailableError(f"no coordinator answers at {address}: host '{host}' cannot be found ({reason}); is its name right?")
+    return ClusterUnavailableError(
+        f"no coordinator answers at {address} within {within_s:g} s; start one with: bbgrap-coordinator --bind {address}"
+    )

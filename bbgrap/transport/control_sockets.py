@@ -1,0 +1,66 @@
+"""Control connections: one ROUTER on the coordinator (`control_server`), one DEALER per agent or client (`control_client`).
+
+They are locked by the keys of `bbgrap.transport.locks`. A message is the frames that `bbgrap.protocol.codec` makes, behind one that says
+who speaks and how they are cut (`frame_pieces`). A peer is known by its key and a number of its own: nobody can speak or hear under another
+one's key, whatever it says of itself. A client on the coordinator's machine can have a shared-memory channel besides, which takes what fits
+(`bbgrap.transport.channel`). Laws: sending never waits; a peer that breaks the framing or the size limit loses its connection, nothing
+else; a socket belongs to one thread at a time.
+
+Strangers end at the handshake: it has `HANDSHAKE_S`, and ZeroMQ keeps at most one frame of `frame_pieces.MOST_BYTES` of each meanwhile.
+What remains: it bounds a frame and the number of whole messages (`rcvhwm`), but not the frames of a message that is not whole yet, so a
+peer with a key that never ends a message can make it take memory, until its connection breaks. Whole messages that are too large are
+forgotten.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from bbgrap.errors import UsageError
+from bbgrap.protocol.addresses import split_address
+from bbgrap.transport import frame_pieces
+
+DEFAULT_PORT = 7070
+HANDSHAKE_S = 2.0
+"""How long a connection may take to show its key. Chosen: 20 round trips around the world."""
+SESSION_BYTES = 16
+"""The number that a peer gives itself, by chance, and keeps over its connections."""
+_QUEUE = 10_000
+"""Messages queued per peer. Chosen: far above the window of weight chunks; a full queue means that the peer is gone."""
+_LINGER_MS = 500
+"""A last `Leave` or answer may still go out; nothing waits longer at exit."""
+_KEEPALIVE_S, _KEEPALIVES = 2, 3
+"""How often the kernel asks whether the other side of a silent connection is there, in seconds, and how often in vain."""
+
+
+def set_limits(socket: zmq.Socket[bytes]) -> None:
+    """Bound what a peer may make this end keep, and how long it may be silent."""
+    socket.linger = _LINGER_MS
+    socket.sndhwm = socket.rcvhwm = _QUEUE
+    socket.maxmsgsize = frame_pieces.MOST_BYTES
+    socket.handshake_ivl = round(HANDSHAKE_S * 1000)
+    # The kernel ends connections whose other side is gone without a word. libzmq's own heartbeats would do it, too, but they end the
+    # process (`Assertion failed: !_io_error`, 4.3.5) where a peer has come anew under its identity and its old connection then breaks.
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = _KEEPALIVE_S
+    socket.tcp_keepalive_intvl = _KEEPALIVE_S
+    socket.tcp_keepalive_cnt = _KEEPALIVES
+
+
+def is_ipv6(address: str) -> bool:
+    """Whether the host of an address is an IPv6 address; a name is looked up as IPv4."""
+    return split_address(address)[0].startswith("[")
+
+
+def check_address(address: str) -> str:
+    """Return `tcp://HOST:PORT`; the scheme and the port may be left out.
+
+    Raises:
+        UsageError: if the address is none.
+    """
+    host, colon, port = address.removeprefix("tcp://").rpartition(":")
+    if not colon:
+        host, port = port, str(DEFAULT_PORT)
+    if not host or "://" in host or not port.isdigit() or not 0 <= int(port) < 65536:
+        raise UsageError(f"address '{address}': expected tcp://HOST:PORT, for example tcp://127.0.0.1:{DEFAULT_PORT}")
+    return f"tcp://{host}:{port}"
