@@ -104,4 +104,4 @@ class Blame:
         return done
 
     def _drop_all(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
-        return [instruction for variant in list(plan.variants) for instruction in self.requests.drop(variant)]
+        return [instruction for variant in list(plan.variants) for instruction in self.requests.recovery.drop(variant)]

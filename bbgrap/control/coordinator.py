@@ -108,8 +108,9 @@ class CoordinatorMachine:
         spares = SparePlans(self.members, self.links, self.loading, self.standbys)
         self.statistics = RequestStatistics(settings, now)
         self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares, self.statistics)
+        self.recovery = self.requests.recovery
         self.status = StatusReader(self.members, self.links, self.requests, self.statistics)
-        self.faults = LinkFaults(settings, self.members, self.links, self.loading, self.planning, self.requests)
+        self.faults = LinkFaults(settings, self.members, self.links, self.loading, self.planning, self.recovery)
         self.queries = Queries(self.members, self.loading, self.planning, self.status)
         self.blame = Blame(self.loading, self.planning, self.requests)
         self._restore(kept, now)
@@ -201,7 +202,7 @@ class CoordinatorMachine:
             kept = self._kept_by(known)
             # It asks again because what was said to it was lost: releases and deployments, perhaps.
             gone = [ToAgent(identity, Release(epoch)) for epoch in join.holds if epoch not in kept]
-            lost = [i for v in self.loading.not_held(known, join.holds, now) for i in self.requests.take_back(v)[1]]
+            lost = [i for v in self.loading.not_held(known, join.holds, now) for i in self.recovery.take_back(v)[1]]
             return [self.members.welcome(known, kept), *gone, *lost, *self.loading.say_again(known, now)]
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
@@ -236,7 +237,7 @@ class CoordinatorMachine:
                 if was_stuck and not member.seen_stuck:
                     self._touch_waiting()
                 relieved = self._relieve(member) if member.seen_stuck else []
-                return [ToAgent(member.identity, HeartbeatSeen()), *relieved, *self.requests.forgotten(member, now)]
+                return [ToAgent(member.identity, HeartbeatSeen()), *relieved, *self.recovery.forgotten(member, now)]
             case WeightsMissing():
                 return self.loading.missing(member, message.epoch, message.digests, now)
             case WeightStored():
@@ -280,15 +281,15 @@ class CoordinatorMachine:
         reason = f"agent '{member.name}' cannot run the deployment: {why}"
         if any(self.links.is_suspect(member.name, other) for other in (*variant.parts, COORDINATOR) if other != member.name):
             # It cannot connect: what is known soon of its links decides where to load instead.
-            return [Log(f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"), *self.requests.drop(variant)]
-        return self.requests.lose_variant(variant, member.name, reason, now)
+            return [Log(f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"), *self.recovery.drop(variant)]
+        return self.recovery.lose_variant(variant, member.name, reason, now)
 
     def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[CoordinatorInstruction]:
         told = Log(f"the worker of agent '{member.name}' ended: {message.reason}", event="worker lost", node=member.name)
         blamed = self.blame.worker_ended(member, message) if message.guilty else []
         variants = self.loading.load_again(member, now)
-        self.requests.let_go(now, member.name)
-        return [told, *blamed, *self.requests.lose_agent(member, variants)]
+        self.recovery.let_go(now, member.name)
+        return [told, *blamed, *self.recovery.lose_agent(member, variants)]
 
     def _lose(self, member: Member, event: str, verb: str, now: float) -> list[CoordinatorInstruction]:
         """Take an agent out; what ran on it runs again on what is left."""
@@ -300,7 +301,7 @@ class CoordinatorMachine:
         return [
             Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} left", event=how, node=member.name),
             Audit(how, peer_of(member.identity, member.name)),
-            *self.requests.lose_agent(member, variants),
+            *self.recovery.lose_agent(member, variants),
             *self.profiling.lost(member, now),
             *self.queries.lost(member, now),
             *self.links.allow(),
@@ -317,7 +318,7 @@ class CoordinatorMachine:
         """Let others do what waits behind a segment that takes unusually long."""
         done: list[CoordinatorInstruction] = []
         for variant, numbers in list(kept_waiting(member, self.loading)):
-            done += self.requests.take_back(variant, numbers)[1]
+            done += self.recovery.take_back(variant, numbers)[1]
         return done
 
     # --- clients ----------------------------------------------------------------------------------------------------------------
@@ -397,7 +398,7 @@ class CoordinatorMachine:
         done += again
         for variant in late:
             names = ", ".join(sorted(variant.away or variant.pending))
-            done += self.requests.lose_variant(variant, names, f"no answer from {names} in time", now)
+            done += self.recovery.lose_variant(variant, names, f"no answer from {names} in time", now)
         for variant, number in list(stalled(self.requests.open, self.members, self.loading, now)):
             done += self.faults.stalled(variant, number, now)
         unawaited = (*self.requests.synthetic.running(), *self.requests.verifying.in_flight())
@@ -406,7 +407,7 @@ class CoordinatorMachine:
             done += self.requests.synthetic.taken_back(variant)
             done += self.requests.verifying.taken_back(variant)
             done += self.faults.try_all(variant, now)
-        self.requests.let_go(now)
+        self.recovery.let_go(now)
         for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
             self.loading.touch(plan)
         done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)

@@ -10,19 +10,18 @@ nothing can run it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from bbgrap.control.assignment import RequestAssigner
 from bbgrap.control.audit import RunCounts
 from bbgrap.control.callers import NO_AGENT, answer_callers
 from bbgrap.control.coordinator_events import RequestBroke, RequestDone
-from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest, ToAgent, ToClient
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest, ToClient
 from bbgrap.control.coordinator_settings import Settings
-from bbgrap.control.loading import PATIENCE_S, Loading
+from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.open_requests import OpenRequests
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import MAX_DEATHS, Caller, Request, ServedPlan, Variant
+from bbgrap.control.plans import Caller, Request, ServedPlan, Variant
+from bbgrap.control.request_recovery import RequestRecovery
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.scaled_plans import learn
 from bbgrap.control.sequences import NO_PROGRAM, Sequences
@@ -32,18 +31,8 @@ from bbgrap.control.synthetic_requests import SyntheticRequests
 from bbgrap.control.tracing import Traces
 from bbgrap.control.verifying import Verifying
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
-from bbgrap.protocol.messages import Abandon, Recorded, RequestFailed
+from bbgrap.protocol.messages import Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
-
-MAX_LOSSES = 6
-"""Runs that may lose an agent that nobody blames the request for: machines that go one after the other take none of them with them."""
-FORGOTTEN_S = 1.0
-"""After how long a kernel for a request that is not there an agent is told again; messages may be lost with a connection."""
-LEFT_S = 10.0
-"""How long it may still go on then, if it has not heard it before."""
-HOLD_S = 0.25
-"""How long a request that ran at the other end of a broken connection does not run elsewhere, unless that end is heard of. A worker that
-dies closes its connections before its nanny can say so, and what has ended it must not end the next one. Chosen: two heartbeats."""
 
 
 class Requests:
@@ -80,6 +69,7 @@ class Requests:
         self.assigner = RequestAssigner(members, loading, standbys, self.sequences, self.open)
         self.synthetic = SyntheticRequests(loading, planning)
         self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)
+        self.recovery = RequestRecovery(members, loading, self.table, self.sequences, self.synthetic, self.verifying)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
 
@@ -183,6 +173,9 @@ class Requests:
     def _fail_lost(self, request: Request, why: str) -> list[CoordinatorInstruction]:
         label = "" if request.sequence is None else request.sequence.label
         return self.table.fail(request.number, "failed", Fault.STATE_LOST, f"{label}: its state is lost: {why}; begin it again")
+
+    def _refuse_waiting(self, plan: ServedPlan, fault: Fault, reason: str) -> list[CoordinatorInstruction]:
+        return [instruction for number in list(plan.waiting) for instruction in self.table.fail(number, "failed", fault, reason)]
 
     def _start(self, request: Request, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         request.tracker.move("variant free")
@@ -308,7 +301,7 @@ class Requests:
         if request.sequence is None or not self.sequences.lost(request.sequence):
             return self._fail_lost(request, reason)
         told = Log(f"{request.sequence.label}: {reason}; {request.sequence.steps} requests run again", epoch=variant.epoch)
-        return [told, *self.take_back(variant, [request.number])[1]]
+        return [told, *self.recovery.take_back(variant, [request.number])[1]]
 
     def cancel(self, caller: Caller) -> list[CoordinatorInstruction]:
         """Forget a caller without an answer."""
@@ -332,90 +325,3 @@ class Requests:
         for event in self.traces.overdue(now):
             done += self._answer(self.open[event.request], event, (), None)
         return done
-
-    # --- losing -----------------------------------------------------------------------------------------------------------------
-
-    def lose_agent(self, member: Member, variants: Collection[Variant]) -> list[CoordinatorInstruction]:
-        """Run again, elsewhere, what ran on an agent that is gone or has lost its worker."""
-        done: list[CoordinatorInstruction] = []
-        for variant in variants:
-            again, abandoned = self.take_back(variant)
-            done += abandoned
-            for request in again:
-                request.lost.append(member.name)
-                if len(request.lost) >= MAX_LOSSES:
-                    names = ", ".join(f"'{name}'" for name in request.lost)
-                    what = f"request {request.number}: agents {names} were lost while it ran"
-                    reason = f"{what}; it may be what ends them, so it is not run again"
-                    done += self.table.fail(request.number, "failed", Fault.EXECUTION, reason)
-        return done
-
-    def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[CoordinatorInstruction]:
-        """Go on without a variant that a node cannot load; without any left of its job, there is no plan for its world."""
-        plan = variant.plan
-        text = f"'{variant.name}' of {plan.called} is given up: {reason}"
-        told = Log(text, event="given up", node=node, model=plan.model, epoch=variant.epoch)
-        done: list[CoordinatorInstruction] = [told, *self.drop(variant)]
-        if plan.is_standby:
-            plan.refusals[node] += 1
-            if plan.refusals[node] >= MAX_DEATHS:
-                plan.refused[node] = reason
-                plan.wait(now)
-        elif not any(other.job == variant.job for other in plan.variants):
-            # A worker that ended while it loaded need not end again: once is no reason to refuse what waits.
-            plan.refusals[node] += 1
-            if plan.refusals[node] >= MAX_DEATHS:
-                plan.fails(variant.world, Fault.EXECUTION, reason, now)
-        return done
-
-    def drop(self, variant: Variant) -> list[CoordinatorInstruction]:
-        """Release a variant; what runs on it runs again elsewhere."""
-        _, done = self.take_back(variant)
-        return [*done, *self.loading.release(variant)]
-
-    def hold(self, variant: Variant, name: str, now: float) -> list[CoordinatorInstruction]:
-        """Take back what runs on a variant; it runs again when something is heard of an agent, or shortly."""
-        again, done = self.take_back(variant)
-        for request in again:
-            request.held = (name, now + HOLD_S)
-        return done
-
-    def forgotten(self, member: Member, now: float) -> list[CoordinatorInstruction]:
-        """Tell an agent again that nobody wants what it computes for long: the first time it may not have heard it."""
-        beat = member.beat
-        if not beat.request or beat.seconds <= FORGOTTEN_S or now - member.reminded <= FORGOTTEN_S:
-            return []
-        variant = self.loading.find(beat.epoch)
-        wanted = {number for _, number, _, _ in self.synthetic.running()} | (set() if variant is None else variant.queue.running.keys())
-        if beat.request in wanted or (beat.seconds < PATIENCE_S and self.sequences.is_left_by(beat.request)):
-            return []
-        member.reminded = now
-        request = self.table.find(beat.request)
-        patience = LEFT_S if request is None else self.table.patience_with(request)
-        return [ToAgent(member.identity, Abandon(beat.epoch, beat.request, patience))]
-
-    def let_go(self, now: float, name: str = "") -> None:
-        """Let requests run again that were held for an agent that has been heard of, or for long enough."""
-        for request in self.open.values():
-            if request.held is not None and (request.held[0] == name or now >= request.held[1]):
-                request.held = None
-                self.loading.touch(request.plan)
-
-    def take_back(self, variant: Variant, numbers: Collection[int] | None = None) -> tuple[list[Request], list[CoordinatorInstruction]]:
-        """Let requests of a variant, all unless told which, be the next ones to start, under new numbers: late messages are not theirs."""
-        again, done = [], [*self.synthetic.taken_back(variant), *(self.verifying.taken_back(variant) if numbers is None else ())]
-        for number in sorted(n for n in variant.queue.running if n in self.open and (numbers is None or n in numbers)):
-            request = self.open[number]
-            done += self.loading.abandon(request.epoch, number, self.table.patience_with(request))
-            del variant.queue.running[number]
-            request.tracker.move("taken back")
-            request.epoch = 0
-            self.table.renumber(request)
-            request.plan.waiting.append(request.number)
-            self.loading.touch(request.plan)
-            again.append(request)
-        self.loading.touch(variant.plan)
-        return again, done
-
-    def _refuse_waiting(self, plan: ServedPlan, fault: Fault, reason: str) -> list[CoordinatorInstruction]:
-        return [instruction for number in list(plan.waiting) for instruction in self.table.fail(number, "failed", fault, reason)]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
 from bbgrap.control.coordinator_settings import Settings
-from bbgrap.control.dispatch import Requests
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Variant
+from bbgrap.control.request_recovery import RequestRecovery
 from bbgrap.protocol.messages import LinksTried
 
 MAX_STALLS = 3
@@ -26,7 +26,7 @@ class LinkFaults:
     """The variants whose links are in doubt: those that have `suspects`."""
 
     def __init__(
-        self, settings: Settings, members: Members, links: Links, loading: Loading, planning: Planning, requests: Requests
+        self, settings: Settings, members: Members, links: Links, loading: Loading, planning: Planning, recovery: RequestRecovery
     ) -> None:
         """Start without any."""
         self._settings = settings
@@ -34,7 +34,7 @@ class LinkFaults:
         self._links = links
         self._loading = loading
         self._planning = planning
-        self._requests = requests
+        self._recovery = recovery
 
     def broken(self, member: Member | None, address: str, now: float) -> list[CoordinatorInstruction]:
         """Run again what a broken connection may have lost, and find out whether the two still reach each other.
@@ -50,7 +50,7 @@ class LinkFaults:
         for variant in self._loading.of_member(first.name):
             if variant.is_ready and (name == COORDINATOR or name in variant.parts):
                 variant.suspects.add(first.name)
-                done += self._requests.hold(variant, first.name if other is None else other.name, now)
+                done += self._recovery.hold(variant, first.name if other is None else other.name, now)
         return [*done, *self._links.suspect(first, name, now)]
 
     @property
@@ -76,19 +76,19 @@ class LinkFaults:
         for variant in list(self._loading.by_epoch.values()):
             names = {*variant.parts, COORDINATOR}
             if any(pair <= names for pair in self._links.apart):
-                done += self._requests.drop(variant)
+                done += self._recovery.drop(variant)
         return done
 
     def stalled(self, variant: Variant, number: int, now: float) -> list[CoordinatorInstruction]:
         """Run a request again with which nothing goes on, and have its agents try each other."""
-        again, done = self._requests.take_back(variant, [number])
+        again, done = self._recovery.take_back(variant, [number])
         if not again:
             return []
         again[0].lost.append(" or ".join(variant.parts))
         variant.stalls += 1
         if variant.stalls >= MAX_STALLS and variant.is_ready:
             # Whatever is wrong with it on its agents, another epoch does not have it.
-            done += self._requests.take_back(variant)[1]
+            done += self._recovery.take_back(variant)[1]
             text = f"'{variant.name}' of {variant.plan.called} answers nothing any more: it is loaded anew"
             told = Log(text, event="stalled", model=variant.plan.model, epoch=variant.epoch)
             return [*done, told, *self._loading.renew(variant, now)]

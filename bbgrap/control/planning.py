@@ -17,6 +17,7 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning, ToClient
 from bbgrap.control.coordinator_settings import Settings
+from bbgrap.control.eviction import make_room
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
@@ -227,7 +228,7 @@ class Planning:
         coming = {name: sum(devices[device].takes_part for devices in parts) for device, name in enumerate(job.names)}
         # Where what it was to be like is gone, it was searched for.
         scaled = all(SCALED_FROM in planned.report for planned in chosen)
-        done = self.loading.make_room(coming, plan, now, scaled=scaled)
+        done = make_room(self.loading, coming, plan, now, scaled=scaled)
         if done is None:
             return [ForgetPlan(event.job), *self.fail(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
         if not job.spare_for:

@@ -13,6 +13,7 @@ from bbgrap.cluster.types import COORDINATOR
 from bbgrap.compiler.memory import WEIGHT_COPIES
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import CancelPlanning, CoordinatorInstruction, Log, StartStandby
+from bbgrap.control.eviction import make_room
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
@@ -84,7 +85,7 @@ class Standbys:
             if standby.refused and not standby.variants and standby.refused.keys() >= self.members.by_name.keys():
                 standby.fails("", Fault.EXECUTION, next(iter(standby.refused.values())), now)
             return []
-        done = self.loading.make_room({member.name: 1}, standby, now)
+        done = make_room(self.loading, {member.name: 1}, standby, now)
         if done is None:
             return []
         nodes = ((member.name, member.place),)

@@ -8,7 +8,8 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control.agent import REFUSED_S, AgentMachine
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import artifacts, introduction
+from tests.bbgrap.control.tiny_plans import artifacts
+from tests.bbgrap.control.wire import introduction
 
 BEAT = m.Heartbeat()
 DIED = "the worker was ended by SIGFPE"

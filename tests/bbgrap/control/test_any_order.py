@@ -14,7 +14,8 @@ from bbgrap.control.saved_state import SavedState
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol.messages import Heartbeat
-from tests.bbgrap.control.wire import FILE, introduction, plan_of, standby_of
+from tests.bbgrap.control.tiny_plans import FILE, plan_of, standby_of
+from tests.bbgrap.control.wire import introduction
 from tests.bbgrap.protocol.test_codec import AGENT, ANSWERS, CLIENT, COMMANDS
 
 OF_WORKER = ae.CheckWeights | ae.StoreChunk | ae.Load | ae.Unload | ae.Drop | ae.Perform

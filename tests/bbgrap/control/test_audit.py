@@ -10,7 +10,8 @@ from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.uploads import offer_digest
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import CLIENT, FILE, MODEL, introduction, ready_wire
+from tests.bbgrap.control.tiny_plans import FILE, MODEL
+from tests.bbgrap.control.wire import CLIENT, introduction, ready_wire
 
 WHO = {"client": CLIENT.hex()[:12]}
 

@@ -9,9 +9,9 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.dispatch import MAX_LOSSES
-from bbgrap.control.loading import MAX_LOADED
+from bbgrap.control.eviction import MAX_LOADED
 from bbgrap.control.membership import Members
+from bbgrap.control.request_recovery import MAX_LOSSES
 from bbgrap.control.saved_state import SavedState
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c

@@ -7,13 +7,14 @@ import pytest
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_settings
-from bbgrap.control.loading import MAX_LOADED
+from bbgrap.control.eviction import MAX_LOADED
 from bbgrap.control.membership import DEAD_AFTER_S
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import CLIENT, joined_wire, ready_wire, record_of
+from tests.bbgrap.control.tiny_plans import record_of
+from tests.bbgrap.control.wire import CLIENT, joined_wire, ready_wire
 
 AUTO = PlanOptions(planner="auto")
 STREAM = PlanOptions(planner="auto", objective="throughput")

@@ -6,7 +6,7 @@ import pytest
 
 from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control.dispatch import HOLD_S
+from bbgrap.control.request_recovery import HOLD_S
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import prepare_message, ready_wire, standby_wire

@@ -6,14 +6,16 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.agent import AgentMachine
-from bbgrap.control.loading import MAX_LOADED, RESEND_S
+from bbgrap.control.eviction import MAX_LOADED
+from bbgrap.control.loading import RESEND_S
 from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.planning import EARNED
 from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import MODEL, Wire, artifacts, introduction, joined_wire, ready_wire, whole
+from tests.bbgrap.control.tiny_plans import MODEL, artifacts, whole
+from tests.bbgrap.control.wire import Wire, introduction, joined_wire, ready_wire
 
 
 def say(wire, name, message):
@@ -294,7 +296,7 @@ def test_a_request_that_is_taken_back_keeps_its_place():  # 1004185: behind 90 o
     oldest = min(requests.open.values(), key=lambda request: request.number)
     assert oldest.tracker.state == "running"
     assert oldest.plan.waiting
-    requests.take_back(wire.coordinator.loading.find(oldest.epoch), [oldest.number])
+    requests.recovery.take_back(wire.coordinator.loading.find(oldest.epoch), [oldest.number])
     requests.go_on(wire.now)
     assert oldest.tracker.state == "running"
 

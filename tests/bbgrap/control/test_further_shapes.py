@@ -5,13 +5,14 @@ from dataclasses import replace
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
-from bbgrap.control.loading import MAX_LOADED
+from bbgrap.control.eviction import MAX_LOADED
 from bbgrap.control.planned_variant import SCALED_FROM
 from bbgrap.control.planning import EARNED, ONE_NODE
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import MODEL, joined_wire, plan_of, ready_wire, standby_of
+from tests.bbgrap.control.tiny_plans import MODEL, plan_of, standby_of
+from tests.bbgrap.control.wire import joined_wire, ready_wire
 
 AUTO = PlanOptions(planner="auto")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control import coordinator_instructions, loading
+from bbgrap.control import coordinator_instructions, eviction
 from bbgrap.control.plan_trial import TRIALS
 from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.control.planning import EARNED, ONE_NODE, plan_key
@@ -14,7 +14,8 @@ from bbgrap.control.plans import IN_USE_S
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
-from tests.bbgrap.control.wire import MODEL, artifacts, joined_wire, plan_of
+from tests.bbgrap.control.tiny_plans import MODEL, artifacts, plan_of
+from tests.bbgrap.control.wire import joined_wire
 
 AUTO = PlanOptions(planner="auto", input_values="any")
 A, B, BOTH = ("a",), ("b",), ("a", "b")
@@ -229,7 +230,7 @@ def test_no_scaled_plan_is_kept_on_disk():
 @pytest.fixture
 def full(monkeypatch):
     """A story in which two further shapes have taken all the room that there is for such; the first one was used last."""
-    monkeypatch.setattr(loading, "MAX_SCALED", 2)
+    monkeypatch.setattr(eviction, "MAX_SCALED", 2)
     story = Story()
     story.prepare(FIRST)
     for shape in ((2, 3), (2, 5)):

@@ -22,7 +22,8 @@ from bbgrap.protocol import messages as m
 from bbgrap.protocol import status_messages as s
 from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.runtime.schedule import BufferSpec
-from tests.bbgrap.control.wire import CLIENT, Wire, plan_of, prepare_message, standby_of
+from tests.bbgrap.control.tiny_plans import plan_of, standby_of
+from tests.bbgrap.control.wire import CLIENT, Wire, prepare_message
 from tests.examples import examples
 
 STATE = (("total", "total.next"),)
@@ -292,7 +293,7 @@ def test_an_agent_may_compute_the_state_for_longer_than_the_outputs():
     def told(request, seconds):
         wire.now += 2
         member.beat = m.Heartbeat(sequence.epoch, request, seconds, 1, 0)
-        return [instruction.message for instruction in wire.coordinator.requests.forgotten(member, wire.now)]
+        return [instruction.message for instruction in wire.coordinator.recovery.forgotten(member, wire.now)]
 
     assert told(sequence.state, 5.0) == []
     assert [type(message) for message in told(sequence.state + 1000, 5.0)] == [m.Abandon]

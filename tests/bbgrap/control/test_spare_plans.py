@@ -9,7 +9,8 @@ from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
-from tests.bbgrap.control.wire import joined_wire, plan_of, standby_of
+from tests.bbgrap.control.tiny_plans import plan_of, standby_of
+from tests.bbgrap.control.wire import joined_wire
 
 AUTO = PlanOptions(planner="auto")
 

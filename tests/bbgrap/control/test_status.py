@@ -12,7 +12,8 @@ from bbgrap.control.request_statistics import MAX_COUNTED, MAX_EVENTS, MAX_GONE,
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from bbgrap.protocol import status_messages as s
-from tests.bbgrap.control.wire import MODEL, Wire, joined_wire, ready_wire
+from tests.bbgrap.control.tiny_plans import MODEL
+from tests.bbgrap.control.wire import Wire, joined_wire, ready_wire
 
 
 def told(wire: Wire, after: int = 0) -> s.Status:

@@ -9,7 +9,8 @@ from bbgrap.control.synthetic_requests import SLOWER
 from bbgrap.control.variants import PROBE_WITHIN_S
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import Wire, plan_of, standby_of
+from tests.bbgrap.control.tiny_plans import plan_of, standby_of
+from tests.bbgrap.control.wire import Wire
 
 ALONE_S = 20.0
 GIVEN_BYTES = 8

@@ -4,7 +4,8 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import ready_wire, record_of, standby_wire
+from tests.bbgrap.control.tiny_plans import record_of
+from tests.bbgrap.control.wire import ready_wire, standby_wire
 
 
 def running(wire, **options):
