@@ -24,7 +24,7 @@ from bbgrap.tdl.rule import describe
 from bbgrap.tdl.work import KINDS, Work, is_fused, work_of
 from bbgrap.zoo.builder import Builder
 from bbgrap_agent.byte_networks import byte_networks
-from bbgrap_agent.fitting import Sample, typical
+from bbgrap_agent.speed_fitting import Sample, typical
 
 _MAPS = ((64, 56, 56), (64, 28, 56), (128, 28, 28), (128, 14, 28), (256, 14, 14), (256, 7, 14), (512, 7, 7), (512, 4, 7))
 """Channels, rows and columns of maps: those of common image networks, whole and half of the rows."""

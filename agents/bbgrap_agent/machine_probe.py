@@ -17,9 +17,9 @@ from bbgrap.cluster.types import KernelRate, NodeProfile, Speed
 from bbgrap.protocol.messages import Join
 from bbgrap.tdl.work import KINDS
 from bbgrap.transport.identity import TlsIdentity
-from bbgrap_agent.fitting import Sample, fit, rounded, typical
 from bbgrap_agent.kernels import kernel_samples
 from bbgrap_agent.overheads import message_samples, segment_samples
+from bbgrap_agent.speed_fitting import Sample, fit, rounded, typical
 from bbgrap_agent.throttling import FREE, look
 
 BUDGET_S = 4.0

@@ -32,7 +32,7 @@ from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.zoo.builder import Builder
 from bbgrap_agent.deployment import Deployment
-from bbgrap_agent.fitting import Sample, typical
+from bbgrap_agent.speed_fitting import Sample, typical
 
 _BORDERS = ((64, 56, 56), (64, 28, 56), (128, 28, 28), (256, 14, 14), (256, 7, 14), (512, 4, 7))
 """Channels, rows and columns of the maps at the borders of segments."""

@@ -53,7 +53,7 @@ from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.confinement import confine_worker
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.introduction import introduce
-from bbgrap_agent.links import AnsweredPeers, measure_links, unreachable
+from bbgrap_agent.link_measurement import AnsweredPeers, measure_links, unreachable
 from bbgrap_agent.loading import load, reachable
 from bbgrap_agent.machine_probe import measure_machine
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from bbgrap.auto.candidates import LARGE, Candidate, Candidates
 from bbgrap.auto.evaluate import Evaluator, Score
 from bbgrap.auto.improve import improve
-from bbgrap.auto.mix import mixtures
+from bbgrap.auto.mixtures import mixtures
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bbgrap.compiler.assembly import Assembly, Concatenate, Crop, assembly_of, box_within
-from bbgrap.compiler.crops import TrailingCrop, without_idle_crops
+from bbgrap.compiler.trailing_crops import TrailingCrop, without_idle_crops
 from bbgrap.graph import Array, Graph, Node, TensorType, Weight
 from bbgrap.graph.slices import from_nearer_end
 from bbgrap.graph.weights import make_weight

@@ -34,6 +34,7 @@ from bbgrap.report.trace import Trace, clock_error_s, timeline_of
 from bbgrap.session.connection import Connection, OnProgress
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.ort_errors import speaking_onnxruntime
+from bbgrap.session.ort_surface import OrtSurface, has_foreign_operators, path_of
 from bbgrap.session.ort_values import values_of
 from bbgrap.session.outputs import outputs_of, recorded_timeline
 from bbgrap.session.prepared_plan import PreparedPlan
@@ -41,12 +42,11 @@ from bbgrap.session.remote_model import RemoteModel
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import StateOption, pairs_of
-from bbgrap.session.surface import Surface, has_foreign_operators, path_of
 from bbgrap.session.which_cluster import HasConnection, connection_to
 
 
-class InferenceSession(Surface):
-    """A model on a cluster: what onnxruntime has of it is here and in `Surface`, what the coordinator knows of it in `RemoteModel`."""
+class InferenceSession(OrtSurface):
+    """A model on a cluster: what onnxruntime has of it is here and in `OrtSurface`, what the coordinator knows of it in `RemoteModel`."""
 
     def __init__(
         self,

@@ -6,8 +6,8 @@ node's reducer, are the result. Terms that must count once (a bias) belong to th
 The law of partial sums (docs/equations.md): parts are made only where they do no harm.
 
 1. Storing a part loses nothing: sums and products of 32 or 64 bits. A maximum is one of its elements, whatever its type.
-2. No jump that counts depends on a sum of floats (`bbgrap.tdl.jumps`), since it adds up in another order. Integers do not mind, nor do
-   sums with zeros: of a table that is divided, one part has what is looked up.
+2. No jump that counts depends on a sum of floats (`bbgrap.tdl.bit_sensitive`), since it adds up in another order. Integers do not mind, nor
+   do sums with zeros: of a table that is divided, one part has what is looked up.
 3. Parts of a product of 8-bit integers begin at multiples of 4: x86 without VNNI adds neighbours in 16 bits and saturates, in pairs
    that start with the first element of every call; other processors take four at a time. Parts of a product of few bits begin at whole
    blocks, which share a scale, and at whole bytes of zero points.
@@ -22,7 +22,7 @@ from bbgrap.errors import PlanError
 from bbgrap.graph.types import DType, Graph, Node
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import input_regions
-from bbgrap.tdl.jumps import before_jumps
+from bbgrap.tdl.bit_sensitive import bit_sensitive_nodes
 from bbgrap.tdl.language import Description, Expression, Index, Reduce, ReducerKind, ScalarCall
 from bbgrap.tdl.rule import LocalNode, LocalOp, Site, site_of, with_empty_literals
 
@@ -111,7 +111,7 @@ def _is_harmless(graph: Graph, node: Node, kind: ReducerKind) -> bool:
         case "max" | "min":
             return stored in COMPARABLE
         case "sum" | "prod":
-            return stored in WIDE_INTEGERS or (stored in WIDE_FLOATS and node.name not in before_jumps(graph))
+            return stored in WIDE_INTEGERS or (stored in WIDE_FLOATS and node.name not in bit_sensitive_nodes(graph))
 
 
 def _outer_reduction(body: Expression) -> Reduce | None:

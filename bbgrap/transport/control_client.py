@@ -16,7 +16,7 @@ from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.channel import Channel, open_channel
-from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, set_limits
+from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, set_limits, why_unknown
 from bbgrap.transport.locks import CLOSED, FAILED, ClientLock, FindLock, no_lock, refusal, was_closed
 
 
@@ -169,11 +169,8 @@ def is_listening(address: str, within_s: float) -> bool:
 
 def unavailable(address: str, within_s: float) -> ClusterUnavailableError:
     """Return the error for a coordinator that does not answer, or whose host has no address."""
-    host, port = split_address(address)
-    try:
-        socket.getaddrinfo(host.strip("[]"), port)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "no such name"
+    if reason := why_unknown(address):
+        host = split_address(address)[0]
         return ClusterUnavailableError(f"no coordinator answers at {address}: host '{host}' cannot be found ({reason}); is its name right?")
     return ClusterUnavailableError(
         f"no coordinator answers at {address} within {within_s:g} s; start one with: bbgrap-coordinator --bind {address}"

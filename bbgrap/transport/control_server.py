@@ -19,7 +19,7 @@ from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.admission import KeyCheck, ThrottledListener
 from bbgrap.transport.channels import Channels
-from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, set_limits
+from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, set_limits, why_unknown
 from bbgrap.transport.locks import NOBODY, ServerLock
 
 MAX_SESSIONS = 16_384
@@ -181,11 +181,8 @@ class ControlServer:
 
 def _why_not(bind: str, error: zmq.ZMQError) -> str:
     """Return why nothing can listen at an address: ZeroMQ calls a name that nobody knows a missing device."""
-    host, port = split_address(bind)
-    try:
-        socket.getaddrinfo(host.strip("[]"), port)
-    except (OSError, UnicodeError):
-        return f"host '{host}' cannot be found; is its name right?"
+    if why_unknown(bind):
+        return f"host '{split_address(bind)[0]}' cannot be found; is its name right?"
     return str(error.strerror)
 
 

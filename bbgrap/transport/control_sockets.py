@@ -14,6 +14,8 @@ forgotten.
 
 from __future__ import annotations
 
+import socket
+
 import zmq
 
 from bbgrap.errors import UsageError
@@ -33,18 +35,28 @@ _KEEPALIVE_S, _KEEPALIVES = 2, 3
 """How often the kernel asks whether the other side of a silent connection is there, in seconds, and how often in vain."""
 
 
-def set_limits(socket: zmq.Socket[bytes]) -> None:
+def set_limits(connection: zmq.Socket[bytes]) -> None:
     """Bound what a peer may make this end keep, and how long it may be silent."""
-    socket.linger = _LINGER_MS
-    socket.sndhwm = socket.rcvhwm = _QUEUE
-    socket.maxmsgsize = frame_pieces.MOST_BYTES
-    socket.handshake_ivl = round(HANDSHAKE_S * 1000)
+    connection.linger = _LINGER_MS
+    connection.sndhwm = connection.rcvhwm = _QUEUE
+    connection.maxmsgsize = frame_pieces.MOST_BYTES
+    connection.handshake_ivl = round(HANDSHAKE_S * 1000)
     # The kernel ends connections whose other side is gone without a word. libzmq's own heartbeats would do it, too, but they end the
     # process (`Assertion failed: !_io_error`, 4.3.5) where a peer has come anew under its identity and its old connection then breaks.
-    socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = _KEEPALIVE_S
-    socket.tcp_keepalive_intvl = _KEEPALIVE_S
-    socket.tcp_keepalive_cnt = _KEEPALIVES
+    connection.tcp_keepalive = 1
+    connection.tcp_keepalive_idle = _KEEPALIVE_S
+    connection.tcp_keepalive_intvl = _KEEPALIVE_S
+    connection.tcp_keepalive_cnt = _KEEPALIVES
+
+
+def why_unknown(address: str) -> str:
+    """Return why nobody knows the host of an address; empty if it is known."""
+    host, port = split_address(address)
+    try:
+        socket.getaddrinfo(host.strip("[]"), port)
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or "no such name"
+    return ""
 
 
 def is_ipv6(address: str) -> bool:

@@ -1,5 +1,5 @@
-from bbgrap_agent.fitting import fit
 from bbgrap_agent.overheads import message_samples, segment_samples
+from bbgrap_agent.speed_fitting import fit
 
 from bbgrap.transport.certificates import Authority
 

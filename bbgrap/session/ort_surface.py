@@ -33,7 +33,7 @@ _KEYWORDS = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
 _DOMAINS = {"", "ai.onnx.ml", "ai.onnx.preview.training", "ai.onnx.training", "com.microsoft", "com.microsoft.nchwc"}
 
 
-class Surface:
+class OrtSurface:
     """The part of a session that asks nothing of the cluster."""
 
     _connection: Connection

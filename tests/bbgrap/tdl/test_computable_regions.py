@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import computable, input_regions
+from bbgrap.tdl.computable_regions import MOST_RANGES
 from bbgrap.tdl.language import Constant, Description, Index, operand
-from bbgrap.tdl.reach import MOST_RANGES
 from tests.bbgrap.tdl.test_operators import CASES, FEWER, label
 from tests.bbgrap.tdl.verifier import Case, Whole
 from tests.strategies import shape_maps, shapes

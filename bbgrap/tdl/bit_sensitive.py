@@ -51,16 +51,16 @@ _KNOWN: dict[int, _Known] = {}
 """By the identity of a graph, which is compared by content and so cannot be a key; entries go with their graph."""
 
 
-def before_jumps(graph: Graph) -> frozenset[str]:
+def bit_sensitive_nodes(graph: Graph) -> frozenset[str]:
     """Return the names of the nodes on whose results a jump depends that counts; remembered as long as the graph lives."""
     key = id(graph)
     known = _KNOWN.get(key)
     if known is None or known[0]() is not graph:
-        known = _KNOWN[key] = (weakref.ref(graph, lambda _: _KNOWN.pop(key, None)), _before_jumps(graph))
+        known = _KNOWN[key] = (weakref.ref(graph, lambda _: _KNOWN.pop(key, None)), _bit_sensitive_nodes(graph))
     return known[1]
 
 
-def _before_jumps(graph: Graph) -> frozenset[str]:
+def _bit_sensitive_nodes(graph: Graph) -> frozenset[str]:
     found, choosing = set[str](), set[str]()
     before_layer, before_answer, answered = set[str](), set[str](), set(graph.answered)
     for node in reversed(graph.nodes):

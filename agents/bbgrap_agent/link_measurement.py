@@ -18,7 +18,7 @@ from bbgrap.cluster.types import LinkProfile
 from bbgrap.errors import ExecutionError
 from bbgrap.protocol.messages import Peer
 from bbgrap_agent.executor import Executor
-from bbgrap_agent.fitting import rounded
+from bbgrap_agent.speed_fitting import rounded
 
 _PINGS = 30
 _BULK_BYTES = 1 << 20

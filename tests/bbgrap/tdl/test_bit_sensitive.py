@@ -22,7 +22,7 @@ from bbgrap.planners.plan import Plan, Tile, check_plan
 from bbgrap.planners.registry import make_plan
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl import Part, reducible
-from bbgrap.tdl.jumps import before_jumps
+from bbgrap.tdl.bit_sensitive import bit_sensitive_nodes
 from tests.partition import plain_outputs
 
 F, U8, I64, I32, B = DType.FLOAT, DType.UINT8, DType.INT64, DType.INT32, DType.BOOL
@@ -95,8 +95,8 @@ def test_what_comes_after_the_last_rounding_is_divided() -> None:
     graph = product_then(QUANTIZED, back, Node("last", "MatMul", ("m", "v"), ("o",)), y=row(U8), m=row(F), o=row(F, 4, 4))
     assert not is_divisible(graph)
     assert is_divisible(graph, "last")
-    assert before_jumps(graph) == {"product"}
-    assert before_jumps(graph) is before_jumps(graph)
+    assert bit_sensitive_nodes(graph) == {"product"}
+    assert bit_sensitive_nodes(graph) is bit_sensitive_nodes(graph)
 
 
 @pytest.mark.parametrize(("last", "expected"), [(LAYER, True), (Node("floor", "Floor", ("m",), ("y",)), False)])

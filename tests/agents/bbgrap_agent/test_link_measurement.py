@@ -5,7 +5,7 @@ import time
 from contextlib import contextmanager
 
 from bbgrap_agent.executor import Executor
-from bbgrap_agent.links import AnsweredPeers, measure_link, unreachable
+from bbgrap_agent.link_measurement import AnsweredPeers, measure_link, unreachable
 
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
@@ -26,7 +26,7 @@ def running(network):
 
 
 def test_a_link_is_measured_if_the_peer_may_answer(monkeypatch):
-    monkeypatch.setattr("bbgrap_agent.links._PING_WAIT_S", 0.05)
+    monkeypatch.setattr("bbgrap_agent.link_measurement._PING_WAIT_S", 0.05)
     network = InprocNetwork()
     with running(network) as one, running(network) as other:
         here, there = (Peer(device, name, executor.plane.address) for device, name, executor in ((0, "a", one), (1, "b", other)))

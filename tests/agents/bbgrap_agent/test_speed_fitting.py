@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from bbgrap_agent.fitting import Sample, fit, non_negative_least_squares, typical
+from bbgrap_agent.speed_fitting import Sample, fit, non_negative_least_squares, typical
 from hypothesis import given
 from hypothesis import strategies as st
 

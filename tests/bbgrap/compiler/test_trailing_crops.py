@@ -3,8 +3,8 @@
 import pytest
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.crops import TrailingCrop, without_idle_crops
 from bbgrap.compiler.export import segment_graphs
+from bbgrap.compiler.trailing_crops import TrailingCrop, without_idle_crops
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo.builder import Builder
