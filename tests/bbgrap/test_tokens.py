@@ -9,7 +9,7 @@ from bbgrap.zoo import materialize
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("top", [0, 1, 5])
+@pytest.mark.parametrize("top", [0, 1, pytest.param(5, marks=pytest.mark.broad)])
 def test_a_decoder_writes_what_plain_onnxruntime_does(pair, top):
     report = measure_tokens(materialize("tiny-decoder"), pair.connection, [PlanOptions("tensor-parallel")], tokens=20, prompt=5, top=top)
     (result,) = report["results"]

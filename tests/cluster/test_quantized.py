@@ -22,14 +22,20 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, t
     return networks(tmp_path_factory.mktemp("quantized"))
 
 
-USUAL = [("tiny", "qdq-u8s8-channels"), ("tiny", "dynamic-u8"), ("attention", "float16-inside")]
+USUAL = [("tiny", "qdq-u8s8-channels")]
+MORE = [("tiny", "dynamic-u8"), ("attention", "float16-inside")]
 OTHERS = [
     ("tiny", "operators-u8s8-tensors"), ("tiny", "float16"), ("attention", "qdq-u8s8-channels"), ("attention", "dynamic-s8-channels"),
 ]  # fmt: skip
-"""Also over agents in one process in `tests/conformance`, by default."""
+"""Also over agents in one process in `tests/conformance`, some of them by default."""
+CASES = [
+    *USUAL,
+    *(pytest.param(*more, marks=pytest.mark.broad) for more in MORE),
+    *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS),
+]
 
 
-@pytest.mark.parametrize(("network", "form"), [*USUAL, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)])
+@pytest.mark.parametrize(("network", "form"), CASES)
 def test_agents_answer_as_onnxruntime_does(
     network: str, form: str, sources: dict[str, tuple[Path, tuple[int, ...]]], pair: LocalCluster
 ) -> None:

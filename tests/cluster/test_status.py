@@ -87,6 +87,7 @@ def read_until(terminal: int, wanted: str, seen: str = "") -> str:
     return seen
 
 
+@pytest.mark.faults
 def test_top_survives_a_coordinator_that_is_away_and_leaves_the_terminal_as_it_was(fresh):
     terminal, theirs = pty.openpty()
     command = [sys.executable, "-c", "from bbgrap.cli.main import run; run()", "top", "--every", "0.2", "--coordinator", fresh.address]

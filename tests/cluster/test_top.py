@@ -56,6 +56,7 @@ def test_greedy_words_are_those_of_all_logits(pair):
     assert counts[1]["transfers"] - counts[0]["transfers"] == 1
 
 
+@pytest.mark.broad
 def test_auto_and_the_standby_answer_the_same(pair):
     prompt = np.random.default_rng(1).integers(0, 1000, (1, 9))
     sessions = [prepared(pair, "auto", top={"logits": 4}), prepared(pair, "tensor-parallel", top={"logits": 4})]
@@ -69,6 +70,7 @@ def test_auto_and_the_standby_answer_the_same(pair):
         np.testing.assert_allclose(values, answers[0][1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.broad
 def test_a_model_without_state_and_any_planner(pair):
     whole = bbgrap.InferenceSession(materialize("tiny"), cluster=pair, planner="single")
     x = np.random.default_rng(2).standard_normal([size if isinstance(size, int) else 1 for size in whole.get_inputs()[0].shape])

@@ -57,10 +57,23 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, t
 WAYS = pytest.mark.parametrize("ways", [BRIEF, pytest.param(OPTIONS, marks=pytest.mark.conformance)], ids=["brief", "all"])
 
 
+USUAL = [
+    ("tiny", "qdq-u8s8-channels"), ("tiny", "operators-u8s8-tensors"), ("tiny", "dynamic-u8"), ("tiny", "float16"),
+    ("attention", "qdq-u8s8-channels"), ("attention", "float16-inside"),
+]  # fmt: skip
+"""One of each kind of numbers; the others are in `make test-more`."""
+
+
 @pytest.mark.timeout(300)
 @WAYS
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("network", ["tiny", "attention"])
+@pytest.mark.parametrize(
+    ("network", "form"),
+    [
+        pytest.param(network, form, marks=() if (network, form) in USUAL else pytest.mark.broad)
+        for network in ("tiny", "attention")
+        for form in FORMATS
+    ],
+)
 def test_a_converted_model_answers_as_onnxruntime_does(
     network: str, form: str, ways: Sequence[PlanOptions], sources: dict[str, tuple[Path, tuple[int, ...]]]
 ) -> None:

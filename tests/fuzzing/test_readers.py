@@ -1,4 +1,4 @@
-"""Everything that reads bytes, with some thousand damaged inputs by seed: no other error, no crash, little time and memory."""
+"""Everything that reads bytes, with some hundred damaged inputs by seed, and some thousand in `make test-more`: no other error, no crash, little time and memory."""
 
 import json
 import subprocess
@@ -12,15 +12,15 @@ from tests.fuzzing.readers.__main__ import READERS
 from tests.fuzzing.readers.mutate import damaged, in_msgpack, in_protobuf
 from tests.fuzzing.readers.reader import WEIGHED_EVERY, Reader, Tally, judge
 
-INPUTS, SECONDS = 1_000, 10.0
+INPUTS, MORE_INPUTS, SECONDS = 400, 2_000, 10.0
 """Of each reader: at most."""
 
 
-@pytest.fixture(scope="module")
-def tallies(tmp_path_factory):
+@pytest.fixture(scope="module", params=[INPUTS, pytest.param(MORE_INPUTS, marks=pytest.mark.broad)])
+def tallies(request, tmp_path_factory):
     """What happened to each reader, in one process: they are read from its file even if one ended it."""
     file = tmp_path_factory.mktemp("readers") / "tallies"
-    options = [f"--inputs={INPUTS}", f"--seconds={SECONDS}", "--plain", "--child", str(file)]
+    options = [f"--inputs={request.param}", f"--seconds={SECONDS}", "--plain", "--child", str(file)]
     ended = subprocess.run([sys.executable, "-m", "tests.fuzzing.readers", *options], capture_output=True, text=True, check=False)
     found = [Tally(**json.loads(line)) for line in file.read_text().splitlines()]
     return {tally.reader: tally for tally in found}, ended.stderr[-2000:]

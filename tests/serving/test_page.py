@@ -119,6 +119,7 @@ def test_metrics_are_the_clusters(http, cluster):
 
 
 @pytest.mark.cluster
+@pytest.mark.faults
 def test_requests_are_recorded_while_a_page_is_open_and_failures_stay_failures(cluster, models, tmp_path):
     trace, options = "ab" * 16, ("--record-every", "0", "--log-format", "json", "--otlp")
     with receiver() as received, serving(cluster.address, models, tmp_path / "log", *options, received.endpoint) as server:

@@ -62,7 +62,9 @@ def start(cluster, tmp_path):
     return run
 
 
-@pytest.mark.parametrize(("program", "others"), [(["program.py"], ["fork", "spawn", "forkserver"]), (["-m", "program"], [])])
+@pytest.mark.parametrize(
+    ("program", "others"), [(["program.py"], ["fork", "spawn", "forkserver"]), pytest.param(["-m", "program"], [], marks=pytest.mark.broad)]
+)
 def test_a_program_runs_unmodified(start, program, others, tmp_path):
     arguments = ["add.onnx", "--debug", "--agents", *others]
     process = start("bbgrap", "exec", *program, *arguments)

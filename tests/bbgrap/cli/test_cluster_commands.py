@@ -225,6 +225,7 @@ def test_inputs_that_do_not_fit(run, here, picture, tmp_path, monkeypatch, given
     assert result.stderr.splitlines()[-1] == f"bbgrap: {said}"
 
 
+@pytest.mark.broad
 def test_profiles_are_written_and_read(run, run_json, here, cluster, tmp_path):
     result = run("profile", "--node", "agent1", "--output", tmp_path / "one.yaml")
     assert result.exit_code == 0, result.stderr

@@ -70,11 +70,11 @@ assert [text.decode() for text in answer.as_numpy("out_BYTES")] == texts.tolist(
 assert answer.as_numpy("out_FP16").tolist() == [0, 1, 1]
 assert answer.as_numpy("out_BOOL").tolist() == [False, True, True]
 
-sound = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 1, 8)
+sound = np.linspace(-1, 1, 36, dtype=np.float32).reshape(3, 1, 12)
 
 
 def step(sequence, **flags):
-    made = triton.InferInput("input", [3, 1, 8], "FP32")
+    made = triton.InferInput("input", [3, 1, 12], "FP32")
     made.set_data_from_numpy(sound)
     return client.infer("lstm", [made], sequence_id=sequence, **flags).as_numpy("output").item()
 
