@@ -1,4 +1,7 @@
-"""Everything that reads bytes, with some hundred damaged inputs by seed, and some thousand in `make test-more`: no other error, no crash, little time and memory."""
+"""Everything that reads bytes, with damaged inputs by seed: no other error, no crash, little time and memory.
+
+Some hundred by default, some thousand in `make test-more`.
+"""
 
 import json
 import subprocess
