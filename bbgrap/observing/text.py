@@ -94,7 +94,9 @@ def _serves(plan: PlanStatus) -> str:
         return "nobody serves"
     times = ((plan.measured_s, "measured"), (plan.predicted_s, "predicted"))
     known = ", ".join(f"{milliseconds(seconds)} {how}" for seconds, how in times if seconds)
-    return f"{plan.variant} serves on {', '.join(plan.nodes)}{f' ({known})' if known else ''}"
+    nodes = ", ".join(plan.nodes)
+    where = "" if plan.variant.endswith(f" on {nodes}") else f" on {nodes}"
+    return f"{plan.variant} serves{where}{f' ({known})' if known else ''}"
 
 
 def _nodes(status: Status) -> list[str]:

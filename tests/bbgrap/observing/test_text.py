@@ -28,6 +28,13 @@ def test_status_says_what_serves_and_why_within_the_width(width):
         assert part in joined, part
 
 
+def test_a_variant_that_names_its_node_names_it_once():
+    (model,) = STATUS.models
+    alone = replace(model.plans[0], variant="single on left", nodes=("left",))
+    text = status_text(replace(STATUS, models=(replace(model, plans=(alone,)),)), 140)
+    assert "single on left serves (42.0 ms measured" in text
+
+
 def test_other_versions_are_said():
     nodes = (replace(STATUS.nodes[0], version="0.2.0"), *STATUS.nodes[1:])
     assert "different versions run: 0.1.0, 0.2.0" in status_text(replace(STATUS, nodes=nodes), 80)
