@@ -12,7 +12,7 @@ found is what only large maps show: rounding that grows with them, and faults of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -84,12 +84,9 @@ class Check:
             if spec.shape is None:
                 return f"the shape of '{spec.name}' is not known before the run"
             shapes[name] = spec.shape
-        size, tried = SMALL, dict[str, Extents]()
-        while (small := smaller(shapes, self.compiler.front.moving, size)) != shapes:
-            found = None if small == tried else self._compared(small, compiled, portable)
-            if found is not None:
+        for small in _smaller_ones(shapes, self.compiler.front.moving):
+            if (found := self._compared(small, compiled, portable)) is not None:
                 return found
-            size, tried = 2 * size, small
         feeds = self._feeds(shapes)
         return self._at(feeds, self.compiler, compiled, portable(feeds))
 
@@ -137,17 +134,29 @@ class Check:
         return ""
 
 
-def smaller(shapes: Mapping[str, Extents], moving: Mapping[str, frozenset[int]], size: int = SMALL) -> dict[str, Extents]:
+def _smaller_ones(shapes: Mapping[str, Extents], moving: Mapping[str, frozenset[int]]) -> Iterator[dict[str, Extents]]:
+    """Yield ever larger shapes below the given ones: of each size some that are odd where these are, for strides leave odd ones over."""
+    size, tried = SMALL, [dict(shapes)]
+    while (small := smaller(shapes, moving, size)) != shapes:
+        for made in (small, smaller(shapes, moving, size, 2)):
+            if made not in tried:
+                tried.append(made)
+                yield made
+        size *= 2
+
+
+def smaller(shapes: Mapping[str, Extents], moving: Mapping[str, frozenset[int]], size: int = SMALL, step: int = 1) -> dict[str, Extents]:
     """Return shapes with sizes of moving axes up to about `size`, which are likely to fit together as the given ones do.
 
-    A map of 122 rows and one of 61, which a stride of 2 has made of the like, become 8 and 4; a halo of 3 rows stays.
+    A map of 122 rows and one of 61, which a stride of 2 has made of the like, become 8 and 4; a halo of 3 rows stays. What the sizes lose
+    are multiples of `step`.
     """
     made = {name: list(shape) for name, shape in shapes.items()}
     for axis in {axis for axes in moving.values() for axis in axes} - {_CHANNELS}:
         sizes = {shapes[name][axis] for name in shapes if axis in moving.get(name, ())}
         strides = {extent: stride for extent in sizes if extent and (stride := round(max(sizes) / extent)) <= _STRIDES}
-        step = lcm(*strides.values())
-        less = max(0, min(((extent - size // stride) * stride for extent, stride in strides.items()), default=0)) // step * step
+        unit = lcm(*strides.values(), step)
+        less = max(0, min(((extent - size // stride) * stride for extent, stride in strides.items()), default=0)) // unit * unit
         for name, shape in shapes.items():
             if axis in moving.get(name, ()) and shape[axis] in strides:
                 made[name][axis] -= less // strides[shape[axis]]

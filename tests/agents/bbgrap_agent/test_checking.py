@@ -82,7 +82,7 @@ def deployed(graph, spoil=lambda answers, inputs: answers):
 
     kept = []
     for device in artifacts.devices:
-        kept += load_compiled(device.schedule, device.segments, Loader(weights, portable, compile_it)).segments
+        kept += load_compiled(device.schedule, device.segments, Loader(weights, portable, compile_it, portable)).segments
     return sides, [run for run in compiled if run in kept]
 
 
