@@ -272,17 +272,15 @@ class Planning:
         if wrong or not event.variants:
             reason = f"planner: expected programs for {len(job.names)} devices, got {wrong or 'none'}"
             return [ForgetPlan(event.job), *self.fail(plan, job, Fault.PLAN, reason, now)]
-        if job.is_ahead and plan.callers:
-            # They get a search of their own.
-            self.loading.touch(plan)
-            return [ForgetPlan(event.job)]
-        if job.is_ahead and not self._is_earned(plan, now):
+        if job.is_ahead:
             return self._hold(plan, MadeAhead(job, event.variants))
         return self._take(plan, job, event.variants, now)
 
     def _hold(self, plan: Plan, made: MadeAhead) -> list[Instruction]:
         """Hold what was made ahead; of too many plans the least recently asked one is forgotten."""
         plan.ahead = made
+        # It may be earned by now, or somebody wants a search.
+        self.loading.touch(plan)
         held = sorted((other for other in self.plans.values() if other.ahead is not None), key=lambda other: other.asked)
         return [i for other in held[:-MAX_AHEAD] for i in self._forget_ahead(other)]
 

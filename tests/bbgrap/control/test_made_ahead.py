@@ -49,6 +49,7 @@ def test_it_does_not_wait_for_what_is_earned_meanwhile_either(story):
     assert [bool(job.bases) for job in story.wire.jobs] == [False, True]
     story.wire.carry_plan(planned(story.wire.jobs[-1]))
     story.wire.settle()
+    assert [variant.is_ready for variant in story.plan(SECOND).variants] == [True]
     assert story.served(SECOND) == [BOTH]
     assert len(story.wire.jobs) == 2
 
@@ -156,6 +157,16 @@ def test_what_is_being_made_ahead_keeps_no_other_from_its_search(story):
     story.served(SECOND, EARNED - 1)
     story.served(THIRD)
     assert (story.wire.jobs[-1].shapes["x"], story.wire.jobs[-1].bases) == (THIRD, ())
+
+
+def test_what_is_held_needs_its_base_no_longer(held):
+    """Other shapes wait for the search that goes on."""
+    held.plan(FIRST).quarantine = "it has ended workers"
+    held.wire.plan = lambda job: None
+    held.wire.call(lambda n: held.message(n, (20, 20), wait=True))
+    held.wire.settle()
+    assert held.served(SECOND)[0] in (A, B)
+    assert held.served(SECOND) == [BOTH]
 
 
 def test_it_waits_until_requests_do_not_come_together(held):
