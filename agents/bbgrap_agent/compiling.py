@@ -40,6 +40,8 @@ class SegmentLoader:
     """Raises `ModelError` if one is gone."""
     portable: Callable[[SegmentModel], Segment]
     compiled: Callable[[SegmentCompiler, Boundary, SegmentModel], Segment]
+    reference: Callable[[SegmentModel], Segment]
+    """Makes what compiled forms are compared with: answers like the portable form, and is sooner made."""
     shared: SharedSegments = field(default_factory=SharedSegments)
     """What other deployments have, to be used instead of being made again."""
 
@@ -239,13 +241,13 @@ def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: SegmentLoader) -> 
     if (found := loader.shared.find(key)) is not None:
         draft.checked = boundary, found
         return None
-    portable = loader.share_portable(draft.model)
     if boundary in draft.known.refused:
-        return portable
+        return loader.share_portable(draft.model)
+    reference = loader.reference(draft.model)
     try:
         compiled = loader.compiled(draft.compiler, boundary, draft.model)
         draft.checked = boundary, compiled
-        fault = _check(draft, slices).difference(compiled, portable)
+        fault = _check(draft, slices).difference(compiled, reference)
         if not fault:
             loader.shared.get(key, lambda: compiled)
             loader.shared.warmed(compiled)
@@ -256,7 +258,7 @@ def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: SegmentLoader) -> 
         return None
     draft.known.refused.add(boundary)
     _log.info("segment '%s' stays portable: %s", draft.model.name, fault)
-    return portable
+    return loader.share_portable(draft.model)
 
 
 def _check(draft: _Draft, slices: BlockedSlicePlan) -> SegmentCheck:

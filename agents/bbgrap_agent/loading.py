@@ -55,6 +55,7 @@ def load(
         lambda model: _weights_of(model, store),
         lambda model: _load_segment(model, store, threads),
         lambda compiler, boundary, model: _load_compiled(compiler, boundary, model, threads),
+        lambda model: _load_segment(model, store, threads, optimize=False),
         shared,
     )
     try:
@@ -109,11 +110,13 @@ def _weights_of(model: SegmentModel, store: WeightStore) -> dict[str, Array]:
     return weights
 
 
-def _load_segment(model: SegmentModel, store: WeightStore, threads: int) -> Segment:
+def _load_segment(model: SegmentModel, store: WeightStore, threads: int, *, optimize: bool = True) -> Segment:
     weights = _weights_of(model, store)
     try:
         part, pool = not model.whole, threads > 1
-        session = make_session(model.skeleton, weights=weights, threads=threads, shared_pool=pool, spinning=_SPIN_US, segment=part)
+        session = make_session(
+            model.skeleton, weights=weights, threads=threads, shared_pool=pool, spinning=_SPIN_US, optimize=optimize, segment=part
+        )
     except BbgrapError as error:
         raise ModelError(f"segment '{model.name}': {error}") from error
     return caller(session, model.inputs, model.outputs)

@@ -16,6 +16,9 @@ from bbgrap.control.sequences import Sequences, fits
 from bbgrap.control.stalls import is_stuck
 from bbgrap.control.standby import Standbys
 
+LOADING_COSTS = 2.0
+"""How many times as long a request takes on an agent that loads something: both want the same cores, and the load takes longer, too."""
+
 
 class RequestAssigner:
     """Chooses among the requests that are `open`, by number."""
@@ -69,7 +72,13 @@ class RequestAssigner:
             return next((variant for variant in mine if variant.queue is queue), None)
         homes = {v.epoch: 0 if sequence is None else self._sequences.homes(v.epoch) for v in copies}
         free = [v for v in copies if v.queue.has_room]
-        return min(free, key=lambda v: (homes[v.epoch], len(v.queue.running), v.usual_s, v.epoch), default=None)
+        loading = self._loading.loading_agents if len(free) > 1 else frozenset[str]()
+
+        def cost(copy: Variant) -> tuple[float, ...]:
+            shares = not loading.isdisjoint(copy.parts)
+            return homes[copy.epoch], len(copy.queue.running), copy.usual_s * (LOADING_COSTS if shares else 1.0), shares, copy.epoch
+
+        return min(free, key=cost, default=None)
 
     def _may_take(self, variant: Variant, request: Request) -> bool:
         """Whether a variant is for such requests, and no agent of it is busy with a segment of another one for unusually long."""

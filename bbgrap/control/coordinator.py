@@ -378,8 +378,9 @@ class CoordinatorMachine:
         for brought in (standby, plan):
             # Its files were gone, and are here again.
             brought.failed = {world: why for world, why in brought.failed.items() if why[0] is not Fault.UNKNOWN_MODEL}
-        room = [*self.standbys.forget_oldest(), *self.planning.forget_oldest()]
-        return [*saved, *room, *self.requests.prepare(caller, plan, now, wait=message.wait)]
+        told = self.requests.prepare(caller, plan, now, wait=message.wait)
+        # Only now: what is asked for is not the one that was asked for least recently.
+        return [*saved, *self.standbys.forget_oldest(), *self.planning.forget_oldest(), *told]
 
     def _on_run(self, identity: RoutingId, message: RunModel, now: float) -> list[CoordinatorInstruction]:
         caller = (identity, message.call)

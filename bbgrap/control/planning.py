@@ -3,26 +3,27 @@
     wanted -> StartPlanning -> Planned -> (the standby has answered once) -> loaded -> timed -> serves
 
 A plan is wanted by whoever waits for it, and by requests: at once for the first shapes of a model, for further ones when they have come
-`EARNED` times. Laws: nobody but callers who ask for it waits for a planner; a job over an agent that is gone is cancelled; what a world
-(agents, links and profiles) has no plan for is not tried again in it.
+`EARNED` times. One that is like another is made ahead, one request sooner, and held until it is earned. Laws: nobody but callers who ask
+for it waits for a planner; a job over an agent that is gone is cancelled, and what was made ahead over it forgotten; nothing is made ahead
+while a planner has other work; what a world (agents, links and profiles) has no plan for is not tried again in it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import PlanFailed, Planned
-from bbgrap.control.coordinator_instructions import CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning, ToClient
+from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning, ToClient
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.eviction import make_room
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.planned_variant import SCALED_FROM
-from bbgrap.control.plans import IN_USE_S, Job, ServedPlan, Variant
+from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
+from bbgrap.control.plans import IN_USE_S, Job, MadeAhead, ServedPlan, Variant
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S, Origin, origin_of
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.program.dictionaries import dictionary_devices_of
@@ -32,6 +33,8 @@ MAX_PLANS = 512
 """Plans that are remembered; the least recently asked one makes room."""
 EARNED = 3
 """Requests after which further shapes of a model are planned. Chosen: shapes that come once are answered by the standby."""
+MAX_AHEAD = 32
+"""Plans that are held until they are earned; the least recently asked one makes room. Chosen: each is a file of some megabytes."""
 NO_ROOM = f"nodes have as many variants loaded as they may, of plans used in the last {IN_USE_S:.0f} s; it is loaded when some are not"
 ONE_NODE = Fault.PLAN, "planner: one node is the fastest for inputs half as large, so no plan is looked for"
 _TOLD_BYTES = 8 << 20
@@ -43,7 +46,7 @@ SETTLE_S = 2.0
 class Planning:
     """All plans, and the jobs that are under way.
 
-    Invariants: a plan has at most one job.
+    Invariants: a plan has at most one job; at most `MAX_AHEAD` plans hold what was made ahead.
     """
 
     def __init__(self, settings: Settings, members: Members, links: Links, loading: Loading) -> None:
@@ -56,6 +59,8 @@ class Planning:
         self.standbys: dict[str, ServedPlan] = {}
         self._behind: dict[ServedPlan, None] = {}
         """Those that wait for others, or for the requests of others."""
+        self._nearly: dict[ServedPlan, None] = {}
+        """Those that are made ahead once the planner and the cluster have nothing else to do; the latest one first."""
         self._changed = float("-inf")
         self._is_settled = True
         self._now: tuple[tuple[Member, ...], str] | None = None
@@ -109,18 +114,22 @@ class Planning:
             if plan.timing is not None:
                 # What is timed may be of the past: not for longer than it has to be.
                 plan.timing.until = min(plan.timing.until, now)
-            if plan.job is not None and not alive.issuperset(plan.job.names):
+            job = plan.job if plan.ahead is None else plan.ahead.job
+            if job is not None and not alive.issuperset(job.names):
                 done += self.cancel(plan)
         return done
 
     def cancel(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
-        """Stop the job of a plan, if there is one."""
+        """Stop the job of a plan, or forget what was made ahead, if there is either."""
+        self._nearly.pop(plan, None)
         job, plan.job = plan.job, None
-        return [] if job is None else [CancelPlanning(job.number)]
+        return self._forget_ahead(plan) if job is None else [CancelPlanning(job.number)]
 
     def waits_for_time(self, now: float) -> Iterator[ServedPlan]:
         """Yield the plans that may be made once the agents have settled, and those that come after what other requests do."""
         behind, self._behind = self._behind, {}
+        if self._nearly and not self._is_planning:
+            behind[self._nearly.popitem()[0]] = None
         yield from [plan for plan in self.plans.values() if plan.again_at <= now or plan in behind]
         if not self._is_settled and self._changed + SETTLE_S <= now:
             self._is_settled = True
@@ -129,36 +138,57 @@ class Planning:
     def consider(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Begin to plan if it is time to."""
         plan.try_again(now)
-        self._behind.pop(plan, None)
-        if plan.job is not None or plan.timing is not None or plan.quarantine or plan.options is None or not self._is_earned(plan, now):
-            return []
+        for those in (self._behind, self._nearly):
+            those.pop(plan, None)
+        is_earned = self._is_earned(plan, now)
         able, world = self._world()
-        if not able or (not plan.callers and plan.variants and now < self._changed + SETTLE_S):
+        if not (is_earned or self._is_nearly_earned(plan, now)) or not self._may_begin(plan, able, world, now):
             return []
+        done: list[CoordinatorInstruction] = []
+        if plan.ahead is not None and (plan.callers or plan.ahead.job.world != world):
+            done = self._forget_ahead(plan)
+        origin = self._origin(plan, tuple(member.name for member in able), now, is_earned=is_earned)
+        if origin == "nothing":
+            plan.failed[world] = ONE_NODE
+        elif origin == "wait" and is_earned:
+            self._behind[plan] = None
+        elif origin == "wait":
+            self._nearly[plan] = None
+            self._nearly = dict(list(self._nearly.items())[-MAX_AHEAD:])
+        elif plan.ahead is not None:
+            ahead, plan.ahead = plan.ahead, None
+            done += self._take(plan, ahead.job, ahead.variants, now)
+        elif is_earned or origin != "search":
+            done += self._begin(plan, able, world, () if origin == "search" else origin, now)
+        return done
+
+    def _may_begin(self, plan: ServedPlan, able: Collection[Member], world: str, now: float) -> bool:
+        """Whether nothing is under way for a plan, and nothing there or known to fail in this world."""
+        if plan.job is not None or plan.timing is not None or plan.quarantine:
+            return False
+        if not able or (not plan.callers and plan.variants and now < self._changed + SETTLE_S):
+            return False
         if plan.failed.get(world) == ONE_NODE:
             # What that depends on, the standby or a plan for other shapes, may be gone or another one now.
             del plan.failed[world]
-        if world in plan.failed or any(v.world == world for v in plan.variants):
+        return world not in plan.failed and not any(v.world == world for v in plan.variants)
+
+    def _begin(
+        self, plan: ServedPlan, able: Sequence[Member], world: str, bases: tuple[Base, ...], now: float
+    ) -> list[CoordinatorInstruction]:
+        if plan.options is None:
             return []
         names, places = tuple(m.name for m in able), tuple(m.place for m in able)
-        origin = self._origin(plan, names, now)
-        if origin == "nothing":
-            plan.failed[world] = ONE_NODE
-            return []
-        if origin == "wait":
-            self._behind[plan] = None
-            return []
-        bases = origin if isinstance(origin, tuple) else ()
+        cluster, is_ahead = self._cluster(able, plan), not self._is_earned(plan, now)
         plan.failed = {}
-        cluster = self._cluster(able, plan)
-        plan.job = Job(next(self.loading.epochs), world, names, places, cluster, now, bases=bases)
+        plan.job = Job(next(self.loading.epochs), world, names, places, cluster, now, bases=bases, is_ahead=is_ahead)
         return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases), *self.progress(plan)]
 
     def has_failed(self, plan: ServedPlan) -> bool:
         """Whether there is no plan over the agents that are there now; what failed over others says nothing."""
         return self._world()[1] in plan.failed
 
-    def _origin(self, plan: ServedPlan, names: tuple[str, ...], now: float) -> Origin:
+    def _origin(self, plan: ServedPlan, names: tuple[str, ...], now: float, *, is_earned: bool) -> Origin:
         """Return what a plan is made of. Who waits for one, or has nothing that answers meanwhile, gets one of his own."""
         standby = plan.helper
         if plan.callers or standby is None or not standby.open_variants or not self._is_further(plan):
@@ -166,8 +196,12 @@ class Planning:
         if standby.outstanding > len(standby.open_variants) >= len(names):
             # Its copies answer what comes together at least as fast.
             return "wait"
+        if plan.ahead is not None:
+            return plan.ahead.job.bases
+        if not is_earned and self._is_planning:
+            return "wait"
         origin = origin_of(plan, self.of_model(standby), names)
-        if origin == "search" and plan.unlike:
+        if origin == "search" and plan.unlike and is_earned:
             if now < standby.searched + SEARCH_EVERY_S:
                 return "wait"
             standby.searched = now
@@ -192,6 +226,15 @@ class Planning:
         if standby is None or standby.failed or standby.quarantine or (standby.planned and not standby.variants):
             return True
         return plan.requests >= EARNED or not self._is_further(plan) or bool(plan.variants)
+
+    def _is_nearly_earned(self, plan: ServedPlan, now: float) -> bool:
+        """Whether a plan is earned with the next request, and nothing is held for that."""
+        return plan.ahead is None and plan.requests == EARNED - 1 and now - plan.asked <= IN_USE_S
+
+    @property
+    def _is_planning(self) -> bool:
+        """Whether the planner has anything to do."""
+        return any(plan.job is not None for plan in self.plans.values())
 
     def _is_further(self, plan: ServedPlan) -> bool:
         """Whether the model has plans for other shapes."""
@@ -223,14 +266,32 @@ class Planning:
         if wrong or not event.variants:
             reason = f"planner: expected programs for {len(job.names)} devices, got {wrong or 'none'}"
             return [ForgetPlan(event.job), *self.fail(plan, job, Fault.PLAN, reason, now)]
-        chosen = event.variants[:1] if job.spare_for else event.variants
+        if job.is_ahead:
+            return self._hold(plan, MadeAhead(job, event.variants))
+        return self._take(plan, job, event.variants, now)
+
+    def _hold(self, plan: ServedPlan, made: MadeAhead) -> list[CoordinatorInstruction]:
+        """Hold what was made ahead; of too many plans the least recently asked one is forgotten."""
+        plan.ahead = made
+        # It may be earned by now, or somebody wants a search.
+        self.loading.touch(plan)
+        held = sorted((other for other in self.plans.values() if other.ahead is not None), key=lambda other: other.asked)
+        return [i for other in held[:-MAX_AHEAD] for i in self._forget_ahead(other)]
+
+    def _forget_ahead(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
+        ahead, plan.ahead = plan.ahead, None
+        return [] if ahead is None else [ForgetPlan(ahead.job.number)]
+
+    def _take(self, plan: ServedPlan, job: Job, variants: tuple[PlannedVariant, ...], now: float) -> list[CoordinatorInstruction]:
+        """Have agents load what a job has made, if they have room."""
+        chosen = variants[:1] if job.spare_for else variants
         parts = [planned.artifacts.devices for planned in chosen]
         coming = {name: sum(devices[device].takes_part for devices in parts) for device, name in enumerate(job.names)}
         # Where what it was to be like is gone, it was searched for.
         scaled = all(SCALED_FROM in planned.report for planned in chosen)
         done = make_room(self.loading, coming, plan, now, scaled=scaled)
         if done is None:
-            return [ForgetPlan(event.job), *self.fail(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
+            return [ForgetPlan(job.number), *self.fail(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
         if not job.spare_for:
             plan.latest = job.number
         nodes = list(zip(job.names, job.places, strict=True))

@@ -142,6 +142,16 @@ class Job:
     """The agent for whose loss it is made; empty: it is to serve."""
     bases: tuple[Base, ...] = ()
     """The variants that it is to be like one of."""
+    is_ahead: bool = False
+    """Whether it was begun before the plan was earned."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeAhead:
+    """What a job has made of a plan that is not earned: the coordinator holds it, and no agent has been told of it."""
+
+    job: Job
+    variants: tuple[PlannedVariant, ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -149,7 +159,7 @@ class ServedPlan:
     """A model with shapes and options; without `options` it is the standby of the model, with a variant per copy.
 
     Invariants: `callers` wait for `ModelPrepared`; `waiting` are requests that wait for a variant with room; `timing` is there while the
-    variants of a job are timed, and the synthetic `inputs` with it.
+    variants of a job are timed, and the synthetic `inputs` with it; while there is a `job`, nothing is made `ahead`.
     """
 
     key: str
@@ -163,6 +173,7 @@ class ServedPlan:
     planned: tuple[PlannedVariant, ...] = ()
     """Of a standby: what every copy is."""
     job: Job | None = None
+    ahead: MadeAhead | None = None
     latest: int = 0
     """The newest job that came to an end."""
     serves: bool = False

@@ -1,6 +1,7 @@
 """Plans for further shapes of a model: scaled from one that serves other shapes, and judged by requests against the standby.
 
-    a shape came `EARNED` times -> a plan like one of the nearest that were searched for -> serves -> stays unless the standby is faster
+    a shape came `EARNED` - 1 times -> a plan like one of the nearest that were searched for is made, and held
+    it came once more               -> that is loaded -> serves -> stays unless the standby is faster
 
 Laws: nothing is searched for a further shape while there are plans that it has not been tried to be like, or one is on its way; a scaled
 plan that has been slower than the standby is not tried again over the same agents; where there are as many copies of the standby as a
@@ -41,7 +42,7 @@ def origin_of(plan: ServedPlan, others: Iterable[ServedPlan], names: tuple[str, 
     bases = tuple(base for _, _, base in near if base.job not in plan.unlike)
     if bases:
         return bases[:MAX_BASES]
-    if any(other.job is not None or other.timing is not None or other.is_arriving for other in alike):
+    if any((other.job is not None and not other.job.is_ahead) or other.timing is not None or other.is_arriving for other in alike):
         return "wait"
     if any(_elements(plan) < GROWTH * _elements(other) for other, v in serving if len(v.parts) == 1):
         return "nothing"

@@ -42,11 +42,13 @@ def loader_of(artifacts):
     def weights(model):
         return {name: artifacts.weights[ref.digest] for name, ref in model.weights.items()}
 
-    return SegmentLoader(
-        weights,
-        lambda model: caller(load_segment(model, artifacts.weights), model.inputs, model.outputs),
-        lambda compiler, boundary, model: caller(compiler.build(boundary, threads=1), compiler.front.inputs, model.outputs),
-    )
+    def portable(model):
+        return caller(load_segment(model, artifacts.weights), model.inputs, model.outputs)
+
+    def compiled(compiler, boundary, model):
+        return caller(compiler.build(boundary, threads=1), compiler.front.inputs, model.outputs)
+
+    return SegmentLoader(weights, portable, compiled, portable)
 
 
 def run(artifacts, feeds, loaded):

@@ -82,7 +82,7 @@ def deployed(graph, spoil=lambda answers, inputs: answers):
 
     kept = []
     for device in artifacts.devices:
-        kept += load_compiled(device.schedule, device.segments, SegmentLoader(weights, portable, compile_it)).segments
+        kept += load_compiled(device.schedule, device.segments, SegmentLoader(weights, portable, compile_it, portable)).segments
     return sides, [run for run in compiled if run in kept]
 
 
@@ -114,6 +114,14 @@ def test_maps_are_not_made_smaller_than_a_window():
     sides, kept = deployed(network(window))
     assert kept
     assert min(side for pools, side in sides if pools) >= window
+    assert max(side for _, side in sides) <= 4 * SMALL, "nor are they compared as deployed"
+
+
+def test_maps_are_not_made_even_where_a_crop_leaves_rows_over():
+    """Of an odd number of rows a stride of two takes other ones than of an even one."""
+    shapes = {"rows": (2, 64, 129, 278), "halo": (2, 64, 1, 278)}
+    made = smaller(shapes, dict.fromkeys(shapes, frozenset((0, 2, 3))), 2 * SMALL, 2)
+    assert made == {"rows": (2, 64, 2 * SMALL + 1, 2 * SMALL), "halo": (2, 64, 1, 2 * SMALL)}
 
 
 @needs_blocks

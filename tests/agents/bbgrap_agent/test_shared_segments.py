@@ -59,7 +59,10 @@ class Agents:
             self.made["compiled"] += 1
             return caller(compiler.build(boundary, threads=1), compiler.front.inputs, model.outputs)
 
-        return SegmentLoader(weights, portable, compiled, shared)
+        def reference(model):
+            return caller(load_segment(model, artifacts.weights), model.inputs, model.outputs)
+
+        return SegmentLoader(weights, portable, compiled, reference, shared)
 
     def deploy(self, artifacts):
         devices = zip(artifacts.devices, self.shared, strict=False)

@@ -1,76 +1,19 @@
 """Stories of further shapes of a model: answered at once, planned when they come back, like what was searched for before."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control import coordinator_instructions, eviction
+from bbgrap.control import coordinator_instructions, eviction, planning
 from bbgrap.control.plan_trial import TRIALS
-from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
-from bbgrap.control.planning import EARNED, ONE_NODE, plan_key
+from bbgrap.control.planned_variant import SCALED_FROM
+from bbgrap.control.planning import EARNED, ONE_NODE
 from bbgrap.control.plans import IN_USE_S
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S
-from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
-from tests.bbgrap.control.tiny_plans import MODEL, artifacts, plan_of
-from tests.bbgrap.control.wire import joined_wire
-
-AUTO = PlanOptions(planner="auto", input_values="any")
-A, B, BOTH = ("a",), ("b",), ("a", "b")
-FIRST, SECOND, THIRD = (2, 2), (2, 3), (2, 5)
-
-
-def planned(job):
-    """What the planner makes: of a base one variant over all nodes."""
-    if not job.bases:
-        return plan_of(job)
-    report = {"planner": "auto", SCALED_FROM: [list(FIRST)]}
-    return ce.Planned(job.job, (PlannedVariant("auto", artifacts(len(job.cluster.nodes)), report),))
-
-
-class Story:
-    """A wire with two agents, a standby on each, and a client that brings shapes of one model."""
-
-    def __init__(self, both=0.1, alone=0.2, options=AUTO):
-        self.wire = joined_wire("a", "b", options=options, seconds={BOTH: both, A: alone, B: alone})
-        self.wire.plan = planned
-        self.options = options
-
-    def message(self, call, shape, wait=False):
-        return c.PrepareModel(call, MODEL, {"x": shape}, self.options, wait)
-
-    def prepare(self, shape=FIRST, wait=True):
-        """Ask for a plan; the report on who serves."""
-        call = self.wire.call(lambda n: self.message(n, shape, wait))
-        self.wire.until_answered(call)
-        return json.loads(self.wire.answer(call).report)
-
-    def begin(self, shape):
-        """Send a request; its call."""
-        return self.wire.call(lambda n: c.RunModel(n, plan_key(self.message(n, shape)), 1000.0, (), ()))
-
-    def served(self, shape, count=1):
-        """Send requests one after the other; which nodes took them."""
-        self.prepare(shape, wait=False)
-        took = []
-        for _ in range(count):
-            call = self.begin(shape)
-            self.wire.deliver_all()
-            took += [self.wire.nodes_of(start) for start in self.wire.started.values()]
-            self.wire.settle()
-            assert isinstance(self.wire.answer(call), c.RunResult)
-        assert len(took) == count
-        return took
-
-    @property
-    def bases(self):
-        """What the jobs so far are made of."""
-        return [job.bases for job in self.wire.jobs]
-
-    def plan(self, shape):
-        return self.wire.coordinator.planning.plans[plan_key(self.message(0, shape))]
+from tests.bbgrap.control.shapes import AUTO, BOTH, FIRST, SECOND, THIRD, A, B, Story, planned
+from tests.bbgrap.control.tiny_plans import MODEL
 
 
 def test_a_shape_is_planned_when_it_came_often_enough_and_like_the_first_one():
@@ -78,9 +21,9 @@ def test_a_shape_is_planned_when_it_came_often_enough_and_like_the_first_one():
     story.prepare()
     (first,) = story.wire.jobs
     assert story.served(FIRST) == [BOTH]
+    assert all(nodes in (A, B) for nodes in story.served(THIRD))
     assert all(nodes in (A, B) for nodes in story.served(SECOND, EARNED - 1))
-    assert all(nodes in (A, B) for nodes in story.served(THIRD, EARNED - 1))
-    assert len(story.wire.jobs) == 1
+    assert {plan.variants == [] for plan in (story.plan(SECOND), story.plan(THIRD))} == {True}
     assert story.served(SECOND)[0] in (A, B), "the one that earns it does not wait for it"
     assert story.bases == [(), (coordinator_instructions.Base(first.job, 0),)]
     assert story.wire.jobs[-1].shapes == {"x": SECOND}
@@ -225,6 +168,16 @@ def test_no_scaled_plan_is_kept_on_disk():
         "what was searched for before is the base of it again"
     )
     assert story.served(SECOND) == [BOTH]
+
+
+def test_a_new_shape_takes_the_place_of_the_one_that_was_asked_for_least_recently(monkeypatch):
+    monkeypatch.setattr(planning, "MAX_PLANS", 2)
+    story = Story()
+    story.prepare(FIRST)
+    for shape in (SECOND, THIRD, (2, 7), (2, 8)):
+        story.served(shape)
+        assert len(story.wire.coordinator.planning.plans) <= 2
+    assert {plan.shapes["x"] for plan in story.wire.coordinator.planning.plans.values()} == {(2, 7), (2, 8)}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from bbgrap.engine.layout import SegmentCompiler, block_size
+from bbgrap.engine.layout import SegmentCompiler, _aligned, block_size
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import write_graph
@@ -161,3 +161,21 @@ def test_what_quantizes_is_not_compiled():
     nodes = [CONCAT, relu("both"), onnx.helper.make_node("DynamicQuantizeLinear", ["y"], ["q", "scale", "zero"])]
     with pytest.raises(ModelError, match="it quantizes"):
         split_front(front_model(nodes, ["y"]))
+
+
+def test_equal_weights_are_one_array_and_others_are_not():
+    weight = np.arange(4000, dtype=np.float32).reshape(40, 100)
+    kept = _aligned(weight)
+    np.testing.assert_array_equal(kept, weight)
+    assert _aligned(weight.copy()) is kept
+    for place in range(0, weight.size, 7):
+        other = weight.copy()
+        other.flat[place] -= 0.5
+        found = _aligned(other)
+        assert found is not kept
+        np.testing.assert_array_equal(found, other)
+    assert _aligned(weight.reshape(100, 40)).shape == (100, 40)
+    scalar = _aligned(np.array(2, np.float32))
+    assert (scalar.shape, float(scalar)) == ((), 2.0)
+    assert _aligned(np.zeros((0, 3), np.float32)).shape == (0, 3)
+    assert np.signbit(_aligned(np.array([-0.0], np.float32))) != np.signbit(_aligned(np.array([0.0], np.float32)))

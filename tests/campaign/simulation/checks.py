@@ -259,6 +259,9 @@ class Checks:
             faults.append(f"the host has {sorted(head.executor.deployments)}, the coordinator thinks {sorted(hosted)}")
         known = {v.job for v in machine.loading.by_epoch.values()} | {p.latest for p in machine.standbys.by_model.values()}
         known |= {p.job.number for p in machine.planning.plans.values() if p.job is not None}
+        known |= {p.ahead.job.number for p in machine.planning.plans.values() if p.ahead is not None}
+        if extra := set(head.disk.made) - known:
+            faults.append(f"what jobs {sorted(extra)} made is kept for nobody")
         if extra := set(head.disk.plans) - known:
             faults.append(f"jobs {sorted(extra)} are kept on disk for nobody")
         return faults

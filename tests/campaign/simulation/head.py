@@ -54,6 +54,7 @@ class Head(Process):
         self.world, self.disk = world, disk
         self.name, self.address = COORDINATOR, ADDRESS
         disk.incarnation += 1
+        disk.made = {job: made for job, made in disk.made.items() if job in disk.plans}  # as `Storage.read` does
         plans = tuple((plan, disk.made[job]) for job, plan in disk.plans.items() if job in disk.made)
         stored = SavedState(dict(disk.files), dict(disk.models), *map(dict, disk.profiles), plans, saw_agents=disk.saw_agents)
         settings = coordinator_settings.Settings(

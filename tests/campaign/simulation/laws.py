@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bbgrap.control.planning import MAX_AHEAD
 from bbgrap.control.plans import ServedPlan
 from bbgrap.control.scaled_plans import answer_more_at_once
 from tests.campaign.simulation.head import Head
@@ -48,6 +49,14 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
     for plan in plans:
         if plan.job is not None and plan.job.number not in head.planning:
             faults.append(f"plan {plan.key[:8]} waits for job {plan.job.number}, which nobody does")
+        if plan.ahead is not None:
+            job = plan.ahead.job
+            if plan.job is not None or any(variant.job == job.number for variant in plan.variants):
+                faults.append(f"plan {plan.key[:8]} holds job {job.number}, and is planned or has loaded it")
+            if job.number not in head.disk.made:
+                faults.append(f"plan {plan.key[:8]} holds job {job.number}, of which nothing is kept")
+            if gone := set(job.names) - set(machine.members.by_name):
+                faults.append(f"plan {plan.key[:8]} holds job {job.number} over {sorted(gone)}, who are not there")
         if (
             plan.waiting
             and not requests.synthetic.has_turn
@@ -59,6 +68,11 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
                 stuck = [m.name for m in machine.members.alive() if m.beat.request and m.beat.seconds > 0.3]
                 if not stuck:
                     faults.append(f"request {first.number} waits for plan {plan.key[:8]}, which has room")
+    if sum(plan.ahead is not None for plan in plans) > MAX_AHEAD:
+        faults.append("too many plans are held that are not earned")
+    ahead = [plan.key[:8] for plan in plans if plan.job is not None and plan.job.is_ahead]
+    if len(ahead) > 1:
+        faults.append(f"plans {ahead} are made ahead at once")
     if requests.synthetic.has_turn and not any(plan.timing is not None for plan in plans):
         faults.append("synthetic requests have the turn, but nothing is timed")
     recorded = {number for number in running if number in requests.open and requests.open[number].message.record}
