@@ -203,6 +203,7 @@ class Requests:
 
     def done(self, event: RequestDone, now: float) -> list[CoordinatorInstruction]:
         """Answer a request, and learn from the time it took."""
+        self.members.ended.append(event.request)
         self.synthetic.done(event.request, now)
         if event.request == self.verifying.running:
             return self.verifying.done(event)

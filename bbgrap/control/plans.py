@@ -202,7 +202,7 @@ class ServedPlan:
     outstanding: int = 0
     """Of a standby: requests of its model that are not answered."""
     is_proven: bool = False
-    """Of a standby: whether a request on it has ended without ending its worker."""
+    """Whether a request on it has ended without ending its worker."""
     state: tuple[tuple[str, str], ...] = ()
     """Inputs, and the outputs that they are in the next request of a sequence."""
     top: tuple[tuple[str, int], ...] = ()
