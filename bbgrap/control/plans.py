@@ -359,6 +359,8 @@ class Request:
     plan: ServedPlan
     deadline: float
     tracker: Tracker
+    asked: float
+    """When its client said it or asked after it last, in seconds."""
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
     blamed: str = ""
