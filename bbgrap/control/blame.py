@@ -1,11 +1,13 @@
 """What has ended a worker: a request that it computed, a plan that it loaded, or nobody knows.
 
 Laws: a request that is blamed runs again where it has ended a worker, so that the others go on; a plan that has ended `MAX_DEATHS` workers
-is not run again, nor planned for other shapes, and everybody who waits for it is told how they ended.
+is not run again, nor planned for other shapes, and everybody who waits for it is told how they ended. A model's plans that have answered
+nothing yet count together: what one of them does to workers, those for other shapes do, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
@@ -81,27 +83,39 @@ class Blame:
                 return []
             plan.deadly = run
         plan.deaths.append(f"'{member.name}': {reason}")
-        return self._quarantine(plan, variant, request) if len(plan.deaths) >= MAX_DEATHS else []
+        alike = self._alike(plan)
+        deaths = [death for each in alike for death in each.deaths]
+        return self._quarantine(plan, variant, request, alike, deaths) if len(deaths) >= MAX_DEATHS else []
 
-    def _quarantine(self, plan: ServedPlan, variant: Variant, request: Request | None) -> list[CoordinatorInstruction]:
+    def _alike(self, plan: ServedPlan) -> list[ServedPlan]:
+        """Return the plans whose deaths count together with those of this one."""
+        if plan.standby is None or plan.is_proven:
+            return [plan]
+        return [other for other in self.planning.of_model(plan.standby) if not other.is_proven]
+
+    def _quarantine(
+        self, plan: ServedPlan, variant: Variant, request: Request | None, alike: Sequence[ServedPlan], deaths: Sequence[str]
+    ) -> list[CoordinatorInstruction]:
         what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
-        plan.quarantine = f"{what} has ended the workers of agents and is not run again: {'; '.join(plan.deaths[-MAX_DEATHS:])}"[:2000]
-        done: list[CoordinatorInstruction] = [Log(f"{plan.called}: {plan.quarantine}", event="given up", model=plan.model)]
+        why = f"{what} has ended the workers of agents and is not run again: {'; '.join(deaths[-MAX_DEATHS:])}"[:2000]
+        done: list[CoordinatorInstruction] = [Log(f"{plan.called}: {why}", event="given up", model=plan.model)]
         if request is not None and request.number in self.requests.open:
-            done += self.requests.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {plan.quarantine}")
-        done += self._drop_all(plan)
+            done += self.requests.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {why}")
+        for each in alike:
+            done += self._give_up(each, why)
         if plan.is_standby:
             done += self.loading.saved(plan, plan.latest)
             # Neither is it to be planned any more: a plan would load it everywhere.
             for other in self.planning.of_model(plan):
                 # One that has answered requests of its own goes on; of another nothing is known but that it is the same model.
                 if not (other.serving and other.is_proven) and not other.quarantine:
-                    other.quarantine = plan.quarantine
-                    done += self._drop_all(other)
+                    done += self._give_up(other, why)
                 done += self.planning.cancel(other)
-                self.loading.touch(other)
-        self.loading.touch(plan)
         return done
 
-    def _drop_all(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
-        return [instruction for variant in list(plan.variants) for instruction in self.requests.recovery.drop(variant)]
+    def _give_up(self, plan: ServedPlan, why: str) -> list[CoordinatorInstruction]:
+        """Run a plan no more, and make it no more."""
+        plan.quarantine = why
+        self.loading.touch(plan)
+        dropped = [instruction for variant in list(plan.variants) for instruction in self.requests.recovery.drop(variant)]
+        return [*self.planning.cancel(plan), *dropped]

@@ -203,6 +203,7 @@ class Requests:
 
     def done(self, event: RequestDone, now: float) -> list[CoordinatorInstruction]:
         """Answer a request, and learn from the time it took."""
+        self.members.ended.append(event.request)
         self.synthetic.done(event.request, now)
         if event.request == self.verifying.running:
             return self.verifying.done(event)
@@ -317,7 +318,7 @@ class Requests:
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """End what ran or waited too long."""
-        done = [*self.synthetic.overdue(now), *self.verifying.overdue(now)]
+        done = [*self.synthetic.overdue(now), *self.verifying.overdue(now), *self.table.forgotten()]
         for request in [r for r in self.open.values() if now > r.deadline]:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"

@@ -5,6 +5,7 @@ Laws: a name belongs to one living agent; an agent that was silent for `DEAD_AFT
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +35,8 @@ BUSY_OVER_S = 1.0
 WINDOW_BYTES = 16 << 20
 """Weights on their way to one agent that it has not acknowledged: four chunks, enough to keep a 10 Gb/s link busy over 10 ms."""
 WINDOW_CHUNKS = 64
+MAX_ENDED = 256
+"""Runs that are known to have ended well. Chosen: more than end while a heartbeat is on its way."""
 
 
 @dataclass(slots=True)
@@ -177,6 +180,8 @@ class Members:
         self.overrides = dict(stored.given)
         self.saw_agents = stored.saw_agents
         """Whether this cluster has ever had an agent."""
+        self.ended: deque[int] = deque(maxlen=MAX_ENDED)
+        """The latest runs that ended well: no worker is in a segment of one, whatever a heartbeat says that was on its way meanwhile."""
         self._numbers = settings.first_epoch
 
     def alive(self) -> tuple[Member, ...]:

@@ -1,20 +1,28 @@
 """The requests that are open: each is in it from when it is accepted until its caller is answered.
 
-Law: a caller is answered exactly once, for what answers it also takes the request out.
+Laws: a caller is answered exactly once, for what answers it also takes the request out; nothing is begun for a client that is gone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bbgrap.control.audit import Ending, RunCounts
-from bbgrap.control.coordinator_instructions import CoordinatorInstruction, ToClient
+from bbgrap.control.coordinator_events import RoutingId
+from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToClient
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.plans import Caller, Request, ServedPlan
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.sequence import Sequence
+from bbgrap.control.stalls import SLOWEST_LINK
 from bbgrap.control.tracing import Traces
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel
+
+UNASKED_S = 10.0
+"""How long a request waits for a client that does not ask after it. Chosen: clients ask twice a second, and are gone, or have another key
+and have said it again, or are stopped."""
 
 
 class OpenRequests:
@@ -57,7 +65,8 @@ class OpenRequests:
     def add(self, caller: Caller, message: RunModel, plan: ServedPlan, sequence: Sequence | None) -> None:
         """Take a request into the queue of its plan."""
         number = next(self._loading.epochs)
-        request = Request(number, caller, message, plan, self.now + message.deadline_s, Tracker(Lifecycle.REQUEST, f"request {number}"))
+        tracker = Tracker(Lifecycle.REQUEST, f"request {number}")
+        request = Request(number, caller, message, plan, self.now + message.deadline_s, tracker, self.now)
         request.sequence, request.came = sequence, number
         self.by_number[number] = request
         self.by_caller[caller] = number
@@ -68,6 +77,20 @@ class OpenRequests:
         if plan.standby is not None:
             plan.standby.outstanding += 1
         self._loading.touch(plan)
+
+    def asked_after(self, client: RoutingId, calls: Iterable[int]) -> None:
+        """Note that a client still waits for these calls."""
+        for call in calls:
+            if (number := self.by_caller.get((client, call))) is not None:
+                self.by_number[number].asked = self.now
+
+    def forgotten(self) -> list[CoordinatorInstruction]:
+        """Forget what waits and has not been asked after for long; a client that asks after it later is told so, and says it again."""
+        waiting = [request for request in self.by_number.values() if request.tracker.state == "waiting"]
+        # What its client has said since is about as large, and its asking comes after that.
+        gone = [request for request in waiting if self.now - request.asked > UNASKED_S + request.bytes / SLOWEST_LINK]
+        done = [instruction for request in gone for instruction in self.close(request, "Cancel")]
+        return [*done, Log(f"{len(gone)} requests are forgotten: no client asks after them any more")] if gone else []
 
     def renumber(self, request: Request) -> None:
         """Give a request a new number: late messages are not those of its next run."""

@@ -213,7 +213,7 @@ class ServedPlan:
     outstanding: int = 0
     """Of a standby: requests of its model that are not answered."""
     is_proven: bool = False
-    """Of a standby: whether a request on it has ended without ending its worker."""
+    """Whether a request on it has ended without ending its worker."""
     state: tuple[tuple[str, str], ...] = ()
     """Inputs, and the outputs that they are in the next request of a sequence."""
     top: tuple[tuple[str, int], ...] = ()
@@ -370,6 +370,8 @@ class Request:
     plan: ServedPlan
     deadline: float
     tracker: Tracker
+    asked: float
+    """When its client said it or asked after it last, in seconds."""
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
     blamed: str = ""

@@ -35,7 +35,7 @@ after two minutes."""
 def is_stuck(member: Member, loading: Loading) -> bool:
     """Whether an agent's worker is in a segment of a request for unusually long."""
     beat = member.beat
-    if not beat.request or beat.seconds <= STUCK_S:
+    if not beat.request or beat.seconds <= STUCK_S or beat.request in loading.members.ended:
         return False
     variant = loading.find(beat.epoch)
     return variant is None or beat.seconds > USUAL * variant.usual_s

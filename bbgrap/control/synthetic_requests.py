@@ -71,8 +71,7 @@ class SyntheticRequests:
         host = plan.variants[-1].planned.artifacts.host
         inputs = synthetic_inputs(host)
         if inputs is None:
-            standby.is_proven = True
-            self._loading.touch(plan)
+            self._is_proven(standby)
             return []
         variant = min(standby.open_variants, key=lambda v: len(v.queue.running))
         number = next(self._loading.epochs)
@@ -84,9 +83,13 @@ class SyntheticRequests:
         proof = self._proofs.pop(number, None)
         if proof is None:
             return False
-        proof.variant.plan.is_proven = True
-        self._loading.touch(proof.plan)
+        self._is_proven(proof.variant.plan)
         return True
+
+    def _is_proven(self, standby: ServedPlan) -> None:
+        standby.is_proven = True
+        for plan in self._planning.of_model(standby):
+            self._loading.touch(plan)
 
     # --- timing -------------------------------------------------------------------------------------------------------------------
 
@@ -147,7 +150,8 @@ class SyntheticRequests:
 
     def _serve(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         plan.serves, plan.failures = True, 0
-        self._release_turn(0.0)
+        # Who waited for its last synthetic request begins before that of another plan.
+        self._release_turn(self._rest_until)
         self._loading.touch(plan)
         serving = plan.serving
         job = serving[0].job if serving and not plan.is_stream else plan.latest

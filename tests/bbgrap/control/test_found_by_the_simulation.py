@@ -3,13 +3,15 @@
 from dataclasses import replace
 
 from bbgrap.control import agent_events as ae
+from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.eviction import MAX_LOADED
 from bbgrap.control.loading import RESEND_S
+from bbgrap.control.open_requests import UNASKED_S
 from bbgrap.control.planned_variant import PlannedVariant
-from bbgrap.control.planning import EARNED
+from bbgrap.control.planning import EARNED, SETTLE_S
 from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -321,3 +323,81 @@ def test_failures_in_a_row_over_other_agents_each_time_are_one():  # 2005494: th
     plan.try_again(plan.again_at)
     plan.fails("world", c.Fault.EXECUTION, "planner: it ended by SIGKILL", 10.0)
     assert plan.again_at == 10.0 + 2 * FIRST_AGAIN_S
+
+
+def test_a_heartbeat_about_a_run_that_has_ended_keeps_nobody_waiting():  # 2018876: the next one was taken back
+    wire = ready_wire("a", "b")
+    first = wire.run()
+    wire.deliver_all()
+    (start,) = wire.started.values()
+    wire.settle()
+    assert isinstance(wire.answer(first), c.RunResult)
+    wire.run()
+    wire.deliver_all()
+    (running,) = wire.started
+    for name in wire.nodes_of(start):
+        say(wire, name, m.Heartbeat(start.epoch, start.request, 9.0, 1, 0))
+    assert list(wire.started) == [running]
+
+
+def test_no_request_waits_for_synthetic_ones_of_two_plans():  # 2018876: one plan had been timed, and the next one's began at once
+    wire = joined_wire("a", "b", options=PlanOptions(planner="auto"), seconds={("a",): 0.1, ("a", "b"): 0.1})
+    for width in (2, 3):
+        wire.call(lambda n, width=width: c.PrepareModel(n, MODEL, {"x": (width, 2)}, wire.options))
+    for _ in range(3):
+        wire.deliver_all()
+        wire.finish_requests()
+    plans = list(wire.coordinator.planning.plans.values())
+    assert all(plan.timing is not None for plan in plans)
+    for _ in range(40):
+        call = wire.call(lambda n: c.RunModel(n, plans[0].key, 30.0, (), ()))
+        wire.deliver_all()
+        for _ in range(2):
+            wire.finish_requests()
+            wire.deliver_all()
+        assert wire.answers[call]
+        wire.wait(0.2)
+    assert all(plan.serving for plan in plans)
+
+
+def test_every_plan_of_a_model_is_loaded_once_the_model_is_proven():  # only the one whose turn it was, and who waited for others waited on
+    wire = joined_wire("a", "b")
+    wire.wait(SETTLE_S + 1.0)
+    calls = [wire.call(lambda n, width=width: c.PrepareModel(n, MODEL, {"x": (width, 2)}, wire.options)) for width in (2, 3)]
+    for call in calls:
+        wire.until_answered(call)
+
+
+def crashes(wire, name, variant):
+    """The worker of an agent ends while it loads a variant."""
+    say(wire, name, m.WorkerLost(f"it crashed in {variant.epoch}", 0, 0, True, variant.epoch))
+
+
+def test_plans_of_a_model_that_have_answered_nothing_count_together():  # 2022492: six of them ended twelve workers, and others never loaded
+    wire = ready_wire("a", "b")
+    for width in (3, 4):
+        wire.until_answered(wire.call(lambda n, width=width: c.PrepareModel(n, MODEL, {"x": (width, 2)}, wire.options)))
+    proven, one, other = wire.coordinator.planning.plans.values()
+    proven.is_proven = True
+    for plan in (proven, one):
+        crashes(wire, "a", plan.variants[0])
+    assert not any(plan.quarantine for plan in (proven, one, other))
+    crashes(wire, "b", other.variants[0])
+    assert one.quarantine == other.quarantine != ""
+    assert not one.variants
+    assert not proven.quarantine
+    assert proven.variants
+
+
+def test_what_waits_for_a_client_that_is_gone_is_forgotten():  # 2023615: it had another key twice, and its requests ran three times
+    wire = ready_wire("a", "b")
+    for _ in range(12):
+        wire.run()
+    wire.deliver_all()
+    (plan,) = wire.coordinator.planning.plans.values()
+    wire.wait(UNASKED_S + 1.0)
+    assert plan.waiting
+    assert len(wire.coordinator.requests.open) == 12
+    wire.client = cm.ClientMachine("tcp://head:7070")
+    wire.wait(UNASKED_S + 1.0)
+    assert not plan.waiting

@@ -268,7 +268,7 @@ def test_what_cannot_be_compared_is_counted_and_names_nobody():
 
 def request_of(number, payload=()):
     message = c.RunModel(1, "ab" * 32, 1.0, (), payload)
-    return Request(number, (b"x", 1), message, None, 0.0, Tracker(Lifecycle.REQUEST, "r"))
+    return Request(number, (b"x", 1), message, None, 0.0, Tracker(Lifecycle.REQUEST, "r"), 0.0)
 
 
 def test_a_client_cannot_change_its_inputs_between_two_runs(monkeypatch):
