@@ -42,7 +42,9 @@ WRITTEN_EVERY = 5.0
 
 def _next(reader: Reader, data: bytes, chance: Random) -> bytes:
     if reader.mutate is not None and chance.random() < MUTATED_BY_FORM:
-        return reader.mutate(data, chance)
+        made = reader.mutate(data, chance)
+        if len(made) <= LONGEST:
+            return made
     return damaged(data, chance)
 
 
