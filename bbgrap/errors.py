@@ -76,3 +76,11 @@ class OtherVersionError(RemoteProtocolError):
 
 class LocalProtocolError(ProtocolError):
     """This side tried to send something malformed, oversized or out of turn: a bug or a wrong call."""
+
+
+def shortened(text: str, length: int) -> str:
+    """Return a text of at most so many characters: its beginning and its end, which tell most."""
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"

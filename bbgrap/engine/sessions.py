@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from bbgrap.errors import ModelError
+from bbgrap.errors import ModelError, shortened
 from bbgrap.graph.onnx_types import type_named
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 
@@ -25,6 +25,8 @@ _InferenceSession = ort.InferenceSession
 
 _FATAL = 4
 """onnxruntime's log level: every error also arrives as an exception, and warnings are not for the user's terminal."""
+_REASON_LETTERS = 800
+"""Of what onnxruntime says: it repeats names of the model, which are of any length."""
 
 _DTYPES = {f"tensor({dtype.name.lower()})": dtype for dtype in DType if dtype is not DType.OTHER}
 
@@ -146,8 +148,8 @@ def declared_type(argument: ort.NodeArg) -> TensorType:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an onnxruntime exception in one line, without its label."""
-    return " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
+    """Return the message of an onnxruntime exception in one line, without its label; names in it may be of any length."""
+    return shortened(" ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : "), _REASON_LETTERS)
 
 
 def share_arena() -> None:

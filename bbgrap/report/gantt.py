@@ -10,7 +10,8 @@ from __future__ import annotations
 from math import floor, log10
 
 from bbgrap.costmodel.timeline import LANES, Span, Timeline
-from bbgrap.report.svg import byte_count, line, milliseconds, number, picture, rectangle, shortened, text, words
+from bbgrap.errors import shortened
+from bbgrap.report.svg import byte_count, line, milliseconds, number, picture, rectangle, text, words
 
 WIDTH, LEFT, RIGHT = 1160.0, 128.0, 24.0
 """Of the picture, of the names on its left and of the margin on its right."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from bbgrap.errors import shortened
 from bbgrap.report.layers import Fetch, GlobalRanges, LayerReport, LayerTile
-from bbgrap.report.svg import COLOURS, picture, rectangle, shortened, words
+from bbgrap.report.svg import COLOURS, picture, rectangle, words
 
 WIDTH, LEFT, RIGHT = 1160.0, 216.0, 132.0
 """Of the picture, of the names on its left, and of what the axes are on its right."""

@@ -50,14 +50,6 @@ def text(value: object) -> str:
     return escape(clean, quote=True)
 
 
-def shortened(name: str, length: int) -> str:
-    """Return a name of at most so many characters: its beginning and its end, which tell most."""
-    if len(name) <= length:
-        return name
-    head = (length - 1) // 2
-    return f"{name[:head]}…{name[len(name) - (length - 1 - head) :]}"
-
-
 def number(value: float) -> str:
     """Return a coordinate: two digits after the point are finer than any screen."""
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"

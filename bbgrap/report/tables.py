@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import exp, fsum, log
 
 from bbgrap.costmodel.timeline import LANES, Span, Timeline
-from bbgrap.report.svg import byte_count, milliseconds, shortened, text
+from bbgrap.errors import shortened
+from bbgrap.report.svg import byte_count, milliseconds, text
 from bbgrap.report.trace import segment_seconds
 
 _REGION = re.compile(r"\[[^\]]*\](?:#\d+)?")

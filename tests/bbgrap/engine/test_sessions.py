@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from bbgrap import zoo
 from bbgrap.engine.load import load_graph
@@ -57,6 +58,16 @@ def test_a_model_that_cannot_be_loaded_is_an_error_and_prints_nothing(capfd):
     with pytest.raises(ModelError, match="cannot load the model"):
         make_session(b"nonsense", threads=1)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_reason_that_repeats_long_names_is_short():
+    long = "y" * 50_000
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", long))
+    graph = helper.make_graph([helper.make_node("Nothing", ["x"], [long])], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(ModelError, match="cannot load the model") as raised:
+        make_session(model.SerializeToString(), threads=1)
+    assert len(str(raised.value)) < 1000
 
 
 def test_the_shared_pool_serves_every_session_of_a_process(tiny):
