@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.errors import PlanError
+from bbgrap.errors import PlanError, shortened
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
 
@@ -30,8 +30,10 @@ FAULTS = frozenset({Fault.MODEL, Fault.INPUT, Fault.PLAN, Fault.PROGRAM, Fault.U
 """What a planner may say; others would have clients ask again for ever."""
 
 MAX_REPLY_BYTES = 1 << 20
-MAX_WORDS = 4096
-"""Of a fault; a traceback is cut in the middle."""
+MAX_TRACE = 4096
+"""Letters of a traceback, which is cut in the middle."""
+MAX_REASON = 1200
+"""Letters of a fault, likewise: names of a model are of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class PlannerReply:
 
     def to_bytes(self) -> bytes:
         """Return it as JSON, cut to what may be sent."""
-        return json.dumps([self.fault, _short(self.text), _short(self.trace)]).encode()
+        return json.dumps([self.fault, _short(self.text, MAX_REASON), _short(self.trace, MAX_TRACE)]).encode()
 
     @classmethod
     def of(cls, content: bytes) -> PlannerReply:
@@ -82,7 +84,7 @@ class PlannerReply:
             match json.loads(content):
                 case [str(fault), str(text), str(trace)]:
                     if not fault or Fault(fault) in FAULTS:
-                        return cls(fault, _short(text), _short(trace))
+                        return cls(fault, _short(text, MAX_REASON), _short(trace, MAX_TRACE))
                 case _:
                     pass
         except (ValueError, RecursionError):  # no JSON, or no `Fault`
@@ -167,7 +169,6 @@ def _why(status: int) -> str:
     return f"{name}, as when memory runs out" if name == "SIGKILL" else f"{name}; a library crashed on this model"
 
 
-def _short(text: str) -> str:
-    """Return a text without what does not belong into a line of a log, cut in the middle where it is too long."""
-    clean = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
-    return clean if len(clean) <= MAX_WORDS else f"{clean[: MAX_WORDS // 2]} ... {clean[-MAX_WORDS // 2 :]}"
+def _short(text: str, length: int) -> str:
+    """Return a text without what does not belong into a line of a log, cut in the middle where it is longer."""
+    return shortened("".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text), length)

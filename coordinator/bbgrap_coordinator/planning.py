@@ -22,7 +22,7 @@ from typing import Self
 
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import StartPlanning, StartStandby
-from bbgrap.errors import BbgrapError, PlanError, shortened
+from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.protocol.client_messages import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
 from bbgrap_coordinator.models import ModelGoneError, ModelStore
@@ -40,8 +40,6 @@ STANDBY_BYTES_PER_S = 20 << 20
 MAX_VARIANTS = 4096
 """Of one plan: for streams there is one per node."""
 
-_REASON_LETTERS = 2000
-"""Of why there is no plan: it is logged and kept among the events, and names of a model are of any length."""
 _SEE_LOG = "; the coordinator's log has the traceback"
 
 _log = logging.getLogger("bbgrap.coordinator")
@@ -178,7 +176,7 @@ class PlanningQueue:
         if reply.trace:
             _log.error("planning of job %d failed in its process:\n%s", job.job, reply.trace)
         if reply.fault:
-            return PlanFailed(job.job, Fault(reply.fault), shortened(reply.text, _REASON_LETTERS) + (_SEE_LOG if reply.trace else ""))
+            return PlanFailed(job.job, Fault(reply.fault), reply.text + (_SEE_LOG if reply.trace else ""))
         variants = read_artifacts(folder).variants
         devices, most = (len(job.cluster.nodes), MAX_VARIANTS) if isinstance(job, StartPlanning) else (1, 1)
         if len(variants) > most or any(len(variant.artifacts.devices) != devices for variant in variants):
