@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bbgrap.control.agent_events import CheckWeights, DeploymentLoaded, Drop, DropBefore, Unload, WeightArrived, WeightsChecked, WorkerReady
-from bbgrap.engine.sessions import share_arena
+from bbgrap.engine.sessions import give_back_arena, share_arena
 from bbgrap.errors import BbgrapError, ExecutionError, ModelError
 from bbgrap.observing.logs import inherited_format, name_node, write_logs
 from bbgrap.protocol.messages import (
@@ -166,6 +166,7 @@ class Worker:
             case Unload(epoch):
                 self._answered.forget(epoch)
                 executor.post(lambda: executor.remove(epoch))
+                executor.post(give_back_arena)
             case Drop(epoch, request, _):
                 executor.post(lambda: executor.drop(epoch, request))
             case DropBefore(request):

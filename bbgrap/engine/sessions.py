@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from onnx import TensorProto, helper
 
 from bbgrap.errors import ModelError, shortened
 from bbgrap.graph.onnx_types import type_named
@@ -159,6 +161,20 @@ def share_arena() -> None:
         kind = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR
         ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", kind, 0, ort.OrtMemType.DEFAULT), None)
         _arena_is_shared = True
+
+
+def give_back_arena() -> None:
+    """Give the system the parts of the shared arena that no value is in: it grows with the largest request, and else stays so."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")  # done when a run ends
+    _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)
+
+
+@cache
+def _idle_session() -> ort.InferenceSession:
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "idle", tensors[:1], tensors[1:])
+    return make_session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString(), threads=1)
 
 
 def _share_pool(threads: int) -> bool:

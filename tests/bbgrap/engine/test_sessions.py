@@ -103,3 +103,32 @@ def test_reference_names_what_is_wrong(tiny):
 def _kernel_threads():
     with Path("/proc/self/status").open() as status:
         return next(line for line in status if line.startswith("Threads:"))
+
+
+def test_memory_of_a_large_request_is_given_back():
+    program = """
+import gc
+import numpy as np
+import psutil
+from onnx import TensorProto, helper
+from bbgrap.engine.sessions import give_back_arena, make_session, share_arena
+
+def megabytes():
+    return psutil.Process().memory_info().rss >> 20
+
+share_arena()
+x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy")
+nodes = [helper.make_node("Expand", ["x", "s"], ["e"]), helper.make_node("ReduceSum", ["e"], ["y"], keepdims=0)]
+graph = helper.make_graph(nodes, "g", [x], [y], [helper.make_tensor("s", TensorProto.INT64, [2], [100_000, 1])])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+session = make_session(model, threads=1)
+session.run(None, {"x": np.ones(10, np.float32)})
+small = megabytes()
+session.run(None, {"x": np.ones(1000, np.float32)})
+large = megabytes()
+give_back_arena()
+print(small, large, megabytes())
+"""
+    small, large, after = map(int, subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split())
+    assert large > small + 300
+    assert after < small + 50
