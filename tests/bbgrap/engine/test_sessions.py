@@ -129,6 +129,8 @@ large = megabytes()
 give_back_arena()
 print(small, large, megabytes())
 """
-    small, large, after = map(int, subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split())
+    small, large, after = map(
+        int, subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    )
     assert large > small + 300
     assert after < small + 50
