@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
 
 from bbgrap.errors import ModelError, shortened
+from bbgrap.graph.onnx_io import write_graph
 from bbgrap.graph.onnx_types import type_named
-from bbgrap.graph.types import STORABLE, Array, DType, TensorType
+from bbgrap.graph.types import STORABLE, Array, DType, Graph, Node, TensorType
 
 _InferenceSession = ort.InferenceSession
 """onnxruntime's own, whatever `bbgrap exec` puts into its place afterwards."""
@@ -172,9 +172,9 @@ def give_back_arena() -> None:
 
 @cache
 def _idle_session() -> ort.InferenceSession:
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "idle", tensors[:1], tensors[1:])
-    return make_session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString(), threads=1)
+    types = dict.fromkeys(("x", "y"), TensorType(DType.FLOAT, (1,)))
+    graph = Graph("idle", (Node("idle", "Identity", ("x",), ("y",)),), ("x",), ("y",), {}, types, {"": 17})
+    return make_session(write_graph(graph, weights="inline").data, threads=1)
 
 
 def _share_pool(threads: int) -> bool:
