@@ -381,7 +381,7 @@ class CoordinatorMachine:
             brought.failed = {world: why for world, why in brought.failed.items() if why[0] is not Fault.UNKNOWN_MODEL}
         told = self.requests.prepare(caller, plan, now, wait=message.wait)
         # Only now: what is asked for is not the one that was asked for least recently.
-        return [*saved, *self.standbys.forget_oldest(), *self.planning.forget_oldest(), *told]
+        return [*saved, *self.standbys.forget_oldest(tuple(self.planning.plans.values())), *self.planning.forget_oldest(), *told]
 
     def _on_run(self, identity: RoutingId, message: RunModel, now: float) -> list[CoordinatorInstruction]:
         caller = (identity, message.call)

@@ -123,7 +123,7 @@ class Requests:
         """Plan what is wanted, load it, time its variants, answer its callers, start what waits."""
         done: list[CoordinatorInstruction] = []
         if plan.standby is not None and plan.is_wanted:
-            done += self.standbys.consider(plan.standby, now)
+            done += self.standbys.wake(plan.standby, now)
         done += self.planning.consider(plan, now)
         done += self.spares.consider(plan, now)
         done += self._load(plan, now)

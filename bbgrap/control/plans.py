@@ -210,6 +210,8 @@ class ServedPlan:
     """The jobs whose variants it cannot be like."""
     searched: float = float("-inf")
     """Of a standby: when a plan for further shapes was searched for last, in seconds."""
+    is_dormant: bool = False
+    """Of a standby: whether it has made room for others; it is made again when somebody waits for a plan of its model."""
     outstanding: int = 0
     """Of a standby: requests of its model that are not answered."""
     is_proven: bool = False

@@ -7,7 +7,7 @@ Law: who waits for a standby that cannot be is told why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.compiler.memory import WEIGHT_COPIES
@@ -25,13 +25,14 @@ from bbgrap.protocol.client_messages import Fault, ModelFile
 COPIES = 2
 """Nodes that have a model whole. Chosen: one may be lost, and the other answers."""
 MAX_STANDBYS = 16
-"""Models that have a standby; the least recently asked one makes room."""
+"""Models that have a standby loaded; the least recently asked one makes room."""
 
 
 class Standbys:
     """The standbys of all models.
 
-    Invariants: a node has at most one copy of a standby.
+    Invariants: a node has at most one copy of a standby; of one that is dormant nothing is made or loaded. `by_model` has every standby
+    that a plan refers to.
     """
 
     def __init__(self, members: Members, links: Links, loading: Loading) -> None:
@@ -46,31 +47,38 @@ class Standbys:
     ) -> ServedPlan:
         """Return the standby of a model that keeps this state and answers so; a new one, nothing of it loaded, if there is none."""
         name = standby_key(model, state, top) if state or top else model
-        standby = self.by_model.pop(name, None)
+        standby = self.by_model.get(name)
         if standby is None:
             key = standby_key(model, state, top)
             standby = ServedPlan(key, model, files, {}, None, None, LeastFinishTime(), serves=True, state=state, top=top)
-        self.by_model[name] = standby
+            self.by_model[name] = standby
+        standby.is_dormant = False
         return standby
 
-    def forget_oldest(self) -> list[CoordinatorInstruction]:
-        """Forget standbys beyond `MAX_STANDBYS` that nobody uses."""
+    def forget_oldest(self, plans: Collection[ServedPlan]) -> list[CoordinatorInstruction]:
+        """Take away the least recently asked standbys beyond `MAX_STANDBYS` that nobody uses; those of these plans stay known."""
         done: list[CoordinatorInstruction] = []
-        for model, standby in list(self.by_model.items()):
-            if len(self.by_model) <= MAX_STANDBYS:
-                break
-            if not standby.running and not standby.is_wanted:
-                del self.by_model[model]
-                standby.planned = ()
+        awake = sorted((standby for standby in self.by_model.values() if not standby.is_dormant), key=lambda standby: standby.asked)
+        referred = {plan.standby for plan in plans}
+        wanted = {plan.standby for plan in plans if plan.is_wanted}
+        for standby in awake[:-MAX_STANDBYS]:
+            if not standby.running and standby not in wanted:
+                standby.is_dormant, standby.planned = True, ()
                 done += [instruction for variant in list(standby.variants) for instruction in self.loading.release(variant)]
-                if standby.job is not None:
-                    done.append(CancelPlanning(standby.job.number))
+                job, standby.job = standby.job, None
+                done += [] if job is None else [CancelPlanning(job.number)]
+        self.by_model = {name: standby for name, standby in self.by_model.items() if not standby.is_dormant or standby in referred}
         return done
+
+    def wake(self, standby: ServedPlan, now: float) -> list[CoordinatorInstruction]:
+        """Do what `consider` does for one that somebody waits for, dormant or not."""
+        standby.is_dormant = False
+        return self.consider(standby, now)
 
     def consider(self, standby: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Make the standby, and place the copies that are missing: the second when the first is ready."""
         standby.try_again(now)
-        if standby.quarantine or standby.failed or not self.members.by_name:
+        if standby.is_dormant or standby.quarantine or standby.failed or not self.members.by_name:
             return []
         if not standby.planned:
             if standby.job is not None:

@@ -1,0 +1,75 @@
+"""Standbys of more models than may be loaded: who is asked keeps its own, and whoever waits gets one again."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from bbgrap.control import coordinator_instructions
+from bbgrap.control.standby import MAX_STANDBYS
+from bbgrap.control.uploads import offer_digest
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import client_messages as c
+from tests.bbgrap.control.tiny_plans import FILE, MODEL
+from tests.bbgrap.control.wire import Wire, ready_wire
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    wire = ready_wire("a", "b")
+    answered = wire.run()
+    wire.until_answered(answered)
+    yield wire
+    assert not any(wire.answers[call][0:1] and isinstance(wire.answers[call][0], c.Failed) for call in wire.answers)
+
+
+def bring(wire: Wire, number: int) -> None:
+    """Another model, that somebody asks for a plan and then leaves alone."""
+    files = (c.ModelFile(f"m{number}.onnx", FILE.digest, FILE.size),)
+    model = offer_digest(files)
+    wire.call(lambda call: c.OfferModel(call, model, files))
+    wire.settle()
+    wire.call(lambda call: c.PrepareModel(call, model, {"x": (2, 2)}, PlanOptions(), wait=False))
+    wire.settle()
+
+
+def standbys_of(wire: Wire) -> set[str]:
+    """The models that are loaded whole somewhere, or will be."""
+    return {standby.model for standby in wire.coordinator.standbys.by_model.values() if standby.variants}
+
+
+def test_a_model_that_is_asked_keeps_its_standby(wire):
+    for number in range(2 * MAX_STANDBYS):
+        wire.pass_time(0.1)
+        wire.until_answered(wire.run())
+        bring(wire, number)
+    assert MODEL in standbys_of(wire)
+    assert len(standbys_of(wire)) <= MAX_STANDBYS
+
+
+def test_one_that_made_room_is_made_again_when_its_plan_is_lost(wire):
+    for number in range(MAX_STANDBYS):
+        wire.pass_time(0.1)
+        bring(wire, number)
+    assert MODEL not in standbys_of(wire)
+    wire.crash(wire.agent("b"))
+    wire.until_answered(wire.run())
+    assert MODEL in standbys_of(wire)
+
+
+def test_nothing_is_made_of_one_that_made_room_while_nobody_waits(wire):
+    asked = []
+    carry = wire.carry_coordinator
+
+    def watch(instruction):
+        if isinstance(instruction, coordinator_instructions.StartStandby):
+            asked.append(instruction.files[0].name)
+        carry(instruction)
+
+    wire.carry_coordinator = watch
+    for number in range(MAX_STANDBYS):
+        wire.pass_time(0.1)
+        bring(wire, number)
+    wire.pass_time(100.0)
+    wire.settle()
+    assert FILE.name not in asked
+    assert len(asked) == MAX_STANDBYS
