@@ -19,7 +19,7 @@ from bbgrap.transport.shared_memory import TOKEN_BYTES, is_same_user, listen
 MAX_INVITED = 1024
 """Clients that have been invited and have not come: those on other machines never do. Of more, the oldest are forgotten."""
 MAX_CHANNELS = 16
-"""Chosen: each may take 128 MiB; further clients use ZeroMQ."""
+"""Chosen: each may take 256 MiB; further clients use ZeroMQ."""
 _AT_ONCE = 32
 """Connections that are taken in before others get their turn."""
 _LOOKS = 4

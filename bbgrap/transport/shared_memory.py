@@ -20,8 +20,11 @@ from collections.abc import Callable
 
 from bbgrap.errors import RemoteProtocolError
 
-HALF_BYTES = 64 << 20
-"""What one side may have on its way. Chosen: inputs of 4096 x 4096 pixels; memory is taken only as it is used."""
+HALF_BYTES = 128 << 20
+"""What one side may have on its way. Chosen: a reader of text answers 58 MB for six lines, while its user may still have the last answer.
+
+Memory is taken only as it is used.
+"""
 TOKEN_BYTES = 16
 """What comes with a memory: the word that its client was invited with, over its own connection."""
 WELCOME = b"welcome"
