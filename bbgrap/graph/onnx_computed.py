@@ -66,12 +66,17 @@ def infer(proto: ModelProto) -> ModelProto:
         InferenceError, RuntimeError: as onnx does.
     """
     plain = onnx.shape_inference.infer_shapes(proto)
-    lists = {tensor.name: prod(tensor.dims) for tensor in proto.graph.initializer if len(tensor.dims) == 1}
-    for value in (*plain.graph.input, *plain.graph.value_info, *plain.graph.output):
+    return plain if _followed(plain.graph, {}) > MAX_FOLLOWED else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+
+
+def _followed(graph: GraphProto, outer: dict[str, int]) -> int:
+    """Return how many numbers onnx would follow in a graph and the bodies inside it; `outer` are the lengths of lists outside."""
+    lists = outer | {tensor.name: prod(tensor.dims) for tensor in graph.initializer if len(tensor.dims) == 1}
+    for value in (*graph.input, *graph.value_info, *graph.output):
         if len(value.type.tensor_type.shape.dim) == 1:
-            lists[value.name] = value.type.tensor_type.shape.dim[0].dim_value
-    read = sum(lists.get(name, 0) for node in proto.graph.node if node.op_type in _FOLLOWED for name in (*node.input, *node.output))
-    return plain if read > MAX_FOLLOWED else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+            lists[value.name] = max(0, value.type.tensor_type.shape.dim[0].dim_value)
+    here = sum(lists.get(name, 0) for node in graph.node if node.op_type in _FOLLOWED for name in (*node.input, *node.output))
+    return here + sum(_followed(body, lists) for node in graph.node for body in bodies_of(node))
 
 
 def _steering(graph: GraphProto, outer: dict[str, int]) -> int:

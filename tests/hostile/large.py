@@ -24,6 +24,19 @@ def long_input() -> ModelProto:
     return plain([helper.make_node("Add", ["x", "x"], ["y"])], shape=[1 << 30])
 
 
+def long_input_of_a_body() -> ModelProto:
+    """The same where only a body says how long."""
+    inner = [
+        helper.make_tensor_value_info(*value)
+        for value in (("i", TensorProto.INT64, []), ("on", TensorProto.BOOL, []), ("v", FLOAT, [1 << 62]))
+    ]
+    outer = [helper.make_tensor_value_info("go", TensorProto.BOOL, []), helper.make_tensor_value_info("u", FLOAT, None)]
+    nodes = [helper.make_node("Identity", ["on"], ["go"]), helper.make_node("Add", ["v", "v"], ["u"])]
+    body = helper.make_graph(nodes, "b", inner, outer)
+    yes = numpy_helper.from_array(np.array(True), "yes")
+    return plain([helper.make_node("Loop", ["", "yes", "x"], ["y"], body=body)], [yes])
+
+
 def with_metadata(entries: int, each: int) -> ModelProto:
     proto = plain([relu()])
     helper.set_model_props(proto, {f"k{number}": "v" * each for number in range(entries)})
@@ -81,6 +94,7 @@ LARGE: dict[str, Hostile] = {
     "Range by steps of 0": Hostile(saved(lambda: sized("Range", 0, 1, 0)), "steps that are not 0"),
     "Reshape of 4 to 3 numbers": Hostile(saved(lambda: sized("Reshape", [3])), ""),
     "sum of two lists of 2^30": Hostile(saved(long_input), ""),
+    "sum of two lists of 2^62 in a body": Hostile(saved(long_input_of_a_body), ""),
     "shapes that double 30 times": Hostile(saved(lambda: computed_by_doubling(30, shape=True)), "steer shapes"),
     "Expand of a constant to 16 GB": Hostile(
         saved(
