@@ -71,7 +71,7 @@ def infer(proto: ModelProto) -> ModelProto:
 
 def _followed(graph: GraphProto, outer: dict[str, int]) -> int:
     """Return how many numbers onnx would follow in a graph and the bodies inside it; `outer` are the lengths of lists outside."""
-    lists = outer | {tensor.name: prod(tensor.dims) for tensor in graph.initializer if len(tensor.dims) == 1}
+    lists: dict[str, int] = outer | {tensor.name: prod(tensor.dims) for tensor in graph.initializer if len(tensor.dims) == 1}
     for value in (*graph.input, *graph.value_info, *graph.output):
         if len(value.type.tensor_type.shape.dim) == 1:
             lists[value.name] = max(0, value.type.tensor_type.shape.dim[0].dim_value)
