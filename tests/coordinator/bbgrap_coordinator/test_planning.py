@@ -59,6 +59,9 @@ class Desk:
         for job in self.jobs_on_disk():
             self.planners.cancel(job)
             self.folders.remove(job)
+        # A job that was still running has ended its process: the next test shall not meet that one.
+        while any(queue._doomed for queue in (self.planners.plans, self.planners.standbys)):
+            time.sleep(0.01)
 
     def jobs_on_disk(self):
         return sorted(int(path.name) for path in self.folders.directory.iterdir())
