@@ -14,7 +14,8 @@ def test_a_decoder_writes_what_plain_onnxruntime_does(pair, top):
     report = measure_tokens(materialize("tiny-decoder"), pair.connection, [PlanOptions("tensor-parallel")], tokens=20, prompt=5, top=top)
     (result,) = report["results"]
     assert result["verified"]
-    assert 0 < result["max_rel_err"] < 1e-4
+    # Some of the sums are rounded otherwise, but not where a busy machine made the sequence run again on the standby.
+    assert result["max_rel_err"] < 1e-4
     assert result["nodes_used"] == ["agent0", "agent1"]
     assert max(result["weight_bytes"].values()) < 0.55 * materialize("tiny-decoder").stat().st_size
     assert (result["top"], result["bytes_answered"]) == (top, 12 * top or 4 * 1000)
