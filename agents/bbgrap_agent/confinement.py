@@ -19,6 +19,10 @@ _SPARE_BYTES = 1 << 20
 _log = logging.getLogger("bbgrap.agent")
 
 
+_TRIES = 10
+"""To make a folder that no other worker takes for left; where folders cannot be locked, the last one is used."""
+
+
 def confine_worker(cache: Path) -> None:
     """Take from this process what it does without, and give it a folder for temporary files; before it has threads."""
     cache.mkdir(parents=True, exist_ok=True)
@@ -36,7 +40,11 @@ def _scratch(cache: Path) -> Path:
         if _locked(left):
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(dir=cache, prefix="scratch-"))
-    _locked(folder)
+    for _ in range(_TRIES):
+        if _locked(folder):
+            break
+        # Another worker that starts now has found it before it was locked, and removes it.
+        folder = Path(tempfile.mkdtemp(dir=cache, prefix="scratch-"))
     return folder
 
 
