@@ -147,13 +147,14 @@ class _Contender:
     def prepare(self) -> None:
         """Wait for the plan."""
         feed = self.decoder.feed(np.zeros((1, 1), np.int64), 1)
-        self.session.prepare({name: array.shape for name, array in (feed | dict(self.decoder.empty)).items()})
+        self.plan = self.session.prepare({name: array.shape for name, array in (feed | dict(self.decoder.empty)).items()})
 
     def begin(self) -> None:
         """Begin a sequence, and count from here on."""
         self.sequence = self.session.sequence()
         self.times: list[float] = []
         self.latest_s = self.worst = 0.0
+        self.elsewhere = 0
         self.differs = False
 
     def turn(self, feed: _Feed, expected: Array, *, counted: bool) -> None:
@@ -162,6 +163,7 @@ class _Contender:
         answer = self.sequence.run(self.asked, feed)
         self.latest_s = time.perf_counter() - start
         self.times += [self.latest_s] * counted
+        self.elsewhere += self.sequence.epoch != self.plan.epoch
         self._compare(*(array.reshape(-1, array.shape[-1])[-1] for array in answer), expected=expected)
 
     def _compare(self, values: Array, places: Array | None = None, *, expected: Array) -> None:
@@ -182,6 +184,7 @@ class _Contender:
             "tokens_per_s": 1 / statistics.median(self.times),
             "ratio": statistics.median(one / mine for one, mine in zip(alone, self.times, strict=True)),
             "prompt_ms": 1e3 * prompt_s,
+            "elsewhere": self.elsewhere,
             "same_tokens": not self.differs,
             "max_rel_err": self.worst,
             "verified": not self.differs and self.worst <= TOLERANCE,

@@ -20,7 +20,7 @@ _log = logging.getLogger("bbgrap.agent")
 
 
 _TRIES = 10
-"""To make a folder that no other worker takes for left; where folders cannot be locked, the last one is used."""
+"""To make a folder that no other worker takes for left; where folders cannot be locked, one that is not is used."""
 
 
 def confine_worker(cache: Path) -> None:
@@ -39,13 +39,12 @@ def _scratch(cache: Path) -> Path:
     for left in cache.glob("scratch-*"):
         if _locked(left):
             shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(dir=cache, prefix="scratch-"))
     for _ in range(_TRIES):
-        if _locked(folder):
-            break
-        # Another worker that starts now has found it before it was locked, and removes it.
         folder = Path(tempfile.mkdtemp(dir=cache, prefix="scratch-"))
-    return folder
+        if _locked(folder):
+            return folder
+        # Another worker that starts now has found it before it was locked, and removes it.
+    return Path(tempfile.mkdtemp(dir=cache, prefix="scratch-"))
 
 
 def _locked(folder: Path) -> bool:

@@ -190,7 +190,9 @@ def _print_doubts(report: dict[str, Any]) -> None:
     if report["machine"]["busy"]:
         print_result(BUSY_TEXT)
     for result in report["results"]:
-        for doubt in filter(None, (result.get("fault"), result.get("why_not"), *(result.get("changed") or ()))):
+        count = result.get("elsewhere")
+        elsewhere = f"{count} answers came from something else than this plan, as the standby: the figures are not the plan's alone"
+        for doubt in filter(None, (elsewhere if count else "", result.get("fault"), result.get("why_not"), *(result.get("changed") or ()))):
             print_result(f"{result['planner']}: {doubt}")
 
 

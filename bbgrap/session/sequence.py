@@ -48,6 +48,8 @@ class StatefulRuns:
         self._number = model.connection.number()
         self._step = 0
         self._plan: PreparedPlan | None = None
+        self.epoch = 0
+        """What answered the latest request, as the `epoch` of a prepared plan: another number says that something else did."""
         self._lock = threading.Lock()
         full, pairs = model.signature, model.options.state
         held, kept = {name for name, _ in pairs}, {output for _, output in pairs}
@@ -91,6 +93,7 @@ class StatefulRuns:
             feeds = self._given.check_feed(feed)
             result = self._model.retrying(self._first(feed, record) if self._plan is None else self._further(self._plan, feeds, record))
             self._step += 1
+            self.epoch = result.epoch
             return outputs_of(result, self._given, chosen, self._model.name), result
 
     def _first(self, feed: Mapping[str, Any], record: bool) -> Callable[[LeftS], RunResult]:

@@ -6,20 +6,44 @@ from bbgrap.errors import UsageError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.tokens import measure_tokens
 from bbgrap.zoo import materialize
+from tests.known_agents import known_cluster
+
+TRIES = 3
+"""A busy machine may make a sequence run again on the standby."""
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("top", [0, 1, pytest.param(5, marks=pytest.mark.broad)])
 def test_a_decoder_writes_what_plain_onnxruntime_does(pair, top):
-    report = measure_tokens(materialize("tiny-decoder"), pair.connection, [PlanOptions("tensor-parallel")], tokens=20, prompt=5, top=top)
-    (result,) = report["results"]
-    assert result["verified"]
-    # Some of the sums are rounded otherwise, but not where a busy machine made the sequence run again on the standby.
-    assert result["max_rel_err"] < 1e-4
+    for _ in range(TRIES):
+        report = measure_tokens(
+            materialize("tiny-decoder"), pair.connection, [PlanOptions("tensor-parallel")], tokens=20, prompt=5, top=top
+        )
+        (result,) = report["results"]
+        assert result["verified"]
+        if not result["elsewhere"]:
+            break
+    assert result["elsewhere"] == 0
+    assert 0 < result["max_rel_err"] < 1e-4
     assert result["nodes_used"] == ["agent0", "agent1"]
     assert max(result["weight_bytes"].values()) < 0.55 * materialize("tiny-decoder").stat().st_size
     assert (result["top"], result["bytes_answered"]) == (top, 12 * top or 4 * 1000)
     assert result["tokens_per_s"] > 0 < report["single_node"]["tokens_per_s"]
+
+
+@pytest.mark.cluster
+@pytest.mark.faults
+def test_words_that_the_plan_did_not_write_are_counted(tmp_path):
+    def lose(line):
+        if line.startswith("word 0 "):
+            cluster.kill("agent1")
+
+    with known_cluster(2, tmp_path) as cluster:
+        options = [PlanOptions("tensor-parallel")]
+        report = measure_tokens(materialize("tiny-decoder"), cluster.connection, options, tokens=40, prompt=5, report=lose)
+    (result,) = report["results"]
+    assert result["verified"]
+    assert 0 < result["elsewhere"] < 41
 
 
 @pytest.mark.cluster
