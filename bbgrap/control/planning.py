@@ -110,7 +110,7 @@ class Planning:
         alive = set(self.members.by_name)
         for plan in self.plans.values():
             self.loading.touch(plan)
-            plan.uncovered, plan.unlike = {}, frozenset()
+            plan.uncovered, plan.unlike = {}, {}
             if plan.timing is not None:
                 # What is timed may be of the past: not for longer than it has to be.
                 plan.timing.until = min(plan.timing.until, now)
@@ -312,7 +312,7 @@ class Planning:
             what = f"when '{job.spare_for}' is lost, requests wait until there is a plan without it"
             return [Log(f"{plan.called} fits no node; {what}: {reason}")]
         if job.bases and fault is Fault.PLAN:
-            plan.unlike |= {base.job for base in job.bases}
+            plan.unlike = dict.fromkeys((base.job for base in job.bases), reason) | dict(plan.unlike)
         else:
             plan.fails(job.world, fault, reason, now)
         self.loading.touch(plan)

@@ -206,8 +206,8 @@ class ServedPlan:
     """The run that has ended the latest of them."""
     quarantine: str = ""
     trial: PlanTrial = field(default_factory=PlanTrial)
-    unlike: frozenset[int] = frozenset()
-    """The jobs whose variants it cannot be like."""
+    unlike: Mapping[int, str] = field(default_factory=dict)
+    """The jobs whose variants it cannot be like, and why."""
     searched: float = float("-inf")
     """Of a standby: when a plan for further shapes was searched for last, in seconds."""
     is_dormant: bool = False
@@ -320,7 +320,7 @@ class ServedPlan:
 
     def _about(self, source: ServedPlan | None = None) -> dict[str, Any]:
         """Return what is said of the plan besides the report of who serves."""
-        why = self.quarantine or next((reason for _, reason in self.failed.values()), "")
+        why = self.quarantine or next((reason for _, reason in self.failed.values()), "") or next(iter(self.unlike.values()), "")
         planner = {} if source is self or self.options is None else {"asked": self.options.planner}
         standby: dict[str, Any] = (
             {} if self.standby is None else {"standby": [name for v in self.standby.open_variants for name in v.parts]}

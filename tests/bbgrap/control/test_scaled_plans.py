@@ -221,6 +221,15 @@ def test_what_cannot_be_scaled_is_answered_by_the_standby(fault):
     assert "cannot be cut like that" in story.prepare(SECOND, wait=False)["why_not"]
 
 
+def test_who_asks_why_there_is_no_plan_is_told_what_it_cannot_be_like():
+    story = Story()
+    story.prepare()
+    failed = "with other shapes it has other nodes"
+    story.wire.plan = lambda job: ce.PlanFailed(job.job, c.Fault.PLAN, failed) if job.bases else None
+    story.served(SECOND, EARNED)
+    assert story.prepare(SECOND, wait=False)["why_not"] == failed
+
+
 def test_what_can_be_like_no_other_is_searched_for_once_a_minute():
     story = Story()
     story.prepare(FIRST)
