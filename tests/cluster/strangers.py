@@ -191,6 +191,13 @@ def listener() -> Iterator[tuple[str, socket.socket]]:
         yield f"tcp://127.0.0.1:{listening.getsockname()[1]}", listening
 
 
-def local_sockets() -> list[str]:
-    """Return the names of the abstract sockets of shared-memory channels on this machine."""
-    return re.findall(r"@(bbgrap-[0-9a-f]{32})$", UNIX.read_text(), re.MULTILINE)
+def local_sockets(cluster: LocalCluster) -> list[str]:
+    """Return the names of the abstract sockets of shared-memory channels that a cluster's processes have; those of others come and go."""
+    processes = [psutil.Process(process.pid) for process in cluster.processes.values()]
+    files = set()
+    for process in [*processes, *(child for process in processes for child in process.children(recursive=True))]:
+        for file in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it was closed meanwhile
+                files.add(str(file.readlink()))
+    known = re.findall(r" (\d+) @(bbgrap-[0-9a-f]{32})$", UNIX.read_text(), re.MULTILINE)
+    return sorted({name for inode, name in known if f"socket:[{inode}]" in files})

@@ -250,7 +250,7 @@ def test_strangers_on_the_data_plane_get_nothing(cluster, keys):
 @unchanged
 @pytest.mark.skipif(not UNIX.exists(), reason="this system has no such sockets")
 def test_strangers_at_the_local_sockets_get_nothing(cluster):
-    names = local_sockets()
+    names = local_sockets(cluster)
     assert names
     for name in names:
         for said in (b"", bytes(16), os.urandom(16), b"x" * 17, os.urandom(4096)):
