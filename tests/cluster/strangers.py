@@ -193,9 +193,9 @@ def listener() -> Iterator[tuple[str, socket.socket]]:
 
 def local_sockets(cluster: LocalCluster) -> list[str]:
     """Return the names of the abstract sockets of shared-memory channels that a cluster's processes have; those of others come and go."""
-    processes = [psutil.Process(process.pid) for process in cluster.processes.values()]
+    started = [psutil.Process(process.pid) for process in cluster.processes.values()]
     files = set()
-    for process in [*processes, *(child for process in processes for child in process.children(recursive=True))]:
+    for process in [*started, *(child for parent in started for child in parent.children(recursive=True))]:
         for file in Path(f"/proc/{process.pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # it was closed meanwhile
                 files.add(str(file.readlink()))
