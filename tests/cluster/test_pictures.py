@@ -35,5 +35,6 @@ def test_pictures_travel_in_fewer_bytes_and_whatever_follows_is_answered_the_sam
     for feed in (*pictures, floats, *pictures):
         for one, other in zip(plain.run(None, feed), seeing.run(None, feed), strict=True):
             assert one.tobytes() == other.tobytes()
-    sent = [session.plan.report["optimized"]["scatter_bytes"] for session in (plain, seeing)]
+    # Waited for: on a busy machine the standby answers while an agent is silent.
+    sent = [session.prepare({"input": SHAPE}).report["optimized"]["scatter_bytes"] for session in (plain, seeing)]
     assert 0.5 < sent[1] / sent[0] < 0.7, "one half to the agent beside the coordinator as it is, the other in a quarter of its bytes"
