@@ -2,6 +2,9 @@
 
     file -> folded with free dimensions (once) -> concrete shapes -> what follows of them folded, weights left out -> Graph
 
+The first shape goes the same way as those that follow, so that their graphs have the same nodes wherever sizes make no difference: with
+sizes told from the beginning, onnxruntime makes other nodes of some models, and gives other names to those it adds.
+
 Law: the graph is one that `bbgrap.engine.load.load_graph` might have returned: the same function, with onnxruntime's types.
 """
 
@@ -9,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -25,22 +27,15 @@ from bbgrap.graph.onnx_io import OnnxModel, as_model_error, normalize_opset, rea
 from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_open_axes, with_weights_as_inputs
 from bbgrap.graph.types import Graph, Node, Weight
 
-AHEAD_BYTES = 1 << 30
-"""Of a model's weights: so much is written, and mapped, before it is asked for. Chosen."""
-
 _log = logging.getLogger("bbgrap.engine")
 
 
 class ReloadedModel:
-    """A model that is loaded for one shape after the other.
-
-    Invariants: `_order` is that of the first graph's nodes; others have theirs in the same one, as far as they have the same.
-    """
+    """A model that is loaded for one shape after the other; the nodes of all graphs are in one order, as far as they are the same."""
 
     def __init__(self, path: Path) -> None:
         """Read a file, which may be elsewhere later."""
         self._model = read_model(path)
-        self._order: dict[str, int] = {}
 
     @property
     def declared(self) -> Mapping[str, tuple[int | str | None, ...]]:
@@ -50,23 +45,14 @@ class ReloadedModel:
     def graph(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         """Load the model, whose file is there now, for concrete input shapes; raises what `load_graph` raises."""
         overrides = shapes.keys() - {item.name for item in self._model.inputs}  # weights that are inputs this time
-        if not self._order or overrides or not has_free_inputs(self._model):
-            graph = load_graph(path, shapes)
-            self._order = self._order or {node.name: place for place, node in enumerate(graph.nodes)}
-            return graph
+        if overrides or not has_free_inputs(self._model):
+            return load_graph(path, shapes)
         try:
             with as_model_error(f"model '{path}'"):
-                return self._again(shapes)
+                return self._with_sizes(shapes)
         except ModelError as error:
-            _log.info("loaded from its file again: %s", error)
+            _log.info("loaded from its file: %s", error)
             return load_graph(path, shapes)
-
-    def work_ahead(self) -> None:
-        """Do what further shapes need, once the first one has been loaded: they may never come, so not of large models."""
-        small = sum(weight.nbytes for weight in self._model.weights.values()) <= AHEAD_BYTES
-        if self._order and small and has_free_inputs(self._model):
-            with suppress(ModelError), as_model_error(f"model '{self._model.name}'"):  # the next shape finds out, and says so
-                self._folded, self._weights, self._sizes  # noqa: B018 - they are kept
 
     def open_graph(self, shapes: Mapping[str, tuple[int, ...]], open_axes: Mapping[str, frozenset[int]]) -> Graph:
         """Load the model for concrete input shapes, and fold nothing that follows from the sizes of `open_axes`, of inputs by name.
@@ -80,11 +66,11 @@ class ReloadedModel:
             small = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name)
             return typed_graph(with_input_shapes(with_inputs_as_weights(small, given), shapes), known=self._weights)
 
-    def _again(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    def _with_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         given = with_input_shapes(self._folded, shapes)
         small = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name)
         graph = typed_graph(with_inputs_as_weights(small, given), known=self._weights)
-        return replace(graph, nodes=_in_order(graph, self._order), moving=moving_axes(self._sizes, graph))
+        return replace(graph, nodes=_in_order(graph, self._folded.places), moving=moving_axes(self._sizes, graph))
 
     @cached_property
     def _folded(self) -> OnnxModel:

@@ -93,6 +93,11 @@ class OnnxModel:
         return self.proto.SerializeToString(deterministic=True), self.weights
 
     @property
+    def places(self) -> Mapping[str, int]:
+        """Where each node that has a name is in the order of nodes."""
+        return {node.name: place for place, node in enumerate(self.proto.graph.node) if node.name}
+
+    @property
     def operators(self) -> frozenset[tuple[str, str]]:
         """Domain and type of every operator in the model, those in the bodies of control flow included."""
         return frozenset((standard_domain(n.domain), n.op_type) for g in graphs_of(self.proto.graph) for n in g.node)

@@ -63,8 +63,6 @@ def main(prepare: Prepare = prepare_graph, standby: Standby = standby_of) -> Non
         exit_with_parent(lambda: os._exit(0))  # in the middle of a plan, too; a thread, so not before
         while True:
             channel.send_bytes(_reply(task, maker).to_bytes())
-            if not channel.poll():
-                maker.work_ahead()
             task = channel.recv()
 
 
@@ -108,11 +106,6 @@ class _Maker:
             graph = _topped(model.graph(task.model, plan.shapes), plan)
             # Its weights are those of any of them.
             write_artifacts(task.folder, (prepare_like(graph, others, plan.cluster, plan.options),), cuts[0][0])
-
-    def work_ahead(self) -> None:
-        """Do what further shapes of the latest model will need."""
-        for model in list(self._models.values())[-1:]:
-            model.work_ahead()
 
     def _stateful(self, model: ReloadedModel, graph: Graph, plan: PlanTask) -> tuple[PreparedVariant, ...]:
         graph = with_state(graph, dict(plan.options.state))

@@ -155,6 +155,43 @@ def test_tiles_with_gaps_or_inside_others_are_refused():
             scaled_to(plan, after)
 
 
+def graph_of_lines(lines, columns):
+    """Lines of columns, and the columns of all lines one after another."""
+    each, all_of_them = TensorType(DType.FLOAT, (columns, 2)), TensorType(DType.FLOAT, (lines * columns, 3))
+    nodes = (Node("each", "Relu", ("a",), ("b",)), Node("all", "Relu", ("x",), ("y",)))
+    return Graph("g", nodes, ("a", "x"), ("b", "y"), {}, {"a": each, "b": each, "x": all_of_them, "y": all_of_them}, {"": 17})
+
+
+@pytest.mark.parametrize(("lines", "columns"), [(3, 12), (5, 8), (5, 12), (2, 12), (1, 14), (6, 4)])
+def test_columns_of_lines_that_follow_one_another_are_cut_within_each_line(lines, columns):
+    before, after = graph_of_lines(3, 8), graph_of_lines(lines, columns)
+    cut = {"each": [[(0, 4)], [(4, 8)]], "all": [[(0, 4), (8, 12), (16, 20)], [(4, 8), (12, 16), (20, 24)]]}
+    rest = {"each": IntervalSet.full(2), "all": IntervalSet.full(3)}
+    tiles = {
+        node: tuple(Tile(device, ShapeMap((IntervalSet.of(*ranges), rest[node]))) for device, ranges in enumerate(pieces))
+        for node, pieces in cut.items()
+    }
+    made = scaled_to(Plan("p", before, Cluster.even(2), tiles), after)
+    half = columns // 2
+    for device, start in enumerate((0, half)):
+        wanted = IntervalSet.of(*((line * columns + start, line * columns + start + half) for line in range(lines)))
+        assert made.tiles["all"][device].region.axes[0] == wanted
+    assert_right(made)
+
+
+def test_lines_of_a_length_that_no_longer_fits_are_refused():
+    before, after = graph_of_lines(3, 8), graph_of_lines(3, 8)
+    odd = TensorType(DType.FLOAT, (25, 3))
+    after = replace(after, types={**after.types, "x": odd, "y": odd})
+    halves = (IntervalSet.of((0, 4), (8, 12), (16, 20)), IntervalSet.of((4, 8), (12, 16), (20, 24)))
+    tiles = {
+        "each": (Tile(0, ShapeMap.of((0, 8), (0, 2))),),
+        "all": tuple(Tile(device, ShapeMap((half, IntervalSet.full(3)))) for device, half in enumerate(halves)),
+    }
+    with pytest.raises(PlanError, match="no part of 25 is as long now, so other sizes cannot be cut alike"):
+        scaled_to(Plan("p", before, Cluster.even(2), tiles), after)
+
+
 def test_a_model_with_other_nodes_is_refused():
     graph, other = build("tiny"), build("mobilenet_v2")
     with pytest.raises(PlanError, match="it has other nodes"):
