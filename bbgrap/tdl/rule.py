@@ -38,8 +38,12 @@ class Site:
     inputs: tuple[TensorType | None, ...]
     outputs: tuple[TensorType, ...]
     constants: tuple[Array | None, ...]
+    free: tuple[frozenset[int], ...] = ()
+    """Per operand: axes whose sizes differ between shapes of the model's inputs. Pieces had better not tell such a size."""
+    free_made: frozenset[int] = frozenset()
+    """The same of the first output."""
     moving: tuple[frozenset[int], ...] = ()
-    """Of a model with state, per operand: axes whose sizes differ between requests."""
+    """Of a model with state, `free`: pieces must not tell such a size, since it differs between requests."""
     moving_made: frozenset[int] = frozenset()
     """The same of the first output."""
 
@@ -194,14 +198,17 @@ def described_operators() -> tuple[tuple[str, str], ...]:
 
 def site_of(graph: Graph, node: Node) -> Site:
     """Return a node of a graph with its types and constants."""
-    moving = graph.moving if graph.state else {}
+    free = tuple(graph.moving.get(name, frozenset()) for name in node.inputs)
+    free_made = next((graph.moving.get(name, frozenset()) for name in node.outputs if name), frozenset())
     return Site(
         node,
         tuple(graph.types[name] if name else None for name in node.inputs),
         tuple(graph.types[name] for name in node.outputs if name),
         tuple(graph.constant(name) if name else None for name in node.inputs),
-        tuple(moving.get(name, frozenset()) for name in node.inputs),
-        next((moving.get(name, frozenset()) for name in node.outputs if name), frozenset()),
+        free,
+        free_made,
+        free if graph.state else tuple(frozenset() for _ in free),
+        free_made if graph.state else frozenset(),
     )
 
 

@@ -5,7 +5,7 @@ of the output is a range of channels, of `[G*K] -> [G, K]` a range of groups is 
 split. Inner axes that are joined can: of `[A, H, W] -> [A*H*W]` rows are A ranges of the output. Another cut that falls inside a unit is
 computed from the whole unit and cropped.
 
-Where sizes differ between requests, pieces take them from what they read: no piece has such a size in a constant.
+Where sizes differ between requests or between shapes, pieces take them from what they read, as far as that can be said.
 """
 
 from __future__ import annotations
@@ -69,17 +69,29 @@ def localize_reshape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalN
         return _reshape_by_elements(site, region, read)
     if site.moving_made and site.node.op != "Reshape":
         return same_node(site, region, reads)
-    return (LocalNode("Reshape", (Input(0), integers(*_target(site, region)))),)
+    return (LocalNode("Reshape", (Input(0), integers(*_target(site, read, region)))),)
 
 
-def _target(site: Site, region: ShapeMap) -> list[int]:
-    """Return the sizes of a piece, a moving one as in the input (0), or as what is left (-1): that can be said once."""
-    target = list(region.shape)
-    for axis in sorted(site.moving_made):
-        if axis in site.moving[0] and site.shape(0)[axis] == site.output_shape[axis]:
+def _target(site: Site, read: ShapeMap, region: ShapeMap) -> list[int]:
+    """Return the sizes of a piece; one that differs between shapes is as in the input (0), one such size is what is left (-1).
+
+    Then pieces for several shapes are the same. Which is left is a guess, since not all axes that are free do differ: the last of those that
+    were joined or divided, else the first that is more than one and not the batch, of which there are few.
+    """
+    before, target = site.shape(0), list(region.shape)
+    told, joined = set(site.free_made), set[int]()
+    for ins, outs in groups_of(before, site.output_shape):
+        if not any(axis in site.free[0] for axis in ins):
+            told.difference_update(outs)
+        elif len(ins) + len(outs) > 2:
+            joined.update(outs)
+    for axis in sorted(told):
+        if axis in site.free[0] and axis < read.rank and before[axis] == site.output_shape[axis] and read.shape[axis] == target[axis]:
             target[axis] = 0
-        elif -1 not in target:
-            target[axis] = -1
+            told.remove(axis)
+    if told:
+        carried = min(told, key=lambda axis: (axis == 0, site.output_shape[axis] == 1, axis))
+        target[max(told & joined, default=carried)] = -1
     return target
 
 
