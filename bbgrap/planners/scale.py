@@ -2,13 +2,12 @@
 
 A layer of 56 rows is cut at 28, its pieces overlap by 5 rows. With 64 rows it is cut at 32, and its pieces overlap by 5 rows. All cuts of
 a model follow one fraction of the extent, rounded alike, so that layers that fitted each other still do: offsets between them are the same,
-and so are the models that are shipped. An axis that holds others one after another, as lines of text that were flattened with their
-columns, is cut within each of them.
+and so are the models that are shipped. Where axes are joined, divided or concatenated, devices keep what they have (`carried_cuts`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -17,6 +16,7 @@ from statistics import median_low
 
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph, Node
+from bbgrap.planners.carried_cuts import CarriedCuts
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.shapemap import Interval, IntervalSet
 from bbgrap.tdl import Description, reducible
@@ -26,9 +26,6 @@ _FAR = 0.1
 
 _Fractions = Mapping[tuple[int, int], float]
 """Where the k-th of n cuts lies, as a part of the extent, by (n, k)."""
-
-_Extents = Mapping[int, Sequence[int]]
-"""What extents of axes become with the other shapes; what most of them become first."""
 
 
 def scaled(plan: Plan, graph: Graph, descriptions: Mapping[str, Description | None]) -> Plan:
@@ -40,26 +37,25 @@ def scaled(plan: Plan, graph: Graph, descriptions: Mapping[str, Description | No
     if graph.node_by_name.keys() != plan.tiles.keys():
         strangers = sorted(graph.node_by_name.keys() ^ plan.tiles.keys())
         raise PlanError(f"model '{graph.name}': with other shapes it has other nodes: {', '.join(strangers[:5])}")
-    fractions, extents = _fractions(plan), _extents(plan.graph, graph)
-    made = {}
+    fractions, carried = _fractions(plan), CarriedCuts(plan.graph, graph)
+    made: dict[str, tuple[Tile, ...]] = {}
     for node in graph.nodes:
-        tiles = _tiles(plan, graph, node, fractions, extents)
-        made[node.name] = _parts(graph, node, descriptions[node.name], tiles, fractions)
+        regions = carried.regions(node, plan.tiles, made)
+        if regions is not None:
+            made[node.name] = tuple(Tile(device, region) for device, region in regions.items())
+        else:
+            made[node.name] = _parts(graph, node, descriptions[node.name], _tiles(plan, graph, node, fractions), fractions)
     return Plan(plan.planner, graph, plan.cluster, made)
 
 
-def _tiles(plan: Plan, graph: Graph, node: Node, fractions: _Fractions, extents: _Extents) -> tuple[Tile, ...]:
+def _tiles(plan: Plan, graph: Graph, node: Node, fractions: _Fractions) -> tuple[Tile, ...]:
     before, whole, tiles = whole_output(plan.graph, plan.graph.node_by_name[node.name]), whole_output(graph, node), plan.tiles[node.name]
     if before.rank != whole.rank:
         raise PlanError(f"node '{node.name}': with other shapes it makes {whole}, expected {before.rank} axes")
     regions = [tile.region for tile in tiles]
     for axis, (old, new) in enumerate(zip(before.axes, whole.axes, strict=True)):
-        pieces = [region.axes[axis] for region in regions]
-        if repeats := _repeats(pieces, len(old)):
-            pieces = _moved_within(pieces, len(old), len(new), repeats, fractions, extents)
-            regions = [region.replace(axis, piece) for region, piece in zip(regions, pieces, strict=True)]
-        elif old != new:
-            pieces = _moved(pieces, len(old), len(new), fractions)
+        if old != new:
+            pieces = _moved([region.axes[axis] for region in regions], len(old), len(new), fractions)
             regions = [region.replace(axis, piece) for region, piece in zip(regions, pieces, strict=True)]
     return tuple(replace(tile, region=region) for tile, region in zip(tiles, regions, strict=True) if not region.is_empty or whole.is_empty)
 
@@ -87,45 +83,6 @@ def _moved(pieces: Sequence[IntervalSet], old: int, new: int, fractions: _Fracti
         low, high = min(max(start, 0), new), min(max(stop, 0), new)
         made[span] = Interval(low, max(low, high))
     return [IntervalSet.of(made[piece.hull]) for piece in pieces]
-
-
-def _repeats(pieces: Sequence[IntervalSet], extent: int) -> int:
-    """Return how many axes of one length an axis holds one after another, if its pieces are cut alike within each of them; else 0."""
-    count = max((len(piece.ranges) for piece in pieces), default=0)
-    if count < 2 or extent % count:
-        return 0
-    period = extent // count
-    return count if all(piece == _repeated(piece.clip(period), count, period) for piece in pieces) else 0
-
-
-def _repeated(piece: IntervalSet, count: int, period: int) -> IntervalSet:
-    return IntervalSet.of(*(each.shift(number * period) for number in range(count) for each in piece.ranges))
-
-
-def _moved_within(
-    pieces: Sequence[IntervalSet], old: int, new: int, repeats: int, fractions: _Fractions, extents: _Extents
-) -> list[IntervalSet]:
-    """Return the pieces of an axis that holds others one after another, as long as those of the model that had their length are now.
-
-    Raises:
-        PlanError: if no such length fits.
-    """
-    period = old // repeats
-    length = next((length for length in extents.get(period, ()) if length and new % length == 0), None)
-    if length is None:
-        raise PlanError(f"an axis of {repeats} times {period}: no part of {new} is as long now, so other sizes cannot be cut alike")
-    return [_repeated(piece, new // length, length) for piece in _moved([p.clip(period) for p in pieces], period, length, fractions)]
-
-
-def _extents(before: Graph, after: Graph) -> _Extents:
-    """Return what extents of axes become: those that nodes make, of as many axes."""
-    found: defaultdict[int, Counter[int]] = defaultdict(Counter)
-    for node in after.nodes:
-        old, new = whole_output(before, before.node_by_name[node.name]).shape, whole_output(after, node).shape
-        if len(old) == len(new):
-            for one, other in zip(old, new, strict=True):
-                found[one][other] += 1
-    return {one: [other for other, _ in those.most_common()] for one, those in found.items()}
 
 
 def _spans(pieces: Sequence[IntervalSet]) -> list[Interval]:

@@ -75,8 +75,8 @@ def localize_reshape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalN
 def _target(site: Site, read: ShapeMap, region: ShapeMap) -> list[int]:
     """Return the sizes of a piece; one that differs between shapes is as in the input (0), one such size is what is left (-1).
 
-    Then pieces for several shapes are the same. Which is left is a guess, since not all axes that are free do differ: the last of those that
-    were joined or divided, else the first that is more than one and not the batch, of which there are few.
+    Then pieces for several shapes are the same. Which is left is a guess, since not all axes that are free do differ: the last of those
+    that were joined or divided, else the first that is more than one and not the batch, of which there are few.
     """
     before, target = site.shape(0), list(region.shape)
     told, joined = set(site.free_made), set[int]()

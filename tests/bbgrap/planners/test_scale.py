@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph import Graph, Node, TensorType
 from bbgrap.graph.types import DType
+from bbgrap.graph.weights import make_weight
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, verify_plan, whole_output
@@ -155,40 +157,74 @@ def test_tiles_with_gaps_or_inside_others_are_refused():
             scaled_to(plan, after)
 
 
-def graph_of_lines(lines, columns):
-    """Lines of columns, and the columns of all lines one after another."""
-    each, all_of_them = TensorType(DType.FLOAT, (columns, 2)), TensorType(DType.FLOAT, (lines * columns, 3))
-    nodes = (Node("each", "Relu", ("a",), ("b",)), Node("all", "Relu", ("x",), ("y",)))
-    return Graph("g", nodes, ("a", "x"), ("b", "y"), {}, {"a": each, "b": each, "x": all_of_them, "y": all_of_them}, {"": 17})
+def graph_of_lines(lines, columns, more=0):
+    """Lines of columns; the columns of all lines one after another, and those of some further lines after them."""
+    count, further = lines * columns, 2 * more
+    kinds = {"x": (lines, columns, 2), "a": (lines, columns, 2), "b": (count, 2), "c": (count, 2)}
+    nodes = [
+        Node("a", "Relu", ("x",), ("a",)),
+        Node("b", "Reshape", ("a", "to b"), ("b",)),
+        Node("c", "Sigmoid", ("b",), ("c",)),
+    ]
+    weights = {"to b": np.array([count, 2])}
+    if more:
+        kinds |= {"z": (2, more, 2), "p": (2, more, 2), "q": (further, 2), "e": (count + further, 2)}
+        nodes += [
+            Node("p", "Relu", ("z",), ("p",)),
+            Node("q", "Reshape", ("p", "to q"), ("q",)),
+            Node("e", "Concat", ("c", "q"), ("e",), {"axis": 0}),
+        ]
+        weights["to q"] = np.array([further, 2])
+    made = {name: make_weight(name, array) for name, array in weights.items()}
+    types = {name: TensorType(DType.FLOAT, shape) for name, shape in kinds.items()} | {name: w.type for name, w in made.items()}
+    inputs, outputs = (("x", "z"), ("e",)) if more else (("x",), ("c",))
+    return Graph("g", tuple(nodes), inputs, outputs, made, types, {"": 17})
 
 
+def halves_of_columns(graph):
+    """Two devices have half of the columns of each line each, wherever lines are."""
+
+    def ranges(lines, columns, half, offset=0):
+        start, stop = (0, columns // 2) if half == 0 else (columns // 2, columns)
+        return [(offset + line * columns + start, offset + line * columns + stop) for line in range(lines)]
+
+    def region(node, half):
+        lines, columns, _ = graph.types["x"].shape
+        match node:
+            case "a":
+                return ShapeMap.of((0, lines), ranges(1, columns, half)[0], (0, 2))
+            case "b" | "c":
+                return ShapeMap((IntervalSet.of(*ranges(lines, columns, half)), IntervalSet.full(2)))
+        _, more, _ = graph.types["z"].shape
+        match node:
+            case "p":
+                return ShapeMap.of((0, 2), ranges(1, more, half)[0], (0, 2))
+            case "q":
+                return ShapeMap((IntervalSet.of(*ranges(2, more, half)), IntervalSet.full(2)))
+        assert node == "e"
+        both = (*ranges(lines, columns, half), *ranges(2, more, half, lines * columns))
+        return ShapeMap((IntervalSet.of(*both), IntervalSet.full(2)))
+
+    return {node.name: tuple(Tile(half, region(node.name, half)) for half in (0, 1)) for node in graph.nodes}
+
+
+@pytest.mark.parametrize("more", [0, 6])
+@pytest.mark.parametrize("was", [(3, 8), (1, 8)])
 @pytest.mark.parametrize(("lines", "columns"), [(3, 12), (5, 8), (5, 12), (2, 12), (1, 14), (6, 4)])
-def test_columns_of_lines_that_follow_one_another_are_cut_within_each_line(lines, columns):
-    before, after = graph_of_lines(3, 8), graph_of_lines(lines, columns)
-    cut = {"each": [[(0, 4)], [(4, 8)]], "all": [[(0, 4), (8, 12), (16, 20)], [(4, 8), (12, 16), (20, 24)]]}
-    rest = {"each": IntervalSet.full(2), "all": IntervalSet.full(3)}
-    tiles = {
-        node: tuple(Tile(device, ShapeMap((IntervalSet.of(*ranges), rest[node]))) for device, ranges in enumerate(pieces))
-        for node, pieces in cut.items()
-    }
-    made = scaled_to(Plan("p", before, Cluster.even(2), tiles), after)
-    half = columns // 2
-    for device, start in enumerate((0, half)):
-        wanted = IntervalSet.of(*((line * columns + start, line * columns + start + half) for line in range(lines)))
-        assert made.tiles["all"][device].region.axes[0] == wanted
+def test_columns_of_lines_that_follow_one_another_are_cut_within_each_line(lines, columns, was, more):
+    before, after = graph_of_lines(*was, more), graph_of_lines(lines, columns, 2 * more)
+    plan = Plan("p", before, Cluster.even(2), halves_of_columns(before))
+    assert scaled_to(plan, before) == plan
+    made = scaled_to(plan, after)
+    assert made.tiles == halves_of_columns(after)
     assert_right(made)
 
 
-def test_lines_of_a_length_that_no_longer_fits_are_refused():
-    before, after = graph_of_lines(3, 8), graph_of_lines(3, 8)
-    odd = TensorType(DType.FLOAT, (25, 3))
-    after = replace(after, types={**after.types, "x": odd, "y": odd})
-    halves = (IntervalSet.of((0, 4), (8, 12), (16, 20)), IntervalSet.of((4, 8), (12, 16), (20, 24)))
-    tiles = {
-        "each": (Tile(0, ShapeMap.of((0, 8), (0, 2))),),
-        "all": tuple(Tile(device, ShapeMap((half, IntervalSet.full(3)))) for device, half in enumerate(halves)),
-    }
-    with pytest.raises(PlanError, match="no part of 25 is as long now, so other sizes cannot be cut alike"):
+def test_a_cut_within_lines_that_no_operand_has_is_refused():
+    before, after = graph_of_lines(3, 8), graph_of_lines(3, 12)
+    rows = (ShapeMap.of((0, 2), (0, 8), (0, 2)), ShapeMap.of((2, 3), (0, 8), (0, 2)))
+    tiles = halves_of_columns(before) | {"a": tuple(Tile(device, region) for device, region in enumerate(rows))}
+    with pytest.raises(PlanError, match="they do not follow one another"):
         scaled_to(Plan("p", before, Cluster.even(2), tiles), after)
 
 
