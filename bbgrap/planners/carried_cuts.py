@@ -19,7 +19,7 @@ _RENAME_AXES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _MOST_RANGES = 4096
 """That a set of a carried cut may have: more are not cut alike."""
 
-Regions = Mapping[int, ShapeMap]
+RegionOfDevice = Mapping[int, ShapeMap]
 """What each device computes of a node."""
 
 
@@ -35,7 +35,7 @@ class CarriedCuts:
         self._after = after
         self._carriers: set[str] = set()
 
-    def regions(self, node: Node, planned: Tiles, made: Tiles) -> Regions | None:
+    def regions(self, node: Node, planned: Tiles, made: Tiles) -> RegionOfDevice | None:
         """Return what each device computes of a node with the other shapes, if it carries a cut on; None if it has one of its own.
 
         `planned` are all tiles, `made` those with the other shapes of the nodes before it.
@@ -65,13 +65,13 @@ class CarriedCuts:
         return tuple(producer.name for producer in producers if producer is not None) or None
 
 
-def _by_device(tiles: list[tuple[int, ShapeMap]]) -> Regions | None:
+def _by_device(tiles: list[tuple[int, ShapeMap]]) -> RegionOfDevice | None:
     """Return what devices compute, if none has several tiles."""
     found = dict(tiles)
     return found if len(found) == len(tiles) else None
 
 
-def _carried(graph: Graph, node: Node, operand: int, read: tuple[str, ...], tiles: Tiles) -> Regions | None:
+def _carried(graph: Graph, node: Node, operand: int, read: tuple[str, ...], tiles: Tiles) -> RegionOfDevice | None:
     """Return what each device has of a node's output if it has that of its operands; None if that cannot be said."""
     parts = []
     for name in read:
