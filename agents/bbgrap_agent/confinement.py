@@ -16,11 +16,10 @@ _FILES = 1 << 16
 _SPARE_BYTES = 1 << 20
 """What a file of a weight has besides."""
 
-_log = logging.getLogger("bbgrap.agent")
-
-
 _TRIES = 10
 """To make a folder that no other worker takes for left; where folders cannot be locked, one that is not is used."""
+
+_log = logging.getLogger("bbgrap.agent")
 
 
 def confine_worker(cache: Path) -> None:

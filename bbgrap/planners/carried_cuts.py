@@ -7,15 +7,14 @@ Such cuts are no parts of an extent: for other shapes they follow from those of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from bbgrap.graph import Graph, Node
-from bbgrap.planners.plan import Tiles, whole_output
+from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
-from bbgrap.tdl.operators.shapes import groups_of
+from bbgrap.tdl.operators.shapes import RENAME_AXES, groups_of
 
-_RENAME_AXES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _MOST_RANGES = 4096
 """That a set of a carried cut may have: more are not cut alike."""
 
@@ -40,44 +39,37 @@ class CarriedCuts:
 
         `planned` are all tiles, `made` those with the other shapes of the nodes before it.
         """
-        old = self._before.node_by_name[node.name]
-        for operand in range(len(node.inputs)):
-            read = self._read(node, operand)
-            if read is None or not (node.op in {*_RENAME_AXES, "Concat"} or self._carriers.issuperset(read)):
+        wanted = _by_device(planned[node.name])
+        for read in self._reads(node) if wanted is not None else ():
+            if _carried(self._before, self._before.node_by_name[node.name], read, planned) != wanted:
                 continue
-            wanted = _by_device([(tile.device, tile.region) for tile in planned[node.name] if tile.part is None])
-            if wanted is None or len(wanted) != len(planned[node.name]):
-                return None
-            if _carried(self._before, old, operand, read, planned) != wanted:
-                continue
-            found = _carried(self._after, node, operand, read, made)
+            found = _carried(self._after, node, read, made)
             if found is not None:
                 self._carriers.add(node.name)
                 return {device: region for device, region in found.items() if not region.is_empty}
         return None
 
-    def _read(self, node: Node, operand: int) -> tuple[str, ...] | None:
-        """Return which nodes make what is carried on: of a concatenation all operands, else this one."""
-        names = node.inputs if node.op == "Concat" else node.inputs[operand : operand + 1]
-        producers = [self._after.producers.get(name) for name in names if name]
-        if not all(producer is not None and producer.outputs[0] == name for producer, name in zip(producers, names, strict=False)):
-            return None
-        return tuple(producer.name for producer in producers if producer is not None) or None
+    def _reads(self, node: Node) -> Iterator[tuple[str, ...]]:
+        """Yield by name the nodes that a cut may come from: all that a concatenation reads, else one after the other."""
+        may_begin = node.op in RENAME_AXES or node.op == "Concat"
+        for names in [node.inputs] if node.op == "Concat" else [(name,) for name in node.inputs[: 1 if may_begin else None]]:
+            producers = [self._after.producers.get(name) for name in names]
+            read = tuple(made.name for made, name in zip(producers, names, strict=True) if made is not None and made.outputs[0] == name)
+            if len(read) == len(names) and (may_begin or self._carriers.issuperset(read)):
+                yield read
 
 
-def _by_device(tiles: list[tuple[int, ShapeMap]]) -> RegionOfDevice | None:
-    """Return what devices compute, if none has several tiles."""
-    found = dict(tiles)
+def _by_device(tiles: Sequence[Tile]) -> RegionOfDevice | None:
+    """Return what devices compute, if each has one tile at most, and no partial sums."""
+    found = {tile.device: tile.region for tile in tiles if tile.part is None}
     return found if len(found) == len(tiles) else None
 
 
-def _carried(graph: Graph, node: Node, operand: int, read: tuple[str, ...], tiles: Tiles) -> RegionOfDevice | None:
-    """Return what each device has of a node's output if it has that of its operands; None if that cannot be said."""
+def _carried(graph: Graph, node: Node, read: tuple[str, ...], tiles: Tiles) -> RegionOfDevice | None:
+    """Return what each device has of a node's output if it has that of these nodes; None if that cannot be said."""
     parts = []
     for name in read:
-        if any(tile.part is not None for tile in tiles[name]):
-            return None
-        regions = _by_device([(tile.device, tile.region) for tile in tiles[name]])
+        regions = _by_device(tiles[name])
         if regions is None:
             return None
         parts.append(regions)
@@ -88,8 +80,8 @@ def _carried(graph: Graph, node: Node, operand: int, read: tuple[str, ...], tile
     found = {}
     for device in parts[0]:
         regions_there = [part[device] for part in parts]
-        if node.op in _RENAME_AXES:
-            image = _renamed(shapes[0], after, regions_there[0]) if operand == 0 else None
+        if node.op in RENAME_AXES:
+            image = _renamed(shapes[0], after, regions_there[0])
         elif node.op == "Concat":
             image = _concatenated(shapes, regions_there, node.attributes.get("axis"))
         else:

@@ -42,10 +42,18 @@ class Site:
     """Per operand: axes whose sizes differ between shapes of the model's inputs. Pieces had better not tell such a size."""
     free_made: frozenset[int] = frozenset()
     """The same of the first output."""
-    moving: tuple[frozenset[int], ...] = ()
-    """Of a model with state, `free`: pieces must not tell such a size, since it differs between requests."""
-    moving_made: frozenset[int] = frozenset()
-    """The same of the first output."""
+    has_state: bool = False
+    """Whether these sizes differ between requests, too."""
+
+    @property
+    def moving(self) -> tuple[frozenset[int], ...]:
+        """Per operand: axes whose sizes differ between requests. Pieces must not tell such a size."""
+        return self.free if self.has_state else tuple(frozenset() for _ in self.free)
+
+    @property
+    def moving_made(self) -> frozenset[int]:
+        """The same of the first output."""
+        return self.free_made if self.has_state else frozenset()
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...] | None, ...]:
@@ -198,17 +206,14 @@ def described_operators() -> tuple[tuple[str, str], ...]:
 
 def site_of(graph: Graph, node: Node) -> Site:
     """Return a node of a graph with its types and constants."""
-    free = tuple(graph.moving.get(name, frozenset()) for name in node.inputs)
-    free_made = next((graph.moving.get(name, frozenset()) for name in node.outputs if name), frozenset())
     return Site(
         node,
         tuple(graph.types[name] if name else None for name in node.inputs),
         tuple(graph.types[name] for name in node.outputs if name),
         tuple(graph.constant(name) if name else None for name in node.inputs),
-        free,
-        free_made,
-        free if graph.state else tuple(frozenset() for _ in free),
-        free_made if graph.state else frozenset(),
+        tuple(graph.moving.get(name, frozenset()) for name in node.inputs),
+        next((graph.moving.get(name, frozenset()) for name in node.outputs if name), frozenset()),
+        bool(graph.state),
     )
 
 

@@ -19,6 +19,9 @@ from bbgrap.tdl.language import ALL, Constant, Description, Expression, Index, O
 from bbgrap.tdl.operators.common import Reads, broadcast, integers, output_indices, whole, wholes
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Result, Site, register, same_node
 
+RENAME_AXES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+"""Operators that only rename axes."""
+
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """Input axes and output axes whose extents have equal products; axes of extent 1 belong to none."""
 
@@ -86,7 +89,7 @@ def _target(site: Site, read: ShapeMap, region: ShapeMap) -> list[int]:
         elif len(ins) + len(outs) > 2:
             joined.update(outs)
     for axis in sorted(told):
-        if axis in site.free[0] and axis < read.rank and before[axis] == site.output_shape[axis] and read.shape[axis] == target[axis]:
+        if axis in site.free[0] and before[axis] == site.output_shape[axis] and read.shape[axis] == target[axis]:
             target[axis] = 0
             told.remove(axis)
     if told:
@@ -165,7 +168,7 @@ def describe_made(site: Site) -> Description | None:
     return Description(out, Opaque(site.node.op, tuple(wholes(site, range(len(site.inputs)))), out)) if out else None
 
 
-register(OperatorRule(describe_reshape, localize_reshape), "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+register(OperatorRule(describe_reshape, localize_reshape), *RENAME_AXES)
 register(OperatorRule(describe_expand, localize_expand), "Expand")
 register(OperatorRule(describe_shape, localize_shape), "Shape")
 register(OperatorRule(describe_made), "Range", "ConstantOfShape")
