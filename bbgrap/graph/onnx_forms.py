@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 import onnx.shape_inference
+from onnx import helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_read import BROKEN
+from bbgrap.graph.onnx_read import BROKEN, is_external
 
 _ELEMENTWISE = (
     *("Abs", "Add", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Max", "Min"),
@@ -37,22 +38,32 @@ def shapes_at(data: bytes, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, t
             makes one without rows, and a pooling of that ends the process (1.31, SIGFPE).
     """
     proto = onnx.ModelProto.FromString(data)
+    kinds = {tensor.name: helper.make_tensor_type_proto(tensor.data_type, tensor.dims) for tensor in proto.graph.initializer}
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer if not is_external(tensor)}
     for value in proto.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
             dim.dim_value = size
-    for value in proto.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    try:
-        graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
-    except BROKEN as error:
-        raise ModelError(f"model '{proto.graph.name}': it takes no inputs of these sizes: {error}") from None
-    values = (*graph.input, *graph.value_info, *graph.output)
-    found = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in values}
-    found |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    for node in graph.node:
-        if not all(name in found and all(found[name]) for name in node.output if name) or not _windows_fit(node, found):
+        kinds[value.name] = value.type
+    found = {name: _shape_of(kind) for name, kind in kinds.items()}
+    versions = {entry.domain: entry.version for entry in proto.opset_import}
+    # One node after the other: of a size below zero, onnx makes an end of the process at the next `Slice` (1.23, SIGABRT).
+    for node in proto.graph.node:
+        try:
+            schema = onnx.defs.get_schema(node.op_type, versions[node.domain], node.domain)
+            read = {name: kinds[name] for name in node.input if name}
+            made = onnx.shape_inference.infer_node_outputs(schema, node, read, constants, opset_imports=list(proto.opset_import))
+        except (*BROKEN, KeyError, onnx.defs.SchemaError) as error:
+            raise ModelError(f"model '{proto.graph.name}': node '{node.name}' takes no inputs of these sizes: {error}") from None
+        kinds |= made
+        found |= {name: _shape_of(kind) for name, kind in made.items() if kind.tensor_type.HasField("shape")}
+        if not all(name in found and min(found[name], default=1) > 0 for name in node.output if name) or not _windows_fit(node, found):
             raise ModelError(f"model '{proto.graph.name}': node '{node.name}' makes nothing of inputs of these sizes")
     return found
+
+
+def _shape_of(kind: onnx.TypeProto) -> tuple[int, ...]:
+    """Return the sizes of a type, zero where they are not known."""
+    return tuple(dim.dim_value for dim in kind.tensor_type.shape.dim)
 
 
 def _windows_fit(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> bool:

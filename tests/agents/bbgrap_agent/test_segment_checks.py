@@ -18,8 +18,11 @@ from bbgrap.engine.layout import block_size
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.session_call import caller
 from bbgrap.errors import ModelError
+from bbgrap.graph import Graph, Node, TensorType
 from bbgrap.graph.onnx_forms import shapes_at
 from bbgrap.graph.onnx_io import write_graph
+from bbgrap.graph.types import DType
+from bbgrap.graph.weights import make_weight
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import make_plan
@@ -137,6 +140,20 @@ def test_no_shapes_of_a_pooling_without_rows():
     for rows in (5 * SMALL - 1, 5 * SMALL - 2, 1):
         with pytest.raises(ModelError, match="makes nothing"):
             shapes_at(data, {"input": (1, 3, rows, SIDE)})
+
+
+def test_no_shapes_of_a_cut_through_rows_below_zero():
+    """A window larger than its map leaves fewer rows than none; onnx ends the process where these are cut."""
+    weights = {"kernel": np.ones((1, 1, 5, 1), np.float32), "start": np.array([0]), "stop": np.array([1]), "axis": np.array([2])}
+    made = {name: make_weight(name, array) for name, array in weights.items()}
+    sides = {"x": (1, 1, 9, 9), "c": (1, 1, 5, 9), "y": (1, 1, 1, 9)}
+    types = {name: TensorType(DType.FLOAT, shape) for name, shape in sides.items()} | {name: weight.type for name, weight in made.items()}
+    nodes = (Node("c", "Conv", ("x", "kernel"), ("c",)), Node("y", "Slice", ("c", "start", "stop", "axis"), ("y",)))
+    data = write_graph(Graph("g", nodes, ("x",), ("y",), made, types, {"": 17}), weights="inline").data
+    assert shapes_at(data, {"x": (1, 1, 7, 9)})["y"] == (1, 1, 1, 9)
+    for rows in (4, 3, 1):
+        with pytest.raises(ModelError, match="makes nothing"):
+            shapes_at(data, {"x": (1, 1, rows, 9)})
 
 
 SIZES = st.lists(st.tuples(st.integers(1, 4), st.just(BLOCK), st.integers(1, 700), st.integers(1, 700)), min_size=1, max_size=4)
