@@ -14,6 +14,7 @@ import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_infer import doubtful_slices, infer_shapes
 from bbgrap.graph.onnx_limits import MAX_GROWTH, dtype_of
 from bbgrap.graph.onnx_tidy import bodies_of, reads_of
 
@@ -36,8 +37,10 @@ _SHAPE = 8
 def check_computed(proto: ModelProto) -> None:
     """Check how much is computed of constants and shapes in a model whose nodes are sorted and whose large weights are taken out.
 
+    And that its shapes can be inferred: onnxruntime, which is next to see it, ends the process where onnx does.
+
     Raises:
-        ModelError: if it is more than any model needs.
+        ModelError: if it is more than any model needs, or as `infer_shapes` does.
     """
     steps = {t.name for t in proto.graph.initializer if not t.dims and not numpy_helper.to_array(t).any()}
     for node in proto.graph.node:
@@ -48,9 +51,12 @@ def check_computed(proto: ModelProto) -> None:
     if steering > MAX_FOLLOWED:
         raise ModelError(f"it puts {steering} numbers together that steer shapes; expected at most {MAX_FOLLOWED}")
     nodes = _constant_nodes(proto.graph)
-    if all(node.op_type in _NEW for node in nodes):
+    plain = all(node.op_type in _NEW for node in nodes)
+    if plain and not any(doubtful_slices(proto.graph)):
         return
     known = _sizes(proto)
+    if plain:
+        return
     sizes = {name: known.get(name, 0) for node in nodes if node.op_type not in _RANDOM for name in node.output}
     most = MAX_COMPUTED_BYTES + MAX_GROWTH * sum(_nbytes(tensor.data_type, tensor.dims) for tensor in proto.graph.initializer)
     total = sum(sizes.values())
@@ -63,10 +69,10 @@ def infer(proto: ModelProto) -> ModelProto:
     """Return a model with what onnx infers of types and shapes, by the content of shapes unless that would be too much.
 
     Raises:
-        InferenceError, RuntimeError: as onnx does.
+        ModelError, InferenceError, RuntimeError: as `infer_shapes` does.
     """
-    plain = onnx.shape_inference.infer_shapes(proto)
-    return plain if _followed(plain.graph, {}) > MAX_FOLLOWED else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    plain = infer_shapes(proto)
+    return plain if _followed(plain.graph, {}) > MAX_FOLLOWED else infer_shapes(proto, data_prop=True)
 
 
 def _followed(graph: GraphProto, outer: dict[str, int]) -> int:

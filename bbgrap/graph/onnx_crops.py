@@ -88,7 +88,7 @@ def pools_to_crops(graph: onnx.GraphProto, crops: Sequence[PooledCrop], block: i
 
 
 def _map_shapes(proto: onnx.ModelProto) -> Iterator[tuple[str, tuple[int, ...]]]:
-    inferred = onnx.shape_inference.infer_shapes(proto)
+    inferred = onnx.shape_inference.infer_shapes(proto)  # of a segment: its sizes are known, and none is below zero
     for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
         tensor = value.type.tensor_type
         shape = tuple(dim.dim_value for dim in tensor.shape.dim)

@@ -102,6 +102,7 @@ def common_form(data: bytes, moving: Mapping[str, frozenset[int]]) -> bytes:
     if not all(_is_sizeless(node) for node in proto.graph.node):
         return data
     try:
+        # The sizes of a segment are known, and none is below zero.
         relations = list(_relations(onnx.shape_inference.infer_shapes(proto).graph))
     except (*BROKEN, KeyError):
         return data

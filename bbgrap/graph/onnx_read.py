@@ -26,8 +26,9 @@ from onnx import TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_computed import check_computed
+from bbgrap.graph.onnx_infer import infer_shapes
 from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, check_limits, check_nodes, check_shared, dtype_of, sparse_tensors
-from bbgrap.graph.onnx_tidy import drop_unread, graphs_of, make_dense, sort_nodes
+from bbgrap.graph.onnx_tidy import drop_unread, free_sizes_below_zero, graphs_of, make_dense, sort_nodes
 from bbgrap.graph.types import STORABLE, Array, DType
 
 INLINE_BYTES = 1024
@@ -210,6 +211,7 @@ def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> OnnxModel:
     for graph in graphs_of(proto.graph):
         make_dense(graph, partial(_load, directory=directory))
         sort_nodes(graph)
+        free_sizes_below_zero(graph)
     drop_unread(proto.graph)
     weights: dict[str, Array] = {}
     for tensor in proto.graph.initializer:
@@ -237,7 +239,7 @@ def _with_inferred(proto: onnx.ModelProto, outputs: tuple[ModelInput, ...]) -> t
     if not bare:
         return outputs
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto)
+        inferred = infer_shapes(proto)
     except (onnx.shape_inference.InferenceError, RuntimeError):
         return outputs
     given = {dim.dim_param for value in (*proto.graph.input, *proto.graph.output) for dim in value.type.tensor_type.shape.dim}

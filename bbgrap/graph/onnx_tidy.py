@@ -90,6 +90,14 @@ def _visit(graph: GraphProto, first: int, before: list[set[int]], done: set[int]
             path += missing
 
 
+def free_sizes_below_zero(graph: GraphProto) -> None:
+    """Forget the sizes below zero that a graph declares, in place: some exporters write -1 for any size, and onnxruntime reads it so."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
+
+
 def drop_unread(graph: GraphProto) -> None:
     """Remove the weights that nothing reads, in place: onnxruntime does, and then misses their content."""
     read = {value.name for value in graph.output}.union(*(reads_of(node) for node in graph.node))

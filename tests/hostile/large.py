@@ -19,6 +19,14 @@ def computed_by_doubling(times: int, *, shape: bool = False) -> ModelProto:
     return plain([helper.make_node("Shape", ["x"], ["c0"]), *nodes]) if shape else plain(nodes, [start])
 
 
+def slice_below_zero() -> ModelProto:
+    """onnx and onnxruntime end the process when they infer its shapes."""
+    bounds = [numpy_helper.from_array(np.array([value], np.int64), name) for name, value in (("starts", 0), ("ends", 1), ("axes", 2))]
+    nodes = [helper.make_node("MaxPool", ["x"], ["small"], kernel_shape=[5])]
+    nodes.append(helper.make_node("Slice", ["small", "starts", "ends", "axes"], ["y"]))
+    return plain(nodes, bounds, shape=[1, 1, 3])
+
+
 def long_input() -> ModelProto:
     """Of a sum of lists onnx follows every number when it infers shapes by content."""
     return plain([helper.make_node("Add", ["x", "x"], ["y"])], shape=[1 << 30])
@@ -92,6 +100,7 @@ LARGE: dict[str, Hostile] = {
     "constants that double 30 times": Hostile(saved(lambda: computed_by_doubling(30)), "computed of its constants"),
     "constants that double 10 times": Hostile(saved(lambda: computed_by_doubling(10)), ""),
     "Range by steps of 0": Hostile(saved(lambda: sized("Range", 0, 1, 0)), "steps that are not 0"),
+    "Slice behind a window larger than its map": Hostile(saved(slice_below_zero), "sizes of at least 0"),
     "Reshape of 4 to 3 numbers": Hostile(saved(lambda: sized("Reshape", [3])), ""),
     "sum of two lists of 2^30": Hostile(saved(long_input), ""),
     "sum of two lists of 2^62 in a body": Hostile(saved(long_input_of_a_body), ""),

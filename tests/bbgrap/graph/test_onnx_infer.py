@@ -1,0 +1,92 @@
+"""Shapes of files that would end the process of whoever infers them: onnx (1.23) aborts at a `Slice` of a size below zero."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import parser
+
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.reload import ReloadedModel
+from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_infer import infer_shapes
+
+_HEAD = '<ir_version: 8, opset_import: ["" : 17]> g '
+_BOUNDS = "int64[1] s = {0}, int64[1] e = {9}, int64[1] a = {0}, int64[1] f = {2}"
+
+_BELOW_ZERO = {
+    "a window larger than its map": f"(float[1,1,3] x) => (float[a,b,c] y) <float[1,1,5] w = {{1,1,1,1,1}}, {_BOUNDS}>"
+    " {z = Conv(x, w) y = Slice(z, s, e, f)}",
+    "through others": f"(float[1,1,3] x) => (float[a,b,c] y) <{_BOUNDS}>"
+    " {z = MaxPool <kernel_shape = [5]> (x) r = Relu(z) t = Concat <axis = 1> (r, r) y = Slice(t, s, e, f)}",
+    "behind a slice of what has one": f"(float[1,1,7] x) => (float[a,b,c] y) <{_BOUNDS}>"
+    " {z = MaxPool <kernel_shape = [5]> (x) r = Slice(z, s, e, f) t = MaxPool <kernel_shape = [5]> (r) y = Slice(t, s, e, f)}",
+    "pads below zero": f"(float[1,3] x) => (float[a,b] y) <int64[4] p = {{-5,0,0,0}}, {_BOUNDS}> {{z = Pad(x, p) y = Slice(z, s, e, a)}}",
+    "parts below zero": f"(float[1,3] x) => (float[a,b] y) <int64[2] p = {{-5,6}}, {_BOUNDS}>"
+    " {z, r = Split <axis = 0> (x, p) y = Slice(z, s, e, a)}",
+    "in a branch": f"(float[1,1,3] x, bool c) => (float[i,j,k] y) <{_BOUNDS}> {{y = If (c) <then_branch = g1 () => (float[i,j,k] r)"
+    " {z = MaxPool <kernel_shape = [5]> (x) r = Slice(z, s, e, f)}, else_branch = g2 () => (float[l,m,n] q) {q = Relu(x)}>}",
+}
+
+
+@pytest.mark.parametrize("name", _BELOW_ZERO)
+def test_refused_by_whoever_reads_it(name, tmp_path):
+    onnx.save(parser.parse_model(_HEAD + _BELOW_ZERO[name]), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"\(Slice\): expected sizes of at least 0 of '.', got one below"):
+        load_graph(tmp_path / "m.onnx", {})
+
+
+def test_refused_at_the_shape_that_makes_it_so(tmp_path):
+    text = f'(float[1,1,"n"] x) => (float[a,b,c] y) <float[1,1,5] w = {{1,1,1,1,1}}, {_BOUNDS}> {{z = Conv(x, w) y = Slice(z, s, e, f)}}'
+    path = tmp_path / "m.onnx"
+    onnx.save(parser.parse_model(_HEAD + text.replace('"n"', "n")), path)
+    assert load_graph(path, {"x": (1, 1, 9)}).types["y"].shape == (1, 1, 5)
+    with pytest.raises(ModelError, match="got one below"):
+        load_graph(path, {"x": (1, 1, 3)})
+    model = ReloadedModel(path)
+    assert model.graph(path, {"x": (1, 1, 9)}).types["y"].shape == (1, 1, 5)
+    with pytest.raises(ModelError):
+        model.graph(path, {"x": (1, 1, 3)})
+    assert model.graph(path, {"x": (1, 1, 8)}).types["y"].shape == (1, 1, 4)
+
+
+def test_branches_that_use_the_same_names_the_other_way_round():
+    pool, cut = "MaxPool <kernel_shape = [2]>", "s, e, f"
+    text = f"""(float[1,1,9] x, bool c) => (float[i,j,k] y) <{_BOUNDS}> {{y = If (c) <
+        then_branch = g1 () => (float[i,j,k] r) {{p = {pool} (x) a = Slice(p, {cut}) q = {pool} (a) b = Slice(q, {cut}) r = Relu(b)}},
+        else_branch = g2 () => (float[l,m,n] t) {{p = {pool} (x) b = Slice(p, {cut}) q = {pool} (b) a = Slice(q, {cut}) t = Relu(a)}}>}}"""
+    proto = parser.parse_model(_HEAD + text)
+    assert infer_shapes(proto) == onnx.shape_inference.infer_shapes(proto)
+
+
+def test_same_as_onnx_where_no_size_is_below_zero():
+    """Slices in a row behind windows, in branches, and of shapes: as much is inferred as by onnx itself."""
+    text = f"""(float[1,1,40] x, bool c) => (float[i] y, float[n, m, k] v) <{_BOUNDS}, int64[1] one = {{1}}, int64[1] two = {{2}}>
+    {{
+        p = MaxPool <kernel_shape = [5]> (x)
+        q = Slice(p, s, e, f)
+        r = AveragePool <kernel_shape = [3]> (q)
+        t = Slice(r, one, e, f)
+        u = If (c) <then_branch = g1 () => (float[o,p1,p2] g1r) {{g1z = MaxPool <kernel_shape = [2]> (t) g1r = Slice(g1z, one, e, f)}},
+                    else_branch = g2 () => (float[q1,q2,q3] g2r) {{g2r = Relu(t)}}>
+        v = Relu(u)
+        h = Shape(t)
+        k1 = Slice(h, two, e, a)
+        k2 = Concat <axis = 0> (one, k1)
+        l = Expand(x, k1)
+        y = Reshape(t, k1)
+    }}"""
+    proto = parser.parse_model(_HEAD + text)
+    for by_content in (False, True):
+        assert infer_shapes(proto, data_prop=by_content) == onnx.shape_inference.infer_shapes(proto, data_prop=by_content)
+
+
+def test_size_below_zero_that_a_file_declares_is_any_size(tmp_path):
+    """Some exporters write -1; onnxruntime runs it."""
+    proto = parser.parse_model(_HEAD + f"(float[2,3] x) => (float[2,3] y) <{_BOUNDS}> {{z = Relu(x) y = Slice(z, s, e, a)}}")
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    onnx.save(proto, tmp_path / "m.onnx")
+    content = np.ones((4, 3), np.float32)
+    (wanted,) = ort.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": content})
+    assert load_graph(tmp_path / "m.onnx", {"x": (4, 3)}).types["y"].shape == wanted.shape
