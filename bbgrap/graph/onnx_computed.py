@@ -51,11 +51,9 @@ def check_computed(proto: ModelProto) -> None:
     if steering > MAX_FOLLOWED:
         raise ModelError(f"it puts {steering} numbers together that steer shapes; expected at most {MAX_FOLLOWED}")
     nodes = _constant_nodes(proto.graph)
-    plain = all(node.op_type in _NEW for node in nodes)
-    if plain and not any(doubtful_slices(proto.graph)):
-        return
-    known = _sizes(proto)
-    if plain:
+    computes = any(node.op_type not in _NEW for node in nodes)
+    known = _sizes(proto) if computes or any(doubtful_slices(proto.graph)) else {}
+    if not computes:
         return
     sizes = {name: known.get(name, 0) for node in nodes if node.op_type not in _RANDOM for name in node.output}
     most = MAX_COMPUTED_BYTES + MAX_GROWTH * sum(_nbytes(tensor.data_type, tensor.dims) for tensor in proto.graph.initializer)

@@ -49,6 +49,9 @@ def infer_shapes(proto: ModelProto, *, data_prop: bool = False) -> ModelProto:
         return onnx.shape_inference.infer_shapes(proto, data_prop=data_prop)
     draft = ModelProto()
     draft.CopyFrom(proto)
+    strangers = {node.domain for graph in graphs_of(draft.graph) for node in graph.node} - {entry.domain for entry in draft.opset_import}
+    for domain in sorted(strangers):
+        draft.opset_import.add(domain=domain, version=1)  # else onnx infers nothing at all; onnxruntime does, up to there
     for node in list(doubtful_slices(draft.graph)):
         node.op_type = _HIDDEN
     while True:
@@ -66,7 +69,8 @@ def infer_shapes(proto: ModelProto, *, data_prop: bool = False) -> ModelProto:
 
 def doubtful_slices(graph: GraphProto) -> Iterator[NodeProto]:
     """Yield the slices, in order, that may read a size below zero, here and in bodies; the nodes of the graph are sorted."""
-    return _follow(graph, _below_zero(graph))
+    has_slices = any(node.op_type == "Slice" for inner in graphs_of(graph) for node in inner.node)
+    return _follow(graph, _below_zero(graph)) if has_slices else iter(())
 
 
 def _follow(graph: GraphProto, made: set[str]) -> Iterator[NodeProto]:

@@ -31,10 +31,9 @@ from bbgrap.graph.onnx_read import (
     is_external,
     parse_model,
     read_model,
-    standard_domain,
 )
 from bbgrap.graph.onnx_shapes import normalize_opset, with_input_shapes
-from bbgrap.graph.onnx_tidy import bodies_of, captured_by, graphs_of
+from bbgrap.graph.onnx_tidy import bodies_of, captured_by, graphs_of, standard_domain
 from bbgrap.graph.onnx_types import UNKNOWN, declare, type_named, type_of
 from bbgrap.graph.onnx_write import FreeAxes, Written, free_batch, save_graph, write_graph
 from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight, check_graph

@@ -28,7 +28,15 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_computed import check_computed
 from bbgrap.graph.onnx_infer import infer_shapes
 from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, check_limits, check_nodes, check_shared, dtype_of, sparse_tensors
-from bbgrap.graph.onnx_tidy import drop_unread, free_sizes_below_zero, graphs_of, make_dense, sort_nodes
+from bbgrap.graph.onnx_tidy import (
+    drop_unread,
+    free_sizes_below_zero,
+    graphs_of,
+    make_dense,
+    name_standard_domain,
+    sort_nodes,
+    standard_domain,
+)
 from bbgrap.graph.types import STORABLE, Array, DType
 
 INLINE_BYTES = 1024
@@ -177,11 +185,6 @@ def parse_model(data: bytes, directory: Path, name: str) -> OnnxModel:
     return _handle(name, onnx.ModelProto.FromString(data), directory)
 
 
-def standard_domain(domain: str) -> str:
-    """Return '' for the standard operators, which may also be written 'ai.onnx'."""
-    return "" if domain == "ai.onnx" else domain
-
-
 def array_of(tensor: TensorProto) -> Array:
     """Return the content of a tensor inside the protobuf, read-only; types that numpy lacks become those of `ml_dtypes`."""
     array: Array = np.asarray(numpy_helper.to_array(tensor))
@@ -212,6 +215,7 @@ def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> OnnxModel:
         make_dense(graph, partial(_load, directory=directory))
         sort_nodes(graph)
         free_sizes_below_zero(graph)
+    name_standard_domain(proto)
     drop_unread(proto.graph)
     weights: dict[str, Array] = {}
     for tensor in proto.graph.initializer:

@@ -10,9 +10,20 @@ from math import prod
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
+
+
+def standard_domain(domain: str) -> str:
+    """Return '' for the standard operators, which may also be written 'ai.onnx'."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def name_standard_domain(proto: ModelProto) -> None:
+    """Write '' for the standard operators' domain, in place: where a node says 'ai.onnx' and the imports do not, onnx infers nothing."""
+    for named in (*proto.opset_import, *(node for graph in graphs_of(proto.graph) for node in graph.node)):
+        named.domain = standard_domain(named.domain)
 
 
 def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:

@@ -36,6 +36,34 @@ def test_refused_by_whoever_reads_it(name, tmp_path):
         load_graph(tmp_path / "m.onnx", {})
 
 
+@pytest.mark.parametrize("imported", [True, False])
+def test_refused_whatever_the_standard_domain_is_called(imported, tmp_path):
+    proto = parser.parse_model(_HEAD + _BELOW_ZERO["through others"])
+    proto.graph.node[-1].domain = "ai.onnx"
+    if imported:
+        proto.opset_import.add(domain="ai.onnx", version=17)
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="got one below"):
+        load_graph(tmp_path / "m.onnx", {})
+
+
+@pytest.mark.parametrize("said", [None, [1, 2, 4]])
+def test_refused_whatever_the_file_says_of_the_value(said, tmp_path):
+    proto = parser.parse_model(_HEAD + _BELOW_ZERO["through others"])
+    proto.graph.value_info.add(name="t").CopyFrom(onnx.helper.make_tensor_value_info("t", onnx.TensorProto.FLOAT, said))
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="got one below"):
+        load_graph(tmp_path / "m.onnx", {})
+
+
+def test_refused_beside_an_operator_of_a_domain_that_is_not_imported(tmp_path):
+    proto = parser.parse_model(_HEAD + _BELOW_ZERO["through others"])
+    proto.graph.node.append(onnx.helper.make_node("Strange", ["y"], ["q"], domain="strange"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="got one below"):
+        load_graph(tmp_path / "m.onnx", {})
+
+
 def test_refused_at_the_shape_that_makes_it_so(tmp_path):
     text = f'(float[1,1,"n"] x) => (float[a,b,c] y) <float[1,1,5] w = {{1,1,1,1,1}}, {_BOUNDS}> {{z = Conv(x, w) y = Slice(z, s, e, f)}}'
     path = tmp_path / "m.onnx"
