@@ -64,12 +64,19 @@ def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
 
 
 def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[tuple[PlannedVariant, Plan], ...]:
-    """Return a variant per node that has room for the whole model, largest share first; for `auto` none if they are too few."""
+    """Return a variant per node that has room for the whole model, largest share first; for `auto` none if they are too few.
+
+    Inputs come at once: the next one travels while a node computes, and a stretch in parts only costs it more.
+    """
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
     dictionary_devices = dictionary_devices_of(cluster, options.input_values)
     variants = {
         device: _planned(
-            f"single on {cluster.nodes[device].name}", plan_whole(graph, cluster, device), options.transfer_dtype, dictionary_devices
+            f"single on {cluster.nodes[device].name}",
+            plan_whole(graph, cluster, device),
+            options.transfer_dtype,
+            dictionary_devices,
+            instalments=False,
         )
         for device in order
     }
@@ -84,10 +91,12 @@ def lacks_of(variants: Sequence[PlannedVariant], cluster: Cluster) -> tuple[str,
     return overfull(cluster, tuple(sum(variant.report["memory_bytes"][node.name] for variant in variants) for node in cluster.nodes))
 
 
-def _planned(name: str, plan: Plan, transfers: TransferType, dictionary_devices: frozenset[int]) -> PlannedVariant:
+def _planned(
+    name: str, plan: Plan, transfers: TransferType, dictionary_devices: frozenset[int], *, instalments: bool = True
+) -> PlannedVariant:
     descriptions = all_descriptions(plan.graph)
     verify_plan(plan, descriptions)
-    return variant_of(name, Forecast(compile_plan(plan, descriptions, transfers, dictionary_devices), descriptions))
+    return variant_of(name, Forecast(compile_plan(plan, descriptions, transfers, dictionary_devices, instalments=instalments), descriptions))
 
 
 def variant_of(name: str, forecast: Forecast, search_s: float = 0.0, changed: Sequence[str] = ()) -> PlannedVariant:

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.compiler.compile import compile_plan
+from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import prepare
 from bbgrap.engine.reference import Reference
+from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.single import plan_whole
 from bbgrap.zoo import materialize
 
 SHAPES = {"input": (1, 3, 32, 32)}
@@ -41,6 +46,15 @@ def test_a_stream_has_the_whole_model_on_every_node_the_fastest_first() -> None:
         ("single on slow", ["slow"]),
     ]
     assert [variant.report["optimized"]["transfers"] for variant in variants] == [0, 0]
+
+
+def test_a_stream_computes_no_stretch_in_parts_over_a_link_that_a_single_request_would_wait_for() -> None:
+    model, shapes, cluster = materialize("mobilenet_v2"), {"input": (1, 3, 224, 224)}, Cluster.even(2)
+    for variant in prepare(model, shapes, cluster, STREAM):
+        assert [len(device.segments) for device in variant.artifacts.devices if device.takes_part] == [1]
+    graph = load_graph(model, shapes)
+    single = compile_plan(plan_whole(graph, cluster, 1), all_descriptions(graph))
+    assert len(export(single.optimized).devices[1].segments) > 1, "else this shows nothing"
 
 
 @pytest.mark.broad
