@@ -96,7 +96,9 @@ def _planned(
 ) -> PlannedVariant:
     descriptions = all_descriptions(plan.graph)
     verify_plan(plan, descriptions)
-    return variant_of(name, Forecast(compile_plan(plan, descriptions, transfers, dictionary_devices, instalments=instalments), descriptions))
+    return variant_of(
+        name, Forecast(compile_plan(plan, descriptions, transfers, dictionary_devices, instalments=instalments), descriptions)
+    )
 
 
 def variant_of(name: str, forecast: Forecast, search_s: float = 0.0, changed: Sequence[str] = ()) -> PlannedVariant:
