@@ -2,7 +2,8 @@
 
 Requests of clients go on meanwhile, on what serves already. They and the timing take turns: a synthetic request has the cluster to itself,
 so that it tells something, and then those that waited for it have it for as long. Laws: what a model does with such inputs ends no
-plan; one that does not take them serves without having been timed; no request waits for more than one of these.
+plan; one that does not take them serves without having been timed; no request waits for more than one of these, or for the end of another
+that takes unusually long.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log,
 from bbgrap.control.loading import OVERDUE_S, Loading
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import ServedPlan, Variant
-from bbgrap.control.stalls import state_on_its_way_s
+from bbgrap.control.stalls import STUCK_S, state_on_its_way_s
 from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, Timing
 from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.tensors import synthetic_inputs
@@ -94,7 +95,7 @@ class SyntheticRequests:
     # --- timing -------------------------------------------------------------------------------------------------------------------
 
     def go_on(self, plan: ServedPlan, now: float, is_running: bool) -> list[CoordinatorInstruction]:
-        """Time the next variant of a plan if it is its turn; once all are, let the plan serve."""
+        """Time the next variant of a plan if it is its turn, and nothing `is_running`; once all are, let the plan serve."""
         if plan.timing is None:
             return self._begin(plan, now)
         if plan.timing.probe is not None:
@@ -115,9 +116,10 @@ class SyntheticRequests:
         if self.is_busy:
             # Whoever has the cluster now gives it back first.
             return []
-        self.has_turn = True
         if is_running:
+            self._claim_turn(now)
             return []
+        self.has_turn = True
         number = next(self._loading.epochs)
         plan.timing.begin(number, epoch, now)
         return [StartRequest(epoch, number, *plan.inputs)]
@@ -157,6 +159,13 @@ class SyntheticRequests:
         job = serving[0].job if serving and not plan.is_stream else plan.latest
         done = [*self._planning.release_others(plan, job), *self._loading.saved(plan, plan.latest)]
         return done if job == plan.latest else [*done, *self._loading.saved(plan, job)]
+
+    def _claim_turn(self, now: float) -> None:
+        """Let nothing begin until what runs has ended; what takes unusually long may never end, and is not waited for."""
+        if not self._runs_long(now):
+            self.has_turn = True
+        elif self.has_turn:
+            self._release_turn(now)
 
     def _release_turn(self, until: float) -> None:
         """Let requests go on until then."""
@@ -226,6 +235,11 @@ class SyntheticRequests:
                 # It may be lost, or take as long as it takes: nobody waits for it any longer.
                 self._release_turn(now)
         return done
+
+    def _runs_long(self, now: float) -> bool:
+        """Whether a request takes unusually long."""
+        running = [(variant, start) for variant in self._loading.by_epoch.values() for start in variant.queue.running.values()]
+        return any(now - start > max(STUCK_S, USUAL * variant.usual_s) for variant, start in running)
 
     def _usual(self, plan: ServedPlan) -> float:
         """Return how long requests of a plan take, in seconds; 0: that is not known."""

@@ -7,10 +7,11 @@ from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, stalls
 from bbgrap.control.synthetic_requests import SLOWER
 from bbgrap.control.variants import PROBE_WITHIN_S
+from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.tiny_plans import plan_of, standby_of
-from tests.bbgrap.control.wire import Wire
+from tests.bbgrap.control.tiny_plans import MODEL, plan_of, standby_of
+from tests.bbgrap.control.wire import Wire, prepare_message
 
 ALONE_S = 20.0
 GIVEN_BYTES = 8
@@ -98,3 +99,42 @@ def test_a_kernel_of_a_proof_that_is_taken_back_may_take_as_long_as_before():
         done for done in wire.coordinator.requests.synthetic.taken_back(variant) if isinstance(done, coordinator_instructions.ToAgent)
     ]
     assert [done.message for done in abandons] == [m.Abandon(start.epoch, number, PROBE_WITHIN_S + SLOWER * ALONE_S)]
+
+
+def test_no_request_waits_for_one_that_does_not_end_because_a_plan_is_to_be_timed():
+    wire = Computing(options=PlanOptions(planner="auto"))
+    for name in ("a", "b", "c"):
+        wire.add_agent(name)
+    wire.settle()
+    wire.offer()
+    wire.settle()
+    wire.plan = lambda _: None
+    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+    for _ in range(5):
+        wire.pass_time(0.1)
+        wire.settle()
+    endless = wire.run(deadline_s=60.0)
+    wire.deliver_all()
+    ((number, start),) = wire.started.items()
+    assert len(wire.nodes_of(start)) == 1
+
+    def finish_others():
+        wire.deliver_all()
+        kept = wire.started.pop(number)
+        wire.finish_requests()
+        wire.started = {number: kept, **wire.started}
+        wire.deliver_all()
+
+    wire.plan = plan_of
+    second = wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (3, 2)}, wire.options))
+    for _ in range(30):
+        call = wire.run()
+        finish_others()
+        wire.wait(0.4)
+        finish_others()
+        assert wire.answers.get(call), "it waits for one that does not end"
+    (plan,) = [plan for plan in wire.coordinator.planning.plans.values() if plan.timing is not None]
+    assert not wire.answers.get(endless)
+    assert not wire.answers.get(second)
+    wire.until_answered(second)
+    assert plan.serves
