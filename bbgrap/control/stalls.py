@@ -38,7 +38,12 @@ def is_stuck(member: Member, loading: Loading) -> bool:
     if not beat.request or beat.seconds <= STUCK_S or beat.request in loading.members.ended:
         return False
     variant = loading.find(beat.epoch)
-    return variant is None or beat.seconds > USUAL * variant.usual_s
+    return variant is None or is_unusual(variant, beat.seconds)
+
+
+def is_unusual(variant: Variant, seconds: float) -> bool:
+    """Whether a request of a variant, or a segment of one, should have ended before so many seconds."""
+    return seconds > max(STUCK_S, USUAL * variant.usual_s)
 
 
 def kept_waiting(member: Member, loading: Loading) -> Iterator[tuple[Variant, list[int]]]:

@@ -15,7 +15,7 @@ from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log,
 from bbgrap.control.loading import OVERDUE_S, Loading
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import ServedPlan, Variant
-from bbgrap.control.stalls import STUCK_S, state_on_its_way_s
+from bbgrap.control.stalls import USUAL, is_unusual, state_on_its_way_s
 from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, Timing
 from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.tensors import synthetic_inputs
@@ -24,8 +24,6 @@ REST_S = 0.05
 """At least so long requests have the cluster between two synthetic ones."""
 HOLD_S = 1.0
 """How long requests wait for a synthetic one at most, unless requests usually take as long."""
-USUAL = 3.0
-"""Times the usual duration of a request."""
 SLOWER = 10.0
 """How much longer than predicted a model may take to prove that it ends. Chosen: a core that ten programs share."""
 
@@ -238,8 +236,8 @@ class SyntheticRequests:
 
     def _runs_long(self, now: float) -> bool:
         """Whether a request takes unusually long."""
-        running = [(variant, start) for variant in self._loading.by_epoch.values() for start in variant.queue.running.values()]
-        return any(now - start > max(STUCK_S, USUAL * variant.usual_s) for variant, start in running)
+        variants = self._loading.by_epoch.values()
+        return any(is_unusual(variant, now - started) for variant in variants for started in variant.queue.running.values())
 
     def _usual(self, plan: ServedPlan) -> float:
         """Return how long requests of a plan take, in seconds; 0: that is not known."""

@@ -1,4 +1,7 @@
-"""Synthetic requests that prove a model: they end, or are repeated, and a model that is slow is not taken for one that never ends."""
+"""Synthetic requests that prove a model: they end, or are repeated, and a model that is slow is not taken for one that never ends.
+
+Those that time a plan keep nobody waiting for a request that does not end.
+"""
 
 from dataclasses import replace
 
