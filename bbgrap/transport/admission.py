@@ -8,11 +8,9 @@ touched.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import socket
-import struct
 import sys
 import threading
 import time
@@ -21,6 +19,8 @@ from contextlib import suppress
 
 import zmq
 from zmq.utils import z85
+
+from bbgrap.transport.listener_filter import CANNOT_SHUT, hear_all, hear_only
 
 _ZAP = "inproc://zeromq.zap.01"
 """Where ZeroMQ asks, by RFC 27."""
@@ -33,9 +33,6 @@ MOST_OPEN = 8192
 FEW = 4096
 """Descriptors of which a crowd can take the most between two looks; it is said at the start that more are better."""
 TOLD_EVERY_S = 60.0
-_ATTACH, _DETACH = 26, 27
-_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
-"""The filter that lets nothing pass: `ret #0`."""
 
 _log = logging.getLogger("bbgrap.transport")
 
@@ -93,6 +90,7 @@ class ThrottledListener:
         self._listener = listener
         self._shut = False
         self._told = -TOLD_EVERY_S
+        self._told_cannot = False
         self._refused = 0
         self._left = REFUSED_AT_ONCE
         self._looked = time.monotonic()
@@ -116,11 +114,11 @@ class ThrottledListener:
             what = f"more than {REFUSED_PER_S:g} unknown keys a second" if self._left < 0 else f"more than {self._most} connections"
             _log.warning("%s: new connections wait until strangers have gone", what)
         with suppress(OSError), socket.socket(fileno=os.dup(self._listener)) as listener:
-            if shut:
-                code = ctypes.create_string_buffer(_DROP)
-                listener.setsockopt(socket.SOL_SOCKET, _ATTACH, struct.pack("HL", 1, ctypes.addressof(code)))
-            else:
-                listener.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
+            if not shut:
+                hear_all(listener)
+            elif not hear_only(listener, ()) and not self._told_cannot:
+                self._told_cannot = True
+                _log.warning("%s", CANNOT_SHUT)
 
 
 def _granted() -> int:

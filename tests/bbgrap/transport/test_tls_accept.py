@@ -1,10 +1,13 @@
 """Who knocks at a locked data plane without being a peer: bounded in time, number, bytes and descriptors, and no peer notices."""
 
 import contextlib
+import json
 import random
 import selectors
 import socket
 import ssl
+import subprocess
+import sys
 import time
 
 import psutil
@@ -12,6 +15,7 @@ import pytest
 
 from bbgrap.transport import tls_accept
 from bbgrap.transport.certificates import Authority
+from bbgrap.transport.listener_filter import hear_only
 from bbgrap.transport.tls import TlsContexts
 from tests.bbgrap.transport.check_transport import receive
 from tests.bbgrap.transport.locked import LockedCluster
@@ -172,6 +176,42 @@ def test_unknown_hosts_get_few_handshakes_and_those_of_peers_do_not_wait_for_the
             assert neighbour.recv(1) == b"\x16"
         for stranger in strangers:
             stranger.close()
+
+
+@contextlib.contextmanager
+def crowd(plane):
+    """Knock from many hosts, in a process of its own."""
+    at = plane.address.removeprefix("tcp://")
+    command = [sys.executable, "-m", "benchmarks.connection_flood", "--manner", "hostile", "--connections", "512", "--at", at]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as knocking:
+        try:
+            time.sleep(1.5)
+            yield
+        finally:
+            said, _ = knocking.communicate()
+    assert json.loads(said)["turned away"] > 20
+
+
+def test_a_crowd_does_not_keep_new_connections_of_known_hosts_out():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        if not hear_only(listener, ()):
+            pytest.skip("the system does not let this process filter (some want CAP_NET_ADMIN)")
+    cluster = LockedCluster()
+    target, *peers = (cluster.open() for _ in range(5))
+    peers[0].connect(target.address)
+    peers[0].send(target.address, b"before")
+    assert receive(target).header == b"before"
+    with crowd(target):
+        for peer in peers[1:]:
+            peer.connect(target.address)
+            peer.send(target.address, b"meanwhile")
+            assert receive(target, timeout_s=tls_accept._SHUT_OUT_S + 2).header == b"meanwhile"
+    with knock(target) as stranger:
+        time.sleep(tls_accept._SHUT_OUT_S)  # what is left of the crowd goes
+        stranger.sendall(client_hello())
+        assert stranger.recv(1) == b"\x16", "strangers are heard again"
+    for plane in (target, *peers):
+        plane.close()
 
 
 def test_any_bytes_before_and_in_a_handshake_end_the_connection_and_take_no_memory(monkeypatch):
