@@ -20,6 +20,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from bbgrap.engine.load import fold, load_graph, optimized
+from bbgrap.engine.sessions import JOINS_AXES
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import Sizes, fixed_sizes, has_free_inputs, moving_axes
@@ -68,7 +69,7 @@ class ReloadedModel:
 
     def _with_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         given = with_input_shapes(self._folded, shapes)
-        small = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name)
+        small = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name, (JOINS_AXES,))
         graph = typed_graph(with_inputs_as_weights(small, given), known=self._weights)
         return replace(graph, nodes=_in_order(graph, self._folded.places), moving=moving_axes(self._sizes, graph))
 

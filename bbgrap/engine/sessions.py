@@ -47,6 +47,10 @@ SEGMENTS_WITHOUT = (
 check allows. Switching off all that has to do with quantization (`session.disable_quant_qdq`) would also fold dequantized weights, which
 the whole does not, and so choose other kernels."""
 
+JOINS_AXES = "MatMulAddFusion"
+"""An optimisation that models whose sizes move do without. It makes one operator of a product and its bias, and one axis of all but the
+last; how that is divided again is written out for the sizes that it sees. With free sizes onnxruntime does not do it either."""
+
 _pool_threads = 0
 """Size of this process's shared pool; 0 while there is none."""
 

@@ -7,7 +7,7 @@ common_form   besides, what an optimiser may conclude from the sizes: models of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import onnx
 import onnx.shape_inference
@@ -24,10 +24,11 @@ _OF_FLOATS = (
     *("AveragePool", "BatchNormalization", "Concat", "Conv", "ConvTranspose", "Flatten", "Gemm", "GlobalAveragePool", "GlobalMaxPool"),
     *("InstanceNormalization", "LayerNormalization", "MatMul", "MaxPool", "Pad", "ReduceMean", "ReduceSum", "Softmax"),
 )
+_RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 _WINDOWS = frozenset({"AveragePool", "Conv", "MaxPool"})
-_SIZELESS = frozenset((*_ELEMENTWISE, *_OF_FLOATS))
+_SIZELESS = frozenset((*_ELEMENTWISE, *_OF_FLOATS, *_RESHAPES, "Transpose"))
 """Operators of which onnxruntime looks at no sizes but whether operands have equal ones, and which are 1. Of others it may: it computes the
-scales of a `Resize` from them, and folds a `Shape`."""
+scales of a `Resize` from them, and folds a `Shape`. Of `_RESHAPES` in a row it makes one, with the sizes written out."""
 
 
 def shapes_at(data: bytes, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -99,7 +100,8 @@ def common_form(data: bytes, moving: Mapping[str, frozenset[int]]) -> bytes:
     if not any(moving.values()):
         return data
     proto = onnx.ModelProto.FromString(data)
-    if not all(_is_sizeless(node) for node in proto.graph.node):
+    reshaped = {node.output[0] for node in proto.graph.node if node.op_type in _RESHAPES}
+    if not all(_is_sizeless(node, reshaped) for node in proto.graph.node):
         return data
     try:
         # The sizes of a segment are known, and none is below zero.
@@ -109,10 +111,11 @@ def common_form(data: bytes, moving: Mapping[str, frozenset[int]]) -> bytes:
     return free_form(data, moving) + repr(relations).encode()
 
 
-def _is_sizeless(node: onnx.NodeProto) -> bool:
+def _is_sizeless(node: onnx.NodeProto, reshaped: Collection[str]) -> bool:
     by_scales = node.op_type == "Resize" and not any(node.input[3:4])
     sliced = node.op_type == "Slice"  # it means the same of all sizes: bounds are constants
-    return not node.domain and (node.op_type in _SIZELESS or by_scales or sliced)
+    in_a_row = node.op_type in _RESHAPES and node.input[0] in reshaped
+    return not node.domain and not in_a_row and (node.op_type in _SIZELESS or by_scales or sliced)
 
 
 def _relations(graph: onnx.GraphProto) -> Iterator[tuple[tuple[object, ...], ...]]:

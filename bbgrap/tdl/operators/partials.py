@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 
@@ -57,16 +56,26 @@ def reduction_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tu
 
 
 def mean_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
-    """The sum over the range, divided by the number of all elements."""
-    return _scaled_sum(site, reduced_axes(site) or (), site.integer("keepdims", 1))
+    """The mean over the range, and of it the share that the range has of its axis; the sum over a range of nothing.
+
+    Nothing else is told of sizes: pieces for requests that differ along other axes are the same.
+    """
+    if not len(part.interval):
+        return _sum(reduced_axes(site) or (), site.integer("keepdims", 1))
+    return _share_of_mean(site, region, reads, part, 0)
 
 
-def _scaled_sum(site: Site, axes: tuple[int, ...], keepdims: int) -> tuple[LocalNode, ...]:
+def _sum(axes: tuple[int, ...], keepdims: int) -> tuple[LocalNode, ...]:
+    return (LocalNode("ReduceSum", (Input(0), integers(*axes)), {"keepdims": keepdims}),)
+
+
+def _share_of_mean(site: Site, region: ShapeMap, reads: Reads, part: Part, first: int) -> tuple[LocalNode, ...]:
+    """Indices of the description count axes from `first` on."""
     kind = site.inputs[0]
-    assert kind is not None, "a reduction has an input"
-    total = prod(site.shape(0)[axis] for axis in axes)
-    factor = ConstantOperand(np.array(1 / total, kind.dtype.numpy))
-    return LocalNode("ReduceSum", (Input(0), integers(*axes)), {"keepdims": keepdims}), LocalNode("Mul", (Result(0), factor))
+    assert kind is not None, "a mean has an input"
+    extent = site.shape(0)[first + int(part.index.removeprefix("k"))]
+    share = ConstantOperand(np.array(len(part.interval) / extent, kind.dtype.numpy))
+    return *same_node(site, region, reads), LocalNode("Mul", (Result(0), share))
 
 
 def pool_indices(site: Site) -> tuple[str, ...]:
@@ -75,8 +84,10 @@ def pool_indices(site: Site) -> tuple[str, ...]:
 
 
 def global_average_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
-    """The sum over a range of rows or columns, divided by the size of the whole map."""
-    return _scaled_sum(site, tuple(range(2, len(site.shape(0)))), 1)
+    """The same over a range of rows or columns."""
+    if not len(part.interval):
+        return _sum(tuple(range(2, len(site.shape(0)))), 1)
+    return _share_of_mean(site, region, reads, part, 2)
 
 
 def nbits_indices(site: Site) -> tuple[str, ...]:

@@ -72,6 +72,8 @@ def localize_reshape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalN
         return _reshape_by_elements(site, region, read)
     if site.moving_made and site.node.op != "Reshape":
         return same_node(site, region, reads)
+    if site.free_made and site.node.op in {"Squeeze", "Unsqueeze"} and site.has(1):  # all axes that are one would be others of a piece
+        return same_node(site, region, reads)
     return (LocalNode("Reshape", (Input(0), integers(*_target(site, read, region)))),)
 
 

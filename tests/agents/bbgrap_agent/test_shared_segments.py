@@ -237,3 +237,48 @@ def test_maps_resized_to_fixed_sizes_are_right_for_all_sizes():
     loaded = [agents.deploy(artifacts) for _, artifacts in deployments]
     for (graph, artifacts), one in zip(deployments, loaded, strict=True):
         assert_right(graph, artifacts, one)
+
+
+def gated(x, builder):
+    """Weigh channels by their means over the whole map."""
+    kernel = {"kernel_shape": (1, 1)}
+    mean = builder.node("GlobalAveragePool", "mean", [x], (1, BLOCK, 1, 1))
+    weight = builder.weight("gate.weight", np.random.default_rng(1).random((BLOCK, BLOCK, 1, 1), np.float32))
+    gate = builder.act("Sigmoid", builder.node("Conv", "gate", [mean, weight], (1, BLOCK, 1, 1), kernel), "open")
+    return builder.conv(builder.binary("Mul", x, gate, "gated"), "third", BLOCK, 3, pad=1)
+
+
+def columns(x, builder):
+    """Make rows of columns, as where text is read, and multiply these."""
+    x = builder.node("Reshape", "joined", [x, builder.weight("sizes", np.array([0, BLOCK * 16, -1]))], (1, BLOCK * 16, 64))
+    x = builder.transpose(x, "rows", (0, 2, 1))
+    weight = builder.weight("product.weight", np.random.default_rng(1).random((BLOCK * 16, 8), np.float32))
+    x = builder.node("MatMul", "product", [x, weight], (1, 64, 8))
+    x = builder.binary("Add", x, builder.weight("bias", np.ones(8, np.float32)), "sum")
+    x = builder.node("Reshape", "heads", [x, builder.weight("parts", np.array([0, 0, 2, 4]))], (1, 64, 2, 4))
+    x = builder.node(
+        "Reshape", "named", [builder.transpose(x, "part", (2, 0, 1, 3)), builder.weight("two", np.array([2, 0, -1, 4]))], (2, 1, 64, 4)
+    )
+    return builder.act("Sigmoid", x, "end")
+
+
+@pytest.mark.skipif(block_size() is None, reason="onnxruntime does not block feature maps on this CPU")
+@pytest.mark.parametrize("rest", [gated, columns])
+@pytest.mark.parametrize("split", ["rows", "fewer-exchanges"])
+def test_other_batches_and_widths_need_next_to_nothing_new(rest, split):
+    builder = Builder("reader", (1, 3, 16, 64))
+    x = builder.act("Relu", builder.conv("input", "first", BLOCK, 3, pad=1), "before")
+    x = builder.act("Relu", builder.conv(x, "second", BLOCK, 3, pad=1), "after")
+    network = builder.graph(rest(x, builder))
+    shapes = [(4, 3, 16, 96), (3, 3, 16, 80), (4, 3, 16, 48), (5, 3, 16, 128), (3, 3, 16, 56)]
+    _, *graphs = graphs_of(network, [{"input": shape} for shape in shapes], (0, 3))
+    options = PlanOptions(split="rows") if split == "rows" else PlanOptions(planner=split)
+    deployments, agents = cut_alike(make_plan(graphs[0], Cluster.even(2), options), graphs), Agents(2)
+    assert len(deployments) == len(shapes)
+    loaded, made = [], []
+    for graph, artifacts in deployments:
+        loaded.append((graph, artifacts, agents.deploy(artifacts)))
+        made.append(agents.sessions)
+    for one in loaded:
+        assert_right(*one)
+    assert made[-1] - made[0] <= 1

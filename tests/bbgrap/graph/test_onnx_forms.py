@@ -68,6 +68,13 @@ SHAPED = [
             ({"x": maps(7, 7), "b": maps(5, 5)}, {"y": maps(5, 5)}),
             id="only inside, one of them spreads",
         ),
+        pytest.param(
+            [node("Conv", ["x", "w"], ["c"]), node("Reshape", ["c", "long"], ["r"]), node("Reshape", ["r", "pairs"], ["y"])],
+            {"w": KERNEL, "long": np.array([0, BLOCK, -1]), "pairs": np.array([0, BLOCK, 2, -1])},
+            ({"x": maps(4, 6)}, {"y": maps(2, 4)}),
+            ({"x": maps(8, 10)}, {"y": maps(2, 24)}),
+            id="two reshapes become one with sizes",
+        ),
     ],
 )
 def test_what_is_optimised_otherwise_has_another_form(nodes, weights, first, second):
@@ -93,3 +100,18 @@ def test_a_residual_block_has_one_form_for_all_sizes():
     assert of(40, 30) == found
     assert of(18, 26) == found
     assert of(20, 28, batch=2)[0] != found[0], "ones may spread"
+
+
+def test_maps_whose_axes_are_renamed_have_one_form_for_all_sizes():
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("Reshape", ["c", "sizes"], ["columns"]),
+        node("Transpose", ["columns"], ["rows"], perm=[0, 2, 1]),
+        node("Unsqueeze", ["rows", "first"], ["y"]),
+    ]
+    weights = {"w": KERNEL, "sizes": np.array([0, BLOCK, -1]), "first": np.array([1])}
+
+    def of(rows, columns):
+        return compiled(nodes, {"x": (2, BLOCK, rows, columns)}, {"y": (2, 1, rows * columns, BLOCK)}, weights)
+
+    assert of(3, 28) == of(6, 40) == of(7, 9)
