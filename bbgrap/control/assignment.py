@@ -1,6 +1,7 @@
 """Which request of a plan is next, and what it runs on: the plan's variants, or the model's standby.
 
-Laws: a client with many requests does not keep those of others waiting; a request that has ended workers ends no further agent's.
+Laws: a client with many requests does not keep those of others waiting; a request that has ended workers ends no further agent's; a model
+that has answered nothing yet has one agent at a time, since it may never end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from bbgrap.control.scaled_plans import answer_more_at_once
 from bbgrap.control.sequences import Sequences, fits
 from bbgrap.control.stalls import is_stuck
 from bbgrap.control.standby import Standbys
+from bbgrap.control.synthetic_requests import SyntheticRequests
 
 LOADING_COSTS = 2.0
 """How many times as long a request takes on an agent that loads something: both want the same cores, and the load takes longer, too."""
@@ -24,9 +26,16 @@ class RequestAssigner:
     """Chooses among the requests that are `open`, by number."""
 
     def __init__(
-        self, members: Members, loading: Loading, standbys: Standbys, sequences: Sequences, open_requests: Mapping[int, Request]
+        self,
+        members: Members,
+        loading: Loading,
+        standbys: Standbys,
+        sequences: Sequences,
+        synthetic: SyntheticRequests,
+        open_requests: Mapping[int, Request],
     ) -> None:
         """Choose with what is known of these."""
+        self._synthetic = synthetic
         self._sequences = sequences
         self._members = members
         self._loading = loading
@@ -63,6 +72,8 @@ class RequestAssigner:
         has_copies = plan.standby is not None and bool(plan.standby.variants)
         standby = () if plan.helper is None else plan.helper.open_variants
         copies = [v for v in standby if self._may_take(v, request)]
+        if (tried := self._tried_on(plan.helper)) is not None:
+            copies = [v for v in copies if v is tried]
         if plan.standby is not None and any(request.blamed in v.parts for v in plan.standby.variants):
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
             copies = [v for v in copies if request.blamed in v.parts or request.blamed not in self._members.by_name]
@@ -79,6 +90,20 @@ class RequestAssigner:
             return homes[copy.epoch], len(copy.queue.running), copy.usual_s * (LOADING_COSTS if shares else 1.0), shares, copy.epoch
 
         return min(free, key=cost, default=None)
+
+    def _tried_on(self, standby: ServedPlan | None) -> Variant | None:
+        """Return the copy of a standby that runs its first request or is being proved; None if it has answered, or nothing runs."""
+        if standby is None or standby.is_proven:
+            return None
+        proved = self._synthetic.proves(standby)
+        if proved is not None and not self._is_behind_another(proved):
+            return proved
+        return next((v for v in standby.variants if v.queue.running), None)
+
+    def _is_behind_another(self, variant: Variant) -> bool:
+        """Whether an agent of a variant is busy for unusually long, and not with it."""
+        members = [m for name in variant.parts if (m := self._members.by_name.get(name)) is not None]
+        return any(is_stuck(m, self._loading) and m.beat.epoch != variant.epoch for m in members)
 
     def _may_take(self, variant: Variant, request: Request) -> bool:
         """Whether a variant is for such requests, and no agent of it is busy with a segment of another one for unusually long."""

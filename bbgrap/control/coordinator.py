@@ -406,7 +406,7 @@ class CoordinatorMachine:
         unawaited = (*self.requests.synthetic.running(), *self.requests.verifying.in_flight())
         for variant, number in unawaited_stalled(unawaited, self.members, now):
             done.append(Log(f"request {number}, of the coordinator, has stalled on {', '.join(variant.parts)} (epoch {variant.epoch})"))
-            done += self.requests.synthetic.taken_back(variant)
+            done += self.requests.synthetic.taken_back(variant, is_lost=True)
             done += self.requests.verifying.taken_back(variant)
             done += self.faults.try_all(variant, now)
         self.recovery.let_go(now)

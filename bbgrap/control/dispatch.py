@@ -66,8 +66,8 @@ class Requests:
         self.open = self.table.by_number
         self._lonely = 0
         self.sequences = Sequences(loading, statistics, settings.keep)
-        self.assigner = RequestAssigner(members, loading, standbys, self.sequences, self.open)
         self.synthetic = SyntheticRequests(loading, planning)
+        self.assigner = RequestAssigner(members, loading, standbys, self.sequences, self.synthetic, self.open)
         self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)
         self.recovery = RequestRecovery(members, loading, self.table, self.sequences, self.synthetic, self.verifying)
 
@@ -126,10 +126,16 @@ class Requests:
             done += self.standbys.wake(plan.standby, now)
         done += self.planning.consider(plan, now)
         done += self.spares.consider(plan, now)
-        done += self._load(plan, now)
         done += self.synthetic.go_on(plan, now, plan.timing is not None and self._is_running())
         done += answer_callers(plan, self.members)
         done += self._refuse_lost(plan)
+        done += self._start_waiting(plan, now)
+        # Then, for a request proves a model as well as what is made up for it.
+        return [*done, *self._load(plan, now)]
+
+    def _start_waiting(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
+        """Start the requests that wait, as far as there is something for them to run on."""
+        done: list[CoordinatorInstruction] = []
         while plan.waiting and not self.synthetic.has_turn:
             found = next(((r, v) for r in self.assigner.next(plan) if (v := self.assigner.choose(plan, r, now)) is not None), None)
             if found is None:

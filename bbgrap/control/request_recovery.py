@@ -118,7 +118,8 @@ class RequestRecovery:
 
     def take_back(self, variant: Variant, numbers: Collection[int] | None = None) -> tuple[list[Request], list[CoordinatorInstruction]]:
         """Let requests of a variant, all unless told which, be the next ones to start, under new numbers: late messages are not theirs."""
-        again, done = [], [*self._synthetic.taken_back(variant), *(self._verifying.taken_back(variant) if numbers is None else ())]
+        again, done = [], self._synthetic.taken_back(variant, is_lost=numbers is None)
+        done += self._verifying.taken_back(variant) if numbers is None else ()
         for number in sorted(n for n in variant.queue.running if n in self._table.by_number and (numbers is None or n in numbers)):
             request = self._table.by_number[number]
             done += self._loading.abandon(request.epoch, number, self._table.patience_with(request))

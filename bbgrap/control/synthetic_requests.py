@@ -64,7 +64,8 @@ class SyntheticRequests:
 
     def prove(self, standby: ServedPlan, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Let a standby answer once before a plan of its model is loaded; where no inputs can be made, nothing is proved."""
-        if any(proof.variant.plan is standby for proof in self._proofs.values()) or not standby.open_variants:
+        if self.proves(standby) is not None or not standby.open_variants or any(v.queue.running for v in standby.variants):
+            # A request of a client proves it as well.
             return []
         # The newest may have been given up; all have the same inputs.
         host = plan.variants[-1].planned.artifacts.host
@@ -77,6 +78,10 @@ class SyntheticRequests:
         alone_s = max(v.planned.predicted_alone_s for v in plan.variants)
         self._proofs[number] = _Proof(number, variant, plan, now, PROBE_WITHIN_S + SLOWER * alone_s + state_on_its_way_s(variant))
         return [StartRequest(variant.epoch, number, *inputs)]
+
+    def proves(self, standby: ServedPlan) -> Variant | None:
+        """Return the copy of a standby that is being proved."""
+        return next((proof.variant for proof in self._proofs.values() if proof.variant.plan is standby), None)
 
     def _proved(self, number: int) -> bool:
         proof = self._proofs.pop(number, None)
@@ -197,11 +202,14 @@ class SyntheticRequests:
                 done += self._loading.abandon(probe.epoch, number)
         return done
 
-    def taken_back(self, variant: Variant) -> list[CoordinatorInstruction]:
-        """Forget what runs on a variant that is lost: neither its time nor its end will come."""
+    def taken_back(self, variant: Variant, *, is_lost: bool) -> list[CoordinatorInstruction]:
+        """Forget what runs on a variant that is lost, or of which requests are taken back: neither its time nor its end will come.
+
+        A proof is forgotten with its variant only: it may be what the others have waited for.
+        """
         done: list[CoordinatorInstruction] = []
         for number, proof in list(self._proofs.items()):
-            if proof.variant is variant:
+            if proof.variant is variant and is_lost:
                 del self._proofs[number]
                 self._loading.touch(proof.plan)
                 # What an agent still computes of it may be slow, as it might have been before.

@@ -14,7 +14,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.tiny_plans import MODEL, plan_of, standby_of
-from tests.bbgrap.control.wire import Wire, prepare_message
+from tests.bbgrap.control.wire import Wire, prepare_message, standby_wire
 
 ALONE_S = 20.0
 GIVEN_BYTES = 8
@@ -99,7 +99,9 @@ def test_a_kernel_of_a_proof_that_is_taken_back_may_take_as_long_as_before():
     (start,) = wire.started.values()
     variant = wire.coordinator.loading.find(start.epoch)
     abandons = [
-        done for done in wire.coordinator.requests.synthetic.taken_back(variant) if isinstance(done, coordinator_instructions.ToAgent)
+        done
+        for done in wire.coordinator.requests.synthetic.taken_back(variant, is_lost=True)
+        if isinstance(done, coordinator_instructions.ToAgent)
     ]
     assert [done.message for done in abandons] == [m.Abandon(start.epoch, number, PROBE_WITHIN_S + SLOWER * ALONE_S)]
 
@@ -141,3 +143,57 @@ def test_no_request_waits_for_one_that_does_not_end_because_a_plan_is_to_be_time
     assert not wire.answers.get(second)
     wire.until_answered(second)
     assert plan.serves
+
+
+def agents_in_use(wire):
+    return {name for start in wire.started.values() for name in wire.nodes_of(start)}
+
+
+def test_a_model_that_has_answered_nothing_yet_has_one_agent_at_a_time():
+    wire = Computing()
+    for name in ("a", "b"):
+        wire.add_agent(name)
+    wire.settle()
+    wire.offer()
+    wire.settle()
+    wire.plan = lambda _: None
+    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+    for _ in range(5):
+        Wire.pass_time(wire, 0.1)
+        wire.settle()
+    calls = [wire.run() for _ in range(3)]
+    for _ in range(20):
+        wire.deliver_all()
+        assert len(agents_in_use(wire)) == 1
+        wire.pass_time(0.1)
+    wire.settle()
+    assert all(isinstance(wire.answer(call), c.RunResult) for call in calls)
+    calls = [wire.run() for _ in range(2)]
+    wire.deliver_all()
+    assert agents_in_use(wire) == {"a", "b"}, "it ends"
+    wire.settle()
+
+
+def test_requests_of_a_model_wait_for_its_proof_and_none_is_made_up_where_one_runs():
+    wire, _, number = proving()
+    call = wire.run()
+    for _ in range(20):
+        wire.deliver_all()
+        assert len(agents_in_use(wire)) == 1
+        wire.pass_time(0.1)
+    assert number in wire.started
+    assert not wire.answers.get(call)
+    wire.finish_requests()
+    wire.until_answered(call)
+
+    wire = standby_wire()
+    wire.run()
+    wire.deliver_all()
+    ((first, _),) = wire.started.items()
+    wire.plan = plan_of
+    second = wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (3, 2)}, wire.options))
+    for _ in range(3):
+        wire.deliver_all()
+        assert set(wire.started) == {first}
+        Wire.pass_time(wire, 0.05)
+    wire.until_answered(second)

@@ -98,6 +98,8 @@ def test_records_of_others_are_refused():
 
 def test_records_name_the_devices_of_the_copy_that_ran_whatever_was_prepared():
     wire = standby_wire()
+    wire.run()
+    wire.settle()  # a model that has answered runs on both
     calls = [wire.run(record=True) for _ in range(2)]
     wire.settle()
     assert {wire.answer(call).devices for call in calls} == {("a", "coordinator"), ("b", "coordinator")}
