@@ -30,9 +30,8 @@ from bbgrap_agent.weights import WeightStore
 _SPIN_US = 1_000
 """How long idle helper threads wait busily: longer than an exchange of halos, short enough to leave idle machines idle."""
 
-_FIRST_RUN_S = 2.0
-"""How long a run may take that nobody asked for: what never ends would keep all other models from being loaded. Chosen: of what
-takes longer, touching memory for the first time is a small part."""
+_FIRST_RUN_S = 5.0
+"""How long a run may take that nobody asked for: what never ends would keep all other models from being loaded. Chosen."""
 
 _log = logging.getLogger("bbgrap.agent")
 
