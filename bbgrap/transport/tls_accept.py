@@ -46,7 +46,7 @@ _SHUT_OUT_S = 1.0
 _PAUSE_S = 0.05
 """After so many connections at once, and after one that came too often, there is a pause: each look takes time from those who compute."""
 _CROWD_PAUSE_S = 0.2
-"""The same where the kernel cannot keep strangers out. Of 0.05 s a busy client felt 8 to 18 %, of 0.2 s 3 to 9 %."""
+"""The same where the kernel cannot keep strangers out. Of 0.05 s a busy client felt 6 to 18 %, of 0.2 s up to 9 %."""
 
 _log = logging.getLogger("bbgrap.transport")
 

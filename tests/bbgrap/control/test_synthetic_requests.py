@@ -106,9 +106,9 @@ def test_a_kernel_of_a_proof_that_is_taken_back_may_take_as_long_as_before():
     assert [done.message for done in abandons] == [m.Abandon(start.epoch, number, PROBE_WITHIN_S + SLOWER * ALONE_S)]
 
 
-def test_no_request_waits_for_one_that_does_not_end_because_a_plan_is_to_be_timed():
-    wire = Computing(options=PlanOptions(planner="auto"))
-    for name in ("a", "b", "c"):
+def unplanned(wire, *names):
+    """Agents of these names, two with a copy each of a model that is not planned yet."""
+    for name in names:
         wire.add_agent(name)
     wire.settle()
     wire.offer()
@@ -118,6 +118,11 @@ def test_no_request_waits_for_one_that_does_not_end_because_a_plan_is_to_be_time
     for _ in range(5):
         wire.pass_time(0.1)
         wire.settle()
+    return wire
+
+
+def test_no_request_waits_for_one_that_does_not_end_because_a_plan_is_to_be_timed():
+    wire = unplanned(Computing(options=PlanOptions(planner="auto")), "a", "b", "c")
     endless = wire.run(deadline_s=60.0)
     wire.deliver_all()
     ((number, start),) = wire.started.items()
@@ -150,17 +155,7 @@ def agents_in_use(wire):
 
 
 def test_a_model_that_has_answered_nothing_yet_has_one_agent_at_a_time():
-    wire = Computing()
-    for name in ("a", "b"):
-        wire.add_agent(name)
-    wire.settle()
-    wire.offer()
-    wire.settle()
-    wire.plan = lambda _: None
-    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
-    for _ in range(5):
-        Wire.pass_time(wire, 0.1)
-        wire.settle()
+    wire = unplanned(Computing(), "a", "b")
     calls = [wire.run() for _ in range(3)]
     for _ in range(20):
         wire.deliver_all()
