@@ -1,4 +1,4 @@
-"""Those who wait for a plan: answered when it serves, or when it cannot."""
+"""Those who wait for a plan: answered when it serves, when it cannot, or at their deadline."""
 
 from __future__ import annotations
 
@@ -35,3 +35,12 @@ def _refused(plan: ServedPlan, fault: Fault, reason: str) -> list[CoordinatorIns
     done: list[CoordinatorInstruction] = [ToClient(identity, Failed(call, fault, reason)) for identity, call in plan.callers]
     plan.callers.clear()
     return done
+
+
+def callers_past_deadline(plan: ServedPlan, stage: str, now: float) -> list[CoordinatorInstruction]:
+    """Answer who has waited for a plan for as long as they would; `stage` is what is done for it."""
+    late = [caller for caller, until in plan.callers.items() if now > until]
+    for caller in late:
+        del plan.callers[caller]
+    reason = f"plan of {plan.called}: the deadline passed before it served; what was done last: {stage}"
+    return [ToClient(identity, Failed(call, Fault.EXECUTION, reason)) for identity, call in late]

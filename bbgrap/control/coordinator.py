@@ -379,7 +379,7 @@ class CoordinatorMachine:
         for brought in (standby, plan):
             # Its files were gone, and are here again.
             brought.failed = {world: why for world, why in brought.failed.items() if why[0] is not Fault.UNKNOWN_MODEL}
-        told = self.requests.prepare(caller, plan, now, wait=message.wait)
+        told = self.requests.prepare(caller, plan, message, now)
         # Only now: what is asked for is not the one that was asked for least recently.
         return [*saved, *self.standbys.forget_oldest(tuple(self.planning.plans.values())), *self.planning.forget_oldest(), *told]
 

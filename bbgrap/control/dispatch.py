@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bbgrap.control.assignment import RequestAssigner
 from bbgrap.control.audit import RunCounts
-from bbgrap.control.callers import NO_AGENT, answer_callers
+from bbgrap.control.callers import NO_AGENT, answer_callers, callers_past_deadline
 from bbgrap.control.coordinator_events import RequestBroke, RequestDone
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest, ToClient
 from bbgrap.control.coordinator_settings import Settings
@@ -30,7 +30,7 @@ from bbgrap.control.standby import Standbys
 from bbgrap.control.synthetic_requests import SyntheticRequests
 from bbgrap.control.tracing import Traces
 from bbgrap.control.verifying import Verifying
-from bbgrap.protocol.client_messages import Failed, Fault, RunModel, RunResult
+from bbgrap.protocol.client_messages import Failed, Fault, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.messages import Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
 
@@ -77,15 +77,15 @@ class Requests:
         """Whether a call will still be answered."""
         return caller in self.table.by_caller or any(caller in plan.callers for plan in self.planning.plans.values())
 
-    def prepare(self, caller: Caller, plan: ServedPlan, now: float, *, wait: bool) -> list[CoordinatorInstruction]:
+    def prepare(self, caller: Caller, plan: ServedPlan, message: PrepareModel, now: float) -> list[CoordinatorInstruction]:
         """Queue a caller who asks for a plan, or tell one who does not wait who serves now."""
         plan.is_asked(now)
         self.loading.touch(plan)
-        if not wait:
+        if not message.wait:
             return [ToClient(caller[0], plan.prepared(caller[1]))]
         # Who asks again wants it tried again.
         plan.failed = {}
-        plan.callers.append(caller)
+        plan.callers[caller] = now + message.deadline_s
         return [] if plan.serving else self.planning.progress(plan)
 
     def add(self, caller: Caller, message: RunModel, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
@@ -316,11 +316,13 @@ class Requests:
             return self.table.close(self.open[self.table.by_caller[caller]], "Cancel")
         done: list[CoordinatorInstruction] = []
         for plan in self.planning.plans.values():
-            if caller in plan.callers:
-                plan.callers.remove(caller)
-                if not plan.is_wanted and not plan.requests:
-                    done += self.planning.cancel(plan)
+            if plan.callers.pop(caller, None) is not None:
+                done += self._let_be(plan)
         return done
+
+    def _let_be(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
+        """Stop making a plan that nobody has asked for but callers who are gone."""
+        return self.planning.cancel(plan) if not plan.is_wanted and not plan.requests else []
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """End what ran or waited too long."""
@@ -329,6 +331,9 @@ class Requests:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.table.fail(request.number, "deadline", Fault.EXECUTION, reason)
+        for plan in self.planning.plans.values():
+            if late := callers_past_deadline(plan, self.planning.stage_of(plan)[0], now):
+                done += [*late, *self._let_be(plan)]
         for event in self.traces.overdue(now):
             done += self._answer(self.open[event.request], event, (), None)
         return done

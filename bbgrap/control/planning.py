@@ -345,18 +345,19 @@ class Planning:
         """Tell those who wait how far a plan is."""
         if not plan.callers:
             return []
+        stage = self.stage_of(plan)
+        return [ToClient(identity, Progress(call, *stage)) for identity, call in plan.callers]
+
+    def stage_of(self, plan: ServedPlan) -> tuple[str, int, int]:
+        """Return what is done for a plan, and how much of how much of that is done."""
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
         if plan.job is not None or not newest:
-            stage, done, total = "planning", 0, 1
-        else:
-            fed = [self.members.by_name[name] for name in {n for v in newest for n in v.pending} if name in self.members.by_name]
-            if total := sum(member.to_feed for member in fed):
-                stage, done = FEEDING, sum(member.fed for member in fed)
-            else:
-                stage = "measuring" if plan.timing is not None else "deploying"
-                total = sum(len(variant.parts) for variant in newest)
-                done = total - sum(_left(variant) for variant in newest)
-        return [ToClient(identity, Progress(call, stage, done, total)) for identity, call in plan.callers]
+            return "planning", 0, 1
+        fed = [self.members.by_name[name] for name in {n for v in newest for n in v.pending} if name in self.members.by_name]
+        if to_feed := sum(member.to_feed for member in fed):
+            return FEEDING, sum(member.fed for member in fed), to_feed
+        total = sum(len(variant.parts) for variant in newest)
+        return "measuring" if plan.timing is not None else "deploying", total - sum(_left(variant) for variant in newest), total
 
 
 def _left(variant: Variant) -> int:

@@ -158,7 +158,7 @@ class MadeAhead:
 class ServedPlan:
     """A model with shapes and options; without `options` it is the standby of the model, with a variant per copy.
 
-    Invariants: `callers` wait for `ModelPrepared`; `waiting` are requests that wait for a variant with room; `timing` is there while the
+    Invariants: `callers` wait for `ModelPrepared`, each until a time in seconds; `waiting` are requests that wait for a variant with room; `timing` is there while the
     variants of a job are timed, and the synthetic `inputs` with it; while there is a `job`, nothing is made `ahead`.
     """
 
@@ -180,7 +180,7 @@ class ServedPlan:
     """Whether its variants have been timed, or need not be."""
     timing: Timing | None = None
     inputs: Inputs | None = None
-    callers: list[Caller] = field(default_factory=list)
+    callers: dict[Caller, float] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)
     requests: int = 0
     """That were ever asked for."""

@@ -81,7 +81,8 @@ class ModelChunk:
 class PrepareModel:
     """Plan a model for concrete input shapes over the agents that are there, and deploy it.
 
-    With `wait`, the answer comes when the plan is ready; without, at once: requests are answered by the model's standby meanwhile.
+    With `wait`, the answer comes when the plan is ready, an error if that is not so within `deadline_s`; without, at once: requests are
+    answered by the model's standby meanwhile.
     """
 
     call: int
@@ -89,6 +90,7 @@ class PrepareModel:
     shapes: Mapping[Name, tuple[int, ...]]
     options: PlanOptions
     wait: bool = True
+    deadline_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)

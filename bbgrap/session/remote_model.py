@@ -143,8 +143,10 @@ class RemoteModel:
         model = self._files.bring(self.connection, left_s, self._on_progress)
         named = {arg.name: shape for arg, shape in zip(self.signature.inputs, shapes, strict=True)}
         options = replace(self.options, input_values=self._first_inputs.values(shapes))
-        message = PrepareModel(self.connection.number(), model, named, options, wait)
-        answer = self.connection.try_call(message, ModelPrepared, self._on_progress, timeout_s=left_s())
+        left = max(0.0, left_s())
+        message = PrepareModel(self.connection.number(), model, named, options, wait, left)
+        # Like a request: the coordinator knows better what it has waited for.
+        answer = self.connection.try_call(message, ModelPrepared, self._on_progress, timeout_s=left + _GRACE_S)
         plan = PreparedPlan(answer, was_waited_for=wait)
         with self._lock:
             while len(self._plans) >= _PLANS:

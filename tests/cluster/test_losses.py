@@ -15,6 +15,7 @@ import pytest
 import bbgrap
 from tests.cluster import tiny
 from tests.cluster.conftest import local_cluster
+from tests.hostile_models import endless
 
 pytestmark = pytest.mark.cluster
 
@@ -93,6 +94,17 @@ def test_a_run_without_agents_waits_for_one_until_its_deadline(fresh):
         running = pool.submit(session.run, None, {"x": rows(8)})
         fresh.add_agent("agent0")
         np.testing.assert_array_equal(running.result()[0], tiny.expected(rows(8)))
+
+
+def test_who_waits_for_the_plan_of_a_model_that_never_ends_hears_so_at_the_deadline(fresh):
+    session = bbgrap.InferenceSession(endless().SerializeToString(), cluster=fresh.connection, planner="bbgrap", deadline_s=3)
+    began = time.monotonic()
+    with pytest.raises(bbgrap.ExecutionError, match=r"plan of model .*: the deadline passed before it served; what was done last"):
+        session.run(None, {"x": np.ones(4, np.float32)})
+    assert 2.9 < time.monotonic() - began < 4.5
+    # Others are served.
+    other = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, deadline_s=10)
+    np.testing.assert_array_equal(other.run(None, {"x": rows(8)})[0], tiny.expected(rows(8)))
 
 
 def test_a_cluster_that_never_had_an_agent_says_so_at_once(tmp_path):

@@ -174,8 +174,8 @@ class Field:
         model = ModelFiles(hostile.path, ["w.bin"]).bring(call, left_s)
         options = PlanOptions("bbgrap") if seed % 2 else PlanOptions(search_seconds=1.0)
         shapes = {name: array.shape for name, array in feeds.items()}
-        prepare = PrepareModel(call.number(), model, shapes, options, wait=bool(seed % 2))
-        plan = call.try_call(prepare, ModelPrepared, timeout_s=left_s() + GRACE_S).plan
+        prepare = PrepareModel(call.number(), model, shapes, options, wait=bool(seed % 2), deadline_s=max(0.1, left_s()))
+        plan = call.try_call(prepare, ModelPrepared, timeout_s=max(0.1, left_s()) + GRACE_S).plan
         headers = tuple(TensorHeader(name, DType.of(array.dtype), array.shape) for name, array in feeds.items())
         contents = tuple(encode_array(array) for array in feeds.values())
         while True:
