@@ -158,8 +158,9 @@ class MadeAhead:
 class ServedPlan:
     """A model with shapes and options; without `options` it is the standby of the model, with a variant per copy.
 
-    Invariants: `callers` wait for `ModelPrepared`, each until a time in seconds; `waiting` are requests that wait for a variant with room; `timing` is there while the
-    variants of a job are timed, and the synthetic `inputs` with it; while there is a `job`, nothing is made `ahead`.
+    Invariants: `callers` wait for `ModelPrepared`, each until a time in seconds; `waiting` are requests that wait for a variant with room;
+    `timing` is there while the variants of a job are timed, and the synthetic `inputs` with it; while there is a `job`, nothing is made
+    `ahead`.
     """
 
     key: str
