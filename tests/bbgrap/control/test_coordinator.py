@@ -16,7 +16,6 @@ from bbgrap.control.saved_state import SavedState
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.tiny_plans import plan_of
 from tests.bbgrap.control.wire import CLIENT, Wire, introduction, joined_wire, prepare_message, ready_wire
 
 SETTINGS = coordinator_settings.Settings("0.1.0", "tcp://head:1")
@@ -309,33 +308,6 @@ def test_a_deadline_ends_a_request_everywhere():
     assert agent.dropped == {(start.epoch, start.request)}
     assert wire.coordinator.requests.open == {}
     assert wire.started == {}
-
-
-def test_a_caller_hears_at_its_deadline_that_there_is_no_plan_yet():
-    wire = joined_wire("a")
-    wire.plan = lambda _: None
-    hasty, patient = (
-        wire.call(lambda n, seconds=seconds: replace(prepare_message(n, wire.options), deadline_s=seconds)) for seconds in (0.5, 2.0)
-    )
-    wire.wait(1.0)
-    answer = wire.answer(hasty)
-    assert (answer.fault, answer.reason.partition(": ")[2]) == (
-        c.Fault.EXECUTION,
-        "the deadline passed before it served; what was done last: planning",
-    )
-    (plan,) = wire.coordinator.planning.plans.values()
-    assert "plan of model" in answer.reason
-    assert list(plan.callers) == [(CLIENT, patient)]
-    assert wire.cancelled == []
-    wire.wait(1.5)
-    assert isinstance(wire.answer(patient), c.Failed)
-    assert wire.cancelled == [wire.jobs[-1].job]
-    # Asked again, it is planned again.
-    again = wire.prepare()
-    wire.deliver_all()
-    wire.carry_plan(plan_of(wire.jobs[-1]))
-    wire.until_answered(again)
-    assert isinstance(wire.answer(again), c.ModelPrepared)
 
 
 def test_cancel_ends_a_request_without_an_answer():

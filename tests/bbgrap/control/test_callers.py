@@ -1,0 +1,34 @@
+"""Stories of those who wait for a plan."""
+
+from dataclasses import replace
+
+from bbgrap.protocol import client_messages as c
+from tests.bbgrap.control.tiny_plans import plan_of
+from tests.bbgrap.control.wire import CLIENT, joined_wire, prepare_message
+
+
+def test_a_caller_hears_at_its_deadline_that_there_is_no_plan_yet():
+    wire = joined_wire("a")
+    wire.plan = lambda _: None
+    hasty, patient = (
+        wire.call(lambda n, seconds=seconds: replace(prepare_message(n, wire.options), deadline_s=seconds)) for seconds in (0.5, 2.0)
+    )
+    wire.wait(1.0)
+    answer = wire.answer(hasty)
+    assert (answer.fault, answer.reason.partition(": ")[2]) == (
+        c.Fault.EXECUTION,
+        "the deadline passed before it served; what was done last: planning",
+    )
+    (plan,) = wire.coordinator.planning.plans.values()
+    assert "plan of model" in answer.reason
+    assert list(plan.callers) == [(CLIENT, patient)]
+    assert wire.cancelled == []
+    wire.wait(1.5)
+    assert isinstance(wire.answer(patient), c.Failed)
+    assert wire.cancelled == [wire.jobs[-1].job]
+    # Asked again, it is planned again.
+    again = wire.prepare()
+    wire.deliver_all()
+    wire.carry_plan(plan_of(wire.jobs[-1]))
+    wire.until_answered(again)
+    assert isinstance(wire.answer(again), c.ModelPrepared)
