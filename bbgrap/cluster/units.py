@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from decimal import Decimal
 
 _NUMBER_AND_UNIT = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
@@ -51,15 +52,12 @@ def parse_quantity(text: str, units: Mapping[str, float]) -> float:
     match = _NUMBER_AND_UNIT.fullmatch(text)
     unit = match[2] if match else ""
     unit = next((unit.removesuffix(theirs) + ours for theirs, ours in _ALIASES if unit.endswith(theirs)), unit)
-    try:
-        number = float(match[1]) if match else math.nan
-    except ValueError:
-        number = math.nan
-    if match is not None and math.isfinite(number) and (not unit or unit in units):
+    if match is not None and (not unit or unit in units):
         factor = units[unit] if unit else 1
-        value = float(Decimal(match[1]) * Decimal(str(factor)))  # 0.9ms is 0.0009, as written; 0.9 * 1e-3 is not
-        if math.isfinite(value):
-            return value
+        with suppress(ValueError, ArithmeticError):  # no number, or one whose exponent is none
+            value = float(Decimal(match[1]) * Decimal(str(factor)))  # 0.9ms is 0.0009, as written; 0.9 * 1e-3 is not
+            if math.isfinite(value):
+                return value
     raise ValueError(f"a number, or one with a unit ({', '.join(units)})" if units else "a number")
 
 

@@ -20,6 +20,9 @@ from bbgrap.protocol.addresses import split_address
 
 _ANY = ("0.0.0.0", "*", "[::]")  # noqa: S104 - compared, not bound
 
+_MAX_PATH = 4096
+"""Characters of the path in a note. Linux takes no longer one."""
+
 
 def _folder() -> Path:
     """Return the folder of this user's notes, which others cannot replace where they cannot rename: the sticky bit sees to that."""
@@ -73,8 +76,9 @@ def find_token(address: str) -> Path | None:
         note = _folder() / _name(name)
         with suppress(OSError, ValueError):
             if _is_own(note.parent, stat.S_ISDIR) and _is_own(note, stat.S_ISREG):
-                file = Path(note.read_text())
-                if file.exists():  # a coordinator that was killed leaves its note
+                with note.open() as stream:
+                    path = stream.read(_MAX_PATH + 1)
+                if len(path) <= _MAX_PATH and (file := Path(path)).exists():  # a coordinator that was killed leaves its note
                     return file
     return None
 

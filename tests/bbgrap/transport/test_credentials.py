@@ -100,6 +100,8 @@ def test_a_note_is_believed_for_this_machine_and_from_this_user_alone(tmp_path):
         note_token(HERE, path)
     note.parent.chmod(0o700)
     assert find_token(HERE) == path
+    note.write_text(4096 * "/" + str(path))
+    assert find_token(HERE) is None
     note.rename(tmp_path / "aside")
     note.symlink_to(tmp_path / "aside")
     assert find_token(HERE) is None
