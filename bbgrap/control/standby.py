@@ -1,6 +1,7 @@
 """A model's standby: the whole model on the best node that has room, and on a second one, for any shape, from the first request on.
 
-    model brought -> StartStandby -> Planned -> a copy on the best node -> one on the next best -> (a node lost: one on another)
+    model brought -> StartStandby -> Planned -> a copy on the best node -> (it has answered, if it is asked) one on the next best
+                                                                        -> (a node lost: one on another)
 
 Law: who waits for a standby that cannot be is told why.
 """
@@ -87,6 +88,9 @@ class Standbys:
             return [StartStandby(standby.job.number, standby.files, standby.state, standby.top)]
         there = [variant for variant in standby.variants if not variant.away]
         if len(there) >= COPIES or any(variant.tracker.state == "loading" for variant in there):
+            return []
+        if there and standby.outstanding and not standby.is_proven:
+            # A second agent loads, and tries, what may never end once that has answered.
             return []
         member = self._next_node(standby)
         if member is None:

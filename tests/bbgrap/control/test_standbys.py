@@ -10,7 +10,7 @@ from bbgrap.control.uploads import offer_digest
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.tiny_plans import FILE, MODEL
-from tests.bbgrap.control.wire import Wire, ready_wire
+from tests.bbgrap.control.wire import Wire, joined_wire, ready_wire
 
 
 @pytest.fixture
@@ -73,3 +73,18 @@ def test_nothing_is_made_of_one_that_made_room_while_nobody_waits(wire):
     wire.settle()
     assert FILE.name not in asked
     assert len(asked) == MAX_STANDBYS
+
+
+def test_a_second_agent_loads_a_model_that_is_asked_for_once_that_has_answered():
+    wire = joined_wire("a", "b")
+    wire.plan = lambda _: None
+    wire.call(lambda call: c.PrepareModel(call, MODEL, {"x": (2, 2)}, PlanOptions(), wait=False))
+    call = wire.run()
+    wire.deliver_all()
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    wire.wait(1.0)
+    assert [list(variant.parts) for variant in standby.variants] == [list(standby.variants[0].parts)]
+    assert not wire.answers[call]
+    wire.settle()
+    assert isinstance(wire.answer(call), c.RunResult)
+    assert {name for variant in standby.variants for name in variant.parts} == {"a", "b"}
