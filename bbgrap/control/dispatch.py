@@ -258,7 +258,7 @@ class Requests:
             self.sequences.answered(request, request.sequence, variant)
         plan, alone = variant.plan, self._lonely == request.number
         log: list[CoordinatorInstruction] = []
-        plan.is_proven = True
+        self._has_answered(plan)
         for name in variant.parts:
             if (member := self.members.by_name.get(name)) is not None:
                 member.finished += 1
@@ -278,6 +278,13 @@ class Requests:
         answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records, devices)
         done = [ToClient(request.caller[0], answer), *log, *self.table.close(request, "finished")]
         return [*done, *learn(request.plan, variant, now - started, self.loading)] if now is not None and alone else done
+
+    def _has_answered(self, plan: ServedPlan) -> None:
+        """Note that a plan, and its model with it, has answered; what was put off until then is looked at."""
+        for proven in (plan, plan.standby):
+            if proven is not None and not proven.is_proven:
+                proven.is_proven = True
+                self.loading.touch(proven)
 
     def broke(self, event: RequestBroke) -> list[CoordinatorInstruction]:
         """Fail a request whose part on the host failed."""
@@ -300,7 +307,7 @@ class Requests:
             return []
         if message.lost and request.sequence is not None:
             return self._state_lost(request, variant, f"agent '{member.name}': {message.reason}")
-        variant.plan.is_proven = True
+        self._has_answered(variant.plan)
         return self.table.fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
 
     def _state_lost(self, request: Request, variant: Variant, reason: str) -> list[CoordinatorInstruction]:
@@ -331,9 +338,8 @@ class Requests:
             state = "ran" if request.tracker.state == "running" else "waited"
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.table.fail(request.number, "deadline", Fault.EXECUTION, reason)
-        for plan in self.planning.plans.values():
-            if late := callers_past_deadline(plan, self.planning.stage_of(plan)[0], now):
-                done += [*late, *self._let_be(plan)]
+        for plan in [plan for plan in self.planning.plans.values() if any(now > until for until in plan.callers.values())]:
+            done += [*callers_past_deadline(plan, self.planning.stage_of(plan)[0], now), *self._let_be(plan)]
         for event in self.traces.overdue(now):
             done += self._answer(self.open[event.request], event, (), None)
         return done

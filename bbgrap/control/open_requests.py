@@ -120,6 +120,9 @@ class OpenRequests:
         self.bytes -= request.bytes
         if request.plan.standby is not None:
             request.plan.standby.outstanding -= 1
+            if not request.plan.standby.is_proven:
+                # A second copy may have been put off for it.
+                self._loading.touch(request.plan.standby)
         self._traces.forget(request.number)
         self._loading.touch(request.plan)
         if variant is None:

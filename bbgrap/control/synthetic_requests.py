@@ -92,7 +92,7 @@ class SyntheticRequests:
 
     def _is_proven(self, standby: ServedPlan) -> None:
         standby.is_proven = True
-        for plan in self._planning.of_model(standby):
+        for plan in (standby, *self._planning.of_model(standby)):
             self._loading.touch(plan)
 
     # --- timing -------------------------------------------------------------------------------------------------------------------

@@ -88,3 +88,15 @@ def test_a_second_agent_loads_a_model_that_is_asked_for_once_that_has_answered()
     wire.settle()
     assert isinstance(wire.answer(call), c.RunResult)
     assert {name for variant in standby.variants for name in variant.parts} == {"a", "b"}
+
+
+def test_an_answer_of_a_plan_proves_its_model():
+    wire = ready_wire("a", "b")
+    wire.kept = {job: plan for job, plan in wire.kept.items() if plan.options is not None}
+    wire.restart_coordinator()
+    wire.wait(5.0)
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    assert not standby.is_proven
+    wire.until_answered(wire.run())
+    assert standby.is_proven
+    assert {name for variant in standby.variants for name in variant.parts} == {"a", "b"}
