@@ -7,12 +7,14 @@ examples, for all properties (`make test-slow`); `thorough` looks at many new on
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from bbgrap.local import LocalCluster
 from tests.examples import AMPLE
 from tests.known_agents import lasting_cluster
 
@@ -25,6 +27,9 @@ settings.register_profile("default", max_examples=AMPLE // 2, deadline=None, der
 settings.register_profile("ample", max_examples=AMPLE, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=2_000, deadline=None, derandomize=False)
 settings.load_profile("default")
+
+SHOWN_LINES = 60
+"""Of each log, when a test fails."""
 
 TOGETHER = ("tests/cluster/", "tests/docs/", "tests/serving/", "tests/surface/")
 """Folders of which the files share clusters."""
@@ -54,6 +59,18 @@ def pair(tmp_path_factory):
 def three(tmp_path_factory):
     with lasting_cluster(3, tmp_path_factory.mktemp("weights")) as cluster:
         yield cluster
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Show with a failure what the processes of the clusters that several tests share have said last."""
+    report = yield
+    shared = {name: value for name, value in getattr(item, "funcargs", {}).items() if isinstance(value, LocalCluster)}
+    if report.failed:
+        for name, cluster in shared.items():
+            for process in cluster.processes:
+                report.sections.append((f"{process} of {name}, at {call.stop:.3f}", cluster.log(process, SHOWN_LINES)))
+    return report
 
 
 def pytest_collection_finish() -> None:

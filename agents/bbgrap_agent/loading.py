@@ -30,8 +30,11 @@ from bbgrap_agent.weights import WeightStore
 _SPIN_US = 1_000
 """How long idle helper threads wait busily: longer than an exchange of halos, short enough to leave idle machines idle."""
 
-_FIRST_RUN_S = 5.0
-"""How long a run may take that nobody asked for: what never ends would keep all other models from being loaded. Chosen."""
+_TRIAL_S = 5.0
+"""How long a run may take by which an agent finds out how to compile a segment. Chosen."""
+_WARM_UP_S = 1.0
+"""How long the first run of a segment may take that nobody asked for: all other models wait to be loaded. Chosen: the first request of
+what takes longer is hardly slower for touching its memory."""
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -59,7 +62,7 @@ def load(
         shared,
     )
     try:
-        with ending_after(_FIRST_RUN_S):
+        with ending_after(_TRIAL_S):
             how = load_compiled if compiling else load_portable
             loaded = how(deploy.schedule, deploy.segments, loader)
             further = None if deploy.further is None else how(deploy.further, deploy.segments, loader)
@@ -67,7 +70,7 @@ def load(
         store.loaded(deploy.digests)
     _log.info("epoch %d: %d segments, %d sessions made for them", deploy.epoch, len(deploy.segments), shared.made - before)
     names = tuple(s.name for s in deploy.segments)
-    with ending_after(_FIRST_RUN_S):
+    with ending_after(_WARM_UP_S):
         for program in (loaded, further):
             if program is not None:
                 _warm_up(program, names, shared)

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.errors import PlanError, shortened
+from bbgrap.errors import ExecutionError, PlanError, shortened
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
 
@@ -92,6 +92,10 @@ class PlannerReply:
         raise PlanError(f"its answer of {len(content)} bytes is none")
 
 
+class PlannerKilledError(ExecutionError):
+    """Somebody ended a planner's process while it worked: the system, which was short of memory, or a person."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannerProcess:
     """A planner's process, and the pipe to it.
@@ -118,7 +122,11 @@ class PlannerProcess:
         return cls(process, ours, scratch)
 
     def ask(self, task: Task, limit_s: float) -> PlannerReply:
-        """Have a task done; the process ends if it takes longer than it may, and if what it says cannot be understood."""
+        """Have a task done; the process ends if it takes longer than it may, and if what it says cannot be understood.
+
+        Raises:
+            PlannerKilledError: if somebody else has ended it.
+        """
         late = threading.Event()
 
         def end() -> None:
@@ -131,15 +139,19 @@ class PlannerProcess:
         try:
             self.channel.send(task)
             return PlannerReply.of(self.channel.recv_bytes(MAX_REPLY_BYTES))
-        except (EOFError, OSError, PlanError) as error:
-            name, why = task.model.name, str(error) if isinstance(error, PlanError) else _why(_ended(self.process))
-            self.process.kill()  # where it only said what cannot be understood
-            self.process.wait()
+        except PlanError as error:
+            self.process.kill()
+            return PlannerReply(Fault.EXECUTION.value, f"planner: what it says of '{task.model.name}' cannot be understood: {error}")
+        except (EOFError, OSError) as error:
+            status, was_ended = _end(self.process)
             if late.is_set():
                 return PlannerReply(
-                    Fault.EXECUTION.value, f"planner: '{name}' was not planned within {limit_s:g} s; give it less to search"
+                    Fault.EXECUTION.value, f"planner: '{task.model.name}' was not planned within {limit_s:g} s; give it less to search"
                 )
-            return PlannerReply(Fault.EXECUTION.value, f"planner: its process ended while it planned '{name}': {why}")
+            reason = f"planner: its process ended while it planned '{task.model.name}': {_why(status)}"
+            if status == -signal.SIGKILL and not was_ended:
+                raise PlannerKilledError(reason) from error
+            return PlannerReply(Fault.EXECUTION.value, reason)
         finally:
             timer.cancel()
 
@@ -153,13 +165,13 @@ class PlannerProcess:
         self.scratch.cleanup()
 
 
-def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Return the status of a process that has closed its pipe; one that does not end is ended."""
+def _end(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
+    """Return the status of a process that has closed its pipe, and whether it had to be ended for that."""
     try:
-        return process.wait(_END_S)
+        return process.wait(_END_S), False
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.wait()
+        return process.wait(), True
 
 
 def _why(status: int) -> str:

@@ -6,8 +6,8 @@
 
 There are two such processes, one for plans and one for standbys, so that a standby waits for no plan. Laws: a job gets one answer, or none
 if it is cancelled; jobs run in the order they came; one that takes longer than it may is ended with its process; a process that ended is
-started anew; what it says is believed only as far as it was checked, for it has read strangers' models; it ends with its coordinator,
-however that ends.
+started anew, and a job during which somebody killed it is done once more; what it says is believed only as far as it was checked, for it
+has read strangers' models; it ends with its coordinator, however that ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.protocol.client_messages import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
 from bbgrap_coordinator.models import ModelGoneError, ModelStore
-from bbgrap_coordinator.planner_process import PlannerProcess, PlannerReply, PlanTask, Task
+from bbgrap_coordinator.planner_process import PlannerKilledError, PlannerProcess, PlannerReply, PlanTask, Task
 
 PLANNER = ("-m", "bbgrap_coordinator.planner")
 
@@ -170,9 +170,15 @@ class PlanningQueue:
             bases = tuple((folders.path(base.job), base.place) for base in job.bases)
             plan = PlanTask(job.shapes, job.cluster, job.options, bases)
         with models.folder(job.files) as path:
-            folder = folders.make(job.job)
             state, top = (job.state, job.top) if isinstance(job, StartStandby) else ((), ())
-            reply = self._reply(job, Task(path, " ".join(file.digest for file in job.files), folder, plan, state, top))
+            digests = " ".join(file.digest for file in job.files)
+            try:
+                reply = self._reply(job, Task(path, digests, folder := folders.make(job.job), plan, state, top))
+            except PlannerKilledError as error:
+                if self._running is not job:
+                    raise
+                _log.warning("%s; it is tried once more", error)
+                reply = self._reply(job, Task(path, digests, folder := folders.make(job.job), plan, state, top))
         if reply.trace:
             _log.error("planning of job %d failed in its process:\n%s", job.job, reply.trace)
         if reply.fault:

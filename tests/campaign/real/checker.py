@@ -15,7 +15,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -283,12 +283,14 @@ def _check_growth(lines: Sequence[Line], verdict: Verdict) -> None:
 
 
 def _check_deaths(lines: Sequence[Line], verdict: Verdict) -> None:
-    """A hostile model that comes alone ends two workers at most."""
+    """A hostile model that comes alone ends two workers at most, before the next fault ends others."""
     healed = {line["fault"]: line["t"] for line in lines if line["what"] == "healed"}
     workers = [line for line in lines if line["what"] == "worker"]
-    for fault in lines:
-        if fault["what"] == "fault" and fault["kind"] in {"killer model", "deadly model"} and fault["alone"]:
+    faults = [line for line in lines if line["what"] == "fault"]
+    for fault, following in zip_longest(faults, faults[1:]):
+        if fault["kind"] in {"killer model", "deadly model"} and fault["alone"]:
             until = healed.get(fault["fault"], fault["t"]) + AFTER_S
+            until = until if following is None else min(until, following["t"])
             deaths = sum(fault["t"] < line["t"] < until for line in workers)
             if deaths > 2:
                 verdict.breach("a model ended too many workers", f"at {fault['t']:.1f}: {deaths}")

@@ -105,6 +105,8 @@ def test_a_model_that_ends_many_workers_is_found():
     attack = (fault(1, 9.0, "killer model"), healed(1, 12.0), *stream())
     assert found(*attack, *workers[:2]) == set()
     assert found(*attack, *workers) == {"a model ended too many workers"}
+    # What the next fault ends is not the model's.
+    assert found(*attack, *workers[:2], fault(2, 14.0, "worker killed"), {**workers[2], "t": 14.5}, healed(2, 14.1)) == set()
 
 
 def test_a_line_that_was_cut_by_a_kill_is_left_out(tmp_path):

@@ -149,18 +149,30 @@ def test_a_bug_comes_with_its_traceback_in_the_log(desk, caplog):
     assert "in prepare_graph\n" in caplog.text
 
 
-def test_one_that_dies_fails_its_job_and_the_next_one_works(desk):
+def test_a_job_during_which_somebody_kills_it_is_done_once_more(desk, caplog):
     process = psutil.Process(desk.planners.plans.pid)
     process.suspend()
     desk.plan(1)
     while 1 not in desk.jobs_on_disk():
         time.sleep(0.01)
     process.kill()
-    failed = desk.answer()
-    assert failed.reason == "planner: its process ended while it planned 'tiny-1.onnx': SIGKILL, as when memory runs out"
-    assert desk.jobs_on_disk() == []
-    desk.plan(2)
     assert isinstance(desk.answer(), Planned)
+    assert "SIGKILL, as when memory runs out; it is tried once more" in caplog.text
+    assert desk.jobs_on_disk() == [1]
+
+
+def test_one_that_is_killed_twice_fails_its_job_and_the_next_one_works(strange):
+    strange.plan(1, "sleeps")
+    for _ in range(2):
+        while not (strange.folders.path(1) / "weights").exists():
+            time.sleep(0.01)
+        (strange.folders.path(1) / "weights").unlink()
+        os.kill(strange.planners.plans.pid, signal.SIGKILL)
+    failed = strange.answer()
+    assert failed.reason == "planner: its process ended while it planned 'tiny-1.onnx': SIGKILL, as when memory runs out"
+    assert strange.jobs_on_disk() == []
+    strange.plan(2, "some")
+    assert strange.answer().reason == "no such trick: some"
 
 
 def test_one_that_died_while_nobody_wanted_anything_is_started_anew(desk):
