@@ -141,6 +141,7 @@ class PlannerProcess:
             return PlannerReply.of(self.channel.recv_bytes(MAX_REPLY_BYTES))
         except PlanError as error:
             self.process.kill()
+            self.process.wait()
             return PlannerReply(Fault.EXECUTION.value, f"planner: what it says of '{task.model.name}' cannot be understood: {error}")
         except (EOFError, OSError) as error:
             status, was_ended = _end(self.process)
