@@ -2,8 +2,8 @@
 
 Requests of clients go on meanwhile, on what serves already. They and the timing take turns: a synthetic request has the cluster to itself,
 so that it tells something, and then those that waited for it have it for as long. Laws: what a model does with such inputs ends no
-plan; one that does not take them serves without having been timed; no request waits for more than one of these, or for the end of another
-that takes unusually long.
+plan; one that does not take them serves without having been timed; no request waits for more than one of these, for one that cannot begin,
+or for the end of another that takes unusually long.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class _Proof:
 class SyntheticRequests:
     """Which plans are timed; the requests in flight are their probes, and one proof.
 
-    Invariants: while `has_turn`, no request of a client begins.
+    Invariants: while `has_turn`, no request of a client begins; whose turn it is, `_holder` has a synthetic request in flight, or waits for
+    the end of requests of clients only.
     """
 
     def __init__(self, loading: Loading, planning: Planning) -> None:
@@ -53,7 +54,12 @@ class SyntheticRequests:
         self._proofs: dict[int, _Proof] = {}
         self._rest_until = 0.0
         self._is_timing = False
-        self.has_turn = False
+        self._holder: ServedPlan | None = None
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether synthetic requests have the cluster to themselves, or are about to."""
+        return self._holder is not None
 
     @property
     def is_busy(self) -> bool:
@@ -77,6 +83,9 @@ class SyntheticRequests:
         number = next(self._loading.epochs)
         alone_s = max(v.planned.predicted_alone_s for v in plan.variants)
         self._proofs[number] = _Proof(number, variant, plan, now, PROBE_WITHIN_S + SLOWER * alone_s + state_on_its_way_s(variant))
+        if self._holder is not None and self._holder.timing is not None and self._holder.timing.probe is None:
+            # What was about to be timed waits for this one now, but requests do not.
+            self._release_turn(now)
         return [StartRequest(variant.epoch, number, *inputs)]
 
     def proves(self, standby: ServedPlan) -> Variant | None:
@@ -106,26 +115,32 @@ class SyntheticRequests:
         epoch = plan.timing.next(now)
         if plan.inputs is None or epoch is None:
             return self._end(plan)
-        variant = plan.variant_of(epoch)
-        if variant is not None and not variant.takes_requests:
-            # Its links are being tried.
-            return []
-        if now < self._rest_until and (is_running or any(other.waiting for other in self._planning.plans.values())):
-            # Those that wait begin before the next synthetic request, whichever plan is looked at first.
-            return []
-        if any(timing.until < plan.timing.until for _, timing in self._timed()):
-            # One plan after the other: none is kept from serving by those that came after it.
-            return []
-        if self.is_busy:
-            # Whoever has the cluster now gives it back first.
+        if self._must_wait(plan, plan.timing, epoch, now, is_running):
+            if self._holder is plan:
+                self._release_turn(now)
             return []
         if is_running:
-            self._claim_turn(now)
+            self._claim_turn(plan, now)
             return []
-        self.has_turn = True
+        self._holder = plan
         number = next(self._loading.epochs)
         plan.timing.begin(number, epoch, now)
         return [StartRequest(epoch, number, *plan.inputs)]
+
+    def _must_wait(self, plan: ServedPlan, timing: Timing, epoch: int, now: float, is_running: bool) -> bool:
+        """Whether a plan's next synthetic request waits for something else than requests of clients."""
+        variant = plan.variant_of(epoch)
+        if variant is not None and not variant.takes_requests:
+            # Its links are being tried.
+            return True
+        if now < self._rest_until and (is_running or any(other.waiting for other in self._planning.plans.values())):
+            # Those that wait begin before the next synthetic request, whichever plan is looked at first.
+            return True
+        if any(other.until < timing.until for _, other in self._timed()):
+            # One plan after the other: none is kept from serving by those that came after it.
+            return True
+        # Whoever has the cluster now gives it back first.
+        return self.is_busy
 
     def _begin(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Begin to time the variants of a new job once they are loaded, if there is a choice."""
@@ -163,16 +178,16 @@ class SyntheticRequests:
         done = [*self._planning.release_others(plan, job), *self._loading.saved(plan, plan.latest)]
         return done if job == plan.latest else [*done, *self._loading.saved(plan, job)]
 
-    def _claim_turn(self, now: float) -> None:
+    def _claim_turn(self, plan: ServedPlan, now: float) -> None:
         """Let nothing begin until what runs has ended; what takes unusually long may never end, and is not waited for."""
         if not self._runs_long(now):
-            self.has_turn = True
+            self._holder = plan
         elif self.has_turn:
             self._release_turn(now)
 
     def _release_turn(self, until: float) -> None:
         """Let requests go on until then."""
-        self.has_turn = False
+        self._holder = None
         self._rest_until = until
         for plan in self._planning.plans.values():
             if plan.waiting or plan.timing is not None:
@@ -237,9 +252,12 @@ class SyntheticRequests:
             self._loading.touch(plan)
             if timing.probe is not None and now - timing.probe.started > PROBE_WITHIN_S:
                 done += self.failed(timing.probe.number)
-            elif timing.probe is not None and self.has_turn and now - timing.probe.started > max(HOLD_S, USUAL * self._usual(plan)):
+            elif timing.probe is not None and self._holder is plan and now - timing.probe.started > max(HOLD_S, USUAL * self._usual(plan)):
                 # It may be lost, or take as long as it takes: nobody waits for it any longer.
                 self._release_turn(now)
+        if self.has_turn and all(plan is not self._holder for plan, _ in self._timed()):
+            # The plan is not there any more.
+            self._release_turn(now)
         return done
 
     def _runs_long(self, now: float) -> bool:

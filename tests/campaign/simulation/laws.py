@@ -75,6 +75,12 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
         faults.append(f"plans {ahead} are made ahead at once")
     if requests.synthetic.has_turn and not any(plan.timing is not None for plan in plans):
         faults.append("synthetic requests have the turn, but nothing is timed")
+    holder = requests.synthetic._holder
+    if holder is not None and holder.timing is not None and holder.timing.probe is None:
+        if requests.synthetic.is_busy:
+            faults.append("requests wait for timing, which waits for another synthetic request")
+        if not any(variant.takes_requests for variant in holder.variants):
+            faults.append("requests wait for timing, which waits for a link or a load")
     recorded = {number for number in running if number in requests.open and requests.open[number].message.record}
     if set(requests.traces._awaited) != recorded:
         faults.append(f"records are awaited of {sorted(requests.traces._awaited)}, but {sorted(recorded)} are recorded")
