@@ -191,17 +191,17 @@ class AgentDeployments:
         return [ToCoordinator(Deployed(event.epoch, event.seconds))]
 
     def worker_ready(self, now: float) -> list[AgentInstruction]:
-        """Load everything again, in the order it came: the oldest deployments serve.
+        """Load everything again, whole models first, with which each model answers, else in the order it came: the oldest serve.
 
-        What may have ended the last worker while it was loaded comes first: nothing is computed meanwhile, so that it is alone to blame.
+        What may have ended the last worker while it was loaded comes before all: nothing is computed meanwhile, so it is alone to blame.
         """
         self._worker_ready = True
         for deployment in self.by_epoch.values():
             deployment.heard = now
-        ordered = sorted(self.by_epoch.values(), key=lambda deployment: deployment.deploy.epoch != self._doubtful)
+        ordered = sorted((d.deploy for d in self.by_epoch.values()), key=lambda d: (d.epoch != self._doubtful, not _is_whole(d)))
         # What was on its way to the last worker may come to this one.
         late = [Drop(a.epoch, a.request, a.patience_s) for a in self._abandoned if a.epoch in self.by_epoch]
-        return [*late, *(_check(deployment.deploy) for deployment in ordered)]
+        return [*late, *map(_check, ordered)]
 
     def worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""
@@ -238,3 +238,7 @@ def _fetch(deployment: _Deployment, missing: tuple[str, ...], now: float) -> lis
 
 def _check(deploy: Deploy) -> CheckWeights:
     return CheckWeights(deploy.epoch, deploy.digests)
+
+
+def _is_whole(deploy: Deploy) -> bool:
+    return bool(deploy.segments) and all(segment.whole for segment in deploy.segments)

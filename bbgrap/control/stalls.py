@@ -1,8 +1,8 @@
 """Who is taken for stuck: a worker in a segment that takes unusually long, and requests with which nothing goes on anywhere.
 
 Both are judged by heartbeats, and by others that overtake them. A stuck worker may be right (a large segment) or never end: what waits
-behind it runs elsewhere meanwhile. A request stalls when all its agents are idle: what one of them waits for is lost. Laws: what took long
-before may take as long again.
+behind it runs elsewhere meanwhile. A request stalls when each of its agents is idle or at later ones: what one of them waits for is lost.
+Laws: what took long before may take as long again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ STUCK_S = 0.3
 STALLED_S = 0.4
 """How long all agents of a request may be idle at once. Chosen: four heartbeats."""
 OVERTAKEN = 24
-"""Others that end on all its agents after a request was started: agents work on the oldest ones first, so it is lost. Chosen: twice what
-may have been in flight before it."""
+"""Others that end on an agent after a request was started: agents work on the oldest ones first, so there is nothing to do for it. Chosen:
+twice what may have been in flight before it."""
 UNAWAITED_STALLED_S = 2.0
 """The same of a synthetic request, or a second run that verifies one: no client waits for them."""
 USUAL = 3.0
@@ -59,7 +59,6 @@ def stalled(requests: dict[int, Request], members: Members, loading: Loading, no
     """Yield the requests with which nothing goes on, and their variants."""
     for variant in [variant for variant in loading.by_epoch.values() if variant.queue.running]:
         there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
-        idle_since = max((member.idle_since for member in there), default=now)
         for number, started in list(variant.queue.running.items()):
             request = requests.get(number)
             if request is None or request.tracker.state != "running":
@@ -67,9 +66,14 @@ def stalled(requests: dict[int, Request], members: Members, loading: Loading, no
             patience = max(STALLED_S, USUAL * variant.usual_s) + _on_its_way_s(request, variant)
             if now - started <= patience:
                 continue
-            overtaken = min((member.finished - request.overtook.get(member.name, 0) for member in there), default=0) > OVERTAKEN
-            if overtaken or now - max(idle_since, started) > STALLED_S:
+            if there and all(_has_left(member, request, now - started, now) for member in there):
                 yield variant, number
+
+
+def _has_left(member: Member, request: Request, running_s: float, now: float) -> bool:
+    """Whether an agent has nothing to do for a request that runs for so long: it is idle, or at others that came later."""
+    overtaken = member.finished - request.overtook.get(member.name, 0) > OVERTAKEN
+    return overtaken or min(now - member.idle_since, running_s) > STALLED_S
 
 
 def _on_its_way_s(request: Request, variant: Variant) -> float:

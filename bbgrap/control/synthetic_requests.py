@@ -3,7 +3,7 @@
 Requests of clients go on meanwhile, on what serves already. They and the timing take turns: a synthetic request has the cluster to itself,
 so that it tells something, and then those that waited for it have it for as long. Laws: what a model does with such inputs ends no
 plan; one that does not take them serves without having been timed; no request waits for more than one of these, for one that cannot begin,
-or for the end of another that takes unusually long.
+or for the end of another that takes unusually long; nor does a plan, for longer than `TIMING_S`.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ class SyntheticRequests:
         if self.proves(standby) is not None or not standby.open_variants or any(v.queue.running for v in standby.variants):
             # A request of a client proves it as well.
             return []
+        if standby.is_doubtful and not plan.callers:
+            # It may never end: no agent is taken for that, for half a minute, where nobody waits for the plan.
+            return []
         # The newest may have been given up; all have the same inputs.
         host = plan.variants[-1].planned.artifacts.host
         inputs = synthetic_inputs(host)
@@ -112,6 +115,9 @@ class SyntheticRequests:
             return self._begin(plan, now)
         if plan.timing.probe is not None:
             return []
+        if is_running and now > plan.timing.until and self._runs_long(now):
+            # What does not end keeps no plan from serving: its variants are compared by requests then.
+            plan.timing.give_up()
         epoch = plan.timing.next(now)
         if plan.inputs is None or epoch is None:
             return self._end(plan)

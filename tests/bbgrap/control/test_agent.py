@@ -1,5 +1,6 @@
 """An agent's machine whose worker dies, and whose coordinator goes and comes back."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -66,6 +67,17 @@ class Driven:
 def deploy_of(epoch):
     part = artifacts(1).devices[0]
     return m.Deploy(epoch, (m.Peer(0, "a", "tcp://a:1"), m.Peer(1, "host", "tcp://h:1")), part.schedule, part.segments)
+
+
+def test_whole_models_are_loaded_again_before_parts_of_them():
+    agent = Driven()
+    agent.deploy(1, 2)
+    part = deploy_of(3)
+    agent.tell(replace(part, segments=tuple(replace(segment, whole=True) for segment in part.segments)))
+    agent.die()
+    agent.asked.clear()
+    agent.ready()
+    assert [asked.epoch for asked in agent.asked] == [3, 1, 2]
 
 
 def test_what_a_dead_worker_had_is_loaded_by_the_next_one():

@@ -7,6 +7,7 @@ import pytest
 from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.request_recovery import HOLD_S
+from bbgrap.control.stalls import OVERTAKEN
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import prepare_message, ready_wire, standby_wire
@@ -144,3 +145,17 @@ def test_a_variant_on_which_every_request_stalls_is_loaded_anew():
     wire.settle()
     assert isinstance(wire.answer(call), c.RunResult)
     assert not agent.loaded & before
+
+
+def test_a_request_has_stalled_where_one_agent_is_idle_and_the_other_at_later_ones():
+    wire = ready_wire("a", "b")
+    wire.run(deadline_s=60.0)
+    wire.deliver_all()
+    start, names = started(wire)
+    assert names == ("a", "b")
+    for _ in range(OVERTAKEN + 10):
+        wire.pass_time(0.1)
+        wire.deliver_all()
+        say(wire, "a", m.Heartbeat(0, start.request + 1000, 0.05))  # of another model: never idle for long
+        wire.coordinator.members.by_name["a"].finished += 1
+    assert any(text.startswith(f"request {start.request} of model") and "has stalled" in text for text in wire.told), wire.told

@@ -143,10 +143,9 @@ def test_no_request_waits_for_one_that_does_not_end_because_a_plan_is_to_be_time
         wire.wait(0.4)
         finish_others()
         assert wire.answers.get(call), "it waits for one that does not end"
-    (plan,) = [plan for plan in wire.coordinator.planning.plans.values() if plan.timing is not None]
     assert not wire.answers.get(endless)
-    assert not wire.answers.get(second)
-    wire.until_answered(second)
+    assert isinstance(wire.answer(second), c.ModelPrepared), "what does not end keeps no plan from serving"
+    (plan,) = [plan for plan in wire.coordinator.planning.plans.values() if plan.shapes == {"x": (3, 2)}]
     assert plan.serves
 
 
@@ -167,6 +166,24 @@ def test_a_model_that_has_answered_nothing_yet_has_one_agent_at_a_time():
     wire.deliver_all()
     assert agents_in_use(wire) == {"a", "b"}, "it ends"
     wire.settle()
+
+
+def test_nothing_is_made_up_for_a_model_that_has_run_into_a_deadline_unless_somebody_waits_for_its_plan():
+    wire = unplanned(Computing(), "a", "b")
+    late = wire.run(deadline_s=1.0)
+    wire.plan = plan_of
+    planned = wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+    for _ in range(50):
+        wire.deliver_all()
+        wire.pass_time(0.1)
+    assert "its deadline of 1 s passed while it ran" in wire.answer(late).reason
+    assert wire.answer(planned)
+    assert not wire.started, "no client waits"
+    second = wire.call(lambda n: prepare_message(n, wire.options))
+    wire.deliver_all()
+    assert wire.started, "the plan is waited for"
+    wire.until_answered(second)
+    assert wire.answer(second).agents == ("a", "b")
 
 
 def test_requests_of_a_model_wait_for_its_proof_and_none_is_made_up_where_one_runs():

@@ -202,8 +202,13 @@ def _done(world: World, ask: Callable[[], T], what: str) -> T | None:
 
 
 def _wait_for(world: World, agent: str) -> None:
-    """Wait until an agent has joined: one that starts may be about to enrol anew."""
-    wait(lambda: agent in {node.name for node in world.nodes()}, _ENDS_S)
+    """Wait until an agent has joined: one that starts may be about to enrol anew, while its predecessor seems to be there."""
+
+    def has_joined() -> bool:
+        started = [process.create_time() for process in world.machines.tree(agent)[:1]]
+        return any(node.name == agent and node.since > start for node in world.nodes() for start in started)
+
+    wait(has_joined, _ENDS_S)
 
 
 def _see_it_end(world: World, agent: str, key: ClientLock | None) -> None:

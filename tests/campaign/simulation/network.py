@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -94,7 +94,7 @@ class _Way:
     extra: float = 0.0
     generation: int = 0
     last: float = 0.0
-    held: list[tuple[str, Frame]] = field(default_factory=list)
+    held: list[tuple[Endpoint, str, Frame]] = field(default_factory=list)
 
 
 class DataNetwork:
@@ -125,7 +125,7 @@ class DataNetwork:
             return
         way = self.way(sender.name, receiver.name)
         if way.cut:
-            way.held.append((address, frame))
+            way.held.append((receiver, address, frame))
             return
         way.last = max(way.last, self.clock.now + self.latency * (0.5 + self.rng.random()) + way.extra)
         self.clock.after(way.last - self.clock.now, self._arrive, way, way.generation, receiver, address, frame)
@@ -134,7 +134,7 @@ class DataNetwork:
         if generation != way.generation or self.at.get(address) is not receiver:
             return
         if way.cut:
-            way.held.append((address, frame))
+            way.held.append((receiver, address, frame))
         else:
             receiver.arrive(frame)
 
@@ -169,22 +169,25 @@ class DataNetwork:
         if not way.cut or way.generation != generation:
             return
         way.generation += 1
-        addresses = {address: None for address, _ in way.held}
+        addresses = dict.fromkeys(address for _, address, _ in way.held)
         way.held = []
-        for endpoint in list(self.at.values()):
-            if endpoint.name == sender:
-                for address in addresses:
-                    self._tell(endpoint, address)
+        self._tell_all(sender, addresses)
+
+    def _tell_all(self, sender: str, addresses: Iterable[str]) -> None:
+        """Tell everybody on a machine that connections to these addresses broke."""
+        for endpoint in [endpoint for endpoint in self.at.values() if endpoint.name == sender]:
+            for address in addresses:
+                self._tell(endpoint, address)
 
     def heal(self, sender: str, receiver: str) -> None:
-        """Let through what was held."""
+        """Let through what was held; a process that was started meanwhile knows nothing of its predecessor's connections."""
         way = self.way(sender, receiver)
         way.cut, way.extra = False, 0.0
         held, way.held = way.held, []
-        for address, frame in held:
-            target = self.at.get(address)
-            if target is not None:
+        for target, address, frame in held:
+            if self.at.get(address) is target:
                 self.clock.after(self.latency, self._let_through, way, target, address, frame)
+        self._tell_all(sender, dict.fromkeys(address for target, address, _ in held if self.at.get(address) not in {None, target}))
 
     def _let_through(self, way: _Way, receiver: Endpoint, address: str, frame: Frame) -> None:
         self._arrive(way, way.generation, receiver, address, frame)
