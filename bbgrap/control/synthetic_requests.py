@@ -115,7 +115,7 @@ class SyntheticRequests:
             return self._begin(plan, now)
         if plan.timing.probe is not None:
             return []
-        if is_running and now > plan.timing.until and self._runs_long(now):
+        if now > plan.timing.until and (self._proves_long(now) or (is_running and self._runs_long(now))):
             # What does not end keeps no plan from serving: its variants are compared by requests then.
             plan.timing.give_up()
         epoch = plan.timing.next(now)
@@ -270,6 +270,10 @@ class SyntheticRequests:
         """Whether a request takes unusually long."""
         variants = self._loading.by_epoch.values()
         return any(is_unusual(variant, now - started) for variant in variants for started in variant.queue.running.values())
+
+    def _proves_long(self, now: float) -> bool:
+        """Whether a model takes long to prove that it ends."""
+        return any(now - proof.started > HOLD_S for proof in self._proofs.values())
 
     def _usual(self, plan: ServedPlan) -> float:
         """Return how long requests of a plan take, in seconds; 0: that is not known."""
