@@ -56,6 +56,8 @@ OnProgress = Callable[[Progress], None]
 COORDINATOR = "BBGRAP_COORDINATOR"
 """The environment variable that holds a coordinator's address; `bbgrap exec` sets it for the program."""
 
+_GREETS_EVERY_S = 1.0
+"""How often a client asks for a new channel, where the old one has ended. Chosen."""
 _TICK_S = 0.25
 _STOP_TICK_S = 0.05
 """How often a thread that may be told to stop looks whether it was: 10 ms took a fifth of the time that `bbgrap serve` computes."""
@@ -127,6 +129,7 @@ class Connection:
         self._polled: tuple[zmq.Socket[bytes] | int, ...] = ()
         self._stops = _Stops()
         self._closed = False
+        self._is_near, self._greeting, self._greets_at = False, 0, 0.0
         try:
             greeting = self._call(Hello(self.number(), PROTOCOL_VERSION, VERSION), Greeting, timeout_s=timeout_s)
         except CallFailedError as failed:
@@ -140,6 +143,7 @@ class Connection:
             raise
         self.coordinator_version = greeting.version
         self._control.use_channel(greeting.channel)
+        self._is_near = self._control.channel is not None
 
     # --- what a user asks -----------------------------------------------------------------------------------------------------------
 
@@ -327,6 +331,7 @@ class Connection:
         """Look after the socket until the answer to a call is there."""
         while number not in self._done:
             self._stops.check()
+            self._greet_again()
             self._flush()
             ready = self._poll()
             now = time.monotonic()
@@ -349,6 +354,17 @@ class Connection:
                 raise TimeoutError
             with self._lock:
                 self._carry_out(self._machine.tick(now))
+
+    def _greet_again(self) -> None:
+        """Ask for a new channel where the old one has ended, as with a coordinator that was started anew."""
+        now = time.monotonic()
+        if not self._is_near or self._control.channel is not None or now < self._greets_at:
+            return
+        self._greets_at = now + _GREETS_EVERY_S
+        with self._lock:
+            self._carry_out(self._machine.cancel(self._greeting))
+            self._greeting = self.number()
+            self._carry_out(self._machine.call(Hello(self._greeting, PROTOCOL_VERSION, VERSION), now, _GREETS_EVERY_S))
 
     def _check_access(self) -> None:
         """Connect anew if a token was replaced.
@@ -380,6 +396,10 @@ class Connection:
             match instruction:
                 case ToCoordinator(message):
                     self._outbox.append(TO_COORDINATOR.encode(message))
+                case machine.Complete(call, answer) if call == self._greeting:
+                    if isinstance(answer, Greeting):
+                        self._control.use_channel(answer.channel)
+                        self._is_near = bool(answer.channel)
                 case machine.Complete(call, answer):
                     self._done[call] = answer
                     self._lock.notify_all()

@@ -17,6 +17,7 @@ from bbgrap.protocol.client_messages import Greeting, Hello
 from bbgrap.protocol.messages import PROTOCOL_VERSION
 from bbgrap.transport.shared_memory import is_possible
 from tests.cluster import tiny
+from tests.known_agents import known_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")]
 
@@ -87,15 +88,35 @@ def test_a_client_killed_while_its_requests_run_leaves_nothing(shared):
     assert all(process.poll() is None for process in shared.processes.values())
 
 
-def test_without_it_everything_works_as_well(shared):
+def test_without_it_everything_works_as_well_until_there_is_another_one(shared, monkeypatch):
     with bbgrap.connect(shared.address) as connection:
         session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=connection, planner="bbgrap")
         x, expected = x_and_answer()
         session.run(None, {"x": x})
+        monkeypatch.setattr(connection, "_is_near", False)
         connection._control.channel._connection.shutdown(socket.SHUT_RDWR)
         for _ in range(3):
             np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
         assert connection._control.channel is None
+        monkeypatch.undo()
+        for _ in range(3):
+            np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
+        assert connection._control.channel is not None
+    wait(lambda: mappings(shared), 1)
+
+
+@pytest.mark.faults
+def test_a_client_has_one_again_after_its_coordinator_was_started_anew(tmp_path):
+    with known_cluster(1, tmp_path) as cluster:
+        session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster.connection, planner="bbgrap")
+        x, expected = x_and_answer()
+        session.run(None, {"x": x})
+        cluster.kill("coordinator")
+        cluster.start_coordinator()
+        for _ in range(3):
+            np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
+        assert cluster.connection._control.channel is not None
+        wait(lambda: mappings(cluster), 1)
 
 
 def test_garbage_on_it_harms_nobody(shared):
