@@ -14,7 +14,7 @@ from bbgrap.control.membership import Members
 from bbgrap.control.plans import MAX_DEATHS, Request, ServedPlan, Variant
 from bbgrap.control.scaled_plans import answer_more_at_once
 from bbgrap.control.sequences import Sequences, fits
-from bbgrap.control.stalls import is_stuck
+from bbgrap.control.stalls import is_behind_another, is_stuck
 from bbgrap.control.standby import Standbys
 from bbgrap.control.synthetic_requests import SyntheticRequests
 
@@ -96,14 +96,9 @@ class RequestAssigner:
         if standby is None or standby.is_proven:
             return None
         proved = self._synthetic.proves(standby)
-        if proved is not None and not self._is_behind_another(proved):
+        if proved is not None and not is_behind_another(proved, self._loading):
             return proved
         return next((v for v in standby.variants if v.queue.running), None)
-
-    def _is_behind_another(self, variant: Variant) -> bool:
-        """Whether an agent of a variant is busy for unusually long, and not with it."""
-        members = [m for name in variant.parts if (m := self._members.by_name.get(name)) is not None]
-        return any(is_stuck(m, self._loading) and m.beat.epoch != variant.epoch for m in members)
 
     def _may_take(self, variant: Variant, request: Request) -> bool:
         """Whether a variant is for such requests, and no agent of it is busy with a segment of another one for unusually long."""

@@ -41,6 +41,12 @@ def is_stuck(member: Member, loading: Loading) -> bool:
     return variant is None or is_unusual(variant, beat.seconds)
 
 
+def is_behind_another(variant: Variant, loading: Loading) -> bool:
+    """Whether an agent of a variant is busy for unusually long, and not with it."""
+    there = [member for name in variant.parts if (member := loading.members.by_name.get(name)) is not None]
+    return any(is_stuck(member, loading) and member.beat.epoch != variant.epoch for member in there)
+
+
 def is_unusual(variant: Variant, seconds: float) -> bool:
     """Whether a request of a variant, or a segment of one, should have ended before so many seconds."""
     return seconds > max(STUCK_S, USUAL * variant.usual_s)

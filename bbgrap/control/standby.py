@@ -20,6 +20,7 @@ from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import standby_key
 from bbgrap.control.plans import Job, ServedPlan
+from bbgrap.control.stalls import is_behind_another, is_stuck
 from bbgrap.control.variants import LeastFinishTime
 from bbgrap.protocol.client_messages import Fault, ModelFile
 
@@ -89,7 +90,7 @@ class Standbys:
         there = [variant for variant in standby.variants if not variant.away]
         if len(there) >= COPIES or any(variant.tracker.state == "loading" for variant in there):
             return []
-        if there and standby.outstanding and not standby.is_proven:
+        if standby.outstanding and not standby.is_proven and any(not is_behind_another(variant, self.loading) for variant in there):
             # A second agent loads, and tries, what may never end once that has answered.
             return []
         member = self._next_node(standby)
@@ -109,7 +110,7 @@ class Standbys:
         return bool(standby.planned and self.members.by_name and not standby.variants and self._next_node(standby) is None)
 
     def _next_node(self, standby: ServedPlan) -> Member | None:
-        """Return the best node that has room for one more copy."""
+        """Return the best node that has room for one more copy; one that is at a segment for unusually long comes last."""
         alive = [m for m in self.members.alive() if frozenset((m.name, COORDINATOR)) not in self.links.apart]
         taken = {name for variant in standby.variants for name in variant.parts if name not in variant.away}
         free = [member for member in alive if member.name not in taken and member.name not in standby.refused]
@@ -118,7 +119,7 @@ class Standbys:
         need = int(standby.planned[0].report.get("memory_bytes", 0))
         shares = dict(zip((m.name for m in alive), self.members.cluster(tuple(alive)).shares, strict=True))
         able = [m for m in free if need + WEIGHT_COPIES * self.loading.loaded_bytes(m.name) <= self._memory(m)]
-        return max(able, key=lambda m: shares[m.name], default=None)
+        return max(able, key=lambda m: (not is_stuck(m, self.loading), shares[m.name]), default=None)
 
     def _memory(self, member: Member) -> int:
         return self.members.profile_of(member).memory_bytes or (1 << 62)
@@ -144,9 +145,9 @@ class Standbys:
         return []
 
     def waits_for_time(self, now: float) -> Iterator[ServedPlan]:
-        """Yield the standbys of which something may be tried again."""
+        """Yield the standbys of which something may be tried again, or of which a copy may wait for what does not end."""
         for standby in self.by_model.values():
-            if standby.again_at <= now:
+            if standby.again_at <= now or (standby.outstanding and not standby.is_proven):
                 yield standby
 
     def failed(self, standby: ServedPlan, event: PlanFailed, now: float) -> list[CoordinatorInstruction]:

@@ -9,11 +9,12 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, stalls
 from bbgrap.control.synthetic_requests import SLOWER
+from bbgrap.control.uploads import offer_digest
 from bbgrap.control.variants import PROBE_WITHIN_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.tiny_plans import MODEL, plan_of, standby_of
+from tests.bbgrap.control.tiny_plans import FILE, MODEL, plan_of, standby_of
 from tests.bbgrap.control.wire import Wire, prepare_message, standby_wire
 
 ALONE_S = 20.0
@@ -209,3 +210,22 @@ def test_requests_of_a_model_wait_for_its_proof_and_none_is_made_up_where_one_ru
         assert set(wire.started) == {first}
         Wire.pass_time(wire, 0.05)
     wire.until_answered(second)
+
+
+def test_a_new_model_is_loaded_where_no_other_one_does_not_end():
+    wire = unplanned(Computing(), "a", "b")
+    wire.run(deadline_s=60.0)
+    wire.deliver_all()
+    (start,) = wire.started.values()
+    (stuck,) = wire.nodes_of(start)
+    wire.wait(0.5)
+    files = (replace(FILE, name="other.onnx"),)
+    other = offer_digest(files)
+    wire.call(lambda n: c.OfferModel(n, other, files))
+    wire.call(lambda n: replace(prepare_message(n, wire.options), model=other, wait=False))
+    for _ in range(20):
+        wire.deliver_all()
+        wire.pass_time(0.1)
+    first = wire.coordinator.standbys.by_model[other].variants[0]
+    assert first.is_ready
+    assert stuck not in first.parts
