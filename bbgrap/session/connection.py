@@ -331,7 +331,6 @@ class Connection:
         """Look after the socket until the answer to a call is there."""
         while number not in self._done:
             self._stops.check()
-            self._greet_again()
             self._flush()
             ready = self._poll()
             now = time.monotonic()
@@ -346,7 +345,9 @@ class Connection:
                     answer = TO_CLIENT.decode(frames)
                     with self._lock:
                         self._carry_out(self._machine.received(answer, now))
+                    self._greet_again(now)
                 if number in self._done:
+                    self._flush()
                     return
             if self._wakeups.fileno() in ready:
                 self._wakeups.take()
@@ -355,9 +356,8 @@ class Connection:
             with self._lock:
                 self._carry_out(self._machine.tick(now))
 
-    def _greet_again(self) -> None:
-        """Ask for a new channel where the old one has ended, as with a coordinator that was started anew."""
-        now = time.monotonic()
+    def _greet_again(self, now: float) -> None:
+        """Ask for a new channel where the old one has ended, as with a coordinator that was started anew, and has been heard of."""
         if not self._is_near or self._control.channel is not None or now < self._greets_at:
             return
         self._greets_at = now + _GREETS_EVERY_S
