@@ -16,6 +16,7 @@ import bbgrap
 from tests.cluster import tiny
 from tests.cluster.conftest import local_cluster
 from tests.hostile_models import endless
+from tests.known_agents import known_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -96,15 +97,16 @@ def test_a_run_without_agents_waits_for_one_until_its_deadline(fresh):
         np.testing.assert_array_equal(running.result()[0], tiny.expected(rows(8)))
 
 
-def test_who_waits_for_the_plan_of_a_model_that_never_ends_hears_so_at_the_deadline(fresh):
-    session = bbgrap.InferenceSession(endless().SerializeToString(), cluster=fresh.connection, planner="bbgrap", deadline_s=3)
-    began = time.monotonic()
-    with pytest.raises(bbgrap.ExecutionError, match=r"plan of model .*: the deadline passed before it served; what was done last"):
-        session.run(None, {"x": np.ones(4, np.float32)})
-    assert 2.9 < time.monotonic() - began < 4.5
-    # Others are served.
-    other = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, deadline_s=10)
-    np.testing.assert_array_equal(other.run(None, {"x": rows(8)})[0], tiny.expected(rows(8)))
+def test_who_waits_for_the_plan_of_a_model_that_never_ends_hears_so_at_the_deadline(tmp_path):
+    with known_cluster(2, tmp_path) as cluster:
+        session = bbgrap.InferenceSession(endless().SerializeToString(), cluster=cluster.connection, planner="bbgrap", deadline_s=3)
+        began = time.monotonic()
+        with pytest.raises(bbgrap.ExecutionError, match=r"plan of model .*: the deadline passed before it served; what was done last"):
+            session.run(None, {"x": np.ones(4, np.float32)})
+        assert 2.9 < time.monotonic() - began < 4.5
+        # Others are served.
+        other = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster.connection, deadline_s=10)
+        np.testing.assert_array_equal(other.run(None, {"x": rows(8)})[0], tiny.expected(rows(8)))
 
 
 def test_a_cluster_that_never_had_an_agent_says_so_at_once(tmp_path):
