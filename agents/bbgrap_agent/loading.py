@@ -86,7 +86,7 @@ def load(
     if further is None:
         return deployment(loaded)
     reading = None
-    if deploy.further is not None and deploy.segments and all(segment.whole for segment in deploy.segments):
+    if deploy.further is not None and deploy.is_whole:
         tells, _ = reading_of(deploy.further)
         reading = Deployment(deploy.epoch, tells, (), names, addresses, SlicePlan(tells), fingerprints)
     return deployment(loaded, deployment(further), reading)

@@ -198,7 +198,7 @@ class AgentDeployments:
         self._worker_ready = True
         for deployment in self.by_epoch.values():
             deployment.heard = now
-        ordered = sorted((d.deploy for d in self.by_epoch.values()), key=lambda d: (d.epoch != self._doubtful, not _is_whole(d)))
+        ordered = sorted((d.deploy for d in self.by_epoch.values()), key=lambda d: (d.epoch != self._doubtful, not d.is_whole))
         # What was on its way to the last worker may come to this one.
         late = [Drop(a.epoch, a.request, a.patience_s) for a in self._abandoned if a.epoch in self.by_epoch]
         return [*late, *map(_check, ordered)]
@@ -238,7 +238,3 @@ def _fetch(deployment: _Deployment, missing: tuple[str, ...], now: float) -> lis
 
 def _check(deploy: Deploy) -> CheckWeights:
     return CheckWeights(deploy.epoch, deploy.digests)
-
-
-def _is_whole(deploy: Deploy) -> bool:
-    return bool(deploy.segments) and all(segment.whole for segment in deploy.segments)

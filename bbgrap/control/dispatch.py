@@ -337,7 +337,7 @@ class Requests:
         for request in [r for r in self.open.values() if now > r.deadline]:
             state = "ran" if request.tracker.state == "running" else "waited"
             if state == "ran" and (variant := self.loading.find(request.epoch)) is not None:
-                variant.plan.is_doubtful = True
+                variant.plan.ran_late = not variant.plan.is_proven
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.table.fail(request.number, "deadline", Fault.EXECUTION, reason)
         for plan in [plan for plan in self.planning.plans.values() if any(now > until for until in plan.callers.values())]:

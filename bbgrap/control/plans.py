@@ -217,7 +217,7 @@ class ServedPlan:
     """Of a standby: requests of its model that are not answered."""
     is_proven: bool = False
     """Whether a request on it has ended without ending its worker."""
-    is_doubtful: bool = False
+    ran_late: bool = False
     """Of a standby: whether a request has run on it until its deadline before any has ended."""
     state: tuple[tuple[str, str], ...] = ()
     """Inputs, and the outputs that they are in the next request of a sequence."""

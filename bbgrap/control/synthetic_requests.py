@@ -73,7 +73,7 @@ class SyntheticRequests:
         if self.proves(standby) is not None or not standby.open_variants or any(v.queue.running for v in standby.variants):
             # A request of a client proves it as well.
             return []
-        if standby.is_doubtful and not plan.callers:
+        if standby.ran_late and not plan.callers:
             # It may never end: no agent is taken for that, for half a minute, where nobody waits for the plan.
             return []
         # The newest may have been given up; all have the same inputs.

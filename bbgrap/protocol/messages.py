@@ -279,6 +279,11 @@ class Deploy:
         """Its weights, each once."""
         return tuple({ref.digest: None for segment in self.segments for ref in segment.weights.values()})
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the agent has the model whole, as its file is: a standby."""
+        return bool(self.segments) and all(segment.whole for segment in self.segments)
+
 
 @dataclass(frozen=True, slots=True)
 class WeightChunk:

@@ -347,7 +347,6 @@ class Connection:
                         self._carry_out(self._machine.received(answer, now))
                     self._greet_again(now)
                 if number in self._done:
-                    self._flush()
                     return
             if self._wakeups.fileno() in ready:
                 self._wakeups.take()
@@ -365,6 +364,7 @@ class Connection:
             self._carry_out(self._machine.cancel(self._greeting))
             self._greeting = self.number()
             self._carry_out(self._machine.call(Hello(self._greeting, PROTOCOL_VERSION, VERSION), now, _GREETS_EVERY_S))
+        self._flush()
 
     def _check_access(self) -> None:
         """Connect anew if a token was replaced.

@@ -75,7 +75,7 @@ class ControlClient:
             self.lock.set_on(socket)
         socket.ipv6 = is_ipv6(self.address)
         socket.reconnect_ivl = 100
-        socket.reconnect_ivl_max = 400  # how long a client waits at most after its coordinator is there again
+        socket.reconnect_ivl_max = 400  # else it comes seconds after its coordinator
         self._failures, self._refused = 0, ""
         self._monitor = socket.get_monitor_socket(FAILED | zmq.EVENT_DISCONNECTED)
         try:

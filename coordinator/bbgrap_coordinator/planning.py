@@ -172,18 +172,22 @@ class PlanningQueue:
         with models.folder(job.files) as path:
             state, top = (job.state, job.top) if isinstance(job, StartStandby) else ((), ())
             digests = " ".join(file.digest for file in job.files)
+
+            def ask() -> PlannerReply:
+                return self._reply(job, Task(path, digests, folders.make(job.job), plan, state, top))
+
             try:
-                reply = self._reply(job, Task(path, digests, folder := folders.make(job.job), plan, state, top))
+                reply = ask()
             except PlannerKilledError as error:
                 if self._running is not job:
                     raise
                 _log.warning("%s; it is tried once more", error)
-                reply = self._reply(job, Task(path, digests, folder := folders.make(job.job), plan, state, top))
+                reply = ask()
         if reply.trace:
             _log.error("planning of job %d failed in its process:\n%s", job.job, reply.trace)
         if reply.fault:
             return PlanFailed(job.job, Fault(reply.fault), reply.text + (_SEE_LOG if reply.trace else ""))
-        variants = read_artifacts(folder).variants
+        variants = read_artifacts(folders.path(job.job)).variants
         devices, most = (len(job.cluster.nodes), MAX_VARIANTS) if isinstance(job, StartPlanning) else (1, 1)
         if len(variants) > most or any(len(variant.artifacts.devices) != devices for variant in variants):
             raise PlanError(f"planner: expected at most {most} variants for {devices} devices, got {len(variants)}, or for others")
