@@ -35,6 +35,9 @@ MAX_WEIGHT_BYTES = 16 << 30
 
 NEEDED_S = 300.0
 """A weight that nobody asked for or sent for so long is not needed for a deployment any more: the coordinator has given that up."""
+LOOKS = 64
+"""The folder is looked at when a 64th of what it may hold was written, and what is removed then leaves room for as much again. Chosen: to
+look at ten thousand files takes as long as to write 20 MB, and a model has hundreds of weights."""
 OLD_S = 3600.0
 """An unfinished file that is older belongs to nobody, even if there is a process of its writer's number again."""
 
@@ -59,7 +62,8 @@ class WeightStore:
     """Weights by digest. Used by one thread.
 
     Invariants: but for what `_needed` names, `_memory` holds at most `memory_bytes`, least recently used first, and the folder at most
-    `disk_bytes`, unfinished files included; `_unsaved` are the weights in memory that are not on disk, `_damaged` those whose
+    `disk_bytes`, unfinished files included, and a 64th of that for each other agent that shares it; `_room` are the bytes that may be
+    written until the folder is looked at again; `_unsaved` are the weights in memory that are not on disk, `_damaged` those whose
     files were removed and which have not come again.
     """
 
@@ -84,6 +88,7 @@ class WeightStore:
         self._needed: dict[str, float] = {}
         self._unsaved: set[str] = set()
         self._damaged: set[str] = set()
+        self._room = 0
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(directory)
@@ -239,8 +244,11 @@ class WeightStore:
         try:
             with draft.open("wb") as stream:
                 np.save(stream, array, allow_pickle=False)
+                size = stream.tell()
             draft.replace(path)
-            self._make_room(path.parent)
+            self._room -= size
+            if self._room <= 0:
+                self._make_room(path.parent)
         except OSError as error:
             # A full disk costs memory, and a later transfer, not this deployment.
             _log.warning("weight %s is not kept on disk: %s", digest[:12], error.strerror)
@@ -256,12 +264,15 @@ class WeightStore:
             except FileNotFoundError:
                 continue  # Another agent that shares the folder removed it.
         total = sum(size for _, size, _ in files)
+        step = self._disk_bytes // LOOKS
+        enough = self._disk_bytes if total <= self._disk_bytes else self._disk_bytes - step
         for _, size, path in sorted(files):
-            if total <= self._disk_bytes:
-                return
+            if total <= enough:
+                break
             if path.suffix == ".npy" and not self._is_needed(path.stem):
                 path.unlink(missing_ok=True)
                 total -= size
+        self._room = min(self._disk_bytes - total, step)
 
 
 def _remove_leftovers(directory: Path) -> None:

@@ -185,6 +185,8 @@ class ServedPlan:
     waiting: list[int] = field(default_factory=list)
     requests: int = 0
     """That were ever asked for."""
+    first_asked: float = float("inf")
+    """When it was asked for first, in seconds."""
     asked: float = float("-inf")
     """When it was last asked for, in seconds."""
     failed: dict[str, tuple[Fault, str]] = field(default_factory=dict)
@@ -284,7 +286,7 @@ class ServedPlan:
 
     def is_asked(self, now: float) -> None:
         """Note that it is asked for, and its model with it."""
-        self.asked = now
+        self.asked, self.first_asked = now, min(self.first_asked, now)
         if self.standby is not None:
             self.standby.asked = now
 

@@ -22,6 +22,7 @@ from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import fixed_sizes, has_free_inputs, moving_axes
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, normalize_opset, parse_model, read_model, with_input_shapes
+from bbgrap.graph.onnx_read import checker_fault
 from bbgrap.graph.types import Array, Graph
 
 _OUTSIDE_BYTES = 1024
@@ -62,12 +63,12 @@ def _concrete(model: OnnxModel, path: Path, shapes: Mapping[str, tuple[int, ...]
             # In a branch that is never taken, sizes that are told may contradict each other; untold, they do not.
             free = with_input_shapes(_folded(model), shapes)
         except ModelError:
-            raise refusal(path, model, refused) from None
+            raise refusal(path, refused) from None
         return typed_graph(free, hides_sizes=True)
 
 
-def confirm_runs(model: OnnxModel, path: Path) -> None:
-    """Load a file in onnxruntime, and forget it again: what the ONNX checker says against a model is then for information.
+def confirm_runs(path: Path) -> None:
+    """Load a file in onnxruntime, and forget it again: what the ONNX checker says against it is then for information.
 
     Raises:
         ModelError: if onnxruntime refuses it.
@@ -75,12 +76,13 @@ def confirm_runs(model: OnnxModel, path: Path) -> None:
     try:
         make_session(path, threads=1, optimize=False)
     except ModelError as refused:
-        raise refusal(path, model, refused) from None
+        raise refusal(path, refused) from None
 
 
-def refusal(path: Path, model: OnnxModel, refused: ModelError) -> ModelError:
+def refusal(path: Path, refused: ModelError) -> ModelError:
     """Return why onnxruntime refuses a file, with what the ONNX checker says of it."""
-    said = f"; the ONNX checker rejects it: {model.fault}" if model.fault else ""
+    fault = checker_fault(path)
+    said = f"; the ONNX checker rejects it: {fault}" if fault else ""
     return ModelError(f"model '{path}': {refused}{said}")
 
 

@@ -59,7 +59,7 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
     model = with_top_outputs(read_model(path), dict(top))
     check_pairs(model.name, tuple(item.name for item in model.inputs), tuple(item.name for item in model.outputs), state)
     data, arrays = whole_model(model)
-    session = _opened(path, model, data, arrays)
+    session = _opened(path, data, arrays)
     taken, given = _carried(session.get_inputs()), _carried(session.get_outputs())
     weights = {name: make_weight(name, array) for name, array in arrays.items()}
     inputs = tuple(_input_spec(item, taken[item.name]) for item in model.inputs)
@@ -92,7 +92,7 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
     return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0].weight_bytes))
 
 
-def _opened(path: Path, model: OnnxModel, data: bytes, weights: Mapping[str, Array]) -> ort.InferenceSession:
+def _opened(path: Path, data: bytes, weights: Mapping[str, Array]) -> ort.InferenceSession:
     """Return a session of the model: onnxruntime is asked of types, not the file, which may leave them out.
 
     So what onnxruntime refuses, or dies of, gets to no agent.
@@ -103,7 +103,7 @@ def _opened(path: Path, model: OnnxModel, data: bytes, weights: Mapping[str, Arr
     try:
         return open_session(data, options, weights)
     except ModelError as refused:
-        raise refusal(path, model, refused) from None
+        raise refusal(path, refused) from None
 
 
 def _carried(arguments: Sequence[ort.NodeArg]) -> dict[str, DType]:

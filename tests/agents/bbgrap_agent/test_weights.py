@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,6 +178,22 @@ def test_weights_on_their_way_count(tmp_path):
     store.add(chunks(weight(0), 64)[0])
     with pytest.raises(ExecutionError, match="there are 164 left"):
         store.add(chunks(weight(1), 64)[0])
+
+
+def test_a_folder_of_many_files_is_looked_at_seldom_and_stays_under_its_limit(tmp_path, monkeypatch):
+    looks = []
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: (looks.append(pattern), glob(path, pattern))[1])
+    size = 128 + weight(0).nbytes
+    limit = 10 * 64 * size
+    store = WeightStore(tmp_path, memory_bytes=500, disk_bytes=limit)
+    looks.clear()
+    most = 0
+    for seed in range(700):
+        put(store, seed)
+        most = max(most, len(list(os.scandir(tmp_path))) * size)
+    assert limit - 20 * size < most <= limit
+    assert 70 <= looks.count("*.npy") <= 80, "one look for about ten weights"
 
 
 def test_a_deployment_larger_than_the_disk_limit_is_loaded(tmp_path):

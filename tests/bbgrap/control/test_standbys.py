@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
+from bbgrap.control.planning import STANDBY_FIRST_S
 from bbgrap.control.standby import MAX_STANDBYS
 from bbgrap.control.uploads import offer_digest
 from bbgrap.planners.options import PlanOptions
@@ -100,3 +102,43 @@ def test_an_answer_of_a_plan_proves_its_model():
     wire.until_answered(wire.run())
     assert standby.is_proven
     assert {name for variant in standby.variants for name in variant.parts} == {"a", "b"}
+
+
+def test_a_new_plan_begins_when_its_standby_answers():
+    wire = joined_wire("a", "b")
+    begun: list[bool] = []
+
+    def plan(job: coordinator_instructions.StartPlanning) -> None:
+        (standby,) = wire.coordinator.standbys.by_model.values()
+        begun.append(bool(standby.open_variants))
+
+    wire.plan = plan
+    wire.call(lambda call: c.PrepareModel(call, MODEL, {"x": (2, 2)}, PlanOptions(), wait=False))
+    wire.until_answered(wire.run())
+    wire.wait(0.2)
+    assert begun == [True]
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_new_plan_does_not_wait_long_for_its_standby_nor_while_somebody_waits_for_it(wait):
+    wire = joined_wire("a", "b")
+    wire.standby = lambda _: None  # it is being made, and that does not end
+    wire.plan = lambda _: None
+    wire.call(lambda call: c.PrepareModel(call, MODEL, {"x": (2, 2)}, PlanOptions(), wait=wait))
+    if not wait:
+        wire.run()
+        wire.wait(STANDBY_FIRST_S - 0.5)
+        assert not wire.jobs
+        wire.wait(1.0)
+    wire.deliver_all()
+    assert len(wire.jobs) == 1
+
+
+def test_a_plan_does_not_wait_for_a_standby_that_cannot_be():
+    wire = joined_wire("a", "b")
+    wire.standby = lambda job: ce.PlanFailed(job.job, c.Fault.MODEL, "no room")
+    wire.plan = lambda _: None
+    wire.call(lambda call: c.PrepareModel(call, MODEL, {"x": (2, 2)}, PlanOptions(), wait=False))
+    wire.run()
+    wire.wait(0.2)
+    assert len(wire.jobs) == 1

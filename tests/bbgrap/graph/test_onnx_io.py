@@ -6,6 +6,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bbgrap.errors import InputError, ModelError
 from bbgrap.graph import DType, Graph, Node, Subgraph, TensorType, check_graph
 from bbgrap.graph.onnx_io import free_batch, normalize_opset, read_model, save_graph, to_graph, with_input_shapes, write_graph
+from bbgrap.graph.onnx_read import checker_fault
 from bbgrap.graph.onnx_types import text_of
 from bbgrap.graph.weights import make_weight
 
@@ -109,9 +110,11 @@ def test_a_missing_file_is_named(tmp_path):
         read_model(tmp_path / "nowhere.onnx")
 
 
-def test_what_the_checker_says_is_noted(load):
-    assert "Nonsense" in load([helper.make_node("Nonsense", ["x"], ["y"])], {"x": [4]}, {"y": [4]}).fault
-    assert load([RELU], {"x": [4]}, {"y": [4]}).fault == ""
+def test_what_the_checker_says_refuses_no_file(load, tmp_path):
+    load([helper.make_node("Nonsense", ["x"], ["y"])], {"x": [4]}, {"y": [4]})
+    assert "Nonsense" in checker_fault(tmp_path / "model.onnx")
+    load([RELU], {"x": [4]}, {"y": [4]})
+    assert checker_fault(tmp_path / "model.onnx") == ""
 
 
 def test_too_new_a_model_is_refused(load):
