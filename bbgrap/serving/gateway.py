@@ -30,7 +30,7 @@ from bbgrap.serving.repository import Repository
 from bbgrap.serving.statistics import Durations
 from bbgrap.serving.tracing import Tracing
 from bbgrap.session import Connection
-from bbgrap.session.connection import CallFailedError, StoppedError
+from bbgrap.session.calls import CallFailedError, StoppedError
 
 if TYPE_CHECKING:
     from bbgrap.observing.spans import RequestSpan

@@ -21,7 +21,7 @@ from bbgrap.report.svg import DARK, LIGHT, STYLE
 from bbgrap.serving.gateway import ended
 from bbgrap.serving.status_poller import StatusPoller
 from bbgrap.serving.tracing import Tracing
-from bbgrap.session.connection import StoppedError
+from bbgrap.session.calls import StoppedError
 
 MAX_PAGES = 64
 """Pages that are told at once."""

@@ -6,7 +6,7 @@ import logging
 from enum import Enum
 
 from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, InputError, StateLostError, UsageError
-from bbgrap.session.connection import StoppedError
+from bbgrap.session.calls import StoppedError
 
 _log = logging.getLogger("bbgrap.serving")
 

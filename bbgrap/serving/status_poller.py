@@ -20,7 +20,7 @@ from bbgrap.observing.rates import ModelRates, rates_between
 from bbgrap.protocol.status_messages import ClusterEvent, Status
 from bbgrap.serving.gateway import Gateway
 from bbgrap.serving.plan_pictures import drawn
-from bbgrap.session.connection import StoppedError
+from bbgrap.session.calls import StoppedError
 
 EVERY_S = 1.0
 """Between two questions."""

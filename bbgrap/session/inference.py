@@ -31,7 +31,8 @@ from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.client_messages import RunResult
 from bbgrap.report.trace import Trace, clock_error_s, timeline_of
-from bbgrap.session.connection import Connection, OnProgress
+from bbgrap.session.calls import OnProgress
+from bbgrap.session.connection import Connection
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_surface import OrtSurface, has_foreign_operators, path_of

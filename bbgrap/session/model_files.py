@@ -10,7 +10,8 @@ from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import BRINGING, ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel, Progress
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
-from bbgrap.session.connection import Connection, OnProgress
+from bbgrap.session.calls import OnProgress
+from bbgrap.session.connection import Connection
 
 
 class ModelFiles:

@@ -20,7 +20,8 @@ from onnxruntime.capi.onnxruntime_inference_collection import check_and_normaliz
 from bbgrap.errors import ExecutionError, InputError, UnsupportedError, UsageError
 from bbgrap.graph.onnx_read import OnnxModel
 from bbgrap.session.binding import IOBinding, only_cpu
-from bbgrap.session.connection import Connection, StoppedError
+from bbgrap.session.calls import StoppedError
+from bbgrap.session.connection import Connection
 from bbgrap.session.ort_errors import as_also, speaking_onnxruntime
 from bbgrap.session.ort_values import array_at, inner_value_of, ortvalue_of, write_into
 from bbgrap.session.signature import NodeArg, Signature

@@ -24,7 +24,8 @@ from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
-from bbgrap.session.connection import CallFailedError, Connection, OnProgress
+from bbgrap.session.calls import CallFailedError, OnProgress
+from bbgrap.session.connection import Connection
 from bbgrap.session.first_inputs import FirstInputs, Shapes
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.prepared_plan import PreparedPlan

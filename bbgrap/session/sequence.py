@@ -20,7 +20,7 @@ from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import StateLostError, UsageError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunResult
-from bbgrap.session.connection import CallFailedError
+from bbgrap.session.calls import CallFailedError
 from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_values import values_of
 from bbgrap.session.outputs import outputs_of, recorded_timeline

@@ -33,7 +33,8 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
-from bbgrap.session.connection import CallFailedError, Connection, connect
+from bbgrap.session.calls import CallFailedError
+from bbgrap.session.connection import Connection, connect
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.zoo import materialize
 from tests.hostile.kinds import HostileModel, make

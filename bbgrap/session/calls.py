@@ -1,0 +1,333 @@
+"""Calls to a coordinator from any thread, answered or failed, never silent.
+
+There is no thread behind it. Whoever waits for an answer looks after the socket; if several threads wait, one of them leads and
+wakes the others when their answers come. So a single caller pays for no hand-over between threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+import zmq
+
+from bbgrap.control import client as machine
+from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
+from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, RemoteProtocolError
+from bbgrap.protocol.client_messages import (
+    Call,
+    EndSequence,
+    Failed,
+    FinalAnswer,
+    ForkSequence,
+    Greeting,
+    Hello,
+    Progress,
+)
+from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
+from bbgrap.protocol.version import VERSION
+from bbgrap.transport.control_client import ControlClient, is_listening, unavailable
+from bbgrap.transport.control_sockets import check_address
+from bbgrap.transport.credentials import Credentials
+from bbgrap.transport.discovery import MDNS, discover
+from bbgrap.transport.wakeup_queue import WakeupQueue
+
+A = TypeVar("A")
+OnProgress = Callable[[Progress], None]
+
+_GREETS_EVERY_S = 1.0
+"""How often a client asks for a new channel, where the old one has ended. Chosen."""
+_TICK_S = 0.25
+_STOP_TICK_S = 0.05
+"""How often a thread that may be told to stop looks whether it was: 10 ms took a fifth of the time that `bbgrap serve` computes."""
+
+
+class StoppedError(Exception):
+    """A call was given up because its caller was told to stop."""
+
+
+class _Stops(threading.local):
+    """Whether this thread's calls shall end; None: they go on until they are answered."""
+
+    asked: Callable[[], bool] | None = None
+
+    @property
+    def tick_s(self) -> float:
+        return _TICK_S if self.asked is None else _STOP_TICK_S
+
+    def check(self) -> None:
+        if self.asked is not None and self.asked():
+            raise StoppedError
+
+
+class CallFailedError(Exception):
+    """A call ended with `Failed`; callers turn it into the error of its kind."""
+
+    def __init__(self, answer: Failed) -> None:
+        super().__init__(answer.reason)
+        self.answer = answer
+
+    @property
+    def error(self) -> BbgrapError:
+        """The error to raise."""
+        return self.answer.fault.error(self.answer.reason)
+
+
+class Calls:
+    """What is asked of one coordinator, over one connection.
+
+    Invariants: the socket is used by the leading thread only; `_done` holds answers that their callers have not taken yet.
+    """
+
+    def __init__(self, address: str, timeout_s: float = 3.0, credentials: Credentials | None = None) -> None:
+        """Connect and greet; without `credentials`, as the environment and this machine say.
+
+        Raises:
+            UsageError: if the address is malformed.
+            AccessError: if there is no token, or it does not allow this.
+            ClusterUnavailableError: if no coordinator answers in time.
+            RemoteProtocolError: if it speaks another version.
+        """
+        self.credentials = credentials or Credentials()
+        self.address = discover(self.credentials.lock) if address == MDNS else check_address(address)
+        try:
+            self._control = ControlClient(zmq.Context.instance(), self.address, lambda: self.credentials.lock(self.address))
+        except AccessError:
+            if not is_listening(self.address, timeout_s):  # a token would not help
+                raise unavailable(self.address, timeout_s) from None
+            raise
+        self._machine = machine.ClientMachine(self.address)
+        self._numbers = itertools.count(1)
+        self._lock = threading.Condition()
+        self._leading = False
+        self._outbox: deque[list[BytesLike]] = deque()
+        self._done: dict[int, FinalAnswer] = {}
+        self._listeners: dict[int, OnProgress] = {}
+        self._wakeups: WakeupQueue[None] = WakeupQueue()
+        self._poller = zmq.Poller()
+        self._polled: tuple[zmq.Socket[bytes] | int, ...] = ()
+        self._stops = _Stops()
+        self._closed = False
+        self._is_near, self._greeting, self._greets_at = False, 0, 0.0
+        try:
+            greeting = self._call(Hello(self.number(), PROTOCOL_VERSION, VERSION), Greeting, timeout_s=timeout_s)
+        except CallFailedError as failed:
+            self.close()
+            raise failed.error from None
+        except TimeoutError:
+            self.close()
+            raise unavailable(self.address, timeout_s) from None
+        except BaseException:
+            self.close()
+            raise
+        self.coordinator_version = greeting.version
+        self._control.use_channel(greeting.channel)
+        self._is_near = self._control.channel is not None
+
+    def close(self) -> None:
+        """Close the connection; calls of other threads must have ended."""
+        if not self._closed:
+            self._closed = True
+            self._control.close()
+            self._wakeups.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def number(self) -> int:
+        """Return the number for a new call."""
+        return next(self._numbers)
+
+    def ask(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
+        """Make a call and return its answer; a failure is raised as the error of its kind.
+
+        Raises:
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
+        try:
+            return self._call(message, expected, on_progress, timeout_s)
+        except CallFailedError as failed:
+            raise failed.error from None
+
+    def try_call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
+        """Make a call and return its answer; a failure is raised as `CallFailedError`.
+
+        With `timeout_s` it outlasts a coordinator that is away for so long.
+
+        Raises:
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
+        return self._call(message, expected, on_progress, timeout_s)
+
+    def tell(self, message: ForkSequence | EndSequence) -> None:
+        """Say what has no answer; a closed connection says nothing."""
+        with self._lock:
+            if not self._closed:
+                self._outbox.append(TO_COORDINATOR.encode(message))
+        self._flush_soon()
+
+    @contextmanager
+    def stopping_when(self, asked: Callable[[], bool]) -> Iterator[None]:
+        """Give up this thread's calls with `StoppedError` as soon as `asked()` is true; the coordinator drops what they wait for."""
+        before, self._stops.asked = self._stops.asked, asked
+        try:
+            yield
+        finally:
+            self._stops.asked = before
+
+    def _call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
+        if self._closed:
+            raise ClusterUnavailableError(f"connection to {self.address}: it was closed; connect again")
+        self._stops.check()
+        number = message.call
+        with self._lock:
+            if on_progress is not None:
+                self._listeners[number] = on_progress
+            self._carry_out(self._machine.call(message, time.monotonic(), timeout_s))
+            if self._leading:
+                self._wakeups.put(None)
+        try:
+            answer = self._wait(number, None if timeout_s is None else time.monotonic() + timeout_s)
+        except BaseException:
+            self._forget(number)
+            raise
+        finally:
+            self._listeners.pop(number, None)
+        if isinstance(answer, Failed):
+            raise CallFailedError(answer)
+        if not isinstance(answer, expected):
+            raise RemoteProtocolError(f"coordinator: expected {expected.__name__}, got {type(answer).__name__}")
+        return answer
+
+    def _forget(self, number: int) -> None:
+        """Tell the coordinator that an answer is not wanted any more."""
+        with self._lock:
+            self._carry_out(self._machine.cancel(number))
+            self._done.pop(number, None)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Send what is to be sent, now or by whoever leads."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._leading:
+                self._wakeups.put(None)
+                return
+            self._leading = True
+        try:
+            self._flush()
+        finally:
+            with self._lock:
+                self._leading = False
+                self._lock.notify_all()
+
+    def _wait(self, number: int, deadline: float | None) -> FinalAnswer:
+        while True:
+            with self._lock:
+                while number not in self._done and self._leading:
+                    self._stops.check()
+                    if not self._lock.wait(self._stops.tick_s) and deadline is not None and time.monotonic() > deadline:
+                        raise TimeoutError
+                if number in self._done:
+                    return self._done.pop(number)
+                self._leading = True
+            try:
+                self._lead(number, deadline)
+            finally:
+                with self._lock:
+                    self._leading = False
+                    self._lock.notify_all()
+
+    def _lead(self, number: int, deadline: float | None) -> None:
+        """Look after the socket until the answer to a call is there."""
+        while number not in self._done:
+            self._stops.check()
+            self._flush()
+            ready = self._poll()
+            now = time.monotonic()
+            if not ready:
+                self._check_access()
+                if self._control.was_broken():
+                    with self._lock:
+                        self._machine.broken(now)
+            if not ready.isdisjoint(self._polled):
+                # What came for others is read by whoever leads next.
+                while number not in self._done and (frames := self._control.receive()) is not None:
+                    answer = TO_CLIENT.decode(frames)
+                    with self._lock:
+                        self._carry_out(self._machine.received(answer, now))
+                    self._greet_again(now)
+                if number in self._done:
+                    return
+            if self._wakeups.fileno() in ready:
+                self._wakeups.take()
+            if deadline is not None and now > deadline:
+                raise TimeoutError
+            with self._lock:
+                self._carry_out(self._machine.tick(now))
+
+    def _greet_again(self, now: float) -> None:
+        """Ask for a new channel where the old one has ended, as with a coordinator that was started anew, and has been heard of."""
+        if not self._is_near or self._control.channel is not None or now < self._greets_at:
+            return
+        self._greets_at = now + _GREETS_EVERY_S
+        with self._lock:
+            self._carry_out(self._machine.cancel(self._greeting))
+            self._greeting = self.number()
+            self._carry_out(self._machine.call(Hello(self._greeting, PROTOCOL_VERSION, VERSION), now, _GREETS_EVERY_S))
+        self._flush()
+
+    def _check_access(self) -> None:
+        """Connect anew if a token was replaced.
+
+        Raises:
+            AccessError: if the coordinator does not take this side's key.
+        """
+        why = self._control.refused
+        if not why:
+            return
+        if not self._control.has_new_lock():
+            raise AccessError(why)
+        self._control.reopen()
+
+    def _poll(self) -> set[zmq.Socket[bytes] | int]:
+        """Wait until something can be read, and return what."""
+        if self._polled != self._control.files:
+            self._polled, self._poller = self._control.files, zmq.Poller()
+            for file in (*self._polled, self._wakeups.fileno()):
+                self._poller.register(file, zmq.POLLIN)
+        return {file for file, _ in self._poller.poll(round(self._stops.tick_s * 1000))}
+
+    def _flush(self) -> None:
+        while self._outbox:
+            self._control.send(self._outbox.popleft())
+
+    def _carry_out(self, instructions: list[machine.ClientInstruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case ToCoordinator(message):
+                    self._outbox.append(TO_COORDINATOR.encode(message))
+                case machine.Complete(call, answer) if call == self._greeting:
+                    if isinstance(answer, Greeting):
+                        self._control.use_channel(answer.channel)
+                        self._is_near = bool(answer.channel)
+                case machine.Complete(call, answer):
+                    self._done[call] = answer
+                    self._lock.notify_all()
+                case machine.Report(progress):
+                    listener = self._listeners.get(progress.call)
+                    if listener is not None:
+                        listener(progress)
+                case Reconnect():
+                    self._control.reopen()
