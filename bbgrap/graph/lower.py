@@ -25,18 +25,15 @@ from bbgrap.graph.weights import make_weight
 _SLICE_WITH_INPUTS = 10
 """The opset from which `Slice` takes starts and ends as inputs."""
 
-_OPTIONAL_OUTPUTS = frozenset(
-    {
-        "LSTM",
-        "GRU",
-        "RNN",
-        "LayerNormalization",
-        "SimplifiedLayerNormalization",
-        "SkipLayerNormalization",
-        "SkipSimplifiedLayerNormalization",
-    }
-)
-"""Operators every one of whose further outputs may be absent; of the recurrent ones the first may be, too."""
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+"""Operators every one of whose outputs may be absent."""
+_OPTIONAL_OUTPUTS = _RECURRENT | {
+    "LayerNormalization",
+    "SimplifiedLayerNormalization",
+    "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization",
+}
+"""Operators every one of whose further outputs may be absent."""
 
 _DROPOUT_WITH_MODE = 12
 """The opset from which `Dropout` takes `training_mode` as an input; from 7 to here it never drops anything."""
@@ -103,7 +100,8 @@ def drop_unread_outputs(graph: Graph) -> Graph:
     for node in graph.nodes:
         outputs = node.outputs
         if node.op in _OPTIONAL_OUTPUTS and any(name in read for name in outputs):
-            outputs = tuple(name if name in read else "" for name in outputs)
+            stays = 0 if node.op in _RECURRENT else 1
+            outputs = tuple(name if name in read or place < stays else "" for place, name in enumerate(outputs))
             while not outputs[-1]:
                 outputs = outputs[:-1]
         nodes.append(node if outputs == node.outputs else replace(node, outputs=outputs))

@@ -1,10 +1,13 @@
 """Types and shapes as onnx infers them, of files that may come from anybody. One of the files that import onnx (see `onnx_io`).
 
-onnx ends the process (1.23, SIGABRT; onnxruntime 1.31 does, too) at a `Slice` of a value with a size below zero, as a window makes that
-is larger than its map. So a slice behind an operator that may make such sizes is hidden until the sizes of what it reads are known:
+onnx (1.23) ends the process at some nodes: at a `Slice` of a value with a size below zero (SIGABRT; onnxruntime 1.31 does, too), as a
+window makes that is larger than its map; at a few operators of which it does not know the type of what they read, as behind one of
+onnxruntime's own (SIGSEGV); at a `Split` into more parts than it says. They are hidden until it is known what they read:
 
     Conv ──► ?          first pass: what the slice reads is inferred, and no more
     Conv ──► Slice ──►  second pass, if no size was below zero
+
+What stays unknown stays hidden, and nothing is inferred of it.
 """
 
 from __future__ import annotations
@@ -34,8 +37,11 @@ _NEVER_BELOW_ZERO = frozenset(
 )
 """Operators that make no size below zero unless they read one: a slice behind others is looked at before it is shown to onnx."""
 
-_HIDDEN = "SliceOfUnknownSizes"
-"""An operator that onnx does not know: it infers nothing of it, and goes on."""
+_READ_TYPES = frozenset({"EyeLike", "RegexFullMatch", "DictVectorizer", "LabelEncoder", "TreeEnsemble"})
+"""Operators of which onnx believes that the type of what they read is known. Found by random calls of all operators."""
+
+_HIDDEN, _LEFT = "Hidden:", "Left:"
+"""Before the name of an operator that onnx shall not know: it infers nothing of it, and goes on. What is left is not looked at again."""
 
 
 def infer_shapes(proto: ModelProto, *, data_prop: bool = False) -> ModelProto:
@@ -45,26 +51,56 @@ def infer_shapes(proto: ModelProto, *, data_prop: bool = False) -> ModelProto:
         ModelError: if a `Slice` reads a value with a size below zero: nobody can run that.
         InferenceError, RuntimeError: as onnx does.
     """
-    if not any(doubtful_slices(proto.graph)):
-        return onnx.shape_inference.infer_shapes(proto, data_prop=data_prop)
+    return _inferred(proto, data_prop=data_prop)[0]
+
+
+def ends_who_infers(proto: ModelProto) -> bool:
+    """Whether onnx would end the process if it inferred shapes by itself, as its version converter does.
+
+    Raises:
+        ModelError, InferenceError, RuntimeError: as `infer_shapes` does.
+    """
+    return _inferred(proto, data_prop=False)[1]
+
+
+def _inferred(proto: ModelProto, *, data_prop: bool) -> tuple[ModelProto, bool]:
+    """Do what `infer_shapes` does; return also whether some nodes had to stay hidden."""
+    if not any(doubtful_slices(proto.graph)) and not any(_doubtful_others(proto.graph)):
+        return onnx.shape_inference.infer_shapes(proto, data_prop=data_prop), False
     draft = ModelProto()
     draft.CopyFrom(proto)
     strangers = {node.domain for graph in graphs_of(draft.graph) for node in graph.node} - {entry.domain for entry in draft.opset_import}
     for domain in sorted(strangers):
         draft.opset_import.add(domain=domain, version=1)  # else onnx infers nothing at all; onnxruntime does, up to there
-    for node in list(doubtful_slices(draft.graph)):
-        node.op_type = _HIDDEN
+    for node in [*doubtful_slices(draft.graph), *_doubtful_others(draft.graph)]:
+        node.op_type = _HIDDEN + node.op_type
     while True:
         inferred = onnx.shape_inference.infer_shapes(draft, data_prop=data_prop)
-        hidden = [node for graph in graphs_of(draft.graph) for node in graph.node if node.op_type == _HIDDEN]
+        hidden = [node for graph in graphs_of(draft.graph) for node in graph.node if node.op_type.startswith(_HIDDEN)]
         if not hidden:
-            return inferred
+            left = [node for graph in graphs_of(inferred.graph) for node in graph.node if node.op_type.startswith(_LEFT)]
+            for node in left:
+                node.op_type = node.op_type.removeprefix(_LEFT)
+            return inferred, bool(left)
         below = _below_zero(inferred.graph)
         for node in hidden:
-            if node.input and node.input[0] in below:
+            if node.op_type == _HIDDEN + "Slice" and node.input and node.input[0] in below:
                 name, read = node.name or node.output[0], node.input[0][:80]
                 raise ModelError(f"node '{name}' (Slice): expected sizes of at least 0 of '{read}', got one below")
-        _show_ready(draft.graph, set())
+        _show_ready(draft.graph, set(), _typed(inferred.graph))
+
+
+def _doubtful_others(graph: GraphProto) -> Iterator[NodeProto]:
+    """Yield the nodes besides slices at which onnx may end the process, those in bodies included."""
+    for inner in graphs_of(graph):
+        for node in inner.node:
+            if node.op_type in _READ_TYPES or (node.op_type == "Split" and _parts_said(node) not in {0, len(node.output)}):
+                yield node
+
+
+def _parts_said(split: NodeProto) -> int:
+    """Return into how many parts a split says that it divides; 0 if it does not."""
+    return next((attribute.i for attribute in split.attribute if attribute.name == "num_outputs"), 0)
 
 
 def doubtful_slices(graph: GraphProto) -> Iterator[NodeProto]:
@@ -88,23 +124,35 @@ def _follow(graph: GraphProto, made: set[str]) -> Iterator[NodeProto]:
             made.update(node.output)
 
 
-def _show_ready(graph: GraphProto, behind: set[str]) -> None:
-    """Show onnx, in place, the hidden slices that depend on no other one: the sizes of what they read are as known as they will be.
+def _show_ready(graph: GraphProto, behind: set[str], typed: set[str]) -> None:
+    """Show onnx, in place, the hidden nodes that depend on no other one: what they read is as known as it will be.
 
-    `behind` are the values that depend on a hidden slice. The first hidden slice is always ready.
+    `behind` are the values that depend on a hidden node, `typed` those whose types are known: without, a node is left hidden for good.
+    The first hidden node is always ready.
     """
     for node in graph.node:
         waits = any(name in behind for name in reads_of(node))
         for body in bodies_of(node):
             if waits:
                 behind.update(value.name for value in body.input)
-            _show_ready(body, behind)
+            _show_ready(body, behind, typed)
             waits = waits or any(value.name in behind for value in body.output)
-        hidden = node.op_type == _HIDDEN
+        hidden = node.op_type.startswith(_HIDDEN)
         if waits or hidden:
             behind.update(node.output)
         if hidden and not waits:
-            node.op_type = "Slice"
+            name = node.op_type.removeprefix(_HIDDEN)
+            node.op_type = name if name == "Slice" or (name in _READ_TYPES and node.input and node.input[0] in typed) else _LEFT + name
+
+
+def _typed(graph: GraphProto) -> set[str]:
+    """Return the values whose types are known, those in bodies included."""
+    found: set[str] = set()
+    for inner in graphs_of(graph):
+        values = (*inner.input, *inner.value_info, *inner.output)
+        found |= {value.name for value in values if value.type.WhichOneof("value")}
+        found |= {tensor.name for tensor in (*inner.initializer, *(sparse.values for sparse in inner.sparse_initializer))}
+    return found
 
 
 def _below_zero(graph: GraphProto) -> set[str]:

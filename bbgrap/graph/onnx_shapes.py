@@ -13,6 +13,7 @@ from onnx import numpy_helper
 
 from bbgrap.errors import InputError
 from bbgrap.graph.onnx_computed import check_computed
+from bbgrap.graph.onnx_infer import ends_who_infers
 from bbgrap.graph.onnx_read import LEAST_IR_VERSION, ModelInput, OnnxModel, array_of, describe, is_external
 from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import DType
@@ -35,6 +36,8 @@ def normalize_opset(model: OnnxModel) -> OnnxModel:
     if ("", "Scan") in model.operators and model.opsets.get("", TARGET_OPSET) < _SCAN_WITHOUT_BATCH:
         return model  # the converter passes it on unchanged, though it means something else since then
     try:
+        if ends_who_infers(model.proto):
+            return model
         proto = onnx.version_converter.convert_version(model.proto, TARGET_OPSET)
     except Exception:  # the C++ converter raises whatever an operator's adapter throws
         return model

@@ -118,3 +118,53 @@ def test_size_below_zero_that_a_file_declares_is_any_size(tmp_path):
     content = np.ones((4, 3), np.float32)
     (wanted,) = ort.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": content})
     assert load_graph(tmp_path / "m.onnx", {"x": (4, 3)}).types["y"].shape == wanted.shape
+
+
+_OF_UNKNOWN_TYPE = {
+    "EyeLike": "z = EyeLike <dtype = 1> (u)",
+    "EyeLike in a branch": "z = If (c) <then_branch = g1 () => (float[i,j] r) {r = EyeLike <dtype = 1> (u)},"
+    " else_branch = g2 () => (float[k,l] q) {q = Relu(x)}>",
+    "RegexFullMatch": 'z = RegexFullMatch <pattern = "a"> (u)',
+    "LabelEncoder": "z = ai.onnx.ml.LabelEncoder <keys_int64s = [1], values_int64s = [2]> (u)",
+    "DictVectorizer": "z = ai.onnx.ml.DictVectorizer <int64_vocabulary = [1]> (u)",
+    "TreeEnsemble": "z = ai.onnx.ml.TreeEnsemble <tree_roots = [0], nodes_splits = float[1] {1}, leaf_weights = float[1] {1}> (u)",
+    "Split into more parts than it says": "h = Shape(x) z, r, t = Split <num_outputs = 2> (h)",
+}
+
+
+@pytest.mark.parametrize("name", _OF_UNKNOWN_TYPE)
+@pytest.mark.parametrize("data_prop", [False, True])
+def test_nodes_of_which_onnx_cannot_know_what_they_read_end_nobody(name, data_prop):
+    head = '<ir_version: 10, opset_import: ["" : 20, "ai.onnx.ml" : 5, "strange" : 1]> g '
+    proto = parser.parse_model(
+        head + f"(float[2,3] x, bool c) => (float[2,3] y) {{u = strange.Op(x) {_OF_UNKNOWN_TYPE[name]} y = Relu(x)}}"
+    )
+    inferred = infer_shapes(proto, data_prop=data_prop)
+    assert [node.op_type for node in inferred.graph.node] == [node.op_type for node in proto.graph.node]
+    assert [dim.dim_value for dim in inferred.graph.output[0].type.tensor_type.shape.dim] == [2, 3]
+
+
+def test_same_as_onnx_where_types_are_known():
+    text = """(float[2,3] x) => (float[i,j] y) {
+        r = Relu(x) e = EyeLike <dtype = 7> (r) c = Cast <to = 1> (e)
+        l = ai.onnx.ml.LabelEncoder <keys_int64s = [1], values_int64s = [2]> (e)
+        k = EyeLike(c) y = Add(k, x) p, q = Split <num_outputs = 2> (x)
+    }"""
+    proto = parser.parse_model('<ir_version: 10, opset_import: ["" : 20, "ai.onnx.ml" : 4]> g ' + text)
+    for by_content in (False, True):
+        assert infer_shapes(proto, data_prop=by_content) == onnx.shape_inference.infer_shapes(proto, data_prop=by_content)
+
+
+@pytest.mark.parametrize("opset", [9, 17])
+def test_labels_of_words_that_onnxruntimes_own_operator_makes(opset, tmp_path):
+    """onnx does not know what that one makes; old files are not converted then."""
+    path = tmp_path / "m.onnx"
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "ai.onnx.ml" : 2, "com.microsoft" : 1]> g (string[n] x) => (int64[a,b] y) '
+    tokens = 'w = com.microsoft.Tokenizer <mark = 0, mincharnum = 1, pad_value = "#", separators = [" "]> (x)'
+    labels = 'y = ai.onnx.ml.LabelEncoder <keys_strings = ["a"], values_int64s = [5]> (w)'
+    proto = parser.parse_model(f"{head} {{{tokens} {labels}}}")
+    onnx.save(proto, path)
+    words = np.array(["a b", "b a a"], object)
+    (wanted,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": words})
+    assert wanted.tolist() == [[5, -1, -1], [-1, 5, 5]]
+    assert [node.op for node in load_graph(path, {"x": (2,)}).nodes] == ["Tokenizer", "LabelEncoder"]
