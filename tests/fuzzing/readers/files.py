@@ -15,7 +15,9 @@ from bbgrap.cluster.units import RATES, parse_quantity
 from bbgrap.engine.load import load_graph
 from bbgrap.errors import BbgrapError, ClusterFileError
 from bbgrap.graph.onnx_read import read_model
+from bbgrap.graph.onnx_shapes import normalize_opset
 from tests import hostile_models as models
+from tests.fuzzing.readers.any_call import calls_any_operator
 from tests.fuzzing.readers.mutate import in_protobuf
 from tests.fuzzing.readers.reader import Reader
 
@@ -68,6 +70,14 @@ def _quantity(data: bytes) -> None:
 FILES = [
     Reader("read_model", _of_file(read_model, "m.onnx"), MODELS, (BbgrapError,), mutate=in_protobuf),
     Reader("load_graph", _of_file(lambda path: load_graph(path, {}), "g.onnx"), MODELS, (BbgrapError,), mutate=in_protobuf, beside=4 << 20),
+    Reader(
+        "any call",
+        _of_file(lambda path: normalize_opset(read_model(path)), "a.onnx"),
+        MODELS[:1],
+        (BbgrapError,),
+        beside=4 << 20,
+        mutate=calls_any_operator,
+    ),
     Reader("cluster file", _of_file(read_cluster, "c.yaml"), _CLUSTERS, (ClusterFileError,), times=256, beside=8 << 20),
     Reader("profile file", _of_file(read_profiles, "p.yaml"), _PROFILES, (ClusterFileError,), times=256, beside=8 << 20),
     Reader("quantity", _quantity, [b"8GiB", b" 1.5e3 Gbit/s", b"0.3", b"-1e308TB/s"], ()),
