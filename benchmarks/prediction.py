@@ -27,6 +27,7 @@ from bbgrap.compiler.compile import compile_plan
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.local import LocalCluster
+from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.registry import AUTO
@@ -96,11 +97,12 @@ def serving(planned: Forecast, variant: str) -> Forecast:
     if variant in {"", AUTO}:
         return planned
     if variant in alone:
-        other = plan_whole(plan.graph, plan.cluster, alone[variant])
+        other = plan_whole(planned.graph_of_one, plan.cluster, alone[variant])
     else:
         assert planned.found is not None, "only planner 'auto' has routes"
         other = next(Plan(AUTO, plan.graph, plan.cluster, c.tiles) for c in planned.found.candidates if c.name == variant)
-    return Forecast(compile_plan(other, planned.descriptions), planned.descriptions)
+    descriptions = all_descriptions(other.graph)
+    return Forecast(compile_plan(other, descriptions), descriptions)
 
 
 def summary(cells: list[Cell]) -> dict[str, Any]:

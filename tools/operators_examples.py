@@ -66,6 +66,7 @@ STANDARD: dict[str, Example] = {
     "DeformConv": Example(NCHW, MAP, ((2, 8, 18, 18), _WEIGHTS, (2, 18, 16, 16)), {"kernel_shape": (3, 3)}),
     "DepthToSpace": Example(NCHW, MAP, ((2, 32, 8, 8),), {"blocksize": 2}),
     "Det": Example("a b", (2, 4), ((2, 4, 3, 3),)),
+    "DynamicQuantizeLinear": _like("i j", (12, 8)),
     "Einsum": Example("b i j", (2, 12, 8), ((2, 12, 16), (2, 16, 8)), {"equation": "bik,bkj->bij"}),
     "Expand": Example("a b", (6, 8), ((1, 8), (2,)), {}, {1: [6, 8]}),
     "EyeLike": _like("i j", (8, 8)),

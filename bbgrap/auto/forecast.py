@@ -15,6 +15,9 @@ from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.timeline import LANES, Timeline, plain_timeline
 from bbgrap.costmodel.ways import WayLoad, loads
+from bbgrap.graph import Graph
+from bbgrap.graph.dynamic_ranges import forms_of
+from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
@@ -30,11 +33,20 @@ SHOWN_SPANS = 5_000
 
 @dataclass(frozen=True)
 class Forecast:
-    """The predictions for one compiled plan; `found` says what planner `auto` saw, if it was the planner."""
+    """The predictions for one compiled plan; `found` says what planner `auto` saw, if it was the planner.
+
+    `whole` is the graph of a machine that has the whole model, where the plan is of another form of it (`bbgrap.graph.dynamic_ranges`).
+    """
 
     compiled: Compiled
     descriptions: Descriptions
     found: SearchResult | None = None
+    whole: Graph | None = None
+
+    @property
+    def graph_of_one(self) -> Graph:
+        """The graph that one node computes alone."""
+        return self.compiled.plan.graph if self.whole is None else self.whole
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -54,11 +66,11 @@ class Forecast:
     @cached_property
     def single_s(self) -> tuple[float, ...]:
         """Seconds of a request that one node answers alone, through the same cluster, per node."""
-        plan = self.compiled.plan
-        pieces = Pieces(plan.graph, self.descriptions)
+        plan, graph = self.compiled.plan, self.graph_of_one
+        pieces = Pieces(graph, self.descriptions if self.whole is None else all_descriptions(graph))
         seconds = []
         for device in range(len(plan.cluster.nodes)):
-            program = build_direct(plan_whole(plan.graph, plan.cluster, device), pieces)
+            program = build_direct(plan_whole(graph, plan.cluster, device), pieces)
             made = self.compiled.optimized
             program = replace(program, transfers=made.transfers, dictionary_devices=made.dictionary_devices)
             seconds.append(self.predictor.timeline(program).total_s)
@@ -95,8 +107,8 @@ class Forecast:
             ("one more node like the fastest one", _one_more(plan.cluster, self.single_s)),
             (f"links {MORE_BANDWIDTH} times as fast", _faster(plan.cluster)),
         ):
-            found = plan_auto(plan.graph, cluster, brief, self.descriptions)
-            yield words, found.score.seconds
+            found = [plan_auto(form, cluster, brief, all_descriptions(form)).score for form in forms_of(self.graph_of_one)]
+            yield words, min(found).seconds
 
 
 def _ms(seconds: float) -> float:

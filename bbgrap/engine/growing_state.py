@@ -19,6 +19,7 @@ from bbgrap.compiler.sequences import for_sequences
 from bbgrap.engine.prepare import PreparedVariant, fit
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph import Graph
+from bbgrap.graph.dynamic_ranges import form_with
 from bbgrap.graph.state import counts_words, grows, with_growth, with_state
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.layers import Descriptions
@@ -84,6 +85,7 @@ def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -
     first = opened(plan, forecast.descriptions, layout_of(further))
     cut: Slices = {}
     shipped = for_sequences(export(first, cut), export(further, cut))
+    longer = form_with(longer, plan.tiles)
     described = all_descriptions(longer)
     other = scaled(plan, longer, described)
     again = opened(other, described)

@@ -22,6 +22,7 @@ from bbgrap.engine.load import load_graph
 from bbgrap.engine.variants import beside, is_guarded, lacks_of, serves_streams, variant_of, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
+from bbgrap.graph.dynamic_ranges import form_with, forms_of
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.pieces import Pieces
@@ -94,14 +95,15 @@ def prepare_like(
     if options.state:
         raise PlanError(f"model '{graph.name}': with state every plan is one of its own")
     start = time.perf_counter()
-    descriptions, dictionary_devices = all_descriptions(graph), dictionary_devices_of(cluster, options.input_values)
-    pieces, predictor = Pieces(graph, descriptions), Predictor(cluster)
+    dictionary_devices, predictor = dictionary_devices_of(cluster, options.input_values), Predictor(cluster)
+    forms = [Pieces(form, all_descriptions(form)) for form in forms_of(graph)]
     found: list[tuple[float, int, Plan]] = []
     refused: list[str] = []
     for number, (before, tiles) in enumerate(others):
+        pieces = next((form for form in forms if form.graph.node_by_name.keys() == tiles.keys()), forms[0])
         try:
-            plan = scaled(Plan(options.planner, before, cluster, tiles), graph, descriptions)
-            verify_plan(plan, descriptions)
+            plan = scaled(Plan(options.planner, form_with(before, tiles), cluster, tiles), pieces.graph, pieces.descriptions)
+            verify_plan(plan, pieces.descriptions)
         except PlanError as error:
             refused.append(str(error))
             continue
@@ -110,9 +112,10 @@ def prepare_like(
     if not found:
         raise PlanError(refused[0] if refused else f"model '{graph.name}': nothing to be like")
     _, number, plan = min(found, key=lambda made: made[:2])
+    descriptions = all_descriptions(plan.graph)
     # Instalments of inputs would make other models of every shape.
     compiled = compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices, instalments=False)
-    forecast = Forecast(compiled, descriptions)
+    forecast = Forecast(compiled, descriptions, whole=graph)
     if forecast.timeline.total_s >= min(forecast.single_s):
         raise PlanError(f"model '{graph.name}': with these shapes one node is expected to be as fast as what serves others")
     made, (before, _) = variant_of(options.planner, forecast, time.perf_counter() - start), others[number]
@@ -165,6 +168,8 @@ def _with_memory(cluster: Cluster, part: float) -> Cluster:
 def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, float]:
     """Plan a loaded model and optimise its program; also return the seconds this took.
 
+    Of a model whose dynamic quantizers can be cut, both forms are planned, in half of the time each; the faster plan is returned.
+
     Raises:
         PlanError: if no plan exists.
     """
@@ -172,18 +177,30 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Fo
     collecting = gc.isenabled()
     gc.disable()  # planning makes many small values and no cycles: looking for garbage among them would take half of the time
     try:
-        descriptions = all_descriptions(graph)
-        if options.planner == AUTO:
-            deadline = start + options.search_seconds
-            found = plan_auto(graph, cluster, options, descriptions, time_is_up=lambda: time.perf_counter() > deadline)
-            plan = found.plan
-        else:
-            found, plan = None, make_plan(graph, cluster, options, descriptions)
-        compiled = compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices_of(cluster, options.input_values))
+        forms = forms_of(graph) if len(cluster.nodes) > 1 and options.planner != "single" else (graph,)
+        deadlines = [start + options.search_seconds * number / len(forms) for number in range(1, len(forms) + 1)]
+        planned = [_planned(form, graph, cluster, options, deadline) for form, deadline in zip(forms, deadlines, strict=True)]
     finally:
         if collecting:
             gc.enable()
-    return Forecast(compiled, descriptions, found), time.perf_counter() - start
+    return min(planned, key=_worth), time.perf_counter() - start
+
+
+def _planned(form: Graph, whole: Graph, cluster: Cluster, options: PlanOptions, deadline: float) -> Forecast:
+    """Plan one form of a model; `deadline` is by `time.perf_counter`."""
+    descriptions = all_descriptions(form)
+    if options.planner == AUTO:
+        found = plan_auto(form, cluster, options, descriptions, time_is_up=lambda: time.perf_counter() > deadline)
+        plan = found.plan
+    else:
+        found, plan = None, make_plan(form, cluster, options, descriptions)
+    compiled = compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices_of(cluster, options.input_values))
+    return Forecast(compiled, descriptions, found, whole)
+
+
+def _worth(forecast: Forecast) -> tuple[int, float]:
+    """Return what is minimised among the forms of a model: what the planner says, or the predicted time."""
+    return (0, forecast.timeline.total_s) if forecast.found is None else (forecast.found.score.excess, forecast.found.score.value)
 
 
 def compile_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled, float]:

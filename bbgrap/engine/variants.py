@@ -53,7 +53,7 @@ def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
     plan, single_s, tried = forecast.compiled.plan, forecast.single_s, False
     best = min(range(len(single_s)), key=lambda device: (single_s[device], device))
     if plan.devices_used != (best,):
-        yield f"single on {plan.cluster.nodes[best].name}", plan_whole(plan.graph, plan.cluster, best)
+        yield f"single on {plan.cluster.nodes[best].name}", plan_whole(forecast.graph_of_one, plan.cluster, best)
     for candidate in forecast.found.candidates if forecast.found else ():
         other = Plan(AUTO, plan.graph, plan.cluster, candidate.tiles)
         if len(other.devices_used) > 1 and other.tiles != plan.tiles and (candidate.is_plain or not tried):

@@ -82,7 +82,7 @@ def split_front(data: bytes, shapes: Mapping[str, Extents] = MappingProxyType({}
     """
     proto = onnx.ModelProto.FromString(data)
     graph = proto.graph
-    if any(node.op_type in _QUANTIZES for node in graph.node):
+    if any(node.op_type in _QUANTIZES for node in graph.node) or _has_range(graph.node):
         raise ModelError(f"model '{graph.name}': it quantizes, and a step of that may show what a kernel adds in another order")
     if sum(1 for _ in graphs_of(graph)) > 1:
         raise ModelError(f"model '{graph.name}': it has control flow")
@@ -123,6 +123,12 @@ def split_front(data: bytes, shapes: Mapping[str, Extents] = MappingProxyType({}
     maps = results | {name: extents[name] for name in inputs if name in extents}
     moving |= {name: frozenset().union(*(moving.get(patch.source, ()) for patch in patches)) for name, patches in joined.items()}
     return Front(_bytes_of(proto), inputs, joined, maps, moving, frozenset(t.name for t in weights if is_external(t)))
+
+
+def _has_range(nodes: Iterable[NodeProto]) -> bool:
+    """Whether a value's least and largest element are looked for: it is quantized then, here or elsewhere (`dynamic_ranges`)."""
+    found = [{node.input[0] for node in nodes if node.op_type == op} for op in ("ReduceMin", "ReduceMax")]
+    return not found[0].isdisjoint(found[1])
 
 
 def _fix(value: onnx.ValueInfoProto, shape: Extents | None) -> frozenset[int]:

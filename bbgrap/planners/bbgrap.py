@@ -7,7 +7,8 @@ channels (features) of every layer with weights; for `inputs` its input channels
 direction does not reach is computed
     (a) by output features over all nodes, if it is a product whose weights are heavy: reading them is then the work;
     (b) as partial results, each node's of its own rows, if it reduces the direction (a global pool) to less than half of what it reads;
-    (c) whole on one node otherwise, the one with the largest share.
+    (c) by every node for itself, if it is a few numbers that follow from partial results: these go to all nodes then, and nothing back;
+    (d) whole on one node otherwise, the one with the largest share.
 Which regions the machines need of each other is not decided here: it follows from the tiles, back to front (`bbgrap.compiler.build`).
 """
 
@@ -46,6 +47,9 @@ WINDOWED = frozenset(
 RENAMING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat"})
 """Operators that, like those that work element by element, can make a region with gaps of what is held with gaps."""
 
+FEW_NUMBERS = 8
+"""So many elements cost nothing to compute on every node: a range, scale and zero point of a whole tensor have two and one. Chosen."""
+
 Axes = tuple[int | None, ...]
 """Per direction (one, or two for a grid) the axis of a value that it runs along, or None."""
 
@@ -77,6 +81,8 @@ class _Follower:
             raise UsageError(f"grid: {self.grid[0]}x{self.grid[1]} tiles do not fit {len(self.shares)} nodes; one tile per node")
         self.made: dict[str, tuple[Tile, ...]] = {}
         """The tiles of every first output so far."""
+        self.everywhere: set[str] = set()
+        """The values that every node has computed for itself."""
         self.axes: dict[str, Axes] = {name: self._input_axes(len(graph.types[name].shape or ())) for name in graph.inputs}
 
     def _input_axes(self, rank: int) -> Axes:
@@ -135,9 +141,23 @@ class _Follower:
         return [(device, Part(index.name, piece)) for device, piece in enumerate(pieces) if len(piece)]
 
     def _without_cuts(self, node: Node, description: Description) -> tuple[Tile, ...]:
-        """Return tiles where no cut carries on: of what everyone holds, or of partial results; empty if there are none."""
+        """Return tiles where no cut carries on: a few numbers for all, what everyone holds, or partial results; empty if there are none."""
         whole = whole_output(self.graph, node)
+        if self._is_everyones(node):
+            self.everywhere.update(filter(None, node.outputs))
+            return tuple(Tile(device, whole) for device in range(len(self.shares)))
         return self._held(node, description) or tuple(Tile(device, whole, part) for device, part in self._ended(node, description))
+
+    def _is_everyones(self, node: Node) -> bool:
+        """Whether a node makes a few numbers, all of partial results or of what every node has."""
+        read = [name for name in node.inputs if name and name not in self.graph.weights]
+        shapes = [self.graph.types[name].shape for name in node.outputs if name]
+        are_few = all(shape is not None and prod(shape) <= FEW_NUMBERS for shape in shapes)
+        return are_few and bool(read) and all(name in self.everywhere or self._is_partial(name) for name in read)
+
+    def _is_partial(self, name: str) -> bool:
+        tiles = self.made.get(name, ())
+        return len(tiles) > 1 and all(tile.part is not None for tile in tiles)
 
     def _held(self, node: Node, description: Description) -> tuple[Tile, ...]:
         """Return what every device can compute from what it has just made, if that is all of the output, once, in several ranges."""

@@ -88,6 +88,8 @@ class WorkCounter:
             return NO_WORK
         description = self._descriptions[node.name]
         operations = 0 if description is None or node.op == _LOOKUP else flops(description, writes[0], reduction) // site.unused
+        if node.op == _WHOLE_PRODUCT and reads[0] is not None:  # its description says nothing of the sum, since rows stay whole
+            operations += 2 * writes[0].size * reads[0].shape[-1]
         sizes = [0 if read is None or not bytes_ else read.size * bytes_ for read, bytes_ in zip(reads, site.bytes_read, strict=False)]
         if node.op == _LOOKUP:  # of a table only what is looked up is read
             sizes[0] = min(sizes[0], writes[0].size * site.bytes_made[0])
@@ -152,6 +154,7 @@ def _is_in_place(graph: Graph, node: Node, name: str) -> bool:
 
 
 _LOOKUP = "Gather"
+_WHOLE_PRODUCT = "DynamicQuantizeMatMul"
 _ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSigmoid"})
 _CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "NhwcConv"})
 _CONVOLUTIONS_OF_BYTES = frozenset({"ConvInteger", "QLinearConv"})

@@ -40,7 +40,6 @@ _STANDARD: dict[str, str] = {
     ),
     **dict.fromkeys(("StringNormalizer", "StringSplit", "TfIdfVectorizer"), _TEXT),
     "Dropout": "removed on entry outside training; in training it draws random numbers",
-    "DynamicQuantizeLinear": f"{_DYNAMIC}, which is also an output",
     "ImageDecoder": "decodes a stream of bytes, of which every pixel needs all; onnxruntime has no kernel of it",
     "MaxUnpool": "its indices count through the whole tensor, over all images and channels, and may point anywhere",
     "Split": "replaced on entry by one Slice per output, which splits",

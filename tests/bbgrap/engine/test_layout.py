@@ -158,9 +158,11 @@ def test_what_is_no_assembly_of_inputs_or_is_a_result_stays():
 
 def test_what_quantizes_is_not_compiled():
     """A last bit that another kernel leaves otherwise may be a step of the quantization."""
-    nodes = [CONCAT, relu("both"), onnx.helper.make_node("DynamicQuantizeLinear", ["y"], ["q", "scale", "zero"])]
-    with pytest.raises(ModelError, match="it quantizes"):
-        split_front(front_model(nodes, ["y"]))
+    ends = [onnx.helper.make_node(op, ["y"], [op]) for op in ("ReduceMin", "ReduceMax")]
+    for last in ([onnx.helper.make_node("DynamicQuantizeLinear", ["y"], ["q", "scale", "zero"])], ends):
+        with pytest.raises(ModelError, match="it quantizes"):
+            split_front(front_model([CONCAT, relu("both"), *last], ["y"]))
+    split_front(front_model([CONCAT, relu("both"), ends[1]], ["y"]))
 
 
 def test_equal_weights_are_one_array_and_others_are_not():

@@ -54,6 +54,14 @@ def _quantization(draw: Draw, op: str, domain: str = "") -> Case:
 
 
 @st.composite
+def dynamic_quantization(draw: Draw) -> Case:
+    """DynamicQuantizeLinear: one piece, which is the whole."""
+    shape = draw(shapes(least=1, most=3, extent=4))
+    x = whole_numbers(random_of(draw), *shape, low=-90, high=90)
+    return Case("DynamicQuantizeLinear", (x,), loose=None, further=(1, 2))
+
+
+@st.composite
 def conv_integer(draw: Draw) -> Case:
     """ConvInteger: what Conv does, on bytes."""
     case = draw(conv())
@@ -284,6 +292,7 @@ def einsum(draw: Draw) -> Case:
 
 QUANTIZED: Cases = {
     "ConvInteger": conv_integer,
+    "DynamicQuantizeLinear": dynamic_quantization,
     "Einsum": einsum,
     "MatMulInteger": matmul_integer,
     "QLinearConv": _qlinear_conv,

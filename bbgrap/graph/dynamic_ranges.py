@@ -1,0 +1,97 @@
+"""Dynamic quantizers in two forms: as the file has them, for a machine that computes them whole, and with their ranges apart.
+
+    DynamicQuantizeLinear     reads all of x, and so cannot be cut
+
+    ReduceMin, ReduceMax      of x, in parts: the least and the largest element of all parts are those of the whole
+    Concat                    of these two numbers
+    DynamicQuantizeLinear     of them: scale and zero point follow from the range alone
+    QuantizeLinear            of x, in pieces
+
+`DynamicQuantizeMatMul` has the product of integers behind it as well. Law: scale, zero point and codes are onnxruntime's, to the bit,
+for all numbers but NaN. It reads x three times instead of twice, so a machine that has all of x keeps the first form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from bbgrap.graph.lower import unique_name
+from bbgrap.graph.types import DType, Graph, Node, TensorType
+
+_QUANTIZER = ("", "DynamicQuantizeLinear")
+_PRODUCT = ("com.microsoft", "DynamicQuantizeMatMul")
+_OUTPUTS = 3
+_ENDS = 2
+
+
+def forms_of(graph: Graph) -> tuple[Graph, ...]:
+    """Return a graph as it is, and with the ranges of its dynamic quantizers apart, if it has any that can be."""
+    apart = _RangesApart(graph).run()
+    return (graph,) if apart is None else (graph, apart)
+
+
+def form_with(graph: Graph, nodes: Collection[str]) -> Graph:
+    """Return the form of a graph that has nodes of just these names; the graph itself if there is none."""
+    wanted = set(nodes)
+    return next((form for form in forms_of(graph) if form.node_by_name.keys() == wanted), graph)
+
+
+class _RangesApart:
+    """Rewrites a graph node by node; names that it adds follow from those that are there, so that equal graphs get equal ones."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._nodes: list[Node] = []
+        self._types: dict[str, TensorType] = dict(graph.types)
+        self._names: dict[str, None] = dict.fromkeys((*graph.types, *graph.node_by_name))
+
+    def run(self) -> Graph | None:
+        """Return the other form; None where nothing is to be rewritten."""
+        for node in self._graph.nodes:
+            if (node.domain, node.op) == _QUANTIZER and len([name for name in node.outputs if name]) == _OUTPUTS and self._is_known(node):
+                self._quantizer(node.name, node.inputs[0], node.outputs)
+            elif (node.domain, node.op) == _PRODUCT and self._is_known(node):
+                self._product(node)
+            else:
+                self._nodes.append(node)
+        if len(self._nodes) == len(self._graph.nodes):
+            return None
+        return replace(self._graph, nodes=tuple(self._nodes), types=self._types)
+
+    def _is_known(self, node: Node) -> bool:
+        """Whether a quantizer reads more elements than a range has, and it is known how many."""
+        kind = self._graph.types[node.inputs[0]]
+        return kind.dtype is DType.FLOAT and kind.nbytes > _ENDS * kind.dtype.itemsize
+
+    def _new(self, wanted: str, dtype: DType, shape: tuple[int, ...]) -> str:
+        name = unique_name(wanted, self._names)
+        self._names[name] = None
+        self._types[name] = TensorType(dtype, shape)
+        return name
+
+    def _quantizer(self, name: str, x: str, outputs: tuple[str, ...]) -> None:
+        codes, scale, zero = outputs
+        one = (1,) * len(self._types[x].known_shape)
+        low, high = (self._new(f"{name}.{end}", DType.FLOAT, one) for end in ("low", "high"))
+        ends = self._new(f"{name}.range", DType.FLOAT, (_ENDS, *one[1:]))
+        unread = self._new(f"{name}.range codes", DType.UINT8, (_ENDS, *one[1:]))
+        self._nodes += [
+            Node(low, "ReduceMin", (x,), (low,)),
+            Node(high, "ReduceMax", (x,), (high,)),
+            Node(ends, "Concat", (low, high), (ends,), {"axis": 0}),
+            Node(unread, "DynamicQuantizeLinear", (ends,), (unread, scale, zero)),
+            Node(name, "QuantizeLinear", (x, scale, zero), (codes,)),
+        ]
+
+    def _product(self, node: Node) -> None:
+        x, weight, weight_scale, *further = node.inputs
+        weight_zero, bias = (*further, "", "")[:2]
+        codes = self._new(f"{node.name}.codes", DType.UINT8, self._types[x].known_shape)
+        scale = self._new(f"{node.name}.scale", DType.FLOAT, ())
+        zero = self._new(f"{node.name}.zero", DType.UINT8, ())
+        self._quantizer(codes, x, (codes, scale, zero))
+        operands: tuple[str, ...] = (codes, weight, scale, weight_scale, zero, weight_zero, bias)
+        while not operands[-1]:
+            operands = operands[:-1]
+        self._nodes.append(replace(node, op="MatMulIntegerToFloat", inputs=operands))
