@@ -104,6 +104,7 @@ main() {
     kill)
         alive || fail "it does not run"
         kill -KILL "-$pid" 2>/dev/null || kill -KILL "$pid"
+        await 50 gone || fail "process $pid does not end"
         ;;
     status) report "$@" ;;
     check)

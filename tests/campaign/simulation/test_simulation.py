@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import defaultdict
 
 import pytest
 
@@ -55,12 +56,13 @@ def test_a_seed_tells_the_same_story_in_every_process(seed):
 def test_a_bug_is_found_and_its_story_cut_down(monkeypatch):
     """Tensors that are exchanged between requests: found by the wrong answer, and two requests are enough of a story."""
     take = DataNetwork.send
-    swapped = []
+    sent: dict[DataNetwork, list[object]] = defaultdict(list)  # of each play, so that it can be played again
 
     def send(self, sender, address, frame):
         if frame[0] == "data" and frame[5].startswith("m0("):
-            swapped.append(frame[5])
-            frame = (*frame[:5], swapped[-2] if len(swapped) % 50 == 49 else frame[5], frame[6])
+            known = sent[self]
+            known.append(frame[5])
+            frame = (*frame[:5], known[-2] if len(known) % 50 == 49 else frame[5], frame[6])
         take(self, sender, address, frame)
 
     monkeypatch.setattr(DataNetwork, "send", send)
