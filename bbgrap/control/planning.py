@@ -2,10 +2,11 @@
 
     wanted -> StartPlanning -> Planned -> (the standby has answered once) -> loaded -> timed -> serves
 
-A plan is wanted by whoever waits for it, and by requests: at once for the first shapes of a model, for further ones when they have come
-`EARNED` times. One that is like another is made ahead, one request sooner, and held until it is earned. Laws: nobody but callers who ask
-for it waits for a planner; a job over an agent that is gone is cancelled, and what was made ahead over it forgotten; nothing is made ahead
-while a planner has other work; what a world (agents, links and profiles) has no plan for is not tried again in it.
+A plan is wanted by whoever waits for it, and by requests: for the first shapes of a model when its standby answers, or after a while
+without; for further ones when they have come `EARNED` times. One that is like another is made ahead, one request sooner, and held until
+it is earned. Laws: nobody but callers who ask for it waits for a planner; a job over an agent that is gone is cancelled, and what was made
+ahead over it forgotten; nothing is made ahead while a planner has other work; what a world (agents, links and profiles) has no plan for is
+not tried again in it.
 """
 
 from __future__ import annotations
