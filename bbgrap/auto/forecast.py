@@ -67,7 +67,7 @@ class Forecast:
     def single_s(self) -> tuple[float, ...]:
         """Seconds of a request that one node answers alone, through the same cluster, per node."""
         plan, graph = self.compiled.plan, self.graph_of_one
-        pieces = Pieces(graph, self.descriptions if self.whole is None else all_descriptions(graph))
+        pieces = Pieces(graph, self.descriptions if graph is plan.graph else all_descriptions(graph))
         seconds = []
         for device in range(len(plan.cluster.nodes)):
             program = build_direct(plan_whole(graph, plan.cluster, device), pieces)

@@ -24,6 +24,7 @@ from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.graph.dynamic_ranges import form_with, forms_of
 from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, verify_plan
@@ -97,7 +98,7 @@ def prepare_like(
     start = time.perf_counter()
     dictionary_devices, predictor = dictionary_devices_of(cluster, options.input_values), Predictor(cluster)
     forms = [Pieces(form, all_descriptions(form)) for form in forms_of(graph)]
-    found: list[tuple[float, int, Plan]] = []
+    found: list[tuple[float, int, Plan, Descriptions]] = []
     refused: list[str] = []
     for number, (before, tiles) in enumerate(others):
         pieces = next((form for form in forms if form.graph.node_by_name.keys() == tiles.keys()), forms[0])
@@ -108,11 +109,10 @@ def prepare_like(
             refused.append(str(error))
             continue
         program = replace(build_direct(plan, pieces), transfers=options.transfer_dtype, dictionary_devices=dictionary_devices)
-        found.append((predictor.timeline(program).total_s, number, plan))
+        found.append((predictor.timeline(program).total_s, number, plan, pieces.descriptions))
     if not found:
         raise PlanError(refused[0] if refused else f"model '{graph.name}': nothing to be like")
-    _, number, plan = min(found, key=lambda made: made[:2])
-    descriptions = all_descriptions(plan.graph)
+    _, number, plan, descriptions = min(found, key=lambda made: made[:2])
     # Instalments of inputs would make other models of every shape.
     compiled = compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices, instalments=False)
     forecast = Forecast(compiled, descriptions, whole=graph)

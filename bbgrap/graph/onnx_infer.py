@@ -60,12 +60,12 @@ def ends_who_infers(proto: ModelProto) -> bool:
     Raises:
         ModelError, InferenceError, RuntimeError: as `infer_shapes` does.
     """
-    return _inferred(proto, data_prop=False)[1]
+    return _is_doubtful(proto.graph) and _inferred(proto, data_prop=False)[1]
 
 
 def _inferred(proto: ModelProto, *, data_prop: bool) -> tuple[ModelProto, bool]:
     """Do what `infer_shapes` does; return also whether some nodes had to stay hidden."""
-    if not any(doubtful_slices(proto.graph)) and not any(_doubtful_others(proto.graph)):
+    if not _is_doubtful(proto.graph):
         return onnx.shape_inference.infer_shapes(proto, data_prop=data_prop), False
     draft = ModelProto()
     draft.CopyFrom(proto)
@@ -88,6 +88,10 @@ def _inferred(proto: ModelProto, *, data_prop: bool) -> tuple[ModelProto, bool]:
                 name, read = node.name or node.output[0], node.input[0][:80]
                 raise ModelError(f"node '{name}' (Slice): expected sizes of at least 0 of '{read}', got one below")
         _show_ready(draft.graph, set(), _typed(inferred.graph))
+
+
+def _is_doubtful(graph: GraphProto) -> bool:
+    return any(doubtful_slices(graph)) or any(_doubtful_others(graph))
 
 
 def _doubtful_others(graph: GraphProto) -> Iterator[NodeProto]:
