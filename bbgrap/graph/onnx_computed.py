@@ -18,8 +18,10 @@ from bbgrap.graph.onnx_infer import doubtful_slices, infer_shapes
 from bbgrap.graph.onnx_limits import MAX_GROWTH, dtype_of
 from bbgrap.graph.onnx_tidy import bodies_of, reads_of
 
-MAX_COMPUTED_BYTES = 256 << 20
-"""All that is computed of constants, beside `MAX_GROWTH` times the weights, which may be packed. Chosen: a mask of 8,192 positions."""
+MAX_COMPUTED_BYTES = 1 << 30
+"""All that is computed of constants, beside `MAX_GROWTH` times the weights, which may be packed. Chosen: onnx's tests have a VGG19 whose
+weights of 575 MB are computed.
+"""
 
 MAX_FOLLOWED = 1 << 20
 """Numbers in lists whose content onnx follows: 100 MB. Chosen: every shape has up to 64, and exported networks make some thousand."""
