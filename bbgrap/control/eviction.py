@@ -17,7 +17,7 @@ MAX_SCALED = 256
 def make_room(
     loading: Loading, coming: Mapping[str, int], newcomer: ServedPlan, now: float, *, scaled: bool = False
 ) -> list[CoordinatorInstruction] | None:
-    """Release what is idle on agents that would have too much: what serves nobody first, then the least recently used.
+    """Release what is idle on agents that would have too much: what serves nobody first, then what is not in use, then the oldest.
 
     `coming` is how many variants of the newcomer each of them is to load. Without room nothing is released, and None returned: what
     somebody uses does not go for what others use, or they would take turns for ever. Only what nothing else answers for comes
@@ -35,7 +35,7 @@ def make_room(
                     return None
             if not idle:
                 break
-            least = min(idle, key=lambda v: (v in v.plan.serving, v.plan.is_standby, v.plan.asked, v.used))
+            least = min(idle, key=lambda v: (v in v.plan.serving, now - v.plan.asked <= IN_USE_S, v.plan.is_standby, v.plan.asked, v.used))
             going[least.epoch] = least
             mine.remove(least)
     names = " and ".join(f"'{name}'" for name in coming)
