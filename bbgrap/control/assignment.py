@@ -107,15 +107,15 @@ class RequestAssigner:
         members = [m for name in variant.parts if (m := self._members.by_name.get(name)) is not None]
         return not any(is_stuck(m, self._loading) and m.beat.request != request.number for m in members)
 
-    def fits_nowhere(self, plan: ServedPlan, request: Request) -> bool:
+    def fits_nowhere(self, plan: ServedPlan, request: Request, now: float) -> bool:
         """Whether all that is loaded for a plan is for other requests than this one of a sequence, and nothing else will be."""
         copies = [] if plan.helper is None else plan.helper.open_variants
         there = [*(plan.open_variants if plan.serves else ()), *copies]
-        if not there or (not copies and plan.helper is not None and self.can_answer(plan.helper)):
+        if not there or (not copies and plan.helper is not None and self.can_answer(plan.helper, now)):
             return False
         return request.sequence is not None and not any(fits(variant, request.sequence, request) for variant in there)
 
-    def can_answer(self, standby: ServedPlan) -> bool:
+    def can_answer(self, standby: ServedPlan, now: float) -> bool:
         """Whether a model's standby answers, or will."""
         failed = standby.failed and not standby.variants and standby.job is None
-        return not (standby.quarantine or failed or self._standbys.lacks_room(standby))
+        return not (standby.quarantine or failed or self._standbys.lacks_room(standby, now))

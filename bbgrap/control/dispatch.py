@@ -150,7 +150,7 @@ class Requests:
         if not any(variant.tracker.state in {"waiting", "loading"} for variant in plan.variants):
             return []
         standby = plan.helper
-        if standby is None or standby.is_proven or not self.assigner.can_answer(standby):
+        if standby is None or standby.is_proven or not self.assigner.can_answer(standby, self.table.now):
             return [*self.loading.advance(plan, now), *self.planning.progress(plan)]
         return self.synthetic.prove(standby, plan, now)
 
@@ -160,7 +160,7 @@ class Requests:
         if not self.members.by_name:
             return [] if self.members.saw_agents else self._refuse_waiting(plan, Fault.UNAVAILABLE, NO_AGENT)
         will_be_planned = plan.job is not None or plan.variants or not self.planning.has_failed(plan)
-        if (will_be_planned and not plan.quarantine) or (standby is not None and self.assigner.can_answer(standby)):
+        if (will_be_planned and not plan.quarantine) or (standby is not None and self.assigner.can_answer(standby, self.table.now)):
             return []
         if why := plan.quarantine or ("" if standby is None else standby.quarantine):
             return self._refuse_waiting(plan, Fault.EXECUTION, why)
@@ -173,7 +173,9 @@ class Requests:
             return []
         waiting = [(request, s) for number in plan.waiting if (s := (request := self.open[number]).sequence) is not None]
         lost = [i for request, s in waiting if self.sequences.is_lost(s) for i in self._fail_lost(request, "what held it is gone")]
-        odd = [request for request, _ in waiting if request.number in self.open and self.assigner.fits_nowhere(plan, request)]
+        odd = [
+            request for request, _ in waiting if request.number in self.open and self.assigner.fits_nowhere(plan, request, self.table.now)
+        ]
         return [*lost, *(i for r in odd for i in self.table.fail(r.number, "failed", Fault.INPUT, NO_PROGRAM.format(r.number)))]
 
     def _fail_lost(self, request: Request, why: str) -> list[CoordinatorInstruction]:

@@ -1,9 +1,15 @@
-"""Which variants go when an agent is to load others and has as many as it may have."""
+"""Which variants go when an agent is to load others and has as many as it may have, or no memory for them.
+
+Laws: what somebody uses does not go for what others use, or they would take turns for ever; only what nothing else answers for comes
+anyway, and what somebody waits for by name. What nobody uses takes nobody's place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from bbgrap.compiler.artifacts import DeviceArtifacts
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
 from bbgrap.control.loading import Loading
 from bbgrap.control.plans import IN_USE_S, ServedPlan, Variant
@@ -14,30 +20,63 @@ MAX_SCALED = 256
 """Scaled variants that an agent has loaded at once: they share nearly all with others."""
 
 
-def make_room(
-    loading: Loading, coming: Mapping[str, int], newcomer: ServedPlan, now: float, *, scaled: bool = False
-) -> list[CoordinatorInstruction] | None:
-    """Release what is idle on agents that would have too much: what serves nobody first, then what is not in use, then the oldest.
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What is to come to an agent: so many variants, and the bytes that they take at most while they are loaded."""
 
-    `coming` is how many variants of the newcomer each of them is to load. Without room nothing is released, and None returned: what
-    somebody uses does not go for what others use, or they would take turns for ever. Only what nothing else answers for comes
-    anyway, and what somebody waits for by name.
+    variants: int
+    memory_bytes: int
+    scaled: bool = False
+
+    @classmethod
+    def of(cls, parts: Iterable[DeviceArtifacts], *, scaled: bool) -> Need:
+        """Return what parts of variants need: their weights, and the largest segment's once more, for they are copied."""
+        taking = [part for part in parts if part.takes_part]
+        segments = (sum(ref.type.nbytes for ref in segment.weights.values()) for part in taking for segment in part.segments)
+        needed = 0 if scaled else sum(part.weight_bytes for part in taking) + max(segments, default=0)
+        return cls(len(taking), needed, scaled)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is to go on an agent for what comes to it."""
+
+    going: tuple[Variant, ...]
+    is_enough: bool
+    """Whether there is room then."""
+
+
+def room_for(loading: Loading, newcomer: ServedPlan, name: str, need: Need, now: float, going: Iterable[Variant] = ()) -> Room:
+    """Find what is to go on an agent, besides what goes anyway: what serves nobody first, then what is not in use, then the oldest.
+
+    For too little memory nothing goes; beyond the number of variants comes only what cannot wait.
     """
-    answered = not newcomer.callers and (newcomer.serving or (newcomer.helper is not None and newcomer.helper.open_variants))
+    leaving = _Leaving(loading, newcomer, name, now, going)
+    most = MAX_SCALED if need.scaled else MAX_LOADED
+    while len(alike := [v for v in leaving.staying() if v.is_scaled == need.scaled]) + need.variants > most:
+        if not leaving.lets_go_one(alike):
+            if leaving.may_wait:
+                return Room((), is_enough=False)
+            break
+    counted = tuple(leaving.going)
+    memory = loading.members.memory_of(name) if need.memory_bytes else 0
+    while need.memory_bytes and loading.packed_bytes(name, leaving.lost) + need.memory_bytes > memory:
+        if not leaving.lets_go_one(leaving.staying()):
+            return Room(counted, is_enough=False)
+    return Room(tuple(leaving.going), is_enough=True)
+
+
+def make_room(loading: Loading, coming: Mapping[str, Need], newcomer: ServedPlan, now: float) -> list[CoordinatorInstruction] | None:
+    """Release what is to go on agents for what comes to each of them; nothing, and return None, if that is not enough.
+
+    What nothing else answers for comes anyway, and what somebody waits for by name.
+    """
     going: dict[int, Variant] = {}
-    for name, count_coming in coming.items():
-        mine = [v for v in loading.of_member(name) if v.epoch not in going and v.is_scaled == scaled]
-        while (excess := len(mine) + count_coming - (MAX_SCALED if scaled else MAX_LOADED)) > 0:
-            idle = [v for v in mine if not v.queue.running and v.tracker.state != "loading" and not _is_needed(v, going, now)]
-            if answered:
-                idle = [v for v in idle if not _is_in_use(v, newcomer, going, now)]
-                if len(idle) < excess:
-                    return None
-            if not idle:
-                break
-            least = min(idle, key=lambda v: (v in v.plan.serving, now - v.plan.asked <= IN_USE_S, v.plan.is_standby, v.plan.asked, v.used))
-            going[least.epoch] = least
-            mine.remove(least)
+    for name, need in coming.items():
+        room = room_for(loading, newcomer, name, need, now, going.values())
+        if not room.is_enough and _may_wait(newcomer, now):
+            return None
+        going |= {variant.epoch: variant for variant in room.going}
     names = " and ".join(f"'{name}'" for name in coming)
     return [
         instruction
@@ -46,23 +85,59 @@ def make_room(
     ]
 
 
-def _is_needed(variant: Variant, going: Collection[int], now: float) -> bool:
-    """Whether somebody waits for a variant, or may for what is the last copy of a standby in use."""
-    plan = variant.plan
-    if plan.is_standby:
-        return now - plan.asked <= IN_USE_S and not any(
-            other is not variant and other.epoch not in going and not other.away for other in plan.variants
-        )
-    return plan.is_wanted and (variant.job == plan.latest or variant in plan.serving)
+class _Leaving:
+    """What goes on an agent, one variant after the other."""
+
+    def __init__(self, loading: Loading, newcomer: ServedPlan, name: str, now: float, going: Iterable[Variant]) -> None:
+        self.may_wait = _may_wait(newcomer, now)
+        self.lost = {variant.epoch for variant in going}
+        self.going: list[Variant] = []
+        self._there = loading.of_member(name)
+        self._newcomer = newcomer
+        self._now = now
+
+    def staying(self) -> list[Variant]:
+        return [variant for variant in self._there if variant.epoch not in self.lost]
+
+    def lets_go_one(self, variants: Iterable[Variant]) -> bool:
+        """Whether one of these can go; then it does."""
+        idle = [v for v in variants if not v.queue.running and v.tracker.state != "loading" and not self._is_needed(v)]
+        if self.may_wait:
+            idle = [variant for variant in idle if _is_asked(self._newcomer, self._now) and not self._is_in_use(variant)]
+        if idle:
+            least = min(idle, key=lambda v: (v in v.plan.serving, _is_asked(v.plan, self._now), v.plan.is_standby, v.plan.asked, v.used))
+            self.lost.add(least.epoch)
+            self.going.append(least)
+        return bool(idle)
+
+    def _is_needed(self, variant: Variant) -> bool:
+        """Whether somebody waits for a variant, or may for what is the last copy of a standby in use."""
+        plan = variant.plan
+        if plan.is_standby:
+            return _is_asked(plan, self._now) and not self._has_another(variant)
+        return plan.is_wanted and (variant.job == plan.latest or variant in plan.serving)
+
+    def _has_another(self, copy: Variant) -> bool:
+        return any(other is not copy and other.epoch not in self.lost and not other.away for other in copy.plan.variants)
+
+    def _is_in_use(self, variant: Variant) -> bool:
+        """Whether a variant stays although another plan, or a further copy of a standby, would need its place."""
+        plan = variant.plan
+        if self._newcomer.is_standby:
+            return _is_asked(plan, self._now) or (plan.is_standby and not self._has_another(variant))
+        if plan.is_standby or not _is_asked(plan, self._now):
+            return False
+        # The newest job's last one would only be planned anew, for the place of another.
+        others = any(other is not variant and other.epoch not in self.lost and other.world == variant.world for other in plan.variants)
+        return variant in plan.serving or (variant.job == plan.latest and (plan.timed != plan.latest or not others))
 
 
-def _is_in_use(variant: Variant, newcomer: ServedPlan, going: Collection[int], now: float) -> bool:
-    """Whether a variant stays although another plan, or a further copy of a standby, would need its place."""
-    plan = variant.plan
-    if newcomer.is_standby:
-        return plan.is_standby or now - plan.asked <= IN_USE_S
-    if plan.is_standby or now - plan.asked > IN_USE_S:
+def _is_asked(plan: ServedPlan, now: float) -> bool:
+    return now - plan.asked <= IN_USE_S
+
+
+def _may_wait(newcomer: ServedPlan, now: float) -> bool:
+    """Whether something answers for what comes, or nobody asks for it."""
+    if newcomer.callers or newcomer.outstanding:
         return False
-    # The newest job's last one would only be planned anew, for the place of another.
-    others = any(other is not variant and other.epoch not in going and other.world == variant.world for other in plan.variants)
-    return variant in plan.serving or (variant.job == plan.latest and (plan.timed != plan.latest or not others))
+    return bool(newcomer.serving or (newcomer.helper is not None and newcomer.helper.open_variants)) or not _is_asked(newcomer, now)

@@ -83,6 +83,14 @@ class Loading:
                 sizes.update({r.digest: r.type.nbytes for s in variant.parts[name].segments for r in s.weights.values()})
         return sum(sizes.values())
 
+    def packed_bytes(self, name: str, but: Collection[int] = ()) -> int:
+        """Return the bytes of the weights that kernels of an agent have packed, or will: equal segments once; without these epochs."""
+        segments: dict[tuple[str, ...], int] = {}
+        for variant in self.of_member(name):
+            if variant.epoch not in but:
+                segments |= variant.packed[name]
+        return sum(segments.values())
+
     # --- coming -----------------------------------------------------------------------------------------------------------------
 
     def add(

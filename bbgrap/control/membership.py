@@ -273,6 +273,11 @@ class Members:
                 known = replace(profile, name=member.name) if known is None else profile.over(known)
         return known
 
+    def memory_of(self, name: str) -> int:
+        """Return the bytes of memory that an agent may use; of one that is not there, or has not said so, more than anything needs."""
+        member = self.by_name.get(name)
+        return (0 if member is None else self.profile_of(member).memory_bytes) or (1 << 62)
+
     def profile_of(self, member: Member) -> NodeProfile:
         """Return what planning should know of an agent."""
         join = member.join

@@ -19,7 +19,7 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning, ToClient
 from bbgrap.control.coordinator_settings import Settings
-from bbgrap.control.eviction import make_room
+from bbgrap.control.eviction import Need, make_room
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
@@ -36,7 +36,7 @@ EARNED = 3
 """Requests after which further shapes of a model are planned. Chosen: shapes that come once are answered by the standby."""
 MAX_AHEAD = 32
 """Plans that are held until they are earned; the least recently asked one makes room. Chosen: each is a file of some megabytes."""
-NO_ROOM = f"nodes have as many variants loaded as they may, of plans used in the last {IN_USE_S:.0f} s; it is loaded when some are not"
+NO_ROOM = f"nodes have no room beside the variants of plans used in the last {IN_USE_S:.0f} s; it is loaded when some are not"
 ONE_NODE = Fault.PLAN, "planner: one node is the fastest for inputs half as large, so no plan is looked for"
 STANDBY_FIRST_S = 5.0
 """How long a plan that nobody waits for gives way to its standby, which answers sooner then: they want the same processors, disk and
@@ -300,10 +300,10 @@ class Planning:
         """Have agents load what a job has made, if they have room."""
         chosen = variants[:1] if job.spare_for else variants
         parts = [planned.artifacts.devices for planned in chosen]
-        coming = {name: sum(devices[device].takes_part for devices in parts) for device, name in enumerate(job.names)}
         # Where what it was to be like is gone, it was searched for.
         scaled = all(SCALED_FROM in planned.report for planned in chosen)
-        done = make_room(self.loading, coming, plan, now, scaled=scaled)
+        coming = {name: Need.of([devices[device] for devices in parts], scaled=scaled) for device, name in enumerate(job.names)}
+        done = make_room(self.loading, coming, plan, now)
         if done is None:
             return [ForgetPlan(job.number), *self.fail(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
         if not job.spare_for:

@@ -76,6 +76,17 @@ class Variant:
     """Its requests of clients that ended well."""
     went_on: int = 0
     """Those of them that went on from state that was there."""
+    packed: dict[str, dict[tuple[str, ...], int]] = field(init=False)
+    """By agent, the bytes of the weights of each segment that it compiles; agents compile equal ones once."""
+
+    def __post_init__(self) -> None:
+        """Note what agents pack of it."""
+        self.packed = {
+            name: {
+                (s.digest, *(r.digest for r in s.weights.values())): sum(r.type.nbytes for r in s.weights.values()) for s in part.segments
+            }
+            for name, part in self.parts.items()
+        }
 
     @property
     def epoch(self) -> int:

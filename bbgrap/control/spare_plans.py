@@ -35,7 +35,7 @@ class SparePlans:
         standby = plan.standby
         if standby is None or standby.variants or plan.job is not None or plan.timing is not None or plan.options is None:
             return []
-        if not self.standbys.lacks_room(standby) or not plan.serving:
+        if not self.standbys.lacks_room(standby, now) or not plan.serving:
             return []
         able = self.links.connected(self.members.alive())
         done: list[CoordinatorInstruction] = []

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from bbgrap.cluster.types import COORDINATOR
-from bbgrap.compiler.memory import WEIGHT_COPIES
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import CancelPlanning, CoordinatorInstruction, Log, StartStandby
-from bbgrap.control.eviction import make_room
+from bbgrap.control.eviction import Need, make_room, room_for
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import standby_key
-from bbgrap.control.plans import Job, ServedPlan
+from bbgrap.control.plans import IN_USE_S, Job, ServedPlan
 from bbgrap.control.stalls import is_behind_another, is_stuck
 from bbgrap.control.variants import LeastFinishTime
 from bbgrap.protocol.client_messages import Fault, ModelFile
@@ -93,36 +92,37 @@ class Standbys:
         if standby.outstanding and not standby.is_proven and any(not is_behind_another(variant, self.loading) for variant in there):
             # A second agent loads, and tries, what may never end once that has answered.
             return []
-        member = self._next_node(standby)
+        member = self._next_node(standby, now)
         if member is None:
             if standby.refused and not standby.variants and standby.refused.keys() >= self.members.by_name.keys():
                 standby.fails("", Fault.EXECUTION, next(iter(standby.refused.values())), now)
             return []
-        done = make_room(self.loading, {member.name: 1}, standby, now)
+        done = make_room(self.loading, {member.name: _need(standby)}, standby, now)
         if done is None:
             return []
         nodes = ((member.name, member.place),)
         self.loading.add(standby, standby.planned[0], nodes, standby.latest, "", now)
         return [*done, *self.loading.advance(standby, now)]
 
-    def lacks_room(self, standby: ServedPlan) -> bool:
+    def lacks_room(self, standby: ServedPlan, now: float) -> bool:
         """Whether no node has room for the model."""
-        return bool(standby.planned and self.members.by_name and not standby.variants and self._next_node(standby) is None)
+        return bool(standby.planned and self.members.by_name and not standby.variants and self._next_node(standby, now) is None)
 
-    def _next_node(self, standby: ServedPlan) -> Member | None:
-        """Return the best node that has room for one more copy; one that is at a segment for unusually long comes last."""
+    def _next_node(self, standby: ServedPlan, now: float) -> Member | None:
+        """Return the best node that has room for one more copy, or will have when others have gone.
+
+        One that is at a segment for unusually long comes last, and before it one where something goes that is in use.
+        """
         alive = [m for m in self.members.alive() if frozenset((m.name, COORDINATOR)) not in self.links.apart]
         taken = {name for variant in standby.variants for name in variant.parts if name not in variant.away}
         free = [member for member in alive if member.name not in taken and member.name not in standby.refused]
         if not free:
             return None
-        need = int(standby.planned[0].report.get("memory_bytes", 0))
         shares = dict(zip((m.name for m in alive), self.members.cluster(tuple(alive)).shares, strict=True))
-        able = [m for m in free if need + WEIGHT_COPIES * self.loading.loaded_bytes(m.name) <= self._memory(m)]
-        return max(able, key=lambda m: (not is_stuck(m, self.loading), shares[m.name]), default=None)
-
-    def _memory(self, member: Member) -> int:
-        return self.members.profile_of(member).memory_bytes or (1 << 62)
+        rooms = {member.name: room_for(self.loading, standby, member.name, _need(standby), now) for member in free}
+        in_use = {name for name, room in rooms.items() if any(now - variant.plan.asked <= IN_USE_S for variant in room.going)}
+        able = [member for member in free if rooms[member.name].is_enough]
+        return max(able, key=lambda m: (not is_stuck(m, self.loading), m.name not in in_use, shares[m.name]), default=None)
 
     def joined(self, member: Member) -> None:
         """Let a newcomer load what an agent of its name could not."""
@@ -156,3 +156,7 @@ class Standbys:
         standby.fails("", event.fault, event.reason, now)
         self.loading.touch(standby)
         return [Log(f"no standby for {standby.called}: {event.reason}", event="no plan", model=standby.model)]
+
+
+def _need(standby: ServedPlan) -> Need:
+    return Need(1, int(standby.planned[0].report.get("memory_bytes", 0)))

@@ -1,22 +1,80 @@
-"""Which variants go on agents that have as many as they may have."""
+"""Which variants go on agents that have as many as they may have, or no memory for more."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from bbgrap.cluster import NodeProfile
+from bbgrap.compiler.artifacts import WeightRef
+from bbgrap.control import coordinator_events as ce
 from bbgrap.control.eviction import MAX_LOADED
 from bbgrap.control.plans import IN_USE_S
+from bbgrap.graph.types import DType, TensorType
+from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
+from tests.bbgrap.control.tiny_plans import plan_of, standby_of
 from tests.bbgrap.control.wire import MODEL, joined_wire
 
+WEIGHT_BYTES = 300
+"""Of every model here; a plan has half of them on each of two nodes."""
 
-def prepare(wire, top, planner):
+
+def prepare(wire, top, planner="widest", wait=True):
     """Prepare the model with so many largest elements, which are a plan and a standby of their own; returns who serves."""
     options = PlanOptions(planner=planner, top=(("y", top),))
-    call = wire.call(lambda number: c.PrepareModel(number, MODEL, {"x": (2, 2)}, options))
+    call = wire.call(lambda number: c.PrepareModel(number, MODEL, {"x": (2, 2)}, options, wait=wait))
     wire.until_answered(call)
     answer = wire.answer(call)
     assert isinstance(answer, c.ModelPrepared)
     return answer
+
+
+def use(wire, top, planner="widest", wait=False):
+    """Run a request of a model; returns the agents that took part."""
+    key = prepare(wire, top, planner, wait).plan
+    call = wire.call(lambda number: c.RunModel(number, key, 30.0, (), ()))
+    wire.deliver_all()
+    (start,) = wire.started.values()
+    names = tuple(peer.name for peer in wire.parts[start.epoch])
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.RunResult)
+    return names
+
+
+def weighing(made, top, nbytes):
+    """Give every segment of what was made weights of its own, of so many bytes."""
+    variants = []
+    for place, planned in enumerate(made.variants):
+        weights, parts = {}, []
+        for device in planned.artifacts.devices:
+            segments = []
+            for segment in device.segments:
+                weight = np.full(nbytes, len(weights), np.uint8)
+                weight[:4] = top, place, nbytes % 251, len(planned.artifacts.devices)
+                ref = WeightRef(digest_of(weight), TensorType(DType.UINT8, weight.shape))
+                weights[ref.digest] = weight
+                segments.append(replace(segment, weights={"w": ref}))
+            parts.append(replace(device, segments=tuple(segments)))
+        report = planned.report | ({"memory_bytes": 2 * nbytes} if planned.name == "standby" else {})
+        variants.append(replace(planned, artifacts=replace(planned.artifacts, devices=tuple(parts), weights=weights), report=report))
+    return ce.Planned(made.job, tuple(variants))
+
+
+def wire_with_memory(nbytes):
+    """Two agents that may use so many bytes."""
+    wire = joined_wire("a", "b")
+    wire.standby = lambda job: weighing(standby_of(job), dict(job.top)["y"], WEIGHT_BYTES)
+    wire.plan = lambda job: weighing(plan_of(job), dict(job.options.top)["y"], WEIGHT_BYTES // 2)
+    for name in ("a", "b"):
+        wire.call(lambda number, name=name: c.SetProfile(number, NodeProfile(name, memory_bytes=nbytes)))
+    wire.settle()
+    return wire
+
+
+def packed(wire):
+    return max(wire.coordinator.loading.packed_bytes(name) for name in ("a", "b"))
 
 
 @pytest.mark.parametrize("planner", ["widest", "auto"])
@@ -30,3 +88,53 @@ def test_plans_in_use_stay_while_standbys_are_idle(planner, tops):
     for _ in range(4):
         wire.wait(1.0)
         assert {top: prepare(wire, top, planner).epoch for top in range(1, 1 + tops)} == first
+
+
+@pytest.mark.parametrize("models", [1, 3, 12])
+@pytest.mark.parametrize("planner", ["widest", "auto"])
+def test_models_that_nobody_uses_make_room_in_memory(models, planner):
+    memory = 4 * WEIGHT_BYTES
+    wire = wire_with_memory(memory)
+    for top in range(1, models + 1):
+        assert len(use(wire, top, planner)) == 1
+        prepare(wire, top, planner)
+        assert packed(wire) <= memory
+        wire.wait(1.5 * IN_USE_S)
+    served = prepare(wire, models, planner)
+    assert served.agents == ("a", "b")
+    (standby,) = (standby for standby in wire.coordinator.standbys.by_model.values() if dict(standby.top)["y"] == models)
+    assert {name for variant in standby.variants for name in variant.parts} == {"a", "b"}
+
+
+def test_models_in_use_stay_in_memory_and_others_are_divided():
+    wire = wire_with_memory(3 * WEIGHT_BYTES)
+    for _ in range(3):
+        for top in (1, 2, 3):
+            use(wire, top)
+            wire.wait(1.0)
+    standbys = {dict(s.top)["y"]: {name for v in s.variants for name in v.parts} for s in wire.coordinator.standbys.by_model.values()}
+    assert standbys[1], standbys
+    assert packed(wire) <= 3 * WEIGHT_BYTES
+
+
+def test_a_model_larger_than_any_node_takes_no_standby_away():
+    wire = wire_with_memory(4 * WEIGHT_BYTES)
+    use(wire, 1)
+    wire.wait(1.5 * IN_USE_S)
+    copies = {epoch for epoch, variant in wire.coordinator.loading.by_epoch.items() if variant.plan.is_standby}
+    wire.standby = lambda job: weighing(standby_of(job), dict(job.top)["y"], 10 * WEIGHT_BYTES)
+    wire.plan = lambda job: weighing(plan_of(job), dict(job.options.top)["y"], WEIGHT_BYTES)
+    assert use(wire, 2, wait=True) == ("a", "b")
+    assert copies < set(wire.coordinator.loading.by_epoch)
+
+
+def test_standbys_that_nobody_uses_do_not_take_turns():
+    wire = wire_with_memory(4 * WEIGHT_BYTES)
+    for top in range(1, 8):
+        use(wire, top)
+    wire.wait(3 * IN_USE_S)
+    before = set(wire.coordinator.loading.by_epoch)
+    wire.add_agent("c")
+    wire.wait(IN_USE_S)
+    assert before <= set(wire.coordinator.loading.by_epoch)
+    assert wire.epochs < 60

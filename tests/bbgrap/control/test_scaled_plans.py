@@ -200,7 +200,7 @@ def scaled(story):
 def test_a_scaled_plan_in_use_does_not_go_for_another(full):
     assert all(nodes in (A, B) for nodes in full.served((2, 7), EARNED + 1))
     assert scaled(full) == {(2, 3), (2, 5)}
-    assert "as many variants loaded as they may" in full.prepare((2, 7), wait=False)["why_not"]
+    assert "no room beside the variants" in full.prepare((2, 7), wait=False)["why_not"]
 
 
 def test_the_least_recently_used_of_too_many_scaled_plans_goes(full):
