@@ -370,7 +370,7 @@ def test_a_new_coordinator_adopts_what_the_agents_hold():
 def test_deployments_are_bounded_and_the_least_recently_used_one_goes():
     wire = ready_wire("a")
     (agent,) = wire.agents.values()
-    for width in range(3, 30):
+    for width in range(3, MAX_LOADED + 18):
         wire.now += 1
         wire.to_agent(agent, ae.AgentTick())
         wire.call(lambda n, width=width: c.PrepareModel(n, wire_model(wire), {"x": (width,)}, plan_options()))
