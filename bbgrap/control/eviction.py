@@ -21,7 +21,7 @@ MAX_SCALED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class Incoming:
     """What is to come to an agent: so many variants, and the bytes that they take at most while they are loaded."""
 
     variants: int
@@ -29,7 +29,7 @@ class Arrival:
     scaled: bool = False
 
     @classmethod
-    def of(cls, parts: Iterable[DeviceArtifacts], *, scaled: bool) -> Arrival:
+    def of(cls, parts: Iterable[DeviceArtifacts], *, scaled: bool) -> Incoming:
         """Return what parts of variants need: their weights, and the largest segment's once more, for they are copied."""
         taking = [part for part in parts if part.takes_part]
         segments = (sum(ref.type.nbytes for ref in segment.weights.values()) for part in taking for segment in part.segments)
@@ -46,34 +46,34 @@ class Room:
     """Whether there is room then."""
 
 
-def room_for(loading: Loading, newcomer: ServedPlan, name: str, arrival: Arrival, now: float, going: Iterable[Variant] = ()) -> Room:
+def room_for(loading: Loading, newcomer: ServedPlan, name: str, incoming: Incoming, now: float, going: Iterable[Variant] = ()) -> Room:
     """Find what is to go on an agent, besides what goes anyway: what serves nobody first, then what is not in use, then the oldest.
 
     For too little memory nothing goes; beyond the number of variants comes only what cannot wait.
     """
     leaving = _Leaving(loading, newcomer, name, now, going)
-    most = MAX_SCALED if arrival.scaled else MAX_LOADED
-    while len(alike := [v for v in leaving.staying() if v.is_scaled == arrival.scaled]) + arrival.variants > most:
+    most = MAX_SCALED if incoming.scaled else MAX_LOADED
+    while len(alike := [v for v in leaving.staying() if v.is_scaled == incoming.scaled]) + incoming.variants > most:
         if not leaving.lets_go_one(alike):
             if leaving.may_wait:
                 return Room((), is_enough=False)
             break
     counted = tuple(leaving.going)
-    memory = loading.members.memory_of(name) if arrival.memory_bytes else 0
-    while arrival.memory_bytes and loading.packed_bytes(name, leaving.lost) + arrival.memory_bytes > memory:
+    memory = loading.members.memory_of(name) if incoming.memory_bytes else 0
+    while incoming.memory_bytes and loading.packed_bytes(name, leaving.lost) + incoming.memory_bytes > memory:
         if not leaving.lets_go_one(leaving.staying()):
             return Room(counted, is_enough=False)
     return Room(tuple(leaving.going), is_enough=True)
 
 
-def make_room(loading: Loading, coming: Mapping[str, Arrival], newcomer: ServedPlan, now: float) -> list[CoordinatorInstruction] | None:
+def make_room(loading: Loading, coming: Mapping[str, Incoming], newcomer: ServedPlan, now: float) -> list[CoordinatorInstruction] | None:
     """Release what is to go on agents for what comes to each of them; nothing, and return None, if that is not enough.
 
     What nothing else answers for comes anyway, and what somebody waits for by name.
     """
     going: dict[int, Variant] = {}
-    for name, arrival in coming.items():
-        room = room_for(loading, newcomer, name, arrival, now, going.values())
+    for name, incoming in coming.items():
+        room = room_for(loading, newcomer, name, incoming, now, going.values())
         if not room.is_enough and _may_wait(newcomer, now):
             return None
         going |= {variant.epoch: variant for variant in room.going}

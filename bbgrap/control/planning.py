@@ -19,7 +19,7 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning, ToClient
 from bbgrap.control.coordinator_settings import Settings
-from bbgrap.control.eviction import Arrival, make_room
+from bbgrap.control.eviction import Incoming, make_room
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
@@ -302,7 +302,7 @@ class Planning:
         parts = [planned.artifacts.devices for planned in chosen]
         # Where what it was to be like is gone, it was searched for.
         scaled = all(SCALED_FROM in planned.report for planned in chosen)
-        coming = {name: Arrival.of([devices[device] for devices in parts], scaled=scaled) for device, name in enumerate(job.names)}
+        coming = {name: Incoming.of([devices[device] for devices in parts], scaled=scaled) for device, name in enumerate(job.names)}
         done = make_room(self.loading, coming, plan, now)
         if done is None:
             return [ForgetPlan(job.number), *self.fail(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]

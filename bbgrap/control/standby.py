@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import CancelPlanning, CoordinatorInstruction, Log, StartStandby
-from bbgrap.control.eviction import Arrival, make_room, room_for
+from bbgrap.control.eviction import Incoming, make_room, room_for
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
@@ -97,7 +97,7 @@ class Standbys:
             if standby.refused and not standby.variants and standby.refused.keys() >= self.members.by_name.keys():
                 standby.fails("", Fault.EXECUTION, next(iter(standby.refused.values())), now)
             return []
-        done = make_room(self.loading, {member.name: _arrival(standby)}, standby, now)
+        done = make_room(self.loading, {member.name: _incoming(standby)}, standby, now)
         if done is None:
             return []
         nodes = ((member.name, member.place),)
@@ -119,7 +119,7 @@ class Standbys:
         if not free:
             return None
         shares = dict(zip((m.name for m in alive), self.members.cluster(tuple(alive)).shares, strict=True))
-        rooms = {member.name: room_for(self.loading, standby, member.name, _arrival(standby), now) for member in free}
+        rooms = {member.name: room_for(self.loading, standby, member.name, _incoming(standby), now) for member in free}
         in_use = {name for name, room in rooms.items() if any(now - variant.plan.asked <= IN_USE_S for variant in room.going)}
         able = [member for member in free if rooms[member.name].is_enough]
         return max(able, key=lambda m: (not is_stuck(m, self.loading), m.name not in in_use, shares[m.name]), default=None)
@@ -158,5 +158,5 @@ class Standbys:
         return [Log(f"no standby for {standby.called}: {event.reason}", event="no plan", model=standby.model)]
 
 
-def _arrival(standby: ServedPlan) -> Arrival:
-    return Arrival(1, int(standby.planned[0].report.get("memory_bytes", 0)))
+def _incoming(standby: ServedPlan) -> Incoming:
+    return Incoming(1, int(standby.planned[0].report.get("memory_bytes", 0)))
