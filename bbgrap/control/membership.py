@@ -274,9 +274,16 @@ class Members:
         return known
 
     def memory_of(self, name: str) -> int:
-        """Return the bytes of memory that an agent may use; of one that is not there, or has not said so, more than anything needs."""
+        """Return the bytes of memory that an agent may fill: what was given for it, else its part of what the machine has.
+
+        Of one that is not there, or has not said, more than anything needs.
+        """
         member = self.by_name.get(name)
-        return (0 if member is None else self.profile_of(member).memory_bytes) or (1 << 62)
+        if member is None:
+            return 1 << 62
+        given = (profile.memory_bytes for profile in (self.overrides.get(name), member.join.profile) if profile is not None)
+        sharing = sum(other.machine == member.machine for other in self.by_name.values())
+        return next(filter(None, given), 0) or member.join.memory_bytes // sharing or 1 << 62
 
     def profile_of(self, member: Member) -> NodeProfile:
         """Return what planning should know of an agent."""

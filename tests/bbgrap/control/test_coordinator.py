@@ -141,6 +141,20 @@ def test_the_memory_that_an_agent_may_take_outlives_measuring():
     assert (members.profile_of(member).memory_bytes, members.profile_of(member).cores) == (5, 2)
 
 
+def test_agents_of_one_machine_share_its_memory_unless_told_otherwise():
+    members = Members(SETTINGS, SavedState())
+    for name, address in {"a": "tcp://10.0.0.2:5", "b": "tcp://10.0.0.2:6", "c": "tcp://10.0.0.3:5"}.items():
+        members.join(name.encode(), replace(introduction(name), data_address=address, memory_bytes=1000), 0.0)
+    assert [members.memory_of(name) for name in "abc"] == [500, 500, 1000]
+    members.overrides["a"] = NodeProfile("a", memory_bytes=700)
+    members.overrides["b"] = NodeProfile("b", cores=3)
+    members.measured["c"] = NodeProfile("c", memory_bytes=2000)
+    assert [members.memory_of(name) for name in "abc"] == [700, 500, 1000]
+    members.remove(members.by_name["a"], "Leave")
+    assert members.memory_of("b") == 1000
+    assert members.memory_of("a") > 1 << 60
+
+
 def test_links_that_nobody_gave_by_hand_are_local_if_all_are_on_one_machine():
     members = Members(SETTINGS, SavedState())
     for number, name in enumerate("ab"):
