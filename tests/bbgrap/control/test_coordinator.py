@@ -1,18 +1,14 @@
 """Stories of a coordinator, its agents and a client: events in, answers out, no socket and no clock."""
 
-from dataclasses import replace
-
 import pytest
 
-from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile, Speed
+from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.eviction import MAX_LOADED
-from bbgrap.control.membership import Members
 from bbgrap.control.request_recovery import MAX_LOSSES
-from bbgrap.control.saved_state import SavedState
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -118,51 +114,6 @@ def test_exact_instructions_of_a_loss():
     assert coordinator.handle(ce.FromPeer(b"1", m.Heartbeat()), 0.8) == [coordinator_instructions.ToAgent(b"1", m.Rejoin())]
     welcome, *_ = coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.9)
     assert welcome == coordinator_instructions.ToAgent(b"1", m.Welcome(3, 0.1, 0.6, (), 2))
-
-
-def test_agents_at_one_address_share_a_machine():
-    members = Members(SETTINGS, SavedState())
-    addresses = {"a": "tcp://head:5", "b": "tcp://10.0.0.2:5", "c": "tcp://10.0.0.2:6", "d": "tcp://10.0.0.3:5"}
-    for name, address in addresses.items():
-        members.join(name.encode(), replace(introduction(name), data_address=address), 0.0)
-    cluster = members.cluster(members.alive())
-    assert [cluster.machine(device) for device in range(5)] == [0, 1, 1, 3, 0]
-    members.overrides["b"] = NodeProfile("b", links=(LinkProfile("c", 1e6, 1e-3),))
-    assert [members.cluster(members.alive()).machine(device) for device in range(3)] == [0, 1, 2], (
-        "whoever says what a link is knows better"
-    )
-
-
-def test_the_memory_that_an_agent_may_take_outlives_measuring():
-    members = Members(SETTINGS, SavedState())
-    members.join(b"a", replace(introduction("a"), profile=NodeProfile("a", memory_bytes=5)), 0.0)
-    members.measured["a"] = NodeProfile("a", cores=2, memory_bytes=1000)
-    (member,) = members.alive()
-    assert (members.profile_of(member).memory_bytes, members.profile_of(member).cores) == (5, 2)
-
-
-def test_agents_of_one_machine_share_its_memory_unless_told_otherwise():
-    members = Members(SETTINGS, SavedState())
-    for name, address in {"a": "tcp://10.0.0.2:5", "b": "tcp://10.0.0.2:6", "c": "tcp://10.0.0.3:5"}.items():
-        members.join(name.encode(), replace(introduction(name), data_address=address, memory_bytes=1000), 0.0)
-    assert [members.memory_of(name) for name in "abc"] == [500, 500, 1000]
-    members.overrides["a"] = NodeProfile("a", memory_bytes=700)
-    members.overrides["b"] = NodeProfile("b", cores=3)
-    members.measured["c"] = NodeProfile("c", memory_bytes=2000)
-    assert [members.memory_of(name) for name in "abc"] == [700, 500, 1000]
-    members.remove(members.by_name["a"], "Leave")
-    assert members.memory_of("b") == 1000
-    assert members.memory_of("a") > 1 << 60
-
-
-def test_links_that_nobody_gave_by_hand_are_local_if_all_are_on_one_machine():
-    members = Members(SETTINGS, SavedState())
-    for number, name in enumerate("ab"):
-        members.join(name.encode(), replace(introduction(name), data_address=f"tcp://head:{5 + number}"), 0.0)
-    members.overrides["b"] = NodeProfile("b", links=(LinkProfile(COORDINATOR, 1e6, 2e-3),))
-    cluster = members.cluster(members.alive())
-    assert cluster.link(0, 1) == LOCAL
-    assert cluster.link(1, cluster.host) == Link(1e6, 1e-3)
 
 
 def test_refusals_are_readable():

@@ -1,0 +1,56 @@
+"""What is known of the agents that are there."""
+
+from dataclasses import replace
+
+from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile
+from bbgrap.control.coordinator_settings import Settings
+from bbgrap.control.membership import Members
+from bbgrap.control.saved_state import SavedState
+from tests.bbgrap.control.wire import introduction
+
+SETTINGS = Settings("0.1.0", "tcp://head:1")
+
+
+def test_agents_at_one_address_share_a_machine():
+    members = Members(SETTINGS, SavedState())
+    addresses = {"a": "tcp://head:5", "b": "tcp://10.0.0.2:5", "c": "tcp://10.0.0.2:6", "d": "tcp://10.0.0.3:5"}
+    for name, address in addresses.items():
+        members.join(name.encode(), replace(introduction(name), data_address=address), 0.0)
+    cluster = members.cluster(members.alive())
+    assert [cluster.machine(device) for device in range(5)] == [0, 1, 1, 3, 0]
+    members.overrides["b"] = NodeProfile("b", links=(LinkProfile("c", 1e6, 1e-3),))
+    assert [members.cluster(members.alive()).machine(device) for device in range(3)] == [0, 1, 2], (
+        "whoever says what a link is knows better"
+    )
+
+
+def test_the_memory_that_an_agent_may_take_outlives_measuring():
+    members = Members(SETTINGS, SavedState())
+    members.join(b"a", replace(introduction("a"), profile=NodeProfile("a", memory_bytes=5)), 0.0)
+    members.measured["a"] = NodeProfile("a", cores=2, memory_bytes=1000)
+    (member,) = members.alive()
+    assert (members.profile_of(member).memory_bytes, members.profile_of(member).cores) == (5, 2)
+
+
+def test_agents_of_one_machine_share_its_memory_unless_told_otherwise():
+    members = Members(SETTINGS, SavedState())
+    for name, address in {"a": "tcp://10.0.0.2:5", "b": "tcp://10.0.0.2:6", "c": "tcp://10.0.0.3:5"}.items():
+        members.join(name.encode(), replace(introduction(name), data_address=address, memory_bytes=1000), 0.0)
+    assert [members.memory_of(name) for name in "abc"] == [500, 500, 1000]
+    members.overrides["a"] = NodeProfile("a", memory_bytes=700)
+    members.overrides["b"] = NodeProfile("b", cores=3)
+    members.measured["c"] = NodeProfile("c", memory_bytes=2000)
+    assert [members.memory_of(name) for name in "abc"] == [700, 500, 1000]
+    members.remove(members.by_name["a"], "Leave")
+    assert members.memory_of("b") == 1000
+    assert members.memory_of("a") > 1 << 60
+
+
+def test_links_that_nobody_gave_by_hand_are_local_if_all_are_on_one_machine():
+    members = Members(SETTINGS, SavedState())
+    for number, name in enumerate("ab"):
+        members.join(name.encode(), replace(introduction(name), data_address=f"tcp://head:{5 + number}"), 0.0)
+    members.overrides["b"] = NodeProfile("b", links=(LinkProfile(COORDINATOR, 1e6, 2e-3),))
+    cluster = members.cluster(members.alive())
+    assert cluster.link(0, 1) == LOCAL
+    assert cluster.link(1, cluster.host) == Link(1e6, 1e-3)
