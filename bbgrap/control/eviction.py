@@ -105,7 +105,7 @@ class _Leaving:
         if self.may_wait:
             idle = [variant for variant in idle if _is_asked(self._newcomer, self._now) and not self._is_in_use(variant)]
         if idle:
-            least = min(idle, key=lambda v: (v in v.plan.serving, _is_asked(v.plan, self._now), v.plan.is_standby, v.plan.asked, v.used))
+            least = min(idle, key=lambda v: (not _is_spent(v), _is_asked(v.plan, self._now), v.plan.is_standby, v.plan.asked, v.used))
             self.lost.add(least.epoch)
             self.going.append(least)
         return bool(idle)
@@ -130,6 +130,12 @@ class _Leaving:
         # The newest job's last one would only be planned anew, for the place of another.
         others = any(other is not variant and other.epoch not in self.lost and other.world == variant.world for other in plan.variants)
         return variant in plan.serving or (variant.job == plan.latest and (plan.timed != plan.latest or not others))
+
+
+def _is_spent(variant: Variant) -> bool:
+    """Whether it serves nobody, and will not: another one is faster, or it is of an older job."""
+    plan = variant.plan
+    return variant not in plan.serving and (variant.job != plan.latest or plan.timed == plan.latest)
 
 
 def _is_asked(plan: ServedPlan, now: float) -> bool:

@@ -75,6 +75,10 @@ class Loading:
         """Return the variants that an agent has a part in."""
         return [variant for variant in self.by_epoch.values() if name in variant.parts]
 
+    def to_load(self, name: str) -> int:
+        """Return how many variants an agent has still to load: after it was started anew, all of them."""
+        return sum(name in v.pending or name in v.away or v.tracker.state == "waiting" for v in self.of_member(name))
+
     def loaded_bytes(self, name: str, *, standbys: bool = False) -> int:
         """Return the bytes of the weights that an agent has been told to load: all, or those of standbys; equal ones count once."""
         sizes: dict[str, int] = {}

@@ -27,6 +27,8 @@ COPIES = 2
 """Nodes that have a model whole. Chosen: one may be lost, and the other answers."""
 MAX_STANDBYS = 32
 """Models that have a standby loaded; the least recently asked one makes room."""
+MUCH_TO_LOAD = 3
+"""Variants that others do not wait behind. Chosen: those of a plan, which is loaded beside."""
 
 
 class Standbys:
@@ -111,7 +113,7 @@ class Standbys:
     def _next_node(self, standby: ServedPlan, now: float) -> Member | None:
         """Return the best node that has room for one more copy, or will have when others have gone.
 
-        One that is at a segment for unusually long comes last, and before it one where something goes that is in use.
+        Last come those at a segment for unusually long, before them those where something in use goes, or that have much to load.
         """
         alive = [m for m in self.members.alive() if frozenset((m.name, COORDINATOR)) not in self.links.apart]
         taken = {name for variant in standby.variants for name in variant.parts if name not in variant.away}
@@ -122,7 +124,12 @@ class Standbys:
         rooms = {member.name: room_for(self.loading, standby, member.name, _incoming(standby), now) for member in free}
         in_use = {name for name, room in rooms.items() if any(now - variant.plan.asked <= IN_USE_S for variant in room.going)}
         able = [member for member in free if rooms[member.name].is_enough]
-        return max(able, key=lambda m: (not is_stuck(m, self.loading), m.name not in in_use, shares[m.name]), default=None)
+
+        def merits(member: Member) -> tuple[bool, bool, bool, float]:
+            is_idle = self.loading.to_load(member.name) <= MUCH_TO_LOAD
+            return not is_stuck(member, self.loading), member.name not in in_use, is_idle, shares[member.name]
+
+        return max(able, key=merits, default=None)
 
     def joined(self, member: Member) -> None:
         """Let a newcomer load what an agent of its name could not."""

@@ -7,8 +7,10 @@ import pytest
 
 from bbgrap.cluster import NodeProfile
 from bbgrap.compiler.artifacts import WeightRef
+from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.eviction import MAX_LOADED
+from bbgrap.control.planning import standby_key
 from bbgrap.control.plans import IN_USE_S
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
@@ -138,3 +140,30 @@ def test_standbys_that_nobody_uses_do_not_take_turns():
     wire.wait(IN_USE_S)
     assert before <= set(wire.coordinator.loading.by_epoch)
     assert wire.epochs < 60
+
+
+def test_what_serves_nobody_goes_first():
+    wire = joined_wire("a", "b")
+    for top in range(1, 9):
+        prepare(wire, top, "auto")
+    loading = wire.coordinator.loading
+    assert len(loading.of_member("a")) == 8 * 3, "a standby, the plan, the best node"
+    for top in range(9, 1 + MAX_LOADED // 2):
+        prepare(wire, top, "auto")
+    plans = [plan for plan in wire.coordinator.planning.plans.values() if plan.variants]
+    assert len(loading.of_member("a")) <= MAX_LOADED
+    assert len(plans) == MAX_LOADED // 2, "of every plan what serves is there"
+    assert all(plan.serving for plan in plans)
+
+
+@pytest.mark.parametrize(("models", "place"), [(1, "a"), (6, "b")])
+def test_a_new_model_does_not_wait_behind_those_that_a_new_worker_loads_again(models, place):
+    wire = joined_wire("a", "b")
+    for top in range(1, 1 + models):
+        use(wire, top)
+    wire.to_agent(wire.agent("a"), ae.WorkerDied("it was ended", 0, 0, 0, guilty=False))
+    wire.deliver_all()
+    wire.call(lambda number: c.PrepareModel(number, MODEL, {"x": (2, 2)}, PlanOptions("auto", top=(("y", 10),)), wait=False))
+    wire.deliver_all()
+    first, *_ = wire.coordinator.standbys.by_model[standby_key(MODEL, (), (("y", 10),))].variants
+    assert list(first.parts) == [place]
