@@ -14,8 +14,11 @@ from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
 from bbgrap.control.loading import Loading
 from bbgrap.control.plans import IN_USE_S, ServedPlan, Variant
 
-MAX_LOADED = 32
-"""Variants and copies of standbys that an agent has loaded at once, besides those that were scaled. Memory may end before it."""
+MAX_LOADED = 12
+"""Variants and copies of standbys that an agent has loaded at once, besides those that were scaled; memory may end before it.
+
+With 32, a campaign of faults lost more requests: a worker that is started anew loads all of them again, one after the other.
+"""
 MAX_SCALED = 256
 """Scaled variants that an agent has loaded at once: they share nearly all with others."""
 
