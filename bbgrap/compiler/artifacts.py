@@ -41,6 +41,11 @@ class SegmentModel:
     weights: Mapping[str, WeightRef]
     whole: bool = False
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights, as kernels pack them."""
+        return sum(ref.type.nbytes for ref in self.weights.values())
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceArtifacts:
@@ -62,6 +67,11 @@ class DeviceArtifacts:
     def weight_bytes(self) -> int:
         """Bytes of the distinct weight slices this device holds."""
         return sum({ref.digest: ref.type.nbytes for s in self.segments for ref in s.weights.values()}.values())
+
+    @property
+    def loading_bytes(self) -> int:
+        """Bytes of its weights, and of those of the largest segment once more: they are copied while it is loaded."""
+        return self.weight_bytes + max((segment.weight_bytes for segment in self.segments), default=0)
 
 
 @dataclass(frozen=True)

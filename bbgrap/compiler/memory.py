@@ -61,11 +61,7 @@ def needed_bytes(program: Program, artifacts: Artifacts) -> tuple[int, ...]:
     With state, that of one sequence is kept beside that of its request that runs.
     """
     return tuple(
-        shipped.weight_bytes
-        + max((sum(ref.type.nbytes for ref in segment.weights.values()) for segment in shipped.segments), default=0)
-        + peak_bytes(shipped.schedule)
-        + state_bytes(shipped.schedule)
-        + 2 * largest_layer_bytes(program, device)
+        shipped.loading_bytes + peak_bytes(shipped.schedule) + state_bytes(shipped.schedule) + 2 * largest_layer_bytes(program, device)
         for shipped, device in zip(artifacts.devices, program.devices, strict=False)
     )
 

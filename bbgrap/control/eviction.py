@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bbgrap.compiler.artifacts import DeviceArtifacts
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
 from bbgrap.control.loading import Loading
-from bbgrap.control.plans import IN_USE_S, ServedPlan, Variant
+from bbgrap.control.plans import ServedPlan, Variant
 
 MAX_LOADED = 12
 """Variants and copies of standbys that an agent has loaded at once, besides those that were scaled; memory may end before it.
@@ -33,11 +33,9 @@ class Incoming:
 
     @classmethod
     def of(cls, parts: Iterable[DeviceArtifacts], *, scaled: bool) -> Incoming:
-        """Return what parts of variants need: their weights, and the largest segment's once more, for they are copied."""
+        """Return what parts of variants need at most; scaled ones share what others have."""
         taking = [part for part in parts if part.takes_part]
-        segments = (sum(ref.type.nbytes for ref in segment.weights.values()) for part in taking for segment in part.segments)
-        needed = 0 if scaled else sum(part.weight_bytes for part in taking) + max(segments, default=0)
-        return cls(len(taking), needed, scaled)
+        return cls(len(taking), 0 if scaled else sum(part.loading_bytes for part in taking), scaled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ def room_for(loading: Loading, newcomer: ServedPlan, name: str, incoming: Incomi
                 return Room((), is_enough=False)
             break
     counted = tuple(leaving.going)
-    memory = loading.members.memory_of(name) if incoming.memory_bytes else 0
+    memory = loading.members.memory_of(name)
     while incoming.memory_bytes and loading.packed_bytes(name, leaving.lost) + incoming.memory_bytes > memory:
         if not leaving.lets_go_one(leaving.staying()):
             return Room(counted, is_enough=False)
@@ -106,9 +104,9 @@ class _Leaving:
         """Whether one of these can go; then it does."""
         idle = [v for v in variants if not v.queue.running and v.tracker.state != "loading" and not self._is_needed(v)]
         if self.may_wait:
-            idle = [variant for variant in idle if _is_asked(self._newcomer, self._now) and not self._is_in_use(variant)]
+            idle = [variant for variant in idle if self._newcomer.is_used(self._now) and not self._is_in_use(variant)]
         if idle:
-            least = min(idle, key=lambda v: (not _is_spent(v), _is_asked(v.plan, self._now), v.plan.is_standby, v.plan.asked, v.used))
+            least = min(idle, key=lambda v: (v in v.plan.serving, v.plan.is_used(self._now), v.plan.is_standby, v.plan.asked, v.used))
             self.lost.add(least.epoch)
             self.going.append(least)
         return bool(idle)
@@ -117,7 +115,7 @@ class _Leaving:
         """Whether somebody waits for a variant, or may for what is the last copy of a standby in use."""
         plan = variant.plan
         if plan.is_standby:
-            return _is_asked(plan, self._now) and not self._has_another(variant)
+            return plan.is_used(self._now) and not self._has_another(variant)
         return plan.is_wanted and (variant.job == plan.latest or variant in plan.serving)
 
     def _has_another(self, copy: Variant) -> bool:
@@ -127,26 +125,17 @@ class _Leaving:
         """Whether a variant stays although another plan, or a further copy of a standby, would need its place."""
         plan = variant.plan
         if self._newcomer.is_standby:
-            return _is_asked(plan, self._now) or (plan.is_standby and not self._has_another(variant))
-        if plan.is_standby or not _is_asked(plan, self._now):
+            return plan.is_used(self._now) or (plan.is_standby and not self._has_another(variant))
+        if plan.is_standby or not plan.is_used(self._now):
             return False
         # The newest job's last one would only be planned anew, for the place of another.
         others = any(other is not variant and other.epoch not in self.lost and other.world == variant.world for other in plan.variants)
         return variant in plan.serving or (variant.job == plan.latest and (plan.timed != plan.latest or not others))
 
 
-def _is_spent(variant: Variant) -> bool:
-    """Whether it serves nobody, and will not: another one is faster, or it is of an older job."""
-    plan = variant.plan
-    return variant not in plan.serving and (variant.job != plan.latest or plan.timed == plan.latest)
-
-
-def _is_asked(plan: ServedPlan, now: float) -> bool:
-    return now - plan.asked <= IN_USE_S
-
-
 def _may_wait(newcomer: ServedPlan, now: float) -> bool:
     """Whether something answers for what comes, or nobody asks for it."""
-    if newcomer.callers or newcomer.outstanding:
+    if newcomer.callers:
         return False
-    return bool(newcomer.serving or (newcomer.helper is not None and newcomer.helper.open_variants)) or not _is_asked(newcomer, now)
+    answered = newcomer.serving or (newcomer.helper is not None and newcomer.helper.open_variants)
+    return bool(answered) or not (newcomer.is_used(now) or newcomer.outstanding)

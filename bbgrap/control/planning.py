@@ -234,7 +234,7 @@ class Planning:
     def _is_earned(self, plan: ServedPlan, now: float) -> bool:
         if plan.callers:
             return True
-        if now - plan.asked > IN_USE_S or not plan.requests:
+        if not plan.is_used(now) or not plan.requests:
             return False
         standby = plan.helper
         if standby is None or standby.failed or standby.quarantine or (standby.planned and not standby.variants):
@@ -243,7 +243,7 @@ class Planning:
 
     def _is_nearly_earned(self, plan: ServedPlan, now: float) -> bool:
         """Whether a plan is earned with the next request, and nothing is held for that."""
-        return plan.ahead is None and plan.requests == EARNED - 1 and now - plan.asked <= IN_USE_S
+        return plan.ahead is None and plan.requests == EARNED - 1 and plan.is_used(now)
 
     @property
     def _is_planning(self) -> bool:

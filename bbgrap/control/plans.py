@@ -82,9 +82,7 @@ class Variant:
     def __post_init__(self) -> None:
         """Note what agents pack of it."""
         self.packed = {
-            name: {
-                (s.digest, *(r.digest for r in s.weights.values())): sum(r.type.nbytes for r in s.weights.values()) for s in part.segments
-            }
+            name: {(s.digest, *(r.digest for r in s.weights.values())): s.weight_bytes for s in part.segments}
             for name, part in self.parts.items()
         }
 
@@ -294,6 +292,10 @@ class ServedPlan:
         ready = [variant.job for variant in self.variants if variant.takes_requests]
         if ready and self.latest not in ready and not self.serving and not self.is_arriving:
             self.latest = max(ready)
+
+    def is_used(self, now: float) -> bool:
+        """Whether it was asked for lately."""
+        return now - self.asked <= IN_USE_S
 
     def is_asked(self, now: float) -> None:
         """Note that it is asked for, and its model with it."""

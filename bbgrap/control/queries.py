@@ -23,7 +23,7 @@ from bbgrap.control.coordinator_instructions import (
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import IN_USE_S, Caller, ServedPlan
+from bbgrap.control.plans import Caller, ServedPlan
 from bbgrap.control.status import StatusReader
 from bbgrap.protocol import inspection
 from bbgrap.protocol.client_messages import Failed, Fault, ListNodes, Nodes, Profiles, SetProfile
@@ -183,7 +183,7 @@ class Queries:
         return replace(found, ahead_s=(heard[0] - heard[1]) - (own[0] - own[1]))
 
     def _models(self, now: float) -> Iterable[RequestedPlan]:
-        lately = sorted((p for p in self.planning.plans.values() if now - p.asked <= IN_USE_S), key=lambda plan: -plan.asked)
+        lately = sorted((p for p in self.planning.plans.values() if p.is_used(now)), key=lambda plan: -plan.asked)
         return map(_served, lately[:MAX_MODELS])
 
 

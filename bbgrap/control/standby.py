@@ -18,7 +18,7 @@ from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import standby_key
-from bbgrap.control.plans import IN_USE_S, Job, ServedPlan
+from bbgrap.control.plans import Job, ServedPlan
 from bbgrap.control.stalls import is_behind_another, is_stuck
 from bbgrap.control.variants import LeastFinishTime
 from bbgrap.protocol.client_messages import Fault, ModelFile
@@ -122,7 +122,7 @@ class Standbys:
             return None
         shares = dict(zip((m.name for m in alive), self.members.cluster(tuple(alive)).shares, strict=True))
         rooms = {member.name: room_for(self.loading, standby, member.name, _incoming(standby), now) for member in free}
-        in_use = {name for name, room in rooms.items() if any(now - variant.plan.asked <= IN_USE_S for variant in room.going)}
+        in_use = {name for name, room in rooms.items() if any(variant.plan.is_used(now) for variant in room.going)}
         able = [member for member in free if rooms[member.name].is_enough]
 
         def merits(member: Member) -> tuple[bool, bool, bool, float]:

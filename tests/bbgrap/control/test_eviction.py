@@ -108,14 +108,16 @@ def test_models_that_nobody_uses_make_room_in_memory(models, planner):
     assert {name for variant in standby.variants for name in variant.parts} == {"a", "b"}
 
 
-def test_models_in_use_stay_in_memory_and_others_are_divided():
+def test_models_in_use_do_not_take_turns_in_memory():
     wire = wire_with_memory(3 * WEIGHT_BYTES)
-    for _ in range(3):
+    seen = []
+    for _ in range(4):
         for top in (1, 2, 3):
-            use(wire, top)
+            assert use(wire, top)
             wire.wait(1.0)
-    standbys = {dict(s.top)["y"]: {name for v in s.variants for name in v.parts} for s in wire.coordinator.standbys.by_model.values()}
-    assert standbys[1], standbys
+        seen.append({epoch for epoch, variant in wire.coordinator.loading.by_epoch.items() if variant.plan.is_standby})
+    assert seen[1] == seen[2] == seen[3]
+    assert all(standby.variants for standby in wire.coordinator.standbys.by_model.values())
     assert packed(wire) <= 3 * WEIGHT_BYTES
 
 
@@ -139,7 +141,6 @@ def test_standbys_that_nobody_uses_do_not_take_turns():
     wire.add_agent("c")
     wire.wait(IN_USE_S)
     assert before <= set(wire.coordinator.loading.by_epoch)
-    assert wire.epochs < 60
 
 
 def test_what_serves_nobody_goes_first():
